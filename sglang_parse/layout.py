@@ -1,0 +1,109 @@
+"""The rows of one verification pass: which token sits where, at which position, and whose it is.
+
+Per request the pass appends ``num_rows`` rows to a context of ``prefix_len`` tokens that are
+already in the KV cache:
+
+    rows [0, num_draft_rows)                   the draft, causal among itself
+    rows [question_starts[k], ... + len_k)     question k, k = 0 .. K-1
+
+Columns of the attention matrix: [0, prefix_len) context, then one per row in the same order.
+In a server the first draft row is the last committed token, whose KV is not written yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLayout:
+    """One request's rows. Lengths are counts of tokens.
+
+    Attributes:
+        prefix_len: context tokens whose KV is already written.
+        num_draft_rows: causal rows.
+        cuts: per question, how many draft rows it may see; ascending is not required.
+        question_lens: per question, its number of tokens (>= 1).
+    """
+
+    prefix_len: int
+    num_draft_rows: int
+    cuts: tuple[int, ...] = ()
+    question_lens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.cuts) != len(self.question_lens):
+            raise ValueError(f"{len(self.cuts)} cuts for {len(self.question_lens)} questions")
+        if self.prefix_len < 0 or self.num_draft_rows < 1:
+            raise ValueError(
+                f"prefix_len {self.prefix_len} (>= 0) and num_draft_rows "
+                f"{self.num_draft_rows} (>= 1) are out of range"
+            )
+        if any(not 0 <= cut <= self.num_draft_rows for cut in self.cuts):
+            raise ValueError(f"cuts {self.cuts} outside 0..{self.num_draft_rows}")
+        if any(length < 1 for length in self.question_lens):
+            raise ValueError(f"empty question in {self.question_lens}")
+
+    @property
+    def num_questions(self) -> int:
+        return len(self.cuts)
+
+    @property
+    def question_starts(self) -> tuple[int, ...]:
+        """First row of each question."""
+        return tuple(accumulate(self.question_lens, initial=self.num_draft_rows))[:-1]
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_draft_rows + sum(self.question_lens)
+
+    @property
+    def kv_len(self) -> int:
+        """Columns of this request's part of the mask."""
+        return self.prefix_len + self.num_rows
+
+    @property
+    def verdict_rows(self) -> tuple[int, ...]:
+        """Last row of each question: its logits hold the verdict."""
+        return tuple(
+            start + length - 1
+            for start, length in zip(self.question_starts, self.question_lens, strict=True)
+        )
+
+    def positions(self) -> list[int]:
+        """[num_rows] position of every row: a question's follow its cut, as if it stood alone."""
+        positions = list(range(self.prefix_len, self.prefix_len + self.num_draft_rows))
+        for cut, length in zip(self.cuts, self.question_lens, strict=True):
+            start = self.prefix_len + cut
+            positions.extend(range(start, start + length))
+        return positions
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyLayout:
+    """The rows of a whole pass: the requests' rows, concatenated in order."""
+
+    requests: tuple[RequestLayout, ...]
+
+    @classmethod
+    def of(cls, requests: Sequence[RequestLayout]) -> VerifyLayout:
+        return cls(tuple(requests))
+
+    @property
+    def qo_indptr(self) -> list[int]:
+        """[len(requests) + 1] CSR offsets of the requests' rows."""
+        return list(accumulate((r.num_rows for r in self.requests), initial=0))
+
+    @property
+    def num_rows(self) -> int:
+        return sum(r.num_rows for r in self.requests)
+
+    @property
+    def mask_size(self) -> int:
+        """Entries of the flat mask."""
+        return sum(r.num_rows * r.kv_len for r in self.requests)
+
+    def positions(self) -> list[int]:
+        return [position for request in self.requests for position in request.positions()]

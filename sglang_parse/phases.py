@@ -1,0 +1,106 @@
+"""The state machine of one request, and who does what in this iteration. No tensors.
+
+    DRAFTING    the draft model writes; ends when the answer does or the round's budget is spent
+    VERIFYING   one target pass judges the draft; its cut decides what is next
+    CONTINUING  the target writes on after a cut; DRAFTING resumes when its segment is done
+    PLAIN       plain target decoding from prefill to end: what PARSE cannot serve faithfully
+
+``committed`` always means SGLang's ``kv_committed_len``: tokens whose KV is final. The last
+output token (the anchor) has no KV yet; it is the first row of whatever runs next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Phase(Enum):
+    DRAFTING = "drafting"
+    VERIFYING = "verifying"
+    CONTINUING = "continuing"
+    PLAIN = "plain"
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the draft model wrote since the last committed token.
+
+    Attributes:
+        token_ids: draft tokens.
+        finished: the draft model ended the answer (its last token is a stop token).
+        prefix_ends, question_ids: what the verification pass will judge; filled by
+            ``verify.plan_questions`` when drafting is over, empty in token mode.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    finished: bool = False
+    prefix_ends: list[int] = field(default_factory=list)
+    question_ids: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def num_question_rows(self) -> int:
+        return sum(map(len, self.question_ids))
+
+
+@dataclass(slots=True)
+class RequestState:
+    """PARSE's side of one request; kept on the ``Req`` it belongs to.
+
+    Attributes:
+        phase: what the request does in the next iteration.
+        threshold: smallest verdict that accepts, for this request.
+        keep_trace: collect one record per round.
+        plain_reason: why the request is served plainly; "" under PARSE.
+        draft: the draft under way.
+        draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
+        segment_start: output length at the last cut; a continuation is done when the segment
+            that starts there is.
+        stats: the counters that go to ``meta_info``.
+        trace: one record per round, see the README.
+    """
+
+    phase: Phase
+    threshold: float
+    keep_trace: bool = False
+    plain_reason: str = ""
+    draft: Draft = field(default_factory=Draft)
+    draft_kv_len: int = 0
+    segment_start: int = 0
+    stats: Stats = field(default_factory=lambda: Stats())
+    trace: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.plain_reason)
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of one request. ``_ms`` are the request's share of each stage's wall time."""
+
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    target_tokens: int = 0
+    draft_ms: float = 0.0
+    verification_ms: float = 0.0
+    continuation_ms: float = 0.0
+    prefill_ms: float = 0.0
+
+
+def tail_len(state: RequestState, burst_tokens: int, draft_budget: int) -> int:
+    """KV slots the request needs behind ``committed`` in the next iteration.
+
+    Args:
+        state: the request's state; a pure function of it, because SGLang asks twice (once for
+            the capacity check, once to allocate) and the answers must agree.
+        burst_tokens: draft steps per iteration.
+        draft_budget: draft tokens this request may still hold in this round (>= 1).
+    """
+    if state.phase is Phase.DRAFTING:
+        return min(len(state.draft.token_ids) + burst_tokens, draft_budget)
+    if state.phase is Phase.VERIFYING:
+        return 1 + len(state.draft.token_ids) + state.draft.num_question_rows
+    return 1

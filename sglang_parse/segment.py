@@ -1,0 +1,112 @@
+"""Cut a draft into segments at its natural ends: lines, sentences, or every N tokens.
+
+Pure: works on the decoded text of single tokens, so that cuts always fall between tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_KINDS = ("line", "sentence", "tokens")
+_SENTENCE_END = re.compile(r"[.!?。!?][\"')\]]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRule:
+    """Where a segment may end. ``num_tokens`` is set for kind ``tokens`` only."""
+
+    kind: str
+    num_tokens: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> SegmentRule:
+        """Read ``line``, ``sentence`` or ``tokens:N`` (N >= 1).
+
+        Raises:
+            ValueError: the text is none of these.
+        """
+        if text in ("line", "sentence"):
+            return cls(text)
+        match = re.fullmatch(r"tokens:([1-9][0-9]*)", text)
+        if match:
+            return cls("tokens", int(match[1]))
+        raise ValueError(f"expected 'line', 'sentence' or 'tokens:N' with N >= 1, got {text!r}")
+
+    def __str__(self) -> str:
+        return f"tokens:{self.num_tokens}" if self.kind == "tokens" else self.kind
+
+
+def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
+    """Offsets after which a segment ends, ascending, each in ``1..len(pieces)``.
+
+    Args:
+        pieces: decoded text of each token, in order.
+        rule: where segments end. Blank text that follows an end belongs to the segment before
+            it, so that a paragraph break is one cut and not two.
+
+    The last offset is not ``len(pieces)`` unless the text ends there by the rule: what follows
+    the last end is an unfinished segment, and the caller decides what to do with it.
+    """
+    if rule.kind == "tokens":
+        return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
+    closes = _closes_line if rule.kind == "line" else _closes_sentence
+    ends: list[int] = []
+    for index, piece in enumerate(pieces):
+        following = pieces[index + 1] if index + 1 < len(pieces) else None
+        if closes(piece, following):
+            ends.append(index + 1)
+        elif not piece.strip() and "\n" in piece and ends and ends[-1] == index:
+            ends[-1] = index + 1
+    return ends
+
+
+def _closes_line(piece: str, following: str | None) -> bool:
+    if "\n" not in piece or piece.rstrip(" \t")[-1:] != "\n":
+        return False
+    return following is None or bool(following.strip()) or "\n" not in following
+
+
+def _closes_sentence(piece: str, following: str | None) -> bool:
+    if _closes_line(piece, following):
+        return True
+    if not _SENTENCE_END.search(piece.rstrip()):
+        return False
+    # "3." may be the start of "3.14": a sentence ends only before white space. A mark at the
+    # very end of the text is undecided, unless the piece brings its own white space.
+    if piece != piece.rstrip():
+        return True
+    return following is not None and following[:1].isspace() and "\n" not in following
+
+
+def prefix_ends(
+    pieces: Sequence[str], rule: SegmentRule, *, finished: bool, max_prefixes: int
+) -> list[int]:
+    """The prefixes of a draft that one verification pass judges.
+
+    Args:
+        pieces: decoded text of each draft token.
+        rule: where segments end.
+        finished: the draft model ended its answer, so the last offset is a natural end.
+        max_prefixes: at most this many prefixes; more segments are merged into even groups.
+
+    Returns:
+        Ascending offsets into the draft. The end of a finished draft is always one of them. An
+        unfinished last segment is left out (a verdict on half a line is worth little), unless
+        it is all there is.
+    """
+    if not pieces:
+        return []
+    ends = segment_ends(pieces, rule)
+    if (finished or not ends) and (not ends or ends[-1] != len(pieces)):
+        ends.append(len(pieces))
+    return thin_out(ends, max_prefixes)
+
+
+def thin_out(ends: Sequence[int], max_count: int) -> list[int]:
+    """Keep at most ``max_count`` of ``ends``, evenly spaced, the last one always."""
+    count = len(ends)
+    if count <= max_count:
+        return list(ends)
+    return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
