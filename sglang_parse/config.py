@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from sglang_parse.question import DEFAULT_QUESTION_FILE
 from sglang_parse.segment import SegmentRule
 from sglang_parse.selection import SELECTIONS
 
@@ -83,6 +84,10 @@ class ParseConfig:
     @property
     def segment_rule(self) -> SegmentRule:
         return SegmentRule.parse(self.segment)
+
+    @property
+    def question_path(self) -> str:
+        return self.question or str(DEFAULT_QUESTION_FILE)
 
     @property
     def is_semantic(self) -> bool:

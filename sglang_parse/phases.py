@@ -57,8 +57,11 @@ class RequestState:
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
         segment_start: output length at the last cut; a continuation is done when the segment
             that starts there is.
+        resumes: whether drafting resumes after this continuation.
         stats: the counters that go to ``meta_info``.
         trace: one record per round, see the README.
+        stop_ids: tokens that end the answer; filled by ``commit.is_stop_token``.
+        fault: why the request must end with an error; filled by the stage that noticed.
     """
 
     phase: Phase
@@ -68,12 +71,37 @@ class RequestState:
     draft: Draft = field(default_factory=Draft)
     draft_kv_len: int = 0
     segment_start: int = 0
+    resumes: bool = True
     stats: Stats = field(default_factory=lambda: Stats())
     trace: list[dict[str, Any]] = field(default_factory=list)
+    stop_ids: frozenset[int] | None = None
+    fault: str = ""
 
     @property
     def is_plain(self) -> bool:
         return bool(self.plain_reason)
+
+    def restart(self, prefilled_len: int) -> None:
+        """After a prefill (the first, or one that follows a retraction): no draft, KV complete."""
+        self.phase = Phase.PLAIN if self.is_plain else Phase.DRAFTING
+        self.draft = Draft()
+        self.draft_kv_len = prefilled_len
+
+    def start_draft(self) -> None:
+        self.draft = Draft()
+        self.phase = Phase.DRAFTING
+
+    def continue_segment(self) -> None:
+        """The target writes until its segment is done; then drafting resumes."""
+        self.draft = Draft()
+        self.phase = Phase.CONTINUING
+        self.resumes = True
+
+    def continue_to_end(self) -> None:
+        """The target writes to the end of the answer."""
+        self.draft = Draft()
+        self.phase = Phase.CONTINUING
+        self.resumes = False
 
 
 @dataclass(slots=True)

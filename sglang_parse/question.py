@@ -46,7 +46,8 @@ class QuestionWording:
         """Read a question file.
 
         Raises:
-            QuestionError: missing, empty, not JSON, or a key is missing, unknown or not text.
+            QuestionError: missing, empty, not UTF-8, not JSON, or a key is missing, unknown or not
+                text.
         """
         path = Path(path)
         try:
@@ -55,6 +56,10 @@ class QuestionWording:
             raise QuestionError(
                 f"question file {str(path)!r} cannot be read ({error.strerror}); "
                 "give --parse-question an existing JSON file"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise QuestionError(
+                f"question file {str(path)!r} is not UTF-8 text ({error.reason}); save it as UTF-8"
             ) from error
         if not text.strip():
             raise QuestionError(

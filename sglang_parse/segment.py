@@ -9,8 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_KINDS = ("line", "sentence", "tokens")
-_SENTENCE_END = re.compile(r"[.!?。!?][\"')\]]*$")
+# Written as escapes: the wide marks look like "!?" in many fonts and editors.
+_WIDE_MARKS = "\u3002\uff01\uff1f"  # ideographic full stop, fullwidth ! and ?
+_CLOSING = "\"')\\]\u2019\u201d\u00bb\u300d\u300f\uff09\u3011"  # quotes and brackets, ] escaped
+_SENTENCE_END = re.compile(f"[.!?{_WIDE_MARKS}][{_CLOSING}]*$")
+_WIDE_END = re.compile(f"[{_WIDE_MARKS}][{_CLOSING}]*$")
+_SENTENCE_GOES_ON = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,9 @@ def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
 
     Args:
         pieces: decoded text of each token, in order.
-        rule: where segments end. Blank text that follows an end belongs to the segment before
-            it, so that a paragraph break is one cut and not two.
+        rule: where segments end. Blank lines that follow an end belong to the segment before
+            it, so that a paragraph break is one cut and not two; blank lines at the very start
+            close nothing, because a draft starts behind a cut.
 
     The last offset is not ``len(pieces)`` unless the text ends there by the rule: what follows
     the last end is an unfinished segment, and the caller decides what to do with it.
@@ -53,31 +58,38 @@ def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
         return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
     closes = _closes_line if rule.kind == "line" else _closes_sentence
     ends: list[int] = []
+    is_blank = True  # nothing but white space since the last end
     for index, piece in enumerate(pieces):
-        following = pieces[index + 1] if index + 1 < len(pieces) else None
-        if closes(piece, following):
+        is_blank = is_blank and not piece.strip()
+        if not is_blank and closes(pieces, index):
             ends.append(index + 1)
-        elif not piece.strip() and "\n" in piece and ends and ends[-1] == index:
+            is_blank = True
+        elif is_blank and ends and "\n" in piece:
             ends[-1] = index + 1
     return ends
 
 
-def _closes_line(piece: str, following: str | None) -> bool:
-    if "\n" not in piece or piece.rstrip(" \t")[-1:] != "\n":
-        return False
-    return following is None or bool(following.strip()) or "\n" not in following
+def _closes_line(pieces: Sequence[str], index: int) -> bool:
+    return pieces[index].rstrip(" \t").endswith("\n")
 
 
-def _closes_sentence(piece: str, following: str | None) -> bool:
-    if _closes_line(piece, following):
+def _closes_sentence(pieces: Sequence[str], index: int) -> bool:
+    if _closes_line(pieces, index):
         return True
-    if not _SENTENCE_END.search(piece.rstrip()):
+    piece = pieces[index]
+    tail = "".join(pieces[max(0, index - 2) : index + 1])  # a closing quote may be its own token
+    if not piece.strip() or not _SENTENCE_END.search(tail.rstrip()):
         return False
-    # "3." may be the start of "3.14": a sentence ends only before white space. A mark at the
-    # very end of the text is undecided, unless the piece brings its own white space.
+    # "3." may be the start of "3.14": a sentence ends only before white space, except after a
+    # wide mark, which no space follows. A mark at the very end of the text is undecided, unless
+    # the piece brings its own white space.
     if piece != piece.rstrip():
         return True
-    return following is not None and following[:1].isspace() and "\n" not in following
+    following = "".join(pieces[index + 1 : index + 2])
+    if following[:1].isspace():
+        return True
+    ends_wide = following and _WIDE_END.search(tail)
+    return bool(ends_wide) and not _SENTENCE_GOES_ON.match(following)
 
 
 def prefix_ends(
@@ -110,3 +122,11 @@ def thin_out(ends: Sequence[int], max_count: int) -> list[int]:
     if count <= max_count:
         return list(ends)
     return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
+
+
+def segment_is_done(pieces: Sequence[str], rule: SegmentRule) -> bool:
+    """Whether the segment that starts with ``pieces[0]`` has ended at or before the last piece."""
+    if rule.kind == "tokens":
+        return len(pieces) >= rule.num_tokens
+    # Earlier pieces were looked at when they were the last ones.
+    return bool(segment_ends(pieces[-2:], rule))

@@ -12,7 +12,7 @@ def first_reject(verdicts: Sequence[float], threshold: float) -> int:
     the direction that costs speed, not quality.
     """
     for kept, verdict in enumerate(verdicts):
-        if verdict < threshold:
+        if not verdict >= threshold:  # a NaN verdict accepts nothing either
             return kept
     return len(verdicts)
 

@@ -1,0 +1,48 @@
+"""KV slot copies in plain PyTorch on a CPU (ledger: kv_copy_cpu)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_parse.patches.base import hook_patch, on_cpu_only
+
+
+def copy_all_layer_kv_cache(
+    data_ptrs: torch.Tensor,
+    strides: torch.Tensor,
+    tgt_loc: torch.Tensor,
+    src_loc: torch.Tensor,
+    num_locs: int,
+    num_locs_upper: int,  # noqa: ARG001 - a launch parameter of the Triton kernel
+    kv_copy_config: dict,  # noqa: ARG001 - likewise
+) -> None:
+    """Copy ``num_locs`` KV rows in every K and V buffer, as if all were read before any write.
+
+    Args:
+        data_ptrs: uint64 [num_buffers] addresses of contiguous buffers.
+        strides: [num_buffers] bytes per slot.
+        tgt_loc, src_loc: int64 slots; the first ``num_locs`` count.
+
+    Source: ``sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_func``.
+    """
+    targets = tgt_loc[:num_locs].tolist()
+    sources = src_loc[:num_locs].tolist()
+    for base, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
+        rows = [ctypes.string_at(base + slot * stride, stride) for slot in sources]
+        for slot, row in zip(targets, rows, strict=True):
+            ctypes.memmove(base + slot * stride, row, stride)
+
+
+PATCH = hook_patch(
+    "kv_copy_cpu",
+    {
+        "sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_func": (
+            copy_all_layer_kv_cache,
+            HookType.REPLACE,
+        )
+    },
+    on_cpu_only,
+)

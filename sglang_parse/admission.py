@@ -1,0 +1,227 @@
+"""Who gets in: start-up checks of a server, and which requests PARSE can serve faithfully.
+
+``validate_server_args`` runs in the launcher, where what it raises reaches the user unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from sglang_parse import compat
+from sglang_parse.config import ParseConfig, RequestOptions, flag
+from sglang_parse.question import Question, QuestionWording, render_question
+
+SUPPORTED_BACKENDS = ("torch_native",)
+
+
+class AdmissionError(ValueError):
+    """A server configuration PARSE cannot work with: setting, value found, fix."""
+
+
+def validate_server_args(server_args: Any) -> None:
+    """Check everything that can be checked before a model is loaded, then fill in what PARSE sets.
+
+    Args:
+        server_args: SGLang's stand-in for ``ServerArgs``; writes become declared overrides.
+
+    Raises:
+        AdmissionError, ConfigError, QuestionError, CompatError: with setting, value and fix.
+    """
+    compat.check()
+    config = ParseConfig.from_env()
+    _check_settings(server_args)
+    _check_models(server_args)
+    question = _check_question(server_args, config)
+    tail = 1 + config.draft_tokens
+    if question is not None:
+        tail += config.max_prefixes * question.max_len
+    # The worker is synchronous. For a registered algorithm overlap stays on unless told so.
+    server_args.disable_overlap_schedule = True
+    # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
+    # slots themselves are allocated by phase.
+    server_args.speculative_num_draft_tokens = tail
+    server_args.speculative_num_steps = 1
+    server_args.speculative_eagle_topk = 1
+    from sglang_parse.attention.native import register_masked_backend
+
+    register_masked_backend()
+
+
+def _refuse(setting: str, value: object, fix: str) -> None:
+    raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
+
+
+def _check_settings(args: Any) -> None:
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        value = getattr(args, name, None)
+        if value is not None and value not in SUPPORTED_BACKENDS:
+            _refuse(
+                f"--{name.replace('_', '-')}",
+                value,
+                f"use one that can run PARSE's mask: {', '.join(SUPPORTED_BACKENDS)}",
+            )
+    if args.attention_backend is None:
+        _refuse("--attention-backend", None, f"set it to {SUPPORTED_BACKENDS[0]}")
+    if args.speculative_draft_attention_backend not in (None, *SUPPORTED_BACKENDS):
+        _refuse(
+            "--speculative-draft-attention-backend",
+            args.speculative_draft_attention_backend,
+            "leave it unset",
+        )
+    for name, allowed, fix in (
+        ("page_size", (None, 1), "use 1"),
+        ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
+        ("enable_dp_attention", (False,), "PARSE runs without DP attention"),
+        ("disaggregation_mode", ("null", None), "PARSE runs prefill and decode in one server"),
+        ("enable_return_hidden_states", (False,), "PARSE returns no hidden states"),
+        ("enable_beam_search", (False,), "PARSE runs without beam search"),
+    ):
+        value = getattr(args, name, allowed[0])
+        if value not in allowed:
+            _refuse(f"--{name.replace('_', '-')}", value, fix)
+
+
+def _check_models(args: Any) -> None:
+    draft_path = args.speculative_draft_model_path
+    if not draft_path:
+        _refuse(
+            "--speculative-draft-model-path",
+            draft_path,
+            "give the small model that writes the drafts",
+        )
+    target = _model_config(args, args.model_path, args.context_length, "--model-path")
+    draft = _model_config(args, draft_path, None, "--speculative-draft-model-path")
+    window = getattr(target.hf_text_config, "sliding_window", None)
+    uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
+    if target.is_hybrid_swa or (window and uses_window):
+        _refuse(
+            "sliding_window of the target model",
+            window,
+            "use a target with full attention; custom masks are wrong upstream with windows",
+        )
+    if target.vocab_size != draft.vocab_size:
+        _refuse(
+            "--speculative-draft-model-path",
+            f"{draft_path} with {draft.vocab_size} tokens, the target has {target.vocab_size}",
+            "use a draft model with the target's vocabulary",
+        )
+    if draft.context_len < target.context_len:
+        _refuse(
+            "--speculative-draft-model-path",
+            f"{draft_path} with context length {draft.context_len}, "
+            f"the target has {target.context_len}",
+            f"use a longer draft model, or --context-length {draft.context_len}",
+        )
+    _check_tokenizers(args, draft_path)
+
+
+def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
+    from sglang.srt.configs.model_config import ModelConfig
+
+    if os.path.isabs(path) and not os.path.isdir(path):
+        _refuse(setting, path, "give the folder of a model (it does not exist)")
+    try:
+        return ModelConfig(
+            model_path=path,
+            trust_remote_code=args.trust_remote_code,
+            context_length=context_length,
+            model_override_args=args.json_model_override_args,
+            dtype=args.dtype,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise AdmissionError(
+            f"PARSE: {setting} is {path!r}, which cannot be read as a model ({error}). "
+            "Fix: give a folder with config.json, weights and tokenizer"
+        ) from error
+
+
+def _tokenizer(args: Any, path: str) -> Any:
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    return get_tokenizer(
+        path, tokenizer_mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
+    )
+
+
+def _check_tokenizers(args: Any, draft_path: str) -> None:
+    target = _tokenizer(args, args.tokenizer_path or args.model_path)
+    try:
+        draft = _tokenizer(args, draft_path)
+    except (OSError, ValueError) as error:
+        raise AdmissionError(
+            f"PARSE: --speculative-draft-model-path is {draft_path!r}, without a readable "
+            f"tokenizer ({error}). Fix: put the draft's tokenizer files beside its weights; "
+            "they are compared with the target's"
+        ) from error
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours != theirs:
+        different = sorted(ours.items() ^ theirs.items())
+        _refuse(
+            "--speculative-draft-model-path",
+            f"{draft_path}, whose tokenizer differs from the target's in {len(different)} "
+            f"entries, such as {different[:2]}",
+            "use a draft model with the target's tokenizer",
+        )
+
+
+def _check_question(args: Any, config: ParseConfig) -> Question | None:
+    if not config.is_semantic:
+        return None
+    wording = QuestionWording.read(config.question_path)
+    question = render_question(_tokenizer(args, args.tokenizer_path or args.model_path), wording)
+    if question.max_len > 512:
+        _refuse(flag("question"), f"{question.max_len} tokens long", "use a shorter wording")
+    return question
+
+
+def assert_backend_registered() -> None:
+    """Put the masked backend in place in a scheduler process, and see that it stays there."""
+    from sglang_parse.attention.native import is_registered, register_masked_backend
+
+    register_masked_backend()
+    if not is_registered():
+        raise AdmissionError("PARSE: another plugin replaced the torch_native attention backend")
+
+
+# What PARSE cannot serve faithfully: reason -> does the request ask for it?
+_PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    ("log probabilities", lambda req: req.return_logprob),
+    ("sampling mask", lambda req: req.return_sampling_mask),
+    ("hidden states", lambda req: req.return_hidden_states),
+    (
+        "grammar",
+        lambda req: (
+            req.grammar is not None
+            or req.sampling_params.json_schema is not None
+            or req.sampling_params.regex is not None
+            or req.sampling_params.ebnf is not None
+            or req.sampling_params.structural_tag is not None
+        ),
+    ),
+    (
+        "penalties",
+        lambda req: (
+            req.sampling_params.frequency_penalty
+            or req.sampling_params.presence_penalty
+            or req.sampling_params.repetition_penalty != 1.0
+        ),
+    ),
+    ("min_new_tokens", lambda req: req.sampling_params.min_new_tokens),
+    ("logit_bias", lambda req: req.sampling_params.logit_bias),
+    ("custom logit processor", lambda req: req.custom_logit_processor),
+    ("multimodal input", lambda req: req.multimodal_inputs),
+    ("input embeddings", lambda req: req.input_embeds is not None),
+    ("LoRA", lambda req: req.lora_id),
+)
+
+
+def plain_reason(req: Any, options: RequestOptions) -> str:
+    """Why a request is served by plain target decoding; "" when PARSE serves it."""
+    if not options.enabled:
+        return "switched off"
+    for reason, asks in _PLAIN_REASONS:
+        if asks(req):
+            return reason
+    return ""

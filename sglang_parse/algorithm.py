@@ -1,0 +1,56 @@
+"""PARSE as SGLang sees it: its name, its answers to SGLang's questions, its start-up checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo, get_spec
+
+NAME = "PARSE"
+
+
+class ParseAlgorithm(CustomSpecAlgo):
+    """``CustomSpecAlgo`` plus the methods the scheduler calls that it lacks in 0.5.23."""
+
+    def carries_draft_hidden_states(self) -> bool:
+        """No: drafts are tokens; nothing but tokens moves between prefill and decode servers."""
+        return False
+
+    def need_topk(self) -> bool:
+        """No: a draft is a chain."""
+        return False
+
+    def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
+        """``SpeculativeAlgorithm.create_future_map`` of the built-in enum."""
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        return FutureMap(device, self, req_to_token_pool, **kwargs)
+
+
+def is_parse(algorithm: object) -> bool:
+    """Whether a batch's or server's ``spec_algorithm`` is PARSE."""
+    return isinstance(algorithm, ParseAlgorithm)
+
+
+def register_algorithm() -> bool:
+    """Register the name. False when it was registered before."""
+    if get_spec(NAME) is not None:
+        return False
+
+    from sglang_parse.admission import validate_server_args
+
+    register = SpeculativeAlgorithm.register(
+        NAME,
+        supports_overlap=True,
+        validate_server_args=validate_server_args,
+        spec_class=ParseAlgorithm,
+    )
+    register(_create_worker)
+    return True
+
+
+def _create_worker(server_args: Any) -> type:  # noqa: ARG001 - SGLang's factory signature
+    from sglang_parse.worker import ParseWorker
+
+    return ParseWorker

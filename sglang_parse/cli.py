@@ -1,0 +1,28 @@
+"""The ``sglang-parse`` command: what a person runs; no server imports it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; its exit code is the program's."""
+    from sglang_parse.demo import run
+
+    parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser(
+        "demo",
+        help="measure PARSE, the plain target and the draft alone side by side",
+        description="Starts three SGLang servers with the demo pair, sends them the same "
+        "held-out problems and compares them. Exit code 1 when anything failed; a figure that "
+        "misses its mark is reported and is no failure.",
+    )
+    run.add_arguments(demo)
+    return run.main(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""The only file that knows SGLang versions: the pin, the upstream seams, one error text."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+DISTRIBUTION = "sglang-parse"
+
+
+class CompatError(RuntimeError):
+    """This SGLang is not the one PARSE was built for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One upstream attribute we call, override or read.
+
+    Attributes:
+        path: dotted path of the attribute.
+        parameters: names it must have; () where it is not called by us.
+        why: what PARSE needs it for.
+    """
+
+    path: str
+    parameters: tuple[str, ...]
+    why: str
+
+
+_SPEC = "sglang.srt.speculative"
+_MANAGERS = "sglang.srt.managers"
+SEAMS = (
+    Seam(
+        f"{_SPEC}.spec_info.SpeculativeAlgorithm.register",
+        ("name", "supports_overlap", "validate_server_args", "spec_class"),
+        "registers PARSE under its name",
+    ),
+    Seam(f"{_SPEC}.spec_registry.CustomSpecAlgo", (), "base of ParseAlgorithm"),
+    Seam(
+        f"{_MANAGERS}.overlap_utils.FutureMap",
+        ("device", "spec_algo", "req_to_token_pool"),
+        "the scheduler asks every algorithm to create one",
+    ),
+    Seam(f"{_SPEC}.base_spec_worker.BaseSpecWorker", (), "base of the worker"),
+    Seam(
+        f"{_SPEC}.base_spec_worker.BaseSpecWorker.note_request_finished",
+        ("rid", "natural_stop"),
+        "fills the draft's KV before tokens enter the radix cache",
+    ),
+    Seam(
+        f"{_SPEC}.base_spec_worker.BaseSpecWorker.alloc_memory_pool",
+        ("memory_pool_config", "req_to_token_pool", "token_to_kv_pool_allocator"),
+        "gives the draft model the target's slot numbers",
+    ),
+    Seam(
+        f"{_MANAGERS}.tp_worker.TpModelWorker.__init__",
+        ("server_args", "gpu_id", "nccl_port", "is_draft_worker", "context_length"),
+        "builds the draft model",
+    ),
+    Seam(
+        f"{_MANAGERS}.tp_worker.TpModelWorker.forward_batch_generation",
+        ("batch",),
+        "prefill and plain decoding of the target",
+    ),
+    Seam(
+        f"{_SPEC}.spec_utils.spec_prepare_for_decode",
+        ("batch",),
+        "replaced for PARSE: KV slots by phase",
+    ),
+    Seam(
+        f"{_MANAGERS}.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2",
+        ("self", "requests", "page_size"),
+        "replaced for PARSE: the capacity check that goes with it",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.allocation.alloc_token_slots",
+        ("tree_cache", "num_tokens"),
+        "allocates slots, evicting from the radix cache",
+    ),
+    Seam(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
+        ("batch", "model_runner", "capture_hidden_mode", "return_hidden_states_before_norm"),
+        "builds the verification pass",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.bind_own_plan",
+        ("self", "forward_batch"),
+        "required for hand-built batches",
+    ),
+    Seam(
+        "sglang.srt.model_executor.model_runner.ModelRunner.sample",
+        ("self", "logits_output", "forward_batch"),
+        "samples drafts and the target's own tokens",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
+        ("model_runner",),
+        "base of the masked backend for the CPU",
+    ),
+    Seam(
+        f"{_MANAGERS}.scheduler_components.output_streamer."
+        "SchedulerOutputStreamer.build_additional_customized_info",
+        ("self", "reqs"),
+        "puts PARSE's figures into meta_info",
+    ),
+    Seam(
+        "sglang.srt.sampling.sampling_params.SamplingParams.verify",
+        ("self", "vocab_size"),
+        "refuses bad custom_params with a 400",
+    ),
+    Seam("sglang.srt.server_args.ServerArgs.add_cli_args", ("parser",), "adds PARSE's flags"),
+    Seam("sglang.srt.server_args.ServerArgs.from_cli_args", ("args",), "reads PARSE's flags"),
+    Seam("sglang.srt.runtime_context.get_spec", (), "speculative settings at run time"),
+    Seam(
+        f"{_MANAGERS}.utils.GenerationBatchResult",
+        (
+            "logits_output",
+            "next_token_ids",
+            "accept_lens",
+            "new_seq_lens",
+            "next_draft_input",
+            "speculative_num_draft_tokens",
+            "speculative_output_stride",
+            "num_non_draft_tokens_per_req",
+        ),
+        "what the worker returns",
+    ),
+    Seam(
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
+        ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "custom_logit_processor"),
+        "sampling parameters of some rows of a batch",
+    ),
+)
+
+
+def pinned_version() -> str:
+    """The SGLang version in our own metadata (pyproject.toml is the only place that names it)."""
+    for text in metadata.requires(DISTRIBUTION) or ():
+        requirement = Requirement(text)
+        if requirement.name == "sglang" and not requirement.marker:
+            return str(requirement.specifier).removeprefix("==")
+    raise CompatError(f"{DISTRIBUTION} names no SGLang version; reinstall it")
+
+
+def check_version() -> None:
+    """Raises: CompatError, when the installed SGLang is another one."""
+    pinned = pinned_version()
+    found = metadata.version("sglang")
+    if found != pinned:
+        raise CompatError(
+            f"PARSE: found SGLang {found}, expected {pinned}. "
+            f"Fix: pip install 'sglang=={pinned}', or the sglang-parse made for {found}"
+        )
+
+
+def check_seams(seams: Iterable[Seam] = SEAMS) -> None:
+    """Raises: CompatError, naming every seam that is missing or has other parameters."""
+    problems = [problem for seam in seams if (problem := _problem(seam))]
+    if problems:
+        raise CompatError(
+            "PARSE: this SGLang differs from the one PARSE was built for:\n  "
+            + "\n  ".join(problems)
+            + f"\nFix: reinstall sglang=={pinned_version()}"
+        )
+
+
+def _problem(seam: Seam) -> str:
+    try:
+        target = pkgutil.resolve_name(seam.path)
+    except (ImportError, AttributeError) as error:
+        return f"{seam.path}: found nothing ({error}), needed because it {seam.why}"
+    if not seam.parameters:
+        return ""
+    found = list(inspect.signature(target).parameters)
+    missing = [name for name in seam.parameters if name not in found]
+    if missing:
+        return (
+            f"{seam.path}: found parameters {found}, expected {missing} too, "
+            f"needed because it {seam.why}"
+        )
+    return ""
+
+
+def check() -> None:
+    """Everything above, for the start of a server."""
+    check_version()
+    check_seams()

@@ -1,0 +1,79 @@
+"""What writes after a cut: the plain target, one token per iteration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+from sglang_parse.faults import nan_rows
+
+
+class PlainTarget:
+    """The target model through SGLang's own prefill and decode paths."""
+
+    def __init__(self, target_worker: TpModelWorker) -> None:
+        self.worker = target_worker
+        self.runner = target_worker.model_runner
+
+    def prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
+        """Prefill and sample, with a look at the logits in between.
+
+        SGLang's sampler raises on NaN probabilities, which would end the server and not only
+        the request.
+        """
+        self.worker.set_hicache_consumer(batch.hicache_consumer_index)
+        forward_batch = ForwardBatch.init_new(
+            batch, self.runner, return_hidden_states_before_norm=False
+        )
+        if forward_batch.is_prefill_only:
+            return self.worker.forward_batch_generation(None, forward_batch, **kwargs)
+        result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
+        for req, is_bad in zip(
+            batch.reqs, nan_rows(result.logits_output.next_token_logits), strict=True
+        ):
+            if is_bad:
+                req.parse_state.fault = "NaN in the target model's logits"
+        result.next_token_ids = self.runner.sample(result.logits_output, forward_batch)
+        return result
+
+    def decode_logits(self, batch: Any, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One decode step of the requests ``rows``.
+
+        Returns:
+            logits [len(rows), vocab] and int64 [len(rows)] positions of the input tokens.
+        """
+        forward_batch = ForwardBatch.init_new(
+            _decode_view(batch, rows), self.runner, return_hidden_states_before_norm=False
+        )
+        output = self.runner.forward(forward_batch).logits_output
+        return output.next_token_logits, forward_batch.positions
+
+
+def _decode_view(batch: Any, rows: Sequence[int]) -> Any:
+    """A shallow copy of the scheduler's batch for an ordinary decode step of some requests."""
+    view = copy.copy(batch)
+    index = torch.tensor(rows, device=batch.device)
+    reqs = [batch.reqs[row] for row in rows]
+    view.reqs = reqs
+    view.req_pool_indices = batch.req_pool_indices[index]
+    lens = batch.seq_lens[index]
+    view.out_cache_loc = batch.req_to_token_pool.req_to_token[view.req_pool_indices, lens].to(
+        torch.int64
+    )
+    view.seq_lens = lens + 1
+    view.seq_lens_cpu = batch.seq_lens_cpu[torch.tensor(rows)] + 1
+    view.seq_lens_sum = None
+    view.orig_seq_lens = view.seq_lens.to(torch.int32)
+    view.input_ids = torch.tensor([req.output_ids[-1] for req in reqs], device=batch.device)
+    view.multimodal_inputs = None
+    view.return_logprob = False
+    view.sampling_info = None
+    view.forward_mode = ForwardMode.DECODE
+    view.spec_info = None
+    return view

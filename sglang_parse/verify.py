@@ -1,0 +1,217 @@
+"""One target forward that judges drafts and carries the requests that only continue.
+
+Per verifying request the rows are: the anchor (the last output token, whose KV is not written
+yet), the draft, the questions. The target's own next token after k draft tokens is read at row k.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+
+from sglang_parse.commit import sequence_slice
+from sglang_parse.layout import RequestLayout, VerifyLayout
+from sglang_parse.mask import flat_mask
+from sglang_parse.phases import Draft, RequestState
+from sglang_parse.question import Question
+from sglang_parse.segment import SegmentRule, prefix_ends
+from sglang_parse.spec_input import VERIFY_MODE, ParseVerifyInput
+
+
+def plan_questions(
+    draft: Draft,
+    pieces: Sequence[str],
+    rule: SegmentRule,
+    question: Question,
+    max_prefixes: int,
+) -> None:
+    """Fill ``prefix_ends`` and ``question_ids`` of a draft that is over.
+
+    Args:
+        draft: the draft; ``pieces`` is the decoded text of each of its tokens.
+        rule, max_prefixes: see ``segment.prefix_ends``.
+        question: the rendered question; the end of a finished draft gets its ``complete`` form.
+    """
+    draft.prefix_ends = prefix_ends(
+        pieces, rule, finished=draft.finished, max_prefixes=max_prefixes
+    )
+    draft.question_ids = [
+        question.ids_for(
+            draft.token_ids[:end], complete=draft.finished and end == len(draft.token_ids)
+        )
+        for end in draft.prefix_ends
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRows:
+    """One request's part of the pass.
+
+    Attributes:
+        row: index of the request in the scheduler's batch.
+        layout: its rows.
+        token_ids: [layout.num_rows] input ids.
+        logits_rows: rows of this request whose logits are needed, cut rows first.
+        num_cut_rows: how many of them are cut rows; the rest are verdict rows.
+    """
+
+    row: int
+    layout: RequestLayout
+    token_ids: list[int]
+    logits_rows: tuple[int, ...]
+    num_cut_rows: int
+
+
+def continuing_rows(row: int, req: Any) -> VerifyRows:
+    """A request that only continues: its anchor, one row."""
+    layout = RequestLayout(prefix_len=req.kv.kv_committed_len, num_draft_rows=1)
+    return VerifyRows(row, layout, [req.output_ids[-1]], (0,), 1)
+
+
+def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
+    """A request whose draft is judged.
+
+    In semantic mode logits are needed at every cut (row 0: nothing kept) and every question's
+    last row; in token mode at the anchor and every draft token.
+    """
+    committed = req.kv.kv_committed_len
+    draft = req.parse_state.draft
+    num_draft_rows = 1 + len(draft.token_ids)
+    layout = RequestLayout(
+        prefix_len=committed,
+        num_draft_rows=num_draft_rows,
+        cuts=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
+        question_lens=tuple(map(len, draft.question_ids)) if semantic else (),
+    )
+    ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)
+    for question in draft.question_ids:
+        ids.extend(question)
+    cut_rows = (0, *draft.prefix_ends) if semantic else tuple(range(num_draft_rows))
+    return VerifyRows(row, layout, ids, cut_rows + layout.verdict_rows, len(cut_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class PassLogits:
+    """Logits of the rows that were asked for.
+
+    Attributes:
+        logits: [sum of len(part.logits_rows), vocab], the parts' rows in order.
+        starts: per part, its first row in ``logits``.
+    """
+
+    logits: torch.Tensor
+    starts: list[int]
+
+
+def run_pass(target_runner: Any, batch: Any, parts: Sequence[VerifyRows]) -> PassLogits:
+    """The target forward over ``parts``. Writes the KV of every row into the requests' slots."""
+    layout = VerifyLayout.of([part.layout for part in parts])
+    device = batch.device
+    select: list[int] = []
+    starts: list[int] = []
+    for part, offset in zip(parts, layout.qo_indptr, strict=False):
+        starts.append(len(select))
+        select.extend(offset + row for row in part.logits_rows)
+    spec_info = ParseVerifyInput(
+        layout=layout,
+        custom_mask=flat_mask(layout, device),
+        select_index=torch.tensor(select, device=device),
+    )
+    view = _batch_view(batch, parts, layout, spec_info)
+    forward_batch = ForwardBatch.init_new(
+        view,
+        target_runner,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        return_hidden_states_before_norm=False,
+    )
+    # Questions share positions with later draft tokens: only the layout knows them.
+    forward_batch.positions = torch.tensor(layout.positions(), device=device)
+    output = target_runner.forward(forward_batch).logits_output
+    return PassLogits(output.next_token_logits, starts)
+
+
+def _batch_view(
+    batch: Any, parts: Sequence[VerifyRows], layout: VerifyLayout, spec_info: ParseVerifyInput
+) -> Any:
+    """A shallow copy of the scheduler's batch, reduced to the pass; the original stays as is."""
+    view = copy.copy(batch)
+    reqs = [batch.reqs[part.row] for part in parts]
+    lens_cpu = torch.tensor([r.kv_len for r in layout.requests])
+    view.reqs = reqs
+    view.req_pool_indices = torch.tensor([r.kv.req_pool_idx for r in reqs], device=batch.device)
+    view.seq_lens_cpu = lens_cpu
+    view.seq_lens = lens_cpu.to(batch.device)
+    view.seq_lens_sum = None
+    view.orig_seq_lens = view.seq_lens.to(torch.int32)
+    ids = [token for part in parts for token in part.token_ids]
+    view.input_ids = torch.tensor(ids, device=batch.device)
+    view.out_cache_loc = _slots(batch, reqs, layout)
+    view.extend_lens = [r.num_rows for r in layout.requests]
+    view.prefix_lens = [r.prefix_len for r in layout.requests]
+    view.extend_num_tokens = layout.num_rows
+    view.extend_logprob_start_lens = view.extend_lens
+    view.return_logprob = False
+    view.sampling_info = None
+    view.multimodal_inputs = None
+    view.forward_mode = VERIFY_MODE
+    view.spec_info = spec_info
+    return view
+
+
+def _slots(batch: Any, reqs: Sequence[Any], layout: VerifyLayout) -> torch.Tensor:
+    """int64 [layout.num_rows] KV slot of every row: the tails of the requests' rows."""
+    table = batch.req_to_token_pool.req_to_token
+    parts = [
+        table[req.kv.req_pool_idx, r.prefix_len : r.kv_len]
+        for req, r in zip(reqs, layout.requests, strict=True)
+    ]
+    return torch.cat(parts).to(torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The target's answers to one request's questions.
+
+    Attributes:
+        accept: per prefix p(accept) / (p(accept) + p(reject)).
+        mass: per prefix p(accept) + p(reject).
+    """
+
+    accept: list[float]
+    mass: list[float]
+
+
+def read_verdicts(logits: torch.Tensor, question: Question) -> Verdicts:
+    """Read verdicts from logits [num_prefixes, vocab] of the questions' last rows."""
+    if not logits.shape[0]:
+        return Verdicts([], [])
+    pair = logits[:, [question.accept_id, question.reject_id]].float()
+    mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
+    return Verdicts(pair.softmax(-1)[:, 0].tolist(), mass.tolist())
+
+
+def trace_record(
+    state: RequestState,
+    verdicts: Verdicts,
+    cut: int,
+    next_token_id: int | None,
+    question: Question | None,
+) -> dict[str, Any]:
+    """One round for ``meta_info``: enough to compute every verdict again elsewhere."""
+    draft = state.draft
+    return {
+        "draft_token_ids": list(draft.token_ids),
+        "prefix_ends": list(draft.prefix_ends),
+        "question_token_ids": [list(ids) for ids in draft.question_ids],
+        "accept_token_id": question.accept_id if question else None,
+        "reject_token_id": question.reject_id if question else None,
+        "verdicts": verdicts.accept,
+        "threshold": state.threshold,
+        "cut": cut,
+        "next_token_id": next_token_id,
+    }

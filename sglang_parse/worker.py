@@ -1,0 +1,255 @@
+"""PARSE's worker: what one scheduler iteration does, stage by stage.
+
+Every running request advances by one bounded step: drafters by one burst of the draft model,
+all others together by one target forward in which drafts are judged and the rest continue.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+from sglang_parse import admission, patches
+from sglang_parse.commit import release_tail, server_config
+from sglang_parse.config import RequestOptions
+from sglang_parse.continuation import PlainTarget
+from sglang_parse.draft import DraftModel
+from sglang_parse.faults import end_request, nan_rows
+from sglang_parse.phases import Phase, RequestState
+from sglang_parse.question import QuestionWording, render_question
+from sglang_parse.rounds import RoundJudge
+from sglang_parse.sampling import RowSampler
+from sglang_parse.spec_input import ParseDraftInput
+from sglang_parse.verify import continuing_rows, run_pass, verifying_rows
+
+logger = logging.getLogger(__name__)
+
+
+class ParseWorker(BaseSpecWorker):
+    """Created by the scheduler in place of a built-in speculative worker."""
+
+    def __init__(
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__()
+        patches.assert_applied()
+        admission.assert_backend_registered()
+        self.config = server_config()
+        self._target_worker = target_worker
+        self._draft_worker = DraftModel(server_args, gpu_id, nccl_port, target_worker)
+        self.target = PlainTarget(target_worker)
+        self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker))
+        self._running: dict[str, Any] = {}
+
+    # -- one iteration ----------------------------------------------------------
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, **kwargs: Any
+    ) -> GenerationBatchResult:
+        """Advance every request of ``batch`` by one step.
+
+        Args:
+            batch: SGLang's ``ScheduleBatch``, isolated: what must outlive the call goes into
+                the result or the requests' states.
+            on_publish: the overlap relay; PARSE runs synchronously, so it is not called.
+        """
+        del on_publish
+        if batch.forward_mode.is_extend():
+            return self._prefill(batch, **kwargs)
+        return self._decode(batch)
+
+    def _prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
+        started = time.perf_counter()
+        for req in batch.reqs:
+            self._admit(req)
+        result = self.target.prefill(batch, **kwargs)
+        self._draft_worker.prefill(batch)
+        share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
+        for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+            req.parse_state.restart(length)
+            req.parse_state.stats.prefill_ms += share
+        result.next_draft_input = ParseDraftInput()
+        result.new_seq_lens = batch.seq_lens
+        return result
+
+    def _admit(self, req: Any) -> None:
+        """Decide once, at prefill, how a request is served."""
+        if getattr(req, "parse_state", None) is not None:
+            return
+        options = RequestOptions.read(req.sampling_params.custom_params, self.config)
+        req.parse_state = RequestState(
+            phase=Phase.DRAFTING,
+            threshold=options.threshold,
+            keep_trace=options.trace,
+            plain_reason=admission.plain_reason(req, options),
+        )
+
+    def _decode(self, batch: Any) -> GenerationBatchResult:
+        self._running = {req.rid: req for req in batch.reqs}
+        phases = [req.parse_state.phase for req in batch.reqs]
+        drafting = [i for i, phase in enumerate(phases) if phase is Phase.DRAFTING]
+        verifying = [i for i, phase in enumerate(phases) if phase is Phase.VERIFYING]
+        stepping = [i for i in range(len(phases)) if i not in {*drafting, *verifying}]
+        emitted: list[list[int]] = [[] for _ in batch.reqs]
+        output = LogitsProcessorOutput(next_token_logits=None)
+        if drafting:
+            self._draft(batch, drafting)
+        if verifying:
+            output = self._verify(batch, verifying, stepping, emitted)
+        elif stepping:
+            output = self._step(batch, stepping, emitted)
+        for req, tokens in zip(batch.reqs, emitted, strict=True):
+            self._settle(req, tokens)
+        return _result(batch, emitted, output)
+
+    def _draft(self, batch: Any, rows: list[int]) -> None:
+        self._draft_worker.burst(batch, rows, self.config.burst_tokens)
+        if self.config.is_semantic:
+            for row in rows:
+                self.judge.plan(batch.reqs[row].parse_state)
+
+    def _step(self, batch: Any, rows: list[int], emitted: list[list[int]]) -> LogitsProcessorOutput:
+        """No draft to judge: one ordinary decode step of the target."""
+        started = time.perf_counter()
+        logits, positions = self.target.decode_logits(batch, rows)
+        output = self._sample_steps(batch, rows, logits, positions, emitted)
+        share = (time.perf_counter() - started) * 1e3 / len(rows)
+        for row in rows:
+            batch.reqs[row].parse_state.stats.continuation_ms += share
+        return output
+
+    def _verify(
+        self, batch: Any, verifying: list[int], stepping: list[int], emitted: list[list[int]]
+    ) -> LogitsProcessorOutput:
+        """One pass: drafts are judged, the others' next tokens ride along."""
+        started = time.perf_counter()
+        parts = [
+            verifying_rows(i, batch.reqs[i], semantic=self.config.is_semantic) for i in verifying
+        ]
+        parts += [continuing_rows(i, batch.reqs[i]) for i in stepping]
+        passed = run_pass(self.target.runner, batch, parts)
+        sampler = RowSampler(self.target.runner, batch)
+        for part, start in zip(parts[: len(verifying)], passed.starts, strict=False):
+            rows = passed.logits[start : start + len(part.logits_rows)]
+            emitted[part.row] = self.judge.settle_round(batch.reqs[part.row], part, rows, sampler)
+        output = LogitsProcessorOutput(next_token_logits=None)
+        if stepping:
+            first = passed.starts[len(verifying)]
+            positions = batch.seq_lens[torch.tensor(stepping)]
+            output = self._sample_steps(batch, stepping, passed.logits[first:], positions, emitted)
+        elapsed = (time.perf_counter() - started) * 1e3
+        total_rows = sum(part.layout.num_rows for part in parts)
+        for part in parts:
+            stats = batch.reqs[part.row].parse_state.stats
+            share = elapsed * part.layout.num_rows / total_rows
+            if part.row in stepping:
+                stats.continuation_ms += share
+            else:
+                stats.verification_ms += share
+        for row in verifying:
+            req = batch.reqs[row]
+            release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
+        return output
+
+    def _sample_steps(
+        self,
+        batch: Any,
+        rows: Sequence[int],
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+        emitted: list[list[int]],
+    ) -> LogitsProcessorOutput:
+        for row, is_bad in zip(rows, nan_rows(logits), strict=True):
+            if is_bad:
+                batch.reqs[row].parse_state.fault = "NaN in the target model's logits"
+        want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
+        sampler = RowSampler(self.target.runner, batch)
+        tokens, output = sampler.sample(logits, rows, positions, return_logprob=want_logprob)
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            emitted[row] = [token]
+            self.judge.after_step(batch.reqs[row], token)
+        return _spread_logprobs(output, rows, len(batch.reqs)) if want_logprob else output
+
+    def _settle(self, req: Any, tokens: list[int]) -> None:
+        if req.parse_state.fault:
+            tokens.clear()
+            end_request(req, req.parse_state.fault)
+
+    # -- what else the scheduler asks for ---------------------------------------
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """Complete the draft's KV before the radix cache takes a finished request's tokens.
+
+        Without it the next turn drafts from garbage: right text, but nothing is accepted.
+        """
+        del natural_stop
+        req = self._running.pop(rid, None)
+        if req is not None and not req.parse_state.fault:
+            self._draft_worker.fill(req, req.owned_kv_len())
+
+
+def _tokenizer_and_question(target_worker: TpModelWorker) -> tuple[Any, Any]:
+    tokenizer = target_worker.tokenizer
+    if tokenizer is None:
+        tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
+    config = server_config()
+    if not config.is_semantic:
+        return tokenizer, None
+    return tokenizer, render_question(tokenizer, QuestionWording.read(config.question_path))
+
+
+def _result(
+    batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
+) -> GenerationBatchResult:
+    """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
+    stride = max(1, *(len(tokens) for tokens in emitted))
+    flat: list[int] = []
+    for tokens in emitted:
+        flat.extend(tokens)
+        flat.extend([0] * (stride - len(tokens)))
+    accept_lens = torch.tensor([len(tokens) for tokens in emitted], dtype=torch.int32)
+    return GenerationBatchResult(
+        logits_output=output,
+        next_token_ids=torch.tensor(flat),
+        accept_lens=accept_lens,
+        new_seq_lens=batch.seq_lens + accept_lens.to(batch.seq_lens.device),
+        next_draft_input=ParseDraftInput(),
+        speculative_num_draft_tokens=stride,
+        speculative_output_stride=stride,
+        # 1, the default, makes the first iteration that emits nothing crash the scheduler.
+        num_non_draft_tokens_per_req=0,
+    )
+
+
+def _spread_logprobs(
+    output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int
+) -> LogitsProcessorOutput:
+    """Put the sampled rows' log probabilities at their requests' places, width 1.
+
+    Requests under PARSE never ask for log probabilities; their places stay empty.
+    """
+    logprobs = torch.zeros(num_reqs, 1)
+    logprobs[torch.tensor(rows), 0] = output.next_token_logprobs.float().cpu()
+    output.next_token_logprobs = logprobs
+    for name in (
+        "next_token_top_logprobs_val",
+        "next_token_top_logprobs_idx",
+        "next_token_token_ids_logprobs_val",
+        "next_token_token_ids_logprobs_idx",
+    ):
+        values = getattr(output, name)
+        if values:
+            spread = [torch.empty(0)] * num_reqs
+            for row, value in zip(rows, values, strict=True):
+                spread[row] = torch.as_tensor(value)
+            setattr(output, name, spread)
+    return output

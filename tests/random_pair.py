@@ -1,0 +1,61 @@
+"""A random target and a noisy copy of it as draft: diverse text, partial agreement, no training.
+
+Untied embeddings, because a random tied model repeats one token and then every draft is right.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_pair"
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """Size and noise of a random pair; ``noise`` 0 makes the draft equal to the target."""
+
+    num_layers: int = 3
+    hidden: int = 64
+    noise: float = 0.02
+    seed: int = 0
+    max_positions: int = 4096
+
+
+def make_pair(folder: Path, shape: PairShape = PairShape()) -> tuple[Path, Path]:
+    """Write ``target`` and ``draft`` folders (weights in fp32, the demo's tokenizer)."""
+    sys.path.insert(0, str(DEMO))
+    try:
+        from tokenizer import make_tokenizer
+    finally:
+        sys.path.remove(str(DEMO))
+    tokenizer = make_tokenizer()
+    torch.manual_seed(shape.seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=2 * shape.hidden,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    paths = []
+    for name, noise in (("target", 0.0), ("draft", shape.noise)):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * parameter.std() * noise)
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        paths.append(folder / name)
+    return paths[0], paths[1]

@@ -1,0 +1,197 @@
+"""Settings: what is refused, and the three roads into a process (environment, CLI, call)."""
+
+import argparse
+import json
+from dataclasses import asdict, fields
+
+import pytest
+
+from sglang_parse.config import (
+    ENV_VAR,
+    ConfigError,
+    ParseConfig,
+    RequestOptions,
+    add_cli_args,
+    config_from_namespace,
+    configure,
+    flag,
+)
+from sglang_parse.question import DEFAULT_QUESTION_FILE
+
+pytestmark = pytest.mark.unit
+
+CHANGED = ParseConfig(
+    draft_tokens=64,
+    burst_tokens=8,
+    max_prefixes=4,
+    segment="tokens:12",
+    question="q.json",
+    threshold=1.5,
+    selection="longest",
+    verification="token",
+    after_cut="target",
+    default="off",
+)
+
+
+def test_the_record_of_changes_changes_every_setting():
+    defaults = ParseConfig()
+    assert all(getattr(CHANGED, f.name) != getattr(defaults, f.name) for f in fields(ParseConfig))
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("draft_tokens", 1, 8192), ("burst_tokens", 1, 1024), ("max_prefixes", 1, 256)],
+)
+def test_whole_numbers_have_ranges(name, low, high):
+    for value in (low, high):
+        assert getattr(ParseConfig(**{name: value}), name) == value
+    for value in (low - 1, high + 1, True, 2.0, "2", None):
+        with pytest.raises(
+            ConfigError, match=f"{flag(name)} is .*use a whole number {low}..{high}"
+        ):
+            ParseConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["selection", "verification", "after_cut", "default"])
+def test_choices_are_listed_in_the_refusal(name):
+    with pytest.raises(ConfigError, match=f"{flag(name)} is 'sideways'; use one of") as error:
+        ParseConfig(**{name: "sideways"})
+    assert getattr(ParseConfig(), name) in str(error.value)
+
+
+@pytest.mark.parametrize("value", [-0.01, 2.01, float("nan"), float("inf"), True, "0.5", None])
+def test_threshold_is_refused(value):
+    with pytest.raises(ConfigError, match="--parse-threshold is .*use a number from 0"):
+        ParseConfig(threshold=value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 1, 1.0, 1.01, 2])
+def test_threshold_is_taken(value):
+    assert ParseConfig(threshold=value).threshold == value
+
+
+def test_segment_is_checked_at_once():
+    with pytest.raises(ConfigError, match="--parse-segment: expected .*'tokens:0'"):
+        ParseConfig(segment="tokens:0")
+    assert ParseConfig(segment="tokens:12").segment_rule.num_tokens == 12
+
+
+def test_no_question_means_the_built_in_one():
+    assert ParseConfig().question_path == str(DEFAULT_QUESTION_FILE)
+    assert ParseConfig(question="q.json").question_path == "q.json"
+
+
+def test_is_semantic():
+    assert ParseConfig().is_semantic
+    assert not CHANGED.is_semantic
+
+
+def test_environment_round_trip():
+    environ: dict[str, str] = {}
+    assert ParseConfig.from_env(environ) == ParseConfig()
+    CHANGED.to_env(environ)
+    assert list(environ) == [ENV_VAR]
+    assert ParseConfig.from_env(environ) == CHANGED
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", f"{ENV_VAR} is not JSON"),
+        ("[]", f"{ENV_VAR} must hold one JSON object"),
+        ('{"treshold": 1}', r"unknown PARSE settings \['treshold'\]; known: .*'threshold'"),
+        ('{"burst_tokens": 0}', "--parse-burst-tokens is 0"),
+    ],
+)
+def test_environment_refusals(text, message):
+    with pytest.raises(ConfigError, match=message):
+        ParseConfig.from_env({ENV_VAR: text})
+
+
+def test_configure_publishes_or_refuses(monkeypatch):
+    monkeypatch.delenv(ENV_VAR, raising=False)
+    with pytest.raises(ConfigError, match=r"unknown PARSE settings \['draft'\]"):
+        configure(draft=3)
+    assert ParseConfig.from_env() == ParseConfig()
+    # monkeypatch removes it again at the end, because it knows the variable.
+    monkeypatch.setenv(ENV_VAR, "")
+    assert configure(**asdict(CHANGED)) == CHANGED
+    assert ParseConfig.from_env() == CHANGED
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    made.add_argument("--model-path")
+    add_cli_args(made)
+    return made
+
+
+def test_command_line_defaults():
+    assert config_from_namespace(parser().parse_args([])) == ParseConfig()
+
+
+def test_command_line_reaches_every_setting():
+    arguments = [
+        word for name, value in asdict(CHANGED).items() for word in (flag(name), str(value))
+    ]
+    assert config_from_namespace(parser().parse_args(arguments)) == CHANGED
+
+
+def test_command_line_of_a_parser_without_parse_flags():
+    assert config_from_namespace(argparse.Namespace(model_path="m")) is None
+
+
+def test_command_line_refusals(capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--parse-selection", "sideways"])
+    assert "--parse-selection" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--parse-draft-tokens is 0"):
+        config_from_namespace(parser().parse_args(["--parse-draft-tokens", "0"]))
+
+
+def test_help_names_every_flag():
+    text = parser().format_help()
+    assert all(flag(f.name) in text for f in fields(ParseConfig))
+
+
+@pytest.mark.parametrize("custom_params", [None, {}, {"other": 1}, {"parse": None}, {"parse": {}}])
+def test_request_without_options_takes_the_servers(custom_params):
+    assert RequestOptions.read(custom_params, ParseConfig(threshold=0.7)) == RequestOptions(
+        enabled=True, threshold=0.7, trace=False
+    )
+    assert not RequestOptions.read(custom_params, ParseConfig(default="off")).enabled
+
+
+def test_request_options_win():
+    options = {"parse": {"enabled": True, "threshold": 1, "trace": True}}
+    read = RequestOptions.read(options, ParseConfig(default="off", threshold=0.2))
+    assert read == RequestOptions(enabled=True, threshold=1.0, trace=True)
+    assert isinstance(read.threshold, float)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "custom_params.parse is .*use an object"),
+        (False, "custom_params.parse is False; use an object"),
+        ({"treshold": 1}, r"unknown keys \['treshold'\]; known: .*'threshold'"),
+        ({3: 1}, r"unknown keys \['3'\]"),
+        ({"enabled": "no"}, "custom_params.parse.enabled is 'no'; use true or false"),
+        ({"enabled": 0}, "custom_params.parse.enabled is 0"),
+        ({"trace": None}, "custom_params.parse.trace is None"),
+        ({"threshold": "1"}, "custom_params.parse.threshold is '1'"),
+        ({"threshold": True}, "custom_params.parse.threshold is True"),
+        ({"threshold": 3}, "custom_params.parse.threshold is 3"),
+        ({"threshold": float("nan")}, "custom_params.parse.threshold is nan"),
+    ],
+)
+def test_request_options_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        RequestOptions.read({"parse": options}, ParseConfig())
+
+
+def test_published_settings_are_plain_json():
+    environ: dict[str, str] = {}
+    CHANGED.to_env(environ)
+    assert json.loads(environ[ENV_VAR]) == asdict(CHANGED)

@@ -1,0 +1,167 @@
+"""The mask and the positions, against a golden case and against stand-alone prompts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_parse.layout import RequestLayout, VerifyLayout
+from sglang_parse.mask import dense_mask, flat_mask, may_attend, split_flat_mask, tail_mask
+
+pytestmark = pytest.mark.unit
+
+# Four draft rows in two segments, two questions of two tokens, as in the design's picture.
+GOLDEN_LAYOUT = RequestLayout(prefix_len=3, num_draft_rows=4, cuts=(2, 4), question_lens=(2, 2))
+GOLDEN = """
+    1 . . . . . . .
+    1 1 . . . . . .
+    1 1 1 . . . . .
+    1 1 1 1 . . . .
+    1 1 . . 1 . . .
+    1 1 . . 1 1 . .
+    1 1 1 1 . . 1 .
+    1 1 1 1 . . 1 1
+"""
+
+
+def rows_of_text(text: str) -> list[list[bool]]:
+    return [[mark == "1" for mark in line.split()] for line in text.strip().splitlines()]
+
+
+def predicate_mask(layout: RequestLayout) -> list[list[bool]]:
+    return [
+        [may_attend(layout, row, column) for column in range(layout.kv_len)]
+        for row in range(layout.num_rows)
+    ]
+
+
+def stand_alone_prompts(layout: RequestLayout) -> list[list[tuple[str, ...]]]:
+    """For each row the tokens, by name, of an ordinary prompt that ends with that row's token."""
+    context = [("context", str(i)) for i in range(layout.prefix_len)]
+    draft = [("draft", str(i)) for i in range(layout.num_draft_rows)]
+    prompts = [context + draft[: i + 1] for i in range(layout.num_draft_rows)]
+    for k, (cut, length) in enumerate(zip(layout.cuts, layout.question_lens, strict=True)):
+        question = [("question", str(k), str(i)) for i in range(length)]
+        prompts += [context + draft[:cut] + question[: i + 1] for i in range(length)]
+    return prompts
+
+
+def column_names(layout: RequestLayout) -> list[tuple[str, ...]]:
+    """Every column's token by name: the context, then the last token of each row's prompt."""
+    context = [("context", str(i)) for i in range(layout.prefix_len)]
+    return context + [prompt[-1] for prompt in stand_alone_prompts(layout)]
+
+
+@st.composite
+def request_layouts(draw) -> RequestLayout:
+    num_draft_rows = draw(st.integers(1, 12))
+    num_questions = draw(st.integers(0, 6))
+    cuts = st.lists(st.integers(0, num_draft_rows), min_size=num_questions, max_size=num_questions)
+    lens = st.lists(st.integers(1, 5), min_size=num_questions, max_size=num_questions)
+    return RequestLayout(
+        prefix_len=draw(st.integers(0, 20)),
+        num_draft_rows=num_draft_rows,
+        cuts=tuple(draw(cuts)),
+        question_lens=tuple(draw(lens)),
+    )
+
+
+BATCHES = st.lists(request_layouts(), min_size=1, max_size=3).map(VerifyLayout.of)
+
+
+def test_golden_mask():
+    golden = rows_of_text(GOLDEN)
+    assert tail_mask(GOLDEN_LAYOUT).tolist() == golden
+    with_context = [[True] * 3 + row for row in golden]
+    assert dense_mask(GOLDEN_LAYOUT).tolist() == with_context
+    assert predicate_mask(GOLDEN_LAYOUT) == with_context
+
+
+def test_golden_rows():
+    assert GOLDEN_LAYOUT.positions() == [3, 4, 5, 6, 5, 6, 7, 8]
+    assert GOLDEN_LAYOUT.question_starts == (4, 6)
+    assert GOLDEN_LAYOUT.verdict_rows == (5, 7)
+    assert (GOLDEN_LAYOUT.num_rows, GOLDEN_LAYOUT.kv_len) == (8, 11)
+
+
+def test_golden_batch():
+    plain = RequestLayout(prefix_len=5, num_draft_rows=1)
+    batch = VerifyLayout.of([plain, GOLDEN_LAYOUT, plain])
+    assert batch.qo_indptr == [0, 1, 9, 10]
+    assert batch.positions() == [5, 3, 4, 5, 6, 5, 6, 7, 8, 5]
+    assert batch.mask_size == 6 + 88 + 6
+    flat = flat_mask(batch)
+    assert flat[:6].all()
+    assert flat[6:94].tolist() == dense_mask(GOLDEN_LAYOUT).flatten().tolist()
+    assert flat[94:].all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES)
+def test_every_row_sees_its_own_stand_alone_prompt(batch):
+    """Mask and position of a row are those of the last token of an ordinary prompt."""
+    for layout in batch.requests:
+        prompts, names = stand_alone_prompts(layout), column_names(layout)
+        expected = [[name in prompt for name in names] for prompt in prompts]
+        assert dense_mask(layout).tolist() == expected
+        assert predicate_mask(layout) == expected
+        assert layout.positions() == [len(prompt) - 1 for prompt in prompts]
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES)
+def test_flat_form_is_the_dense_masks_in_order(batch):
+    flat = flat_mask(batch)
+    assert flat.dtype == torch.bool
+    assert flat.numel() == batch.mask_size
+    parts = split_flat_mask(flat, batch)
+    for part, layout in zip(parts, batch.requests, strict=True):
+        assert torch.equal(part, dense_mask(layout))
+    offset = 0
+    for layout in batch.requests:
+        row, column = layout.num_rows - 1, layout.kv_len - 1
+        assert flat[offset + row * layout.kv_len + column]  # a row always sees itself
+        offset += layout.num_rows * layout.kv_len
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES)
+def test_rows_of_a_batch(batch):
+    assert batch.qo_indptr[-1] == batch.num_rows == len(batch.positions())
+    for layout in batch.requests:
+        assert layout.num_questions == len(layout.verdict_rows)
+        for start, row, length in zip(
+            layout.question_starts, layout.verdict_rows, layout.question_lens, strict=True
+        ):
+            assert layout.num_draft_rows <= start <= row == start + length - 1 < layout.num_rows
+
+
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_a_flat_mask_of_another_length_is_refused(extra):
+    batch = VerifyLayout.of([GOLDEN_LAYOUT])
+    with pytest.raises(ValueError, match=f"mask has {88 + extra} entries, the layout needs 88"):
+        split_flat_mask(torch.ones(88 + extra, dtype=torch.bool), batch)
+
+
+def test_an_empty_pass():
+    empty = VerifyLayout.of([])
+    assert flat_mask(empty).shape == (0,)
+    assert split_flat_mask(flat_mask(empty), empty) == []
+    assert empty.qo_indptr == [0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cuts": (2,)}, "1 cuts for 2 questions"),
+        ({"prefix_len": -1}, "prefix_len -1"),
+        ({"num_draft_rows": 0}, "num_draft_rows 0"),
+        ({"cuts": (2, 5)}, r"cuts \(2, 5\) outside 0..4"),
+        ({"cuts": (-1, 4)}, r"cuts \(-1, 4\) outside 0..4"),
+        ({"question_lens": (2, 0)}, r"empty question in \(2, 0\)"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(change, message):
+    golden = {"prefix_len": 3, "num_draft_rows": 4, "cuts": (2, 4), "question_lens": (2, 2)}
+    with pytest.raises(ValueError, match=message):
+        RequestLayout(**(golden | change))

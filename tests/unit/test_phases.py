@@ -1,0 +1,97 @@
+"""KV slots a request asks for, phase by phase."""
+
+import pytest
+
+from sglang_parse.layout import RequestLayout
+from sglang_parse.phases import Draft, Phase, RequestState, tail_len
+
+pytestmark = pytest.mark.unit
+
+
+def state(phase: Phase, draft: Draft | None = None) -> RequestState:
+    return RequestState(phase=phase, threshold=0.5, draft=draft or Draft())
+
+
+@pytest.mark.parametrize(
+    ("drafted", "burst", "budget", "expected"),
+    [(0, 16, 128, 16), (16, 16, 128, 32), (120, 16, 128, 128), (0, 16, 5, 5), (0, 1, 1, 1)],
+)
+def test_drafting_asks_for_the_draft_so_far_and_one_burst(drafted, burst, budget, expected):
+    drafting = state(Phase.DRAFTING, Draft(token_ids=[7] * drafted))
+    assert tail_len(drafting, burst, budget) == expected
+
+
+def test_verifying_asks_for_exactly_the_rows_of_its_layout():
+    draft = Draft(
+        token_ids=[7] * 9, prefix_ends=[4, 9], question_ids=[(1, 2, 3), (1, 2, 3, 4)], finished=True
+    )
+    layout = RequestLayout(prefix_len=20, num_draft_rows=10, cuts=(5, 10), question_lens=(3, 4))
+    assert tail_len(state(Phase.VERIFYING, draft), 16, 128) == layout.num_rows == 17
+
+
+def test_verifying_without_questions_asks_for_the_anchor_and_the_draft():
+    assert tail_len(state(Phase.VERIFYING, Draft(token_ids=[7] * 9)), 16, 4) == 10
+
+
+@pytest.mark.parametrize("phase", [Phase.CONTINUING, Phase.PLAIN])
+def test_plain_decoding_asks_for_one(phase):
+    assert tail_len(state(phase, Draft(token_ids=[7, 7])), 16, 128) == 1
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_asking_twice_answers_the_same_and_changes_nothing(phase):
+    """SGLang asks for the capacity check and again to allocate."""
+    asked = state(phase, Draft(token_ids=[7, 7], prefix_ends=[2], question_ids=[(1, 2)]))
+    before = repr(asked)
+    assert tail_len(asked, 16, 128) == tail_len(asked, 16, 128)
+    assert repr(asked) == before
+
+
+def test_requests_share_no_state():
+    one, other = state(Phase.DRAFTING), state(Phase.DRAFTING)
+    one.draft.token_ids.append(7)
+    one.stats.rounds += 1
+    one.trace.append({})
+    assert other == RequestState(phase=Phase.DRAFTING, threshold=0.5)
+
+
+def test_a_reason_makes_a_request_plain():
+    assert not state(Phase.PLAIN).is_plain
+    assert RequestState(phase=Phase.PLAIN, threshold=0.5, plain_reason="grammar").is_plain
+
+
+def busy() -> RequestState:
+    busy = state(Phase.VERIFYING, Draft(token_ids=[7, 7], finished=True, prefix_ends=[2]))
+    busy.draft_kv_len = 30
+    return busy
+
+
+@pytest.mark.parametrize(
+    ("change", "phase", "resumes"),
+    [
+        (RequestState.start_draft, Phase.DRAFTING, True),
+        (RequestState.continue_segment, Phase.CONTINUING, True),
+        (RequestState.continue_to_end, Phase.CONTINUING, False),
+    ],
+)
+def test_leaving_verification_drops_the_draft_and_keeps_its_kv_count(change, phase, resumes):
+    changed = busy()
+    change(changed)
+    assert (changed.phase, changed.resumes, changed.draft) == (phase, resumes, Draft())
+    assert changed.draft_kv_len == 30
+
+
+def test_resuming_is_decided_anew_at_each_cut():
+    changed = busy()
+    changed.continue_to_end()
+    changed.continue_segment()
+    assert changed.resumes
+
+
+@pytest.mark.parametrize(("reason", "phase"), [("", Phase.DRAFTING), ("grammar", Phase.PLAIN)])
+def test_a_prefill_restarts_in_the_phase_decided_before(reason, phase):
+    """The first prefill, or the one after a retraction: no draft, the KV as long as told."""
+    restarted = busy()
+    restarted.plain_reason = reason
+    restarted.restart(12)
+    assert (restarted.phase, restarted.draft, restarted.draft_kv_len) == (phase, Draft(), 12)
