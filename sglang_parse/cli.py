@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code is the program's."""
-    from sglang_parse.demo import run
+    from sglang_parse.demo import run, settings
 
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "held-out problems and compares them. Exit code 1 when anything failed; a figure that "
         "misses its mark is reported and is no failure.",
     )
-    run.add_arguments(demo)
+    settings.add_arguments(demo)
     return run.main(parser.parse_args(argv))
 
 

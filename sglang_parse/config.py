@@ -70,6 +70,9 @@ class ParseConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{flag(name)} is {value!r}; use a whole number {low}..{high}")
+        for name in ("segment", "question"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{flag(name)} is {getattr(self, name)!r}; use a text")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(

@@ -125,7 +125,7 @@ def tail_len(state: RequestState, burst_tokens: int, draft_budget: int) -> int:
         state: the request's state; a pure function of it, because SGLang asks twice (once for
             the capacity check, once to allocate) and the answers must agree.
         burst_tokens: draft steps per iteration.
-        draft_budget: draft tokens this request may still hold in this round (>= 1).
+        draft_budget: draft tokens this request may hold in this round, at least what it holds.
     """
     if state.phase is Phase.DRAFTING:
         return min(len(state.draft.token_ids) + burst_tokens, draft_budget)

@@ -75,7 +75,9 @@ class RoundJudge:
         if self._ends_answer(req, cut):
             next_token = None
         if state.keep_trace:
-            state.trace.append(trace_record(state, verdicts, cut, next_token, self.question))
+            state.trace.append(
+                trace_record(state, verdicts, cut, next_token, self.question, len(req.output_ids))
+            )
         tokens = state.draft.token_ids[:cut] + ([] if next_token is None else [next_token])
         self._count(state, cut, next_token)
         self._after_round(req, part, cut, tokens)

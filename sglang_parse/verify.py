@@ -201,10 +201,12 @@ def trace_record(
     cut: int,
     next_token_id: int | None,
     question: Question | None,
+    output_start: int,
 ) -> dict[str, Any]:
     """One round for ``meta_info``: enough to compute every verdict again elsewhere."""
     draft = state.draft
     return {
+        "output_start": output_start,
         "draft_token_ids": list(draft.token_ids),
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -240,16 +240,20 @@ def _spread_logprobs(
     logprobs = torch.zeros(num_reqs, 1)
     logprobs[torch.tensor(rows), 0] = output.next_token_logprobs.float().cpu()
     output.next_token_logprobs = logprobs
+    # SGLang calls .tolist() on all of these but the requested ids, which it hands on as they are.
     for name in (
         "next_token_top_logprobs_val",
         "next_token_top_logprobs_idx",
         "next_token_token_ids_logprobs_val",
-        "next_token_token_ids_logprobs_idx",
     ):
         values = getattr(output, name)
-        if values:
-            spread = [torch.empty(0)] * num_reqs
-            for row, value in zip(rows, values, strict=True):
-                spread[row] = torch.as_tensor(value)
-            setattr(output, name, spread)
+        setattr(output, name, _spread(map(torch.as_tensor, values or ()), rows, num_reqs))
+    requested_ids = output.next_token_token_ids_logprobs_idx
+    output.next_token_token_ids_logprobs_idx = _spread(requested_ids or (), rows, num_reqs)
     return output
+
+
+def _spread(values: Iterable[Any], rows: Sequence[int], num_reqs: int) -> list[Any] | None:
+    """``values`` of ``rows`` in a list with a place for every request; None if there are none."""
+    places = dict(zip(rows, values, strict=False))
+    return [places.get(i, torch.empty(0)) for i in range(num_reqs)] if places else None

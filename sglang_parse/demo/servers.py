@@ -21,15 +21,16 @@ import httpx
 
 from sglang_parse.demo.records import TITLES, DemoError
 
-START_LIMIT_S = 300.0
+START_LIMIT_S = 600.0
 STOP_LIMIT_S = 15.0
 LOG_TAIL_LINES = 25
 MODEL_NAME = "demo"
+MAX_RUNNING_REQUESTS = 16
 
 COMMON_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
     *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
-    *("--max-total-tokens", "16384", "--max-running-requests", "16"),
+    *("--max-total-tokens", "16384", "--max-running-requests", str(MAX_RUNNING_REQUESTS)),
 )
 ENVIRONMENT = {
     # Everything is on disk: no server may wait for a network.
@@ -44,10 +45,11 @@ DEFAULTS = {"OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How to start one server: ``flags`` come on top of ``COMMON_FLAGS``."""
+    """How to start one server: ``flags`` come on top of ``common``."""
 
     name: str
     flags: tuple[str, ...]
+    common: tuple[str, ...] = COMMON_FLAGS
 
 
 class Server:
@@ -55,7 +57,7 @@ class Server:
 
     def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
         self.name, self.port, self.log = spec.name, port, log
-        command = [sys.executable, "-m", "sglang.launch_server", *COMMON_FLAGS, *spec.flags]
+        command = [sys.executable, "-m", "sglang.launch_server", *spec.common, *spec.flags]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--port", str(port)],
@@ -110,9 +112,8 @@ class Server:
     def _error(self, what: str) -> DemoError:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in lines)
-        return DemoError(
-            f"the server for {TITLES[self.name]} {what}. The end of {self.log}:\n{tail}"
-        )
+        title = TITLES.get(self.name, self.name)
+        return DemoError(f"the server for {title} {what}. The end of {self.log}:\n{tail}")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from corruption import corrupt  # noqa: E402
 from problems import (  # noqa: E402
     HIGH,
     LOW,
+    MAX_STEPS,
     Problem,
     Step,
     draw_problem,
@@ -115,5 +116,6 @@ def test_corrupted_solutions_are_wrong_and_errors_spread_over_the_lines() -> Non
         line = first_wrong_line(problem, written)
         assert line is not None
         first_wrong.append(line)
+        corrupt(make_problem(rng, MAX_STEPS), rng)
     counts = [first_wrong.count(line) for line in range(7)]
     assert min(counts) > 40, counts

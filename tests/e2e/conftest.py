@@ -1,0 +1,125 @@
+"""Real servers for the end-to-end tests: each is started once, and suspended while not in use.
+
+Two model pairs: ``random`` (untied random target, noisy copy as draft: diverse text, partial
+agreement) and ``demo`` (the trained pair in examples/demo_pair).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from client import Client  # noqa: E402
+from random_pair import DEMO, PairShape, make_pair  # noqa: E402
+
+# SGLang asserts its slot accounting on every iteration, not only when idle.
+os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+
+PARSE = ("--speculative-algorithm", "PARSE")
+QUESTION = ("--parse-question", str(DEMO / "question.json"))
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """``start(name, *flags)``: a server of that name, ready and suspended; all end here."""
+    started: dict[str, Server] = {}
+    logs = tmp_path_factory.mktemp("logs")
+
+    def start(name: str, *flags: str) -> Server:
+        if name not in started:
+            (port,) = free_ports(1)
+            server = Server(ServerSpec(name, tuple(flags)), port, logs / f"{name}.log")
+            started[name] = server
+            server.wait_ready()
+            server.suspend()
+        return started[name]
+
+    yield start
+    for server in started.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"), PairShape(seed=1))
+
+
+def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
+    target, draft = pair
+    return (
+        *("--model-path", str(target), *PARSE, "--speculative-draft-model-path", str(draft)),
+        *flags,
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """Stock SGLang with the random target; no overlap, as PARSE runs."""
+    server = start_server(
+        "plain", "--model-path", str(pair[0]), "--disable-overlap-schedule", *SEED
+    )
+    with awake(server):
+        yield Client(server.url)
+
+
+@pytest.fixture(scope="module")
+def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """PARSE with token-level verification on the random pair."""
+    server = start_server(
+        "token",
+        *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
+        *("--parse-burst-tokens", "4", *SEED),
+    )
+    with awake(server):
+        yield Client(server.url)
+
+
+@pytest.fixture(scope="module")
+def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """PARSE with questions on the random pair: verdicts mean nothing, cuts fall anywhere."""
+    server = start_server(
+        "semantic",
+        *parse_flags(pair, *QUESTION, "--parse-segment", "tokens:3"),
+        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", *SEED),
+    )
+    with awake(server):
+        yield Client(server.url)
+
+
+@pytest.fixture(scope="module")
+def demo(start_server: Start) -> Iterator[Client]:
+    """PARSE with the demo pair."""
+    server = start_server("demo", *parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION))
+    with awake(server):
+        yield Client(server.url)
+
+
+@pytest.fixture(scope="module")
+def demo_plain(start_server: Start) -> Iterator[Client]:
+    """Stock SGLang with the demo target."""
+    server = start_server(
+        "demo-plain", "--model-path", str(DEMO / "target"), "--disable-overlap-schedule"
+    )
+    with awake(server):
+        yield Client(server.url)
+
+
+SEED = ("--random-seed", "7")
+
+
+@pytest.fixture(scope="session")
+def problems() -> list:
+    """Held-out problems of the demo pair, as prompts through its chat template."""
+    from demo_problems import held_out
+
+    return held_out(100)

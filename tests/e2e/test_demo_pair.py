@@ -1,0 +1,96 @@
+"""The demo pair on a real server: cuts equal the slow reference's, exactness, accuracy."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from client import Client, parse_info
+from conftest import DEMO
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sglang_parse.question import QuestionWording, render_question
+from sglang_parse.reference import Case, separate_verdicts
+from sglang_parse.segment import SegmentRule, prefix_ends
+from sglang_parse.selection import select_cut
+
+
+@pytest.fixture(scope="module")
+def target_model():
+    return AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(DEMO / "target")
+
+
+def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model, tokenizer):
+    """Prefixes one by one as ordinary prompts in plain transformers, from the trace's own ids."""
+    question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
+    num_cut = 0
+    for problem in problems[:20]:
+        answer = demo.generate(problem.prompt, parse={"trace": True}, max_new_tokens=256)
+        context = tokenizer.encode(problem.prompt, add_special_tokens=False)
+        output = answer["output_ids"]
+        for record in parse_info(answer)["trace"]:
+            start = record["output_start"]
+            draft = record["draft_token_ids"]
+            judged = separate_verdicts(
+                target_model,
+                Case(
+                    context_ids=(*context, *output[:start]),
+                    draft_token_ids=tuple(draft),
+                    prefix_ends=tuple(record["prefix_ends"]),
+                    question_ids=tuple(map(tuple, record["question_token_ids"])),
+                    accept_id=record["accept_token_id"],
+                    reject_id=record["reject_token_id"],
+                ),
+            )
+            assert record["verdicts"] == pytest.approx(judged.verdicts, abs=1e-3)
+            cut = select_cut(judged.verdicts, record["prefix_ends"], 0.5, "first-reject")
+            assert record["cut"] == cut
+            if record["next_token_id"] is not None:
+                places = (0, *record["prefix_ends"])
+                assert record["next_token_id"] == judged.next_token_ids[places.index(cut)]
+            num_cut += cut < record["prefix_ends"][-1]
+            assert record["accept_token_id"] == question.accept_id
+            _check_prefixes(draft, record["prefix_ends"], tokenizer)
+    assert num_cut > 0, "no draft was cut: the test saw only whole drafts"
+
+
+def _check_prefixes(draft: list[int], ends: list[int], tokenizer) -> None:
+    pieces = [tokenizer.decode([token]) for token in draft]
+    finished = draft[-1] == tokenizer.eos_token_id
+    rule = SegmentRule.parse("line")
+    assert ends == prefix_ends(pieces, rule, finished=finished, max_prefixes=16)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_exact_above_one(demo: Client, demo_plain: Client, problems: list, concurrency: int):
+    prompts = [problem.prompt for problem in problems[:8]]
+    ours = demo.generate_all(prompts, concurrency, parse={"threshold": 1.5}, max_new_tokens=256)
+    plain = demo_plain.generate_all(prompts, 8, max_new_tokens=256)
+    assert [a["output_ids"] for a in ours] == [a["output_ids"] for a in plain]
+
+
+def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Client, problems: list):
+    problems = problems[:60]
+    answers = demo.generate_all([p.prompt for p in problems], 8, max_new_tokens=256)
+    right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=True))
+    assert right / len(problems) >= 0.9
+    infos = [parse_info(answer) for answer in answers]
+    accepted = sum(info["accepted_tokens"] for info in infos)
+    assert accepted > 0.5 * sum(len(answer["output_ids"]) for answer in answers)
+
+
+def test_mass_is_on_the_verdict_tokens(target_model, tokenizer, problems: list):
+    sys.stdout.flush()
+    wording = QuestionWording.read(DEMO / "question.json")
+    question = render_question(tokenizer, wording)
+    ids = tokenizer.encode(problems[0].prompt, add_special_tokens=False)
+    with torch.no_grad():
+        logits = target_model(torch.tensor([[*ids, *question.partial_ids]])).logits[0, -1]
+    probabilities = logits.softmax(-1)
+    assert float(probabilities[[question.accept_id, question.reject_id]].sum()) > 0.9

@@ -1,0 +1,92 @@
+"""Exactness: token mode and a threshold above 1 give the plain server's tokens (fp32, greedy)."""
+
+import pytest
+from client import Client, parse_info, random_prompts
+
+SEEDS = (11, 12, 13)
+
+
+def _ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client) -> dict[int, list[list[int]]]:
+    return {
+        seed: _ids(
+            plain.generate_all(random_prompts(6, seed), 6, max_new_tokens=72, ignore_eos=True)
+        )
+        for seed in SEEDS
+    }
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_token_mode(token: Client, expected: dict, seed: int, concurrency: int):
+    answers = token.generate_all(
+        random_prompts(6, seed), concurrency, max_new_tokens=72, ignore_eos=True
+    )
+    assert _ids(answers) == expected[seed]
+    infos = [parse_info(answer) for answer in answers]
+    assert {info["mode"] for info in infos} == {"parse"}
+    # Not vacuous: text is diverse, some drafts are kept and some are not.
+    assert len({token for ids in expected[seed] for token in ids}) > 50
+    accepted = sum(info["accepted_tokens"] for info in infos)
+    assert 0 < accepted < sum(info["drafted_tokens"] for info in infos)
+    for answer, info in zip(answers, infos, strict=True):
+        # The first token of every answer comes from the prefill, the target's own.
+        assert 1 + info["accepted_tokens"] + info["target_tokens"] == len(answer["output_ids"])
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_threshold_above_one(semantic: Client, expected: dict, concurrency: int):
+    seed = SEEDS[0]
+    answers = semantic.generate_all(
+        random_prompts(6, seed),
+        concurrency,
+        max_new_tokens=72,
+        ignore_eos=True,
+        parse={"threshold": 1.5},
+    )
+    assert _ids(answers) == expected[seed]
+    assert all(parse_info(answer)["accepted_tokens"] == 0 for answer in answers)
+    assert all(parse_info(answer)["rounds"] > 3 for answer in answers)
+
+
+def test_prefills_join_while_others_draft(token: Client, expected: dict):
+    """More requests than run at once, different lengths: phases mix in one running batch."""
+    seed = SEEDS[1]
+    prompts = random_prompts(6, seed)
+    answers = token.generate_all(prompts * 4, 24, max_new_tokens=72, ignore_eos=True)
+    assert _ids(answers) == expected[seed] * 4
+
+
+def test_switched_off_requests_ride_beside_drafting_ones(token: Client, expected: dict):
+    seed = SEEDS[2]
+    prompts = random_prompts(6, seed)
+    bodies = [None, {"enabled": False}]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(12) as pool:
+        jobs = [
+            pool.submit(
+                token.generate, prompt, parse=bodies[i % 2], max_new_tokens=72, ignore_eos=True
+            )
+            for i, prompt in enumerate(prompts * 2)
+        ]
+        answers = [job.result() for job in jobs]
+    assert _ids(answers) == expected[seed] * 2
+    for i, answer in enumerate(answers):
+        info = parse_info(answer)
+        if i % 2:
+            assert (info["mode"], info["reason"]) == ("plain", "switched off")
+            assert info["drafted_tokens"] == 0
+        else:
+            assert info["mode"] == "parse"
+
+
+def test_slots_come_back(token: Client, semantic: Client):
+    for client in (token, semantic):
+        client.generate_all(random_prompts(8, 99), 8, max_new_tokens=40)
+        client.flush()
+        assert client.used_slots() == 0

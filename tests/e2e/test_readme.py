@@ -1,0 +1,286 @@
+"""The README is true: its tables, its file map, and every command and program in it.
+
+``python tests/e2e/test_readme.py`` writes the flags table and the file map anew; texts of files
+that are already in the map are kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_parse import config
+from sglang_parse.demo.figures import make_figures
+from sglang_parse.demo.records import Answer, Leg
+from sglang_parse.demo.report import report
+from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.demo.settings import Settings
+from sglang_parse.phases import Stats
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PORT = "30000"
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# Who runs which block, told by a text that only this block has. A block of no line, or of two,
+# fails `test_every_block_is_run_by_one_test`.
+RUN_BY = {
+    "make demo ": "test_make_targets_exist",
+    "make train-demo-pair ": "test_make_targets_exist",
+    "-m sglang.launch_server": "server (fixture)",
+    "curl ": "test_curl",
+    "openai.OpenAI(": "test_openai_program",
+    "sgl.Engine(": "test_engine_program",
+    "AutoModelForCausalLM": "test_verdicts_computed_again",
+}
+
+
+def readme() -> str:
+    return README.read_text(encoding="utf-8")
+
+
+def blocks() -> list[str]:
+    return [text for _, text in BLOCK.findall(readme())]
+
+
+def find_block(mark: str) -> str:
+    (block,) = [text for text in blocks() if mark in text]
+    return block
+
+
+def marked(name: str) -> str:
+    """Text between ``<!-- name -->`` and ``<!-- /name -->``."""
+    return readme().partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
+
+
+# -- tables ---------------------------------------------------------------------
+
+
+def flags_table() -> str:
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    defaults = config.ParseConfig()
+    for setting in fields(config.ParseConfig):
+        name = config.flag(setting.name)
+        default = getattr(defaults, setting.name)
+        shown = f"`{default}`" if default != "" else "built in"
+        rows.append(f"| `{name}` | {shown} | {config._HELP[setting.name]} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_flags_table_equals_the_settings():
+    assert marked("flags") == flags_table()
+
+
+def test_request_options_and_counters_are_documented():
+    text = readme()
+    for field in (*fields(config.RequestOptions), *fields(Stats)):
+        assert f"`{field.name}`" in text
+
+
+def test_trace_keys_are_documented():
+    tree = ast.parse((ROOT / "sglang_parse" / "verify.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    (function,) = [node for node in functions if node.name == "trace_record"]
+    records = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
+    keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
+    table = readme().partition("A record of `trace`:")[2].partition("So every verdict")[0]
+    assert keys == set(re.findall(r"`(\w+)`(?=[^|]*\|[^|]*\|$)", table, re.MULTILINE))
+
+
+def demo_keys(content: Any, path: str = "") -> Iterator[str]:
+    """Dotted keys of a report, in the README's spelling."""
+    if isinstance(content, list):
+        content = content[0]
+    if not isinstance(content, dict):
+        yield path
+        return
+    for key, value in content.items():
+        if path == "servers":
+            key = "<server>"
+        names = {"one": "<speed>", "concurrent": "<speed>"}
+        names |= {"stages_one": "<stages>", "stages_concurrent": "<stages>"}
+        if value is not None:
+            yield from demo_keys(value, f"{path}.{names.get(key, key)}".lstrip("."))
+
+
+def documented_demo_keys() -> set[str]:
+    found: set[str] = set()
+    for line in marked("demo keys").splitlines()[2:]:
+        names = re.findall(r"`([^`]+)`", line.split("|")[1])
+        parent = names[0].rpartition(".")[0]
+        found.update(parent + name if name.startswith(".") else name for name in names)
+    return found
+
+
+def test_demo_json_keys_are_documented():
+    counters = {"rounds": 1, "drafted_tokens": 9, "accepted_tokens": 8, "target_tokens": 1}
+    stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
+    answer = Answer(0, "", True, 10, 1.0, counters | dict.fromkeys(stages, 0.1))
+    names = product(("plain", "draft", "parse"), (1, 8))
+    legs = [Leg(name, 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
+    settings = Settings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
+    content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
+    assert documented_demo_keys() == set(demo_keys(content))
+
+
+# -- file map -------------------------------------------------------------------
+
+# Folders of files that belong together and are described as one.
+WHOLE_FOLDERS = ("examples/demo_pair/draft/", "examples/demo_pair/target/")
+
+
+def files() -> list[str]:
+    """Entries of the map: files that git tracks or would add, and whole folders."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout: the file map has nothing to be compared with")
+    names = {name for name in listing.stdout.decode().split("\0") if name}
+    return sorted({_entry(name) for name in names if (ROOT / name).is_file()})
+
+
+def _entry(name: str) -> str:
+    return next((folder for folder in WHOLE_FOLDERS if name.startswith(folder)), name)
+
+
+def mapped() -> dict[str, str]:
+    """File -> text of the map."""
+    lines = re.findall(r"^- `([^`]+)`(?:: (.*))?$", marked("file map"), re.MULTILINE)
+    return dict(lines)
+
+
+def test_file_map_equals_the_tree():
+    assert sorted(mapped()) == files()
+    assert [name for name, text in mapped().items() if not text] == []
+
+
+def first_sentence(name: str) -> str:
+    """What a Python file says about itself; "" for other files."""
+    path = ROOT / name
+    if path.suffix != ".py":
+        return ""
+    lines = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")
+    return " ".join(lines[0].split()).rstrip(".")
+
+
+def file_map() -> str:
+    known = mapped()
+    texts = {name: known.get(name) or first_sentence(name) for name in files()}
+    return "".join(f"- `{name}`" + f": {text}\n" for name, text in texts.items())
+
+
+# -- blocks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda text: text.split("\n")[0][:40])
+def test_every_block_is_run_by_one_test(block: str):
+    assert len([mark for mark in RUN_BY if mark in block]) == 1
+    runner = RUN_BY[next(mark for mark in RUN_BY if mark in block)]
+    assert runner.split()[0] in globals()
+
+
+def test_every_runner_has_a_block():
+    assert [mark for mark in RUN_BY if not any(mark in block for block in blocks())] == []
+
+
+@pytest.mark.parametrize("mark", ["make demo ", "make train-demo-pair "])
+def test_make_targets_exist(mark: str):
+    """They take minutes to hours, so only what they would do is asked for."""
+    for line in find_block(mark).splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[0] == "make"
+        subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, check=True)
+
+
+def test_the_demo_command_starts():
+    command = [sys.executable, "-m", "sglang_parse.cli", "demo", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    assert "--accuracy-problems" in shown.stdout
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The README's own server, flag by flag; only the port differs, as 30000 may be taken."""
+    words = shlex.split(find_block("-m sglang.launch_server").replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "sglang.launch_server"]
+    (port,) = free_ports(1)
+    flags = tuple(str(ROOT / word) if word.startswith("examples/") else word for word in words[3:])
+    place = flags.index("--port")
+    assert flags[place + 1] == PORT
+    spec = ServerSpec("readme", flags[:place] + flags[place + 2 :], common=())
+    server = Server(spec, port, tmp_path_factory.mktemp("readme") / "server.log")
+    try:
+        server.wait_ready()
+        server.suspend()
+        yield server
+    finally:
+        server.stop()
+
+
+def run(server: Server | None, command: list[str], limit_s: float) -> str:
+    """Standard output of a program that must succeed, run in the repository's root."""
+    if server is None:
+        return _run(command, limit_s)
+    command = [word.replace(PORT, str(server.port)) for word in command]
+    with awake(server):
+        return _run(command, limit_s)
+
+
+def _run(command: list[str], limit_s: float) -> str:
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_curl(server: Server):
+    answer = json.loads(run(server, ["bash", "-c", find_block("curl ")], 120))
+    (choice,) = answer["choices"]
+    assert choice["message"]["content"]
+    assert choice["meta_info"]["parse"][0]["mode"] == "parse"
+
+
+def test_openai_program(server: Server):
+    printed = run(server, [sys.executable, "-c", find_block("openai.OpenAI(")], 120)
+    assert "'mode': 'parse'" in printed
+    assert "'reason': 'switched off'" in printed
+
+
+def test_verdicts_computed_again(server: Server):
+    printed = run(server, [sys.executable, "-c", find_block("AutoModelForCausalLM")], 300)
+    assert "prefix of" in printed
+
+
+def test_engine_program(tmp_path: Path):
+    # A file, because the engine's processes import the main program again.
+    program = tmp_path / "engine.py"
+    program.write_text(find_block("sgl.Engine("), encoding="utf-8")
+    assert "'mode': 'parse'" in run(None, [sys.executable, str(program)], 600)
+
+
+def write_tables() -> None:
+    """Renew what can be generated."""
+    for name, text in (("flags", flags_table()), ("file map", file_map())):
+        before, start, rest = readme().partition(f"<!-- {name} -->\n")
+        after = rest.partition(f"<!-- /{name} -->")[2]
+        README.write_text(f"{before}{start}{text}<!-- /{name} -->{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_tables()

@@ -1,0 +1,95 @@
+"""Per-request control and its refusals, through the native and the OpenAI API."""
+
+import openai
+import pytest
+from client import Client, parse_info, random_prompts
+
+PROMPT = random_prompts(1, 41)[0]
+LIMIT = {"max_new_tokens": 24, "ignore_eos": True}
+COUNTERS = (
+    "rounds",
+    "drafted_tokens",
+    "accepted_tokens",
+    "target_tokens",
+    "draft_ms",
+    "verification_ms",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"treshold": 0.5}, "treshold"),
+        ({"threshold": "high"}, "threshold"),
+        ({"threshold": -1}, "threshold"),
+        ({"enabled": "yes"}, "enabled"),
+        ({"trace": 1}, "trace"),
+    ],
+)
+def test_bad_options_are_a_400_that_names_them(semantic: Client, options: dict, named: str):
+    body = {
+        "input_ids": PROMPT,
+        "sampling_params": {"max_new_tokens": 4, "custom_params": {"parse": options}},
+    }
+    response = semantic.post("/generate", body)
+    assert response.status_code == 400
+    assert f"{named}" in response.text
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "custom_params": {"parse": options},
+    }
+    response = semantic.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert f"{named}" in response.text
+
+
+def test_meta_info_has_every_counter(semantic: Client):
+    info = parse_info(semantic.generate(PROMPT, **LIMIT))
+    assert info["mode"] == "parse"
+    assert all(info[key] > 0 for key in COUNTERS if key != "accepted_tokens")
+    assert "trace" not in info
+
+
+def test_openai_api_carries_options_and_meta_info(semantic: Client):
+    api = openai.OpenAI(base_url=f"{semantic.url}/v1", api_key="none")
+    for enabled, mode in ((True, "parse"), (False, "plain")):
+        reply = api.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Start with 12"}],
+            max_tokens=24,
+            temperature=0,
+            extra_body={
+                "custom_params": {"parse": {"enabled": enabled, "trace": True}},
+                "return_meta_info": True,
+                "ignore_eos": True,
+            },
+        )
+        (info,) = reply.choices[0].model_extra["meta_info"]["parse"]
+        assert info["mode"] == mode
+        assert bool(info["trace"]) is enabled
+
+
+def test_traces_are_each_requests_own(semantic: Client):
+    prompts = random_prompts(8, 42)
+    alone = [semantic.generate(p, parse={"trace": True}, **LIMIT) for p in prompts]
+    together = semantic.generate_all(prompts, 8, parse={"trace": True}, **LIMIT)
+    for left, right in zip(alone, together, strict=True):
+        rounds = zip(parse_info(left)["trace"], parse_info(right)["trace"], strict=True)
+        for a, b in rounds:
+            assert a["verdicts"] == pytest.approx(b["verdicts"], abs=1e-4)
+            for key in ("draft_token_ids", "prefix_ends", "cut", "next_token_id"):
+                assert a[key] == b[key]
+
+
+def test_trace_adds_up_to_the_output(semantic: Client):
+    answer = semantic.generate(PROMPT, parse={"trace": True}, **LIMIT)
+    output = answer["output_ids"]
+    for record in parse_info(answer)["trace"]:
+        kept = record["draft_token_ids"][: record["cut"]]
+        tokens = kept + ([] if record["next_token_id"] is None else [record["next_token_id"]])
+        assert any(output[i : i + len(tokens)] == tokens for i in range(len(output)))
+        assert record["cut"] in (0, *record["prefix_ends"])
+        assert len(record["verdicts"]) == len(record["prefix_ends"])
+        assert len(record["question_token_ids"]) == len(record["prefix_ends"])

@@ -1,0 +1,82 @@
+"""Stops inside an accepted run cut exactly where plain decoding would have."""
+
+import json
+
+import httpx
+import pytest
+from client import Client, random_prompts
+
+PROMPTS = random_prompts(3, 21)
+
+
+@pytest.fixture(scope="module")
+def free_running(plain: Client) -> list[dict]:
+    return [plain.generate(p, max_new_tokens=60, ignore_eos=True) for p in PROMPTS]
+
+
+def _same(left: dict, right: dict) -> None:
+    assert left["output_ids"] == right["output_ids"]
+    assert left["text"] == right["text"]
+    assert left["meta_info"]["finish_reason"] == right["meta_info"]["finish_reason"]
+    assert left["meta_info"]["completion_tokens"] == right["meta_info"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 15, 16, 17, 18, 33])
+def test_max_new_tokens(plain: Client, token: Client, limit: int):
+    for prompt in PROMPTS:
+        params = {"max_new_tokens": limit, "ignore_eos": True}
+        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+
+
+@pytest.mark.parametrize("place", [1, 5, 9, 20, 31, 44])
+def test_stop_token(plain: Client, token: Client, free_running: list[dict], place: int):
+    for prompt, free in zip(PROMPTS, free_running, strict=True):
+        params = {"max_new_tokens": 60, "stop_token_ids": [free["output_ids"][place]]}
+        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+
+
+@pytest.mark.parametrize("place", [3, 12, 30])
+def test_stop_string(plain: Client, token: Client, free_running: list[dict], place: int):
+    for prompt, free in zip(PROMPTS, free_running, strict=True):
+        text = free["text"]
+        start = len(text) * place // 60
+        params = {"max_new_tokens": 60, "ignore_eos": True, "stop": [text[start : start + 3]]}
+        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+
+
+def test_end_token(demo_plain: Client, demo: Client, problems: list):
+    """The demo pair ends its answers by itself."""
+    for problem in problems[:6]:
+        params = {"max_new_tokens": 200, "parse": {"threshold": 1.5}}
+        left = demo.generate(problem.prompt, **params)
+        right = demo_plain.generate(problem.prompt, max_new_tokens=200)
+        _same(left, right)
+        assert left["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
+    for problem in problems[:2]:
+        params = {"max_new_tokens": 220, "ignore_eos": True}
+        left = demo.generate(problem.prompt, parse={"threshold": 1.5}, **params)
+        _same(left, demo_plain.generate(problem.prompt, **params))
+        assert left["meta_info"]["completion_tokens"] == 220
+
+
+def test_streaming_gives_the_same_text(token: Client, free_running: list[dict]):
+    for prompt, free in zip(PROMPTS, free_running, strict=True):
+        body = {
+            "input_ids": prompt,
+            "stream": True,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True},
+        }
+        chunks = []
+        with httpx.stream("POST", f"{token.url}/generate", json=body, timeout=120) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    chunks.append(json.loads(line.removeprefix("data: ")))
+        assert chunks[-1]["text"] == free["text"]
+        texts = [chunk["text"] for chunk in chunks]
+        assert all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
+        assert len(chunks) > 3
+        (info,) = chunks[-1]["meta_info"]["parse"]
+        assert info["mode"] == "parse"

@@ -1,0 +1,176 @@
+"""Configurations that cannot work are refused by the launcher: setting, value found, fix.
+
+Runs SGLang's own ``prepare_server_args`` (what ``python -m sglang.launch_server`` calls first),
+so nothing here needs a server to start.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from random_pair import DEMO, PairShape, make_pair  # noqa: E402
+
+pytestmark = pytest.mark.seams
+QUESTION = str(DEMO / "question.json")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"), PairShape(num_layers=1, max_positions=512))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch):
+    """The flags are published to the environment: keep that inside each test."""
+    from sglang_parse.config import ENV_VAR
+
+    monkeypatch.setenv(ENV_VAR, "")
+
+
+def launch(pair: tuple[Path, Path], *flags: str):
+    """What the launcher does before it starts anything."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import prepare_server_args
+
+    target, draft = pair
+    argv = ["--model-path", str(target), "--device", "cpu", "--dtype", "float32"]
+    argv += ["--speculative-algorithm", "PARSE"]
+    for name, value in (
+        ("--attention-backend", "torch_native"),
+        ("--speculative-draft-model-path", str(draft)),
+        ("--parse-question", QUESTION),
+    ):
+        if name not in flags:
+            argv += [name, value]
+    return prepare_server_args([*argv, *(flag for flag in flags if flag != "")])
+
+
+def changed(source: Path, folder: Path, **config: object) -> Path:
+    """A copy of a model folder with other values in its config.json."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+def test_a_good_configuration_is_accepted_and_completed(pair):
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    view = resolving_view(launch(pair, "--parse-draft-tokens", "40", "--parse-max-prefixes", "4"))
+    assert view.disable_overlap_schedule is True
+    assert view.speculative_num_draft_tokens > 41
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--speculative-draft-model-path", "/no/such/folder"), r"/no/such/folder.*Fix"),
+        (("--attention-backend", "triton"), r"--attention-backend is 'triton'.*torch_native"),
+        (("--parse-threshold", "-0.1"), r"--parse-threshold is -0\.1; use a number"),
+        (("--parse-threshold", "2.5"), r"--parse-threshold is 2\.5; use a number"),
+        (("--parse-draft-tokens", "0"), r"--parse-draft-tokens is 0; use a whole number"),
+        (("--parse-burst-tokens", "99999"), r"--parse-burst-tokens is 99999"),
+        (("--parse-max-prefixes", "0"), r"--parse-max-prefixes is 0; use a whole number"),
+        (("--parse-segment", "tokens:0"), r"--parse-segment: expected 'line'"),
+        (("--parse-question", "/no/such/file"), r"'/no/such/file' cannot be read"),
+        (("--page-size", "16"), r"--page-size is 16.*Fix: use 1"),
+    ],
+)
+def test_bad_settings(pair, flags: tuple[str, ...], message: str):
+    with pytest.raises(Exception, match=message):
+        launch(pair, *flags)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ('{"partial": "Right?", "complete": "Right?"}', r"missing or empty \['accept', 'reject'\]"),
+        (
+            '{"partial": "a", "complete": "b", "accept": "certainly not one", "reject": "no"}',
+            r"accept 'certainly not one' is \d+ tokens.*single token",
+        ),
+        (
+            '{"partial": "a", "complete": "b", "accept": "no", "reject": "no"}',
+            "are the same token",
+        ),
+    ],
+)
+def test_bad_question_files(pair, tmp_path: Path, content: str, message: str):
+    path = tmp_path / "question.json"
+    path.write_text(content)
+    with pytest.raises(Exception, match=message):
+        launch(pair, "--parse-question", str(path))
+
+
+def test_no_draft_model(pair):
+    with pytest.raises(Exception, match="--speculative-draft-model-path is .*small model"):
+        launch(pair, "--speculative-draft-model-path", "")
+
+
+def test_unreadable_draft_model(pair, tmp_path: Path):
+    with pytest.raises(Exception, match="cannot be read as a model"):
+        launch(pair, "--speculative-draft-model-path", str(tmp_path))
+
+
+def test_other_vocabulary_size(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft", vocab_size=999)
+    with pytest.raises(Exception, match=r"999 tokens, the target has 384"):
+        launch(pair, "--speculative-draft-model-path", str(draft))
+
+
+def test_other_tokenizer(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft")
+    path = draft / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    first, second = sorted(vocab, key=vocab.get)[100:102]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(content))
+    with pytest.raises(Exception, match=r"tokenizer differs from the target's in \d+ entries"):
+        launch(pair, "--speculative-draft-model-path", str(draft))
+
+
+def test_draft_context_shorter_than_the_targets(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft", max_position_embeddings=128)
+    with pytest.raises(Exception, match=r"context length 128, the target has 512.*longer draft"):
+        launch(pair, "--speculative-draft-model-path", str(draft))
+
+
+def test_sliding_window_target(pair, tmp_path: Path):
+    target = changed(
+        pair[0],
+        tmp_path / "target",
+        use_sliding_window=True,
+        sliding_window=64,
+        max_window_layers=0,
+        layer_types=["sliding_attention"],
+    )
+    with pytest.raises(Exception, match="sliding_window of the target model is 64"):
+        launch((target, pair[1]))
+
+
+def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
+    from sglang_parse.config import ENV_VAR, ParseConfig
+
+    monkeypatch.setenv(ENV_VAR, '{"treshold": 0.5}')
+    with pytest.raises(ValueError, match=r"unknown PARSE settings \['treshold'\]"):
+        ParseConfig.from_env()
+
+
+def test_flags_are_in_help(capsys: pytest.CaptureFixture[str], pair):
+    with pytest.raises(SystemExit):
+        launch(pair, "--help")
+    shown = capsys.readouterr().out
+    from sglang_parse.config import _HELP, flag
+
+    assert all(flag(name) in shown for name in _HELP)
