@@ -178,11 +178,15 @@ class _Stage:
     def trace_of_a_cut_draft(self, legs: Sequence[Leg]) -> tuple[str, list[dict[str, Any]]]:
         """Text and trace of an answer whose draft was cut, of any answer if none was.
 
-        Problems that were right in the end come first: there the target saved the answer.
+        Answers that were right in the end come first (there the target saved them), then those
+        of few rounds, which are easy to follow.
         """
         answers = [answer for leg in legs if leg.server == PARSE for answer in leg.answers]
         cut = [a for a in answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
-        chosen = sorted(cut, key=lambda a: not a.is_right)[:MAX_TRACES] or answers[:1]
+        chosen = (
+            sorted(cut, key=lambda a: (not a.is_right, a.parse["rounds"]))[:MAX_TRACES]
+            or answers[:1]
+        )
         with awake(self.running[PARSE]):
             for answer in chosen:
                 text, info = trace_answer(self.running[PARSE], self.problems[answer.problem])

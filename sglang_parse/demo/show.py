@@ -92,13 +92,18 @@ class Piece:
 def pieces_of_answer(text: str, trace: Sequence[dict[str, Any]], decode: Decode) -> list[Piece]:
     """The answer in reading order, with what was rejected put in where it was written.
 
-    What the target wrote is what remains of the answer between the kept runs of the rounds.
+    What the target wrote is what remains of the answer between the kept runs of the rounds. A
+    draft of which nothing was kept starts where the demo's settings let drafting resume: at the
+    first line that begins after the cut before it.
     """
     pieces: list[Piece] = []
     place = 0
-    for record in trace:
+    for number, record in enumerate(trace):
         kept = decode(record["draft_token_ids"][: record["cut"]])
-        start = text.find(kept, place) if kept else place
+        if kept:
+            start = text.find(kept, place)
+        else:
+            start = (text.find("\n", place) + 1 or len(text)) if number else place
         if start > place:
             pieces.append(Piece("target", text[place:start], None, "kept"))
         pieces += _draft_pieces(record, decode)
@@ -125,15 +130,14 @@ def annotated_answer(pieces: Sequence[Piece]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="One answer as it was made")
     for name in ("written by", "text", "verdict", ""):
         table.add_column(name, justify="right" if name == "verdict" else "left")
-    for before, piece in pairwise([None, *pieces]):
-        assert piece is not None
-        if piece.fate == "rejected" and (before is None or before.fate == "kept"):
+    for piece in pieces:
+        if piece.fate == "rejected":
             table.add_row("", Text("-" * 8 + " cut " + "-" * 8, "bold yellow"), "", "")
         style = "cyan" if piece.author == "target" else _STYLES[piece.fate]
         verdict = "" if piece.verdict is None else f"{piece.verdict:.3f}"
         table.add_row(
             piece.author,
-            Text(piece.text.rstrip("\n").replace("\n", "\\n"), style),
+            Text(piece.text.rstrip("\n"), style),
             Text(verdict, style.replace(" strike", "")),
             "" if piece.fate == "kept" else piece.fate,
         )

@@ -1,7 +1,7 @@
 """Configurations that cannot work are refused by the launcher: setting, value found, fix.
 
 Runs SGLang's own ``prepare_server_args`` (what ``python -m sglang.launch_server`` calls first),
-so nothing here needs a server to start.
+then resolves, before any process starts), so nothing here needs a server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def launch(pair: tuple[Path, Path], *flags: str):
     ):
         if name not in flags:
             argv += [name, value]
-    return prepare_server_args([*argv, *(flag for flag in flags if flag != "")])
+    args = prepare_server_args([*argv, *flags])
+    args.resolve_once()
+    return args
 
 
 def changed(source: Path, folder: Path, **config: object) -> Path:
@@ -63,9 +65,9 @@ def changed(source: Path, folder: Path, **config: object) -> Path:
 
 
 def test_a_good_configuration_is_accepted_and_completed(pair):
-    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.arg_groups.overrides import resolved_view
 
-    view = resolving_view(launch(pair, "--parse-draft-tokens", "40", "--parse-max-prefixes", "4"))
+    view = resolved_view(launch(pair, "--parse-draft-tokens", "40", "--parse-max-prefixes", "4"))
     assert view.disable_overlap_schedule is True
     assert view.speculative_num_draft_tokens > 41
 

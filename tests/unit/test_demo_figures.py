@@ -124,3 +124,16 @@ def test_pieces_of_an_answer_put_the_cut_where_it_was():
         Piece("target", "good\n", None, "kept"),
         Piece("draft", "end", 0.7, "kept"),
     ]
+
+
+def test_pieces_of_drafts_of_which_nothing_was_kept():
+    words = {1: "x\n", 2: "y\n"}
+    record = {"prefix_ends": [1], "verdicts": [0.1], "cut": 0}
+    trace = [{"draft_token_ids": [1], **record}, {"draft_token_ids": [2], **record}]
+    pieces = pieces_of_answer("a\nb", trace, lambda ids: "".join(words[token] for token in ids))
+    assert pieces == [
+        Piece("draft", "x\n", 0.1, "rejected"),
+        Piece("target", "a\n", None, "kept"),
+        Piece("draft", "y\n", 0.1, "rejected"),
+        Piece("target", "b", None, "kept"),
+    ]

@@ -1,0 +1,41 @@
+# Every target works twice in a row, and from a path with a space in it: paths here are relative.
+PYTHON ?= python3
+VENV := .venv
+# Programs are run as modules, because scripts in .venv/bin carry the path they were made at.
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.sglang-parse-installed
+PAIR ?= build/demo_pair
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test train-demo-pair
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
+
+setup: $(STAMP)  ## make .venv with pinned dependencies; nothing else is changed
+
+$(STAMP): pyproject.toml .ci/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+		|| { echo "make setup: needs Python 3.11 or 3.12, found $$($(PYTHON) --version 2>&1);" \
+		"fix: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "make setup: installing pinned packages into $(VENV) (about 10 GB, some minutes)"
+	$(RUN) -m pip install --quiet --disable-pip-version-check \
+		--constraint .ci/constraints.txt --editable ".[dev]"
+	@touch $(STAMP)
+
+demo: setup  ## run PARSE, the plain target and the draft alone side by side (DEMO_FLAGS=...)
+	$(RUN) -m sglang_parse.cli demo $(DEMO_FLAGS)
+
+test: setup  ## every check: ruff, mypy, pytest (PYTEST_FLAGS='-m unit' runs a part)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+train-demo-pair: setup  ## make the demo's two models again, in build/demo_pair (PAIR=...); resumable
+	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"
+	cp examples/demo_pair/question.json "$(PAIR)/"
+	$(RUN) examples/demo_pair/evaluate.py --pair "$(PAIR)"
