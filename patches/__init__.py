@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sglang_parse.patches import (
     cli_flags,
+    draft_path,
     kv_by_phase,
     kv_copy_cpu,
     meta_info,
@@ -18,6 +19,7 @@ from sglang_parse.patches.base import Patch, PatchError
 
 PATCHES: tuple[Patch, ...] = (
     cli_flags.PATCH,
+    draft_path.PATCH,
     kv_by_phase.PATCH,
     kv_copy_cpu.PATCH,
     meta_info.PATCH,

@@ -83,14 +83,23 @@ def _check_settings(args: Any) -> None:
             _refuse(f"--{name.replace('_', '-')}", value, fix)
 
 
+def check_draft_path(path: str | None) -> None:
+    """Raises: AdmissionError, when no draft model is named or its folder is none.
+
+    A name that is no path on this machine is left to SGLang, which may know where to fetch it.
+    """
+    setting = "--speculative-draft-model-path"
+    if not path:
+        _refuse(setting, path, "give the small model that writes the drafts")
+    elif os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+        _refuse(setting, path, "it cannot be read as a model (no config.json); give one that can")
+    elif os.path.isabs(path) and not os.path.isdir(path):
+        _refuse(setting, path, "it does not exist; give the folder of a model")
+
+
 def _check_models(args: Any) -> None:
     draft_path = args.speculative_draft_model_path
-    if not draft_path:
-        _refuse(
-            "--speculative-draft-model-path",
-            draft_path,
-            "give the small model that writes the drafts",
-        )
+    check_draft_path(draft_path)
     target = _model_config(args, args.model_path, args.context_length, "--model-path")
     draft = _model_config(args, draft_path, None, "--speculative-draft-model-path")
     window = getattr(target.hf_text_config, "sliding_window", None)
@@ -120,8 +129,6 @@ def _check_models(args: Any) -> None:
 def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
     from sglang.srt.configs.model_config import ModelConfig
 
-    if os.path.isabs(path) and not os.path.isdir(path):
-        _refuse(setting, path, "give the folder of a model (it does not exist)")
     try:
         return ModelConfig(
             model_path=path,

@@ -38,7 +38,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     def start(name: str, *flags: str) -> Server:
         if name not in started:
             (port,) = free_ports(1)
-            server = Server(ServerSpec(name, tuple(flags)), port, logs / f"{name}.log")
+            # An idle server otherwise keeps one of the machine's cores busy.
+            spec = ServerSpec(name, (*flags, "--sleep-on-idle"))
+            server = Server(spec, port, logs / f"{name}.log")
             started[name] = server
             server.wait_ready()
             server.suspend()

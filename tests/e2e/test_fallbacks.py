@@ -40,7 +40,12 @@ def test_output_is_the_plain_servers(plain: Client, token: Client, name: str):
 
 
 def test_log_probabilities_are_the_plain_servers(plain: Client, token: Client):
-    top = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [5, 9]}
+    top = {
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 3,
+        "token_ids_logprob": [5, 9],
+    }
     left = _beside_drafting(token, top=top, **LIMIT)
     right = plain.generate(PROMPT, top=top, **LIMIT)
     assert left["output_ids"] == right["output_ids"]
