@@ -21,6 +21,15 @@ def response_info(req: Any) -> dict[str, Any]:
     info.update(
         {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(state.stats).items()}
     )
+    num_visible = len(req.output_ids_through_stop)
+    info["accepted_tokens"] -= _accepted_behind_the_stop(req, num_visible)
+    info["target_tokens"] = num_visible - info["accepted_tokens"]
     if state.keep_trace:
         info["trace"] = state.trace
     return info
+
+
+def _accepted_behind_the_stop(req: Any, num_visible: int) -> int:
+    """Accepted draft tokens that a stop inside the last run cut off; nobody sees them."""
+    num_cut_off = len(req.output_ids) - num_visible
+    return max(0, num_cut_off - req.parse_state.target_wrote_last)

@@ -62,6 +62,7 @@ class RequestState:
         trace: one record per round, see the README.
         stop_ids: tokens that end the answer; filled by ``commit.is_stop_token``.
         fault: why the request must end with an error; filled by the stage that noticed.
+        target_wrote_last: whether the last emitted token is the target's own.
     """
 
     phase: Phase
@@ -76,6 +77,7 @@ class RequestState:
     trace: list[dict[str, Any]] = field(default_factory=list)
     stop_ids: frozenset[int] | None = None
     fault: str = ""
+    target_wrote_last: bool = True
 
     @property
     def is_plain(self) -> bool:
@@ -111,7 +113,6 @@ class Stats:
     rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    target_tokens: int = 0
     draft_ms: float = 0.0
     verification_ms: float = 0.0
     continuation_ms: float = 0.0

@@ -79,7 +79,9 @@ class RoundJudge:
                 trace_record(state, verdicts, cut, next_token, self.question, len(req.output_ids))
             )
         tokens = state.draft.token_ids[:cut] + ([] if next_token is None else [next_token])
-        self._count(state, cut, next_token)
+        state.stats.rounds += 1
+        state.stats.accepted_tokens += cut
+        state.target_wrote_last = next_token is not None
         self._after_round(req, part, cut, tokens)
         return tokens
 
@@ -124,11 +126,6 @@ class RoundJudge:
         whole = draft.finished and cut == len(draft.token_ids)
         return whole or len(req.output_ids) + cut >= req.sampling_params.max_new_tokens
 
-    def _count(self, state: RequestState, cut: int, next_token: int | None) -> None:
-        state.stats.rounds += 1
-        state.stats.accepted_tokens += cut
-        state.stats.target_tokens += next_token is not None
-
     def _after_round(self, req: Any, part: VerifyRows, cut: int, tokens: list[int]) -> None:
         state = req.parse_state
         committed = part.layout.prefix_len
@@ -147,8 +144,8 @@ class RoundJudge:
             self._resume_if_done(req, tokens)
 
     def after_step(self, req: Any, token: int) -> None:
-        """The target wrote one token: count it, and let drafting resume when it may."""
-        req.parse_state.stats.target_tokens += 1
+        """The target wrote one token: let drafting resume when it may."""
+        req.parse_state.target_wrote_last = True
         self._resume_if_done(req, [token])
 
     def _resume_if_done(self, req: Any, new_tokens: list[int]) -> None:

@@ -213,6 +213,7 @@ def trace_record(
         "accept_token_id": question.accept_id if question else None,
         "reject_token_id": question.reject_id if question else None,
         "verdicts": verdicts.accept,
+        "verdict_mass": verdicts.mass,
         "threshold": state.threshold,
         "cut": cut,
         "next_token_id": next_token_id,

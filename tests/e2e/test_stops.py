@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from client import Client, random_prompts
+from client import Client, parse_info, random_prompts
 
 PROMPTS = random_prompts(3, 21)
 
@@ -19,6 +19,8 @@ def _same(left: dict, right: dict) -> None:
     assert left["text"] == right["text"]
     assert left["meta_info"]["finish_reason"] == right["meta_info"]["finish_reason"]
     assert left["meta_info"]["completion_tokens"] == right["meta_info"]["completion_tokens"]
+    info = parse_info(left)
+    assert info["accepted_tokens"] + info["target_tokens"] == len(left["output_ids"])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 15, 16, 17, 18, 33])
