@@ -192,6 +192,17 @@ def assert_backend_registered() -> None:
         raise AdmissionError("PARSE: another plugin replaced the torch_native attention backend")
 
 
+def assert_masked(backend: Any) -> None:
+    """Raises: AdmissionError, when the target's attention backend would ignore PARSE's mask."""
+    from sglang_parse.attention.native import MaskedTorchNativeBackend
+
+    if not isinstance(backend, MaskedTorchNativeBackend):
+        raise AdmissionError(
+            f"PARSE: the target's attention backend is {type(backend).__name__}, which would "
+            f"ignore the verification mask. Fix: --attention-backend {SUPPORTED_BACKENDS[0]}"
+        )
+
+
 # What PARSE cannot serve faithfully: reason -> does the request ask for it?
 _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("log probabilities", lambda req: req.return_logprob),

@@ -29,7 +29,7 @@ from sglang_parse.question import QuestionWording, render_question
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
 from sglang_parse.spec_input import ParseDraftInput
-from sglang_parse.verify import continuing_rows, run_pass, verifying_rows
+from sglang_parse.verify import VerifyRows, continuing_rows, run_pass, verifying_rows
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class ParseWorker(BaseSpecWorker):
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             req.parse_state.restart(length)
             req.parse_state.stats.prefill_ms += share
+            self._end_if_faulty(req)
         result.next_draft_input = ParseDraftInput()
         result.new_seq_lens = batch.seq_lens
         return result
@@ -108,7 +109,8 @@ class ParseWorker(BaseSpecWorker):
         elif stepping:
             output = self._step(batch, stepping, emitted)
         for req, tokens in zip(batch.reqs, emitted, strict=True):
-            self._settle(req, tokens)
+            if self._end_if_faulty(req):
+                tokens.clear()
         return _result(batch, emitted, output)
 
     def _draft(self, batch: Any, rows: list[int]) -> None:
@@ -146,18 +148,10 @@ class ParseWorker(BaseSpecWorker):
             first = passed.starts[len(verifying)]
             positions = batch.seq_lens[torch.tensor(stepping)]
             output = self._sample_steps(batch, stepping, passed.logits[first:], positions, emitted)
-        elapsed = (time.perf_counter() - started) * 1e3
-        total_rows = sum(part.layout.num_rows for part in parts)
-        for part in parts:
-            stats = batch.reqs[part.row].parse_state.stats
-            share = elapsed * part.layout.num_rows / total_rows
-            if part.row in stepping:
-                stats.continuation_ms += share
-            else:
-                stats.verification_ms += share
         for row in verifying:
             req = batch.reqs[row]
             release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
+        _share_time(batch, parts, set(stepping), (time.perf_counter() - started) * 1e3)
         return output
 
     def _sample_steps(
@@ -179,12 +173,17 @@ class ParseWorker(BaseSpecWorker):
             self.judge.after_step(batch.reqs[row], token)
         return _spread_logprobs(output, rows, len(batch.reqs)) if want_logprob else output
 
-    def _settle(self, req: Any, tokens: list[int]) -> None:
+    def _end_if_faulty(self, req: Any) -> bool:
         if req.parse_state.fault:
-            tokens.clear()
             end_request(req, req.parse_state.fault)
+        return bool(req.parse_state.fault)
 
     # -- what else the scheduler asks for ---------------------------------------
+
+    def init_attention_backends(self) -> None:
+        """After both models have theirs: a target without the mask would judge wrongly."""
+        super().init_attention_backends()
+        admission.assert_masked(self.target.runner.attn_backend)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Complete the draft's KV before the radix cache takes a finished request's tokens.
@@ -195,6 +194,20 @@ class ParseWorker(BaseSpecWorker):
         req = self._running.pop(rid, None)
         if req is not None and not req.parse_state.fault:
             self._draft_worker.fill(req, req.owned_kv_len())
+
+
+def _share_time(
+    batch: Any, parts: Sequence[VerifyRows], stepping: set[int], elapsed_ms: float
+) -> None:
+    """Charge a pass to its requests by their rows."""
+    total_rows = sum(part.layout.num_rows for part in parts)
+    for part in parts:
+        stats = batch.reqs[part.row].parse_state.stats
+        share = elapsed_ms * part.layout.num_rows / total_rows
+        if part.row in stepping:
+            stats.continuation_ms += share
+        else:
+            stats.verification_ms += share
 
 
 def _tokenizer_and_question(target_worker: TpModelWorker) -> tuple[Any, Any]:

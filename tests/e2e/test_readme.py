@@ -207,10 +207,17 @@ def test_make_targets_exist(mark: str):
         subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, check=True)
 
 
-def test_the_demo_command_starts():
-    command = [sys.executable, "-m", "sglang_parse.cli", "demo", "--help"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
-    assert "--accuracy-problems" in shown.stdout
+def test_make_demo_runs_a_small_demo(tmp_path: Path):
+    """The command behind `make demo`, with few problems: real servers, table, figures, trace."""
+    output = tmp_path / "demo.json"
+    flags = ["--problems", "6", "--accuracy-problems", "12", "--runs", "1", "--concurrency", "2"]
+    command = [sys.executable, "-m", "sglang_parse.cli", "demo", *flags, "--output", str(output)]
+    printed = _run(command, 900)
+    assert "PARSE" in printed
+    figures = json.loads(output.read_text())
+    assert {"servers", "limit", "checks"} <= set(figures)
+    assert figures["servers"]["parse"]["accuracy"] >= 0.8
+    assert figures["limit"]["limit"] > 1
 
 
 @pytest.fixture(scope="module")
