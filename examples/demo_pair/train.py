@@ -1,0 +1,312 @@
+"""Make the demo pair: a target that answers and judges, and a cheaper, weaker draft.
+
+    python examples/demo_pair/train.py --out DIR
+
+Writes DIR/target, DIR/draft and, under DIR/work, a finished model per stage. Started again, it
+skips finished stages and resumes the broken one from its last checkpoint. Stages:
+
+    draft           the small model, right answers only
+    draft-answers   what the draft really writes on training problems
+    answers         a shallow target, right answers only
+    verdicts        grown on top; packed verification passes, the lower layers kept
+    drafts          the same with the draft's own answers, smaller learning rate
+
+The served target is the last stage's model grown to full depth: the added layers add nothing,
+they give a step the cost of a deep model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import (
+    AnswerBatches,
+    VerdictBatches,
+    VerdictMix,
+    encode,
+    prompt_text,
+    sample_with_many_errors,
+)
+from models import TrainedLM, grow, load_lm, make_lm, save_lm, start_as_comparison, write_answers
+from problems import MAX_STEPS, MIN_STEPS, Problem, Step, draw_problem
+from tokenizer import make_tokenizer, question_texts
+from torch.utils.data import Dataset
+from transformers import (
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from sglang_parse.question import Question, QuestionWording, render_question
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Optimiser steps, samples per step, peak learning rate, warm-up; an early stop."""
+
+    name: str
+    num_batches: int
+    batch_size: int
+    learning_rate: float
+    warmup: int = 100
+    stop_at: int | None = None
+
+    @property
+    def last_batch(self) -> int:
+        """Steps really taken; the schedule is that of `num_batches`."""
+        return self.num_batches if self.stop_at is None else self.stop_at
+
+
+# Stopped before it is good: a draft must be wrong now and then.
+DRAFT = Stage("draft", 2000, 32, 3e-3, stop_at=1300)
+ANSWERS = Stage("answers", 1600, 16, 2e-3)
+VERDICTS = Stage("verdicts", 900, 12, 1.5e-3, warmup=40)
+DRAFTS = Stage("drafts", 200, 12, 2e-4, warmup=40)
+# First made-up errors only, few questions; then more questions, and real drafts.
+VERDICTS_MIX = VerdictMix(right=0.15, written=0.0, many_errors=0.5, questions_per_sample=2)
+DRAFTS_MIX = VerdictMix(right=0.1, written=0.4, many_errors=0.1, questions_per_sample=4)
+ANSWERS_PER_KIND = 150
+NUM_LAYERS = {"draft": 2, "answers": 4, "verdicts": 8}
+SERVED_LAYERS = 16
+
+
+class StopAt(TrainerCallback):
+    """Ends a stage at a step, the learning rate still on its way down."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(
+        self, _: Any, state: TrainerState, control: TrainerControl, **__: Any
+    ) -> TrainerControl:
+        """Called by the Trainer after every step."""
+        control.should_training_stop = (
+            control.should_training_stop or state.global_step >= self.step
+        )
+        return control
+
+
+class StageTrainer(Trainer):
+    """Adds the model's running accuracies to the logs."""
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Called by the Trainer every `logging_steps`."""
+        metrics = {k: round(v, 4) for k, v in self.model.metrics.items()}
+        super().log({**logs, **metrics}, start_time)
+
+
+def train_stage(
+    lm: Qwen3ForCausalLM, batches: Dataset, stage: Stage, folder: Path, seed: int
+) -> None:
+    """Train `lm` in place; resumes from the last checkpoint in `folder`."""
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=stage.num_batches,
+        per_device_train_batch_size=1,
+        learning_rate=stage.learning_rate,
+        warmup_steps=stage.warmup,
+        lr_scheduler_type="cosine",
+        adam_beta2=0.98,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        logging_steps=25,
+        save_steps=100,
+        report_to="none",
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=seed,
+    )
+    trainer = StageTrainer(
+        model=TrainedLM(lm),
+        args=arguments,
+        train_dataset=batches,
+        data_collator=lambda items: items[0],
+        callbacks=[StopAt(stage.last_batch)],
+    )
+    last = get_last_checkpoint(str(folder)) if folder.exists() else None
+    trainer.train(resume_from_checkpoint=last)
+    if trainer.state.global_step != stage.last_batch:
+        # A StopIteration that escapes a batch ends the Trainer's loop without an error.
+        raise RuntimeError(
+            f"stage {stage.name} ended at step {trainer.state.global_step} of {stage.last_batch}"
+        )
+
+
+class Recipe:
+    """The stages in order, each skipped if its result is on disk."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self.out, self.work, self.seed = out, out / "work", seed
+        self.tokenizer = make_tokenizer()
+        self.question: Question = render_question(
+            self.tokenizer, QuestionWording(**question_texts())
+        )
+
+    def run(self, only: str | None = None) -> None:
+        """Run all stages, or the named one."""
+        stages: dict[str, Callable[[], Any]] = {
+            "draft": self.draft,
+            "draft-answers": self.draft_answers,
+            "answers": self.answers,
+            "verdicts": self.verdicts,
+            "drafts": self.drafts,
+        }
+        for name, stage in stages.items():
+            if only in (None, name):
+                stage()
+
+    def draft(self) -> Qwen3ForCausalLM:
+        """The draft model."""
+        return self._stage(
+            DRAFT, self._fresh("draft", 64, 128), self._answer_batches(DRAFT), "draft"
+        )
+
+    def answers(self) -> Qwen3ForCausalLM:
+        """A shallow target that answers."""
+        return self._stage(
+            ANSWERS, self._fresh("answers", 128, 256), self._answer_batches(ANSWERS), "target"
+        )
+
+    def verdicts(self) -> Qwen3ForCausalLM:
+        """A deeper target that also judges."""
+        return self._stage(
+            VERDICTS,
+            self._with_comparison,
+            self._verdict_batches(VERDICTS, VERDICTS_MIX),
+            "target",
+        )
+
+    def drafts(self) -> Qwen3ForCausalLM:
+        """The target, having seen what the draft really writes."""
+        return self._stage(
+            DRAFTS,
+            lambda: self._keep_lower(self._done("verdicts")),
+            self._verdict_batches(DRAFTS, DRAFTS_MIX),
+            "target",
+        )
+
+    def draft_answers(self) -> dict[int, list[tuple[Problem, str]]]:
+        """The draft's own answers on training problems, greedy and sampled, by number of steps."""
+        path = self.work / "draft_answers.json"
+        if not path.exists():
+            lm = load_lm(self.work / "draft" / "final")
+            set_seed(self.seed)
+            path.write_text(json.dumps([self._write(lm, n) for n in _step_counts()]))
+        return {
+            steps: [(_problem(start, parts), text) for start, parts, text in records]
+            for steps, records in zip(_step_counts(), json.loads(path.read_text()), strict=True)
+        }
+
+    def _write(self, lm: Qwen3ForCausalLM, steps: int) -> list[tuple[Any, ...]]:
+        records = []
+        for temperature in (0.0, 1.0):
+            rng = random.Random(f"{self.seed}/draft-answers/{steps}/{temperature}")
+            problems = [
+                draw_problem(rng, held_out=False, num_steps=steps) for _ in range(ANSWERS_PER_KIND)
+            ]
+            prompts = encode(self.tokenizer, [prompt_text(self.tokenizer, p) for p in problems])
+            texts = write_answers(
+                lm, self.tokenizer, torch.tensor(prompts), temperature=temperature
+            )
+            records += [
+                (p.start, [(s.sign, s.operand) for s in p.steps], text)
+                for p, text in zip(problems, texts, strict=True)
+            ]
+        return records
+
+    def _fresh(self, name: str, hidden: int, intermediate: int) -> Callable[[], Qwen3ForCausalLM]:
+        return lambda: make_lm(
+            self.tokenizer, num_layers=NUM_LAYERS[name], hidden=hidden, intermediate=intermediate
+        )
+
+    def _done(self, stage: str) -> Qwen3ForCausalLM:
+        return load_lm(self.work / stage / "final")
+
+    def _with_comparison(self) -> Qwen3ForCausalLM:
+        """The answering model with new layers on top; only these are trained in this stage."""
+        lm = grow(self._done("answers"), NUM_LAYERS["verdicts"], on_top=True)
+        rng = random.Random(f"{self.seed}/comparison")
+        samples = [sample_with_many_errors(self.tokenizer, rng, MAX_STEPS) for _ in range(60)]
+        texts = torch.tensor([s.prompt_ids + s.answer_ids for s in samples])
+        start_as_comparison(lm, NUM_LAYERS["answers"], texts)
+        return self._keep_lower(lm)
+
+    @staticmethod
+    def _keep_lower(lm: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
+        """Exclude the layers that answer from training: large steps there undo the verdicts."""
+        lm.model.embed_tokens.requires_grad_(False)
+        lm.model.layers[: NUM_LAYERS["answers"]].requires_grad_(False)
+        return lm
+
+    def _answer_batches(self, stage: Stage) -> Callable[[], Dataset]:
+        seed = f"{self.seed}/{stage.name}"
+        return lambda: AnswerBatches(self.tokenizer, stage.num_batches, stage.batch_size, seed)
+
+    def _verdict_batches(self, stage: Stage, mix: VerdictMix) -> Callable[[], Dataset]:
+        return lambda: VerdictBatches(
+            self.tokenizer,
+            self.question,
+            self.draft_answers() if mix.written else {},
+            stage.num_batches,
+            stage.batch_size,
+            f"{self.seed}/{stage.name}",
+            mix,
+        )
+
+    def _stage(
+        self,
+        stage: Stage,
+        make: Callable[[], Qwen3ForCausalLM],
+        batches: Callable[[], Dataset],
+        served_as: str,
+    ) -> Qwen3ForCausalLM:
+        """Train unless done; the served folder gets the model, at its final depth."""
+        folder = self.work / stage.name
+        final = folder / "final"
+        if not final.exists():
+            set_seed(self.seed)
+            lm = make()
+            train_stage(lm, batches(), stage, folder / "checkpoints", self.seed)
+            save_lm(lm, self.tokenizer, final)
+        lm = load_lm(final)
+        served = lm if served_as == "draft" else grow(lm, SERVED_LAYERS)
+        save_lm(served, self.tokenizer, self.out / served_as)
+        return lm
+
+
+def _step_counts() -> range:
+    return range(MIN_STEPS, MAX_STEPS + 1)
+
+
+def _problem(start: int, parts: list[tuple[str, int]]) -> Problem:
+    return Problem(start, tuple(Step(sign, operand) for sign, operand in parts))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for target/ and draft/")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", help="run one stage, its predecessors being done")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    Recipe(arguments.out, arguments.seed).run(arguments.only)
+
+
+if __name__ == "__main__":
+    main()
