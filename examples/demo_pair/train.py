@@ -10,9 +10,6 @@ skips finished stages and resumes the broken one from its last checkpoint. Stage
     answers         a shallow target, right answers only
     verdicts        grown on top; packed verification passes, the lower layers kept
     drafts          the same with the draft's own answers, smaller learning rate
-
-The served target is the last stage's model grown to full depth: the added layers add nothing,
-they give a step the cost of a deep model.
 """
 
 from __future__ import annotations
@@ -79,7 +76,6 @@ VERDICTS_MIX = VerdictMix(right=0.15, written=0.0, many_errors=0.5, questions_pe
 DRAFTS_MIX = VerdictMix(right=0.1, written=0.4, many_errors=0.1, questions_per_sample=4)
 ANSWERS_PER_KIND = 150
 NUM_LAYERS = {"draft": 2, "answers": 4, "verdicts": 8}
-SERVED_LAYERS = 16
 
 
 class StopAt(TrainerCallback):
@@ -274,7 +270,7 @@ class Recipe:
         batches: Callable[[], Dataset],
         served_as: str,
     ) -> Qwen3ForCausalLM:
-        """Train unless done; the served folder gets the model, at its final depth."""
+        """Train unless done; the served folder gets the model of the last stage run."""
         folder = self.work / stage.name
         final = folder / "final"
         if not final.exists():
@@ -283,8 +279,7 @@ class Recipe:
             train_stage(lm, batches(), stage, folder / "checkpoints", self.seed)
             save_lm(lm, self.tokenizer, final)
         lm = load_lm(final)
-        served = lm if served_as == "draft" else grow(lm, SERVED_LAYERS)
-        save_lm(served, self.tokenizer, self.out / served_as)
+        save_lm(lm, self.tokenizer, self.out / served_as)
         return lm
 
 
