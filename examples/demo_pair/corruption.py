@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from problems import HIGH, LABELS, LOW, Problem, Step, solution_line
+from problems import HIGH, LABELS, LOW, Problem, Step, is_held_out, solution_line
 
 KINDS = ("result", "result", "result", "slip", "left", "operand", "sign", "skip", "repeat", "stop")
 
@@ -25,7 +25,7 @@ def corrupt(problem: Problem, rng: random.Random) -> str:
 def write_with_many_errors(
     rng: random.Random, num_steps: int, rate: float = 0.4
 ) -> tuple[Problem, str, str]:
-    """A problem, an answer with errors in about `rate` of its lines, and what each line should be.
+    """A training problem, an answer with errors in about `rate` of its lines, and the right lines.
 
     One error per answer teaches slowly: only one token shows it. Here problem and answer are drawn
     together, so that lines after an error go on from its number and every result keeps two digits.
@@ -47,7 +47,10 @@ def write_with_many_errors(
         value = result
     final = _near(value, rng) if rng.random() < rate else value
     lines = [*written, f"Answer: {final}"], [*expected, f"Answer: {value}"]
-    return Problem(start, tuple(steps)), "\n".join(lines[0]), "\n".join(lines[1])
+    problem = Problem(start, tuple(steps))
+    if is_held_out(problem):
+        return write_with_many_errors(rng, num_steps, rate)
+    return problem, "\n".join(lines[0]), "\n".join(lines[1])
 
 
 def _write(problem: Problem, bad_line: int, kind: str, rng: random.Random) -> str:

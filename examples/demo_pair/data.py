@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from corruption import corrupt, write_with_many_errors
-from problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem, is_held_out
+from problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem
 from torch.utils.data import Dataset
 
 from sglang_parse.layout import RequestLayout
@@ -79,10 +79,7 @@ def make_samples(
 
 def sample_with_many_errors(tokenizer: Any, rng: random.Random, num_steps: int) -> Sample:
     """A training sample whose every line may hold an error."""
-    while True:
-        problem, written, expected = write_with_many_errors(rng, num_steps)
-        if not is_held_out(problem):
-            break
+    problem, written, expected = write_with_many_errors(rng, num_steps)
     end = tokenizer.eos_token
     sample = make_samples(tokenizer, [problem], [written + end])[0]
     return replace(sample, expected_ids=encode(tokenizer, [expected + end])[0])

@@ -12,7 +12,7 @@ import pytest
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
 sys.path.insert(0, str(DEMO))
 
-from corruption import corrupt  # noqa: E402
+from corruption import corrupt, write_with_many_errors  # noqa: E402
 from problems import (  # noqa: E402
     HIGH,
     LOW,
@@ -67,6 +67,16 @@ def test_held_out_problems_are_never_drawn_for_training() -> None:
     assert all(is_held_out(p) for p in held_out)
     assert len({p.text for p in held_out}) == 200
     assert not {p.text for p in training} & {p.text for p in held_out}
+
+
+def test_answers_with_many_errors_are_about_training_problems() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        problem, written, expected = write_with_many_errors(rng, 8)
+        assert not is_held_out(problem)
+        assert len(written) == len(expected)
+        right = len(problem.solution.split("\n")[0])
+        assert expected[:right] == problem.solution[:right]
 
 
 def test_split_keeps_about_a_tenth() -> None:
