@@ -32,8 +32,9 @@ def validate_server_args(server_args: Any) -> None:
     compat.check()
     config = ParseConfig.from_env()
     _check_settings(server_args)
-    _check_models(server_args)
-    question = _check_question(server_args, config)
+    tokenizer = _tokenizer(server_args, server_args.tokenizer_path or server_args.model_path)
+    _check_models(server_args, tokenizer)
+    question = _check_question(tokenizer, config)
     tail = 1 + config.draft_tokens
     if question is not None:
         tail += config.max_prefixes * question.max_len
@@ -97,7 +98,7 @@ def check_draft_path(path: str | None) -> None:
         _refuse(setting, path, "it does not exist; give the folder of a model")
 
 
-def _check_models(args: Any) -> None:
+def _check_models(args: Any, tokenizer: Any) -> None:
     draft_path = args.speculative_draft_model_path
     check_draft_path(draft_path)
     target = _model_config(args, args.model_path, args.context_length, "--model-path")
@@ -123,7 +124,7 @@ def _check_models(args: Any) -> None:
             f"the target has {target.context_len}",
             f"use a longer draft model, or --context-length {draft.context_len}",
         )
-    _check_tokenizers(args, draft_path)
+    _check_tokenizers(args, tokenizer, draft_path)
 
 
 def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
@@ -152,8 +153,7 @@ def _tokenizer(args: Any, path: str) -> Any:
     )
 
 
-def _check_tokenizers(args: Any, draft_path: str) -> None:
-    target = _tokenizer(args, args.tokenizer_path or args.model_path)
+def _check_tokenizers(args: Any, target: Any, draft_path: str) -> None:
     try:
         draft = _tokenizer(args, draft_path)
     except (OSError, ValueError) as error:
@@ -173,11 +173,11 @@ def _check_tokenizers(args: Any, draft_path: str) -> None:
         )
 
 
-def _check_question(args: Any, config: ParseConfig) -> Question | None:
+def _check_question(tokenizer: Any, config: ParseConfig) -> Question | None:
     if not config.is_semantic:
         return None
     wording = QuestionWording.read(config.question_path)
-    question = render_question(_tokenizer(args, args.tokenizer_path or args.model_path), wording)
+    question = render_question(tokenizer, wording)
     if question.max_len > 512:
         _refuse(flag("question"), f"{question.max_len} tokens long", "use a shorter wording")
     return question

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from client import Client, parse_info
@@ -87,7 +85,6 @@ def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Client, pro
 
 
 def test_mass_is_on_the_verdict_tokens(target_model, tokenizer, problems: list):
-    sys.stdout.flush()
     wording = QuestionWording.read(DEMO / "question.json")
     question = render_question(tokenizer, wording)
     ids = tokenizer.encode(problems[0].prompt, add_special_tokens=False)
