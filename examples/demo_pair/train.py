@@ -5,9 +5,10 @@
 Writes DIR/target, DIR/draft and, under DIR/work, a finished model per stage. Started again, it
 skips finished stages and resumes the broken one from its last checkpoint. Stages:
 
-    draft           the small model, right answers only
+    draft           the small model, right answers only, until it is right often enough
     draft-answers   what the draft really writes on training problems
     answers         a shallow target, right answers only
+    deeper          the same with new layers between its layers
     verdicts        grown on top; packed verification passes, the lower layers kept
     drafts          the same with the draft's own answers, smaller learning rate
 """
@@ -31,6 +32,7 @@ from data import (
     prompt_text,
     sample_with_many_errors,
 )
+from evaluate import answer_all, score_answers
 from models import TrainedLM, grow, load_lm, make_lm, save_lm, start_as_comparison, write_answers
 from problems import MAX_STEPS, MIN_STEPS, Problem, Step, draw_problem
 from tokenizer import make_tokenizer, question_texts
@@ -51,47 +53,65 @@ from sglang_parse.question import Question, QuestionWording, render_question
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Optimiser steps, samples per step, peak learning rate, warm-up; an early stop."""
+    """Optimiser steps, samples per step, peak learning rate, warm-up.
+
+    `enough` ends the stage early, at the first check where this share of answers is exact.
+    """
 
     name: str
     num_batches: int
     batch_size: int
     learning_rate: float
     warmup: int = 100
-    stop_at: int | None = None
-
-    @property
-    def last_batch(self) -> int:
-        """Steps really taken; the schedule is that of `num_batches`."""
-        return self.num_batches if self.stop_at is None else self.stop_at
+    enough: float | None = None
 
 
 # Stopped before it is good: a draft must be wrong now and then.
-DRAFT = Stage("draft", 2000, 32, 3e-3, stop_at=1300)
+DRAFT = Stage("draft", 2000, 32, 3e-3, enough=0.75)
 ANSWERS = Stage("answers", 1600, 16, 2e-3)
+DEEPER = Stage("deeper", 300, 16, 8e-4, warmup=40)
 VERDICTS = Stage("verdicts", 900, 12, 1.5e-3, warmup=40)
 DRAFTS = Stage("drafts", 200, 12, 2e-4, warmup=40)
 # First made-up errors only, few questions; then more questions, and real drafts.
 VERDICTS_MIX = VerdictMix(right=0.15, written=0.0, many_errors=0.5, questions_per_sample=2)
 DRAFTS_MIX = VerdictMix(right=0.1, written=0.4, many_errors=0.1, questions_per_sample=4)
 ANSWERS_PER_KIND = 150
-NUM_LAYERS = {"draft": 2, "answers": 4, "verdicts": 8}
+NUM_LAYERS = {"draft": 2, "answers": 4, "deeper": 8, "verdicts": 16}
 
 
-class StopAt(TrainerCallback):
-    """Ends a stage at a step, the learning rate still on its way down."""
+class StopWhenExact(TrainerCallback):
+    """Ends a stage once the model answers enough problems, never held-out ones."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    FIRST_STEP, EVERY, NUM_PROBLEMS = 1000, 25, 300
+
+    def __init__(self, lm: Qwen3ForCausalLM, tokenizer: Any, enough: float, seed: str) -> None:
+        self.lm, self.tokenizer, self.enough = lm, tokenizer, enough
+        rng = random.Random(f"{seed}/enough")
+        self.problems = [
+            draw_problem(rng, held_out=False, num_steps=n)
+            for n in _step_counts()
+            for _ in range(self.NUM_PROBLEMS // len(_step_counts()))
+        ]
+        self.stopped = False
 
     def on_step_end(
         self, _: Any, state: TrainerState, control: TrainerControl, **__: Any
     ) -> TrainerControl:
         """Called by the Trainer after every step."""
-        control.should_training_stop = (
-            control.should_training_stop or state.global_step >= self.step
-        )
+        if state.global_step >= self.FIRST_STEP and state.global_step % self.EVERY == 0:
+            exact = self.exact_share()
+            print(f"step {state.global_step}: {exact:.1%} of answers exact", flush=True)
+            self.stopped = exact >= self.enough
+            control.should_training_stop = control.should_training_stop or self.stopped
         return control
+
+    def exact_share(self) -> float:
+        """Share of the problems whose greedy answer ends in the right number."""
+        is_training = self.lm.training
+        self.lm.eval()
+        answers = answer_all(self.lm, self.tokenizer, self.problems)
+        self.lm.train(is_training)
+        return score_answers(self.tokenizer, self.problems, answers)["exact"]
 
 
 class StageTrainer(Trainer):
@@ -104,9 +124,18 @@ class StageTrainer(Trainer):
 
 
 def train_stage(
-    lm: Qwen3ForCausalLM, batches: Dataset, stage: Stage, folder: Path, seed: int
+    lm: Qwen3ForCausalLM,
+    batches: Dataset,
+    stage: Stage,
+    folder: Path,
+    seed: int,
+    stop: StopWhenExact | None = None,
 ) -> None:
-    """Train `lm` in place; resumes from the last checkpoint in `folder`."""
+    """Train `lm` in place; resumes from the last checkpoint in `folder`.
+
+    Raises:
+        RuntimeError: the Trainer ended before the stage was done.
+    """
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=stage.num_batches,
@@ -131,14 +160,15 @@ def train_stage(
         args=arguments,
         train_dataset=batches,
         data_collator=lambda items: items[0],
-        callbacks=[StopAt(stage.last_batch)],
+        callbacks=[stop] if stop else [],
     )
     last = get_last_checkpoint(str(folder)) if folder.exists() else None
     trainer.train(resume_from_checkpoint=last)
-    if trainer.state.global_step != stage.last_batch:
-        # A StopIteration that escapes a batch ends the Trainer's loop without an error.
+    # A StopIteration that escapes a batch ends the Trainer's loop without an error.
+    is_done = stop.stopped if stop else trainer.state.global_step == stage.num_batches
+    if not is_done:
         raise RuntimeError(
-            f"stage {stage.name} ended at step {trainer.state.global_step} of {stage.last_batch}"
+            f"stage {stage.name} ended at step {trainer.state.global_step} of {stage.num_batches}"
         )
 
 
@@ -158,6 +188,7 @@ class Recipe:
             "draft": self.draft,
             "draft-answers": self.draft_answers,
             "answers": self.answers,
+            "deeper": self.deeper,
             "verdicts": self.verdicts,
             "drafts": self.drafts,
         }
@@ -177,8 +208,17 @@ class Recipe:
             ANSWERS, self._fresh("answers", 128, 256), self._answer_batches(ANSWERS), "target"
         )
 
+    def deeper(self) -> Qwen3ForCausalLM:
+        """The answering target with twice the layers, all of them trained."""
+        return self._stage(
+            DEEPER,
+            lambda: grow(self._done("answers"), NUM_LAYERS["deeper"]),
+            self._answer_batches(DEEPER),
+            "target",
+        )
+
     def verdicts(self) -> Qwen3ForCausalLM:
-        """A deeper target that also judges."""
+        """A still deeper target that also judges."""
         return self._stage(
             VERDICTS,
             self._with_comparison,
@@ -234,18 +274,18 @@ class Recipe:
 
     def _with_comparison(self) -> Qwen3ForCausalLM:
         """The answering model with new layers on top; only these are trained in this stage."""
-        lm = grow(self._done("answers"), NUM_LAYERS["verdicts"], on_top=True)
+        lm = grow(self._done("deeper"), NUM_LAYERS["verdicts"], on_top=True)
         rng = random.Random(f"{self.seed}/comparison")
         samples = [sample_with_many_errors(self.tokenizer, rng, MAX_STEPS) for _ in range(60)]
         texts = torch.tensor([s.prompt_ids + s.answer_ids for s in samples])
-        start_as_comparison(lm, NUM_LAYERS["answers"], texts)
+        start_as_comparison(lm, NUM_LAYERS["deeper"], texts)
         return self._keep_lower(lm)
 
     @staticmethod
     def _keep_lower(lm: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
         """Exclude the layers that answer from training: large steps there undo the verdicts."""
         lm.model.embed_tokens.requires_grad_(False)
-        lm.model.layers[: NUM_LAYERS["answers"]].requires_grad_(False)
+        lm.model.layers[: NUM_LAYERS["deeper"]].requires_grad_(False)
         return lm
 
     def _answer_batches(self, stage: Stage) -> Callable[[], Dataset]:
@@ -276,7 +316,12 @@ class Recipe:
         if not final.exists():
             set_seed(self.seed)
             lm = make()
-            train_stage(lm, batches(), stage, folder / "checkpoints", self.seed)
+            stop = (
+                StopWhenExact(lm, self.tokenizer, stage.enough, f"{self.seed}/{stage.name}")
+                if stage.enough is not None
+                else None
+            )
+            train_stage(lm, batches(), stage, folder / "checkpoints", self.seed, stop)
             save_lm(lm, self.tokenizer, final)
         lm = load_lm(final)
         save_lm(lm, self.tokenizer, self.out / served_as)
