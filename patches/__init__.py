@@ -1,7 +1,8 @@
 """Runtime changes to stock SGLang: one file each, one ledger entry each (README.md here).
 
 ``register_all`` hands them to SGLang, which applies them after every plugin has run and only
-logs failures; ``assert_applied`` therefore runs in the worker's constructor and stops the server.
+logs failures; ``assert_applied`` therefore runs in the worker's constructor, and on a CPU before a
+stock speculative worker is made (guard_cpu), and stops the server.
 """
 
 from __future__ import annotations
@@ -9,22 +10,36 @@ from __future__ import annotations
 from sglang_parse.patches import (
     cli_flags,
     draft_path,
+    draft_slots_cpu,
+    draft_steps_cpu,
+    gloo_cpu,
+    guard_cpu,
     kv_by_phase,
     kv_copy_cpu,
     meta_info,
     request_options,
     rotary_cpu,
+    slot_table_cpu,
+    tree_cpu,
+    verify_sampling_cpu,
 )
-from sglang_parse.patches.base import Patch, PatchError
+from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
 
 PATCHES: tuple[Patch, ...] = (
     cli_flags.PATCH,
     draft_path.PATCH,
+    draft_slots_cpu.PATCH,
+    draft_steps_cpu.PATCH,
+    gloo_cpu.PATCH,
+    guard_cpu.PATCH,
     kv_by_phase.PATCH,
     kv_copy_cpu.PATCH,
     meta_info.PATCH,
     request_options.PATCH,
     rotary_cpu.PATCH,
+    slot_table_cpu.PATCH,
+    tree_cpu.PATCH,
+    verify_sampling_cpu.PATCH,
 )
 
 
@@ -35,9 +50,13 @@ def register_all() -> None:
             patch.register()
 
 
-def assert_applied() -> None:
-    """Raises: PatchError, naming every needed patch that is not in force."""
-    failed = [patch.name for patch in PATCHES if patch.is_needed() and not patch.is_applied()]
+def assert_applied(*, cpu_only: bool = False) -> None:
+    """Raises: PatchError, naming every needed patch that is not in force.
+
+    ``cpu_only``: look only at what a CPU needs to run stock SGLang, with PARSE or without.
+    """
+    wanted = [p for p in PATCHES if p.is_needed is on_cpu_only or not cpu_only]
+    failed = [patch.name for patch in wanted if patch.is_needed() and not patch.is_applied()]
     if failed:
         raise PatchError(
             f"PARSE: patches {failed} are not in force; SGLang would run unpatched. "

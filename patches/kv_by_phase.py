@@ -25,7 +25,7 @@ def _tokens_required(original: Callable, batch: Any, requests: Any, page_size: i
         return original(batch, requests, page_size)
     from sglang_parse.commit import slots_required
 
-    return slots_required(batch, requests)
+    return slots_required(batch, requests, page_size)
 
 
 PATCH = hook_patch(

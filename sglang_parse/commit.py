@@ -1,7 +1,7 @@
 """KV slots and request bookkeeping: who owns which part of a request's row.
 
     [0, kv_committed_len)                  final KV of prompt and output; the radix cache takes it
-    [kv_committed_len, kv_allocated_len)   slots for what the request does next, see phases.tail_len
+    [kv_committed_len, kv_allocated_len)   slots for what the request does next, see grants
     [kv_allocated_len, row width)          nothing
 
 The last output token (the anchor) has no KV yet: its slot is the first of the middle part.
@@ -15,10 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.allocation import alloc_token_slots
+from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
+from sglang.srt.runtime_context import max_speculative_num_draft_tokens
 
 from sglang_parse.config import ParseConfig
-from sglang_parse.phases import RequestState, tail_len
+from sglang_parse.grants import Grant, Holding, Move, cost, pages_up, share_out
+from sglang_parse.phases import Phase, RequestState, tail_len
 
 
 @lru_cache(maxsize=1)
@@ -33,62 +35,117 @@ def draft_budget(req: Any) -> int:
     return max(1, min(server_config().draft_tokens, remaining))
 
 
-def slots_needed(req: Any) -> int:
-    """Slots behind the committed ones for the next iteration.
+@lru_cache(maxsize=1)
+def longest_question() -> int:
+    """Tokens of the longest question: what ``validate_server_args`` widened the rows by."""
+    config = server_config()
+    width = max_speculative_num_draft_tokens() or 0
+    return max(0, width - 1 - config.draft_tokens) // config.max_prefixes
+
+
+def holding(req: Any) -> Holding:
+    """What the request holds and wants, for ``grants``.
 
     Before a request's first prefill result is processed it has no state; one slot serves it.
     """
     state: RequestState | None = getattr(req, "parse_state", None)
+    kv = req.kv
     if state is None:
-        return 1
-    return tail_len(state, server_config().burst_tokens, draft_budget(req))
+        return Holding(Phase.PLAIN, kv.kv_committed_len, kv.kv_allocated_len, tail=1)
+    config = server_config()
+    tail = tail_len(state, config.burst_tokens, draft_budget(req))
+    num_questions = min(config.max_prefixes, tail)
+    return Holding(
+        phase=state.phase,
+        committed=kv.kv_committed_len,
+        allocated=kv.kv_allocated_len,
+        tail=tail,
+        judged_tail=1 + tail + num_questions * longest_question(),
+        num_drafted=len(state.draft.token_ids),
+        waited=state.waited,
+    )
 
 
-def missing_slots(req: Any) -> int:
-    return max(0, req.kv.kv_committed_len + slots_needed(req) - req.kv.kv_allocated_len)
+def slots_required(batch: Any, requests: Sequence[Any], page_size: int) -> int:
+    """Slots the next iteration takes for ``requests``: SGLang's capacity check.
 
-
-def slots_required(batch: Any, requests: Sequence[Any]) -> int:  # noqa: ARG001 - SGLang's shape
-    """Slots the next iteration allocates for ``requests``: SGLang's capacity check.
-
+    More than there are only where plain decoding would not fit either; then SGLang retracts.
     Twin of ``prepare_for_decode``. Source: ``_new_tokens_required_next_decode_spec_v2``.
     """
-    return sum(missing_slots(req) for req in requests)
+    holdings = [holding(req) for req in requests]
+    grants = share_out(holdings, _available(batch), page_size)
+    return max(0, cost(holdings, grants, page_size))
+
+
+def _available(batch: Any) -> int:
+    tree_cache = batch.tree_cache
+    free = tree_cache.token_to_kv_pool_allocator.available_size()
+    return free + tree_cache.evictable_size()
 
 
 def prepare_for_decode(batch: Any) -> None:
-    """Allocate what every running request needs for its next step, and nothing more.
+    """Decide every running request's move and allocate what it needs, and nothing more.
 
     Source: ``sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode``.
     """
     if batch.sampling_info.penalizer_orchestrator.is_required:
         batch.cumulate_penalty_output_tokens()
-    counts = [missing_slots(req) for req in batch.reqs]
-    if total := sum(counts):
-        slots = alloc_token_slots(batch.tree_cache, total)
-        _write_slots(batch, counts, slots)
-    for req in batch.reqs:
+    page_size = batch.token_to_kv_pool_allocator.page_size
+    holdings = [holding(req) for req in batch.reqs]
+    grants = share_out(holdings, _available(batch), page_size)
+    for req, grant in zip(batch.reqs, grants, strict=True):
         req.decode_batch_idx += 1
+        _apply(batch, req, grant)
+    _allocate(batch, grants, page_size)
 
 
-def _write_slots(batch: Any, counts: Sequence[int], slots: torch.Tensor) -> None:
-    table = batch.req_to_token_pool.req_to_token
-    taken = 0
-    for req, count in zip(batch.reqs, counts, strict=True):
-        if count:
-            start = req.kv.kv_allocated_len
-            row = slots[taken : taken + count].to(table.dtype)
-            table[req.kv.req_pool_idx, start : start + count] = row
-            req.kv.kv_allocated_len = start + count
-            taken += count
+def _apply(batch: Any, req: Any, grant: Grant) -> None:
+    """Change the request's state as its grant says; give back what it gives up."""
+    state: RequestState = req.parse_state
+    state.move = grant.move
+    state.waited = state.waited + 1 if grant.move is Move.WAIT else 0
+    if grant.move is Move.JUDGE:
+        state.stats.short_drafts += 1
+        state.phase = Phase.VERIFYING
+    elif grant.move is Move.GIVE_UP:
+        state.stats.short_drafts += 1
+        state.segment_start = len(req.output_ids)
+        state.draft_kv_len = min(state.draft_kv_len, req.kv.kv_committed_len)
+        state.continue_segment()
+        release_tail(batch, req, req.kv.kv_committed_len + 1)
+        state.move = Move.STEP
+
+
+def _allocate(batch: Any, grants: Sequence[Grant], page_size: int) -> None:
+    held = [req.kv.kv_allocated_len for req in batch.reqs]
+    wanted = [
+        max(have, pages_up(req.kv.kv_committed_len + (grant.tail or 0), page_size))
+        for have, req, grant in zip(held, batch.reqs, grants, strict=True)
+    ]
+    held_cpu = torch.tensor(held, dtype=torch.int32)
+    wanted_cpu = torch.tensor(wanted, dtype=torch.int32)
+    alloc_for_spec_decode(
+        batch.tree_cache,
+        batch.req_to_token_pool,
+        reqs=batch.reqs,
+        req_pool_indices=batch.req_pool_indices,
+        cur_kv_lens=held_cpu.to(batch.device),
+        cur_kv_lens_cpu=held_cpu,
+        nxt_kv_lens=wanted_cpu.to(batch.device),
+        nxt_kv_lens_cpu=wanted_cpu,
+        num_needed_tokens=sum(wanted) - sum(held),
+        batch=batch,
+    )
 
 
 def release_tail(batch: Any, req: Any, keep_len: int) -> None:
     """Give back the slots from ``keep_len`` on: rejected draft and question KV.
 
-    Nothing can read question KV after its pass, because nothing owns it.
+    Nothing can read question KV after its pass, because nothing owns it. A page whose first
+    slots are kept is kept whole.
     """
     allocated = req.kv.kv_allocated_len
+    keep_len = pages_up(keep_len, batch.token_to_kv_pool_allocator.page_size)
     if keep_len >= allocated:
         return
     table = batch.req_to_token_pool.req_to_token

@@ -23,6 +23,17 @@ class Phase(Enum):
     PLAIN = "plain"
 
 
+class Move(Enum):
+    """What a request does in one iteration."""
+
+    BURST = "burst"  # the draft model writes on
+    PASS = "pass"  # the target judges the draft
+    STEP = "step"  # the target writes one token
+    JUDGE = "judge"  # no slots to draft on: the draft is over, the next pass judges it
+    WAIT = "wait"  # no slots for its pass now
+    GIVE_UP = "give up"  # the draft is dropped, then as STEP
+
+
 @dataclass(slots=True)
 class Draft:
     """What the draft model wrote since the last committed token.
@@ -63,6 +74,8 @@ class RequestState:
         stop_ids: tokens that end the answer; filled by ``commit.is_stop_token``.
         fault: why the request must end with an error; filled by the stage that noticed.
         target_wrote_last: whether the last emitted token is the target's own.
+        move: what it does in this iteration, by ``grants.share_out``.
+        waited: iterations in a row it has waited for KV slots.
     """
 
     phase: Phase
@@ -78,6 +91,8 @@ class RequestState:
     stop_ids: frozenset[int] | None = None
     fault: str = ""
     target_wrote_last: bool = True
+    move: Move = Move.STEP
+    waited: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -108,11 +123,15 @@ class RequestState:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one request. ``_ms`` are the request's share of each stage's wall time."""
+    """Counters of one request. ``_ms`` are the request's share of each stage's wall time.
+
+    ``short_drafts`` are drafts ended or given up because the KV pool had no slots for them.
+    """
 
     rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    short_drafts: int = 0
     draft_ms: float = 0.0
     verification_ms: float = 0.0
     continuation_ms: float = 0.0

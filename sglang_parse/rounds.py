@@ -152,6 +152,9 @@ class RoundJudge:
         state = req.parse_state
         if state.phase is not Phase.CONTINUING or not state.resumes:
             return
+        if self.question is None:
+            state.start_draft()
+            return
         written = [*req.output_ids[state.segment_start :], *new_tokens]
         behind_cut = max(0, state.segment_start - len(req.output_ids))
         pieces = [self._piece(token) for token in written[behind_cut:]]

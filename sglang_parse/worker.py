@@ -24,7 +24,7 @@ from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
 from sglang_parse.draft import DraftModel
 from sglang_parse.faults import end_request, nan_rows
-from sglang_parse.phases import Phase, RequestState
+from sglang_parse.phases import Move, Phase, RequestState
 from sglang_parse.question import QuestionWording, render_question
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
@@ -96,10 +96,12 @@ class ParseWorker(BaseSpecWorker):
 
     def _decode(self, batch: Any) -> GenerationBatchResult:
         self._running = {req.rid: req for req in batch.reqs}
-        phases = [req.parse_state.phase for req in batch.reqs]
-        drafting = [i for i, phase in enumerate(phases) if phase is Phase.DRAFTING]
-        verifying = [i for i, phase in enumerate(phases) if phase is Phase.VERIFYING]
-        stepping = [i for i in range(len(phases)) if i not in {*drafting, *verifying}]
+        drafting, verifying, stepping, ended = (
+            [i for i, req in enumerate(batch.reqs) if req.parse_state.move is move]
+            for move in (Move.BURST, Move.PASS, Move.STEP, Move.JUDGE)
+        )
+        for row in ended:
+            self.judge.plan(batch.reqs[row].parse_state)
         emitted: list[list[int]] = [[] for _ in batch.reqs]
         output = LogitsProcessorOutput(next_token_logits=None)
         if drafting:
