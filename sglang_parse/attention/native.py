@@ -1,11 +1,13 @@
-"""SGLang's ``torch_native`` attention for the CPU, with PARSE's mask.
+"""SGLang's ``torch_native`` attention for the CPU, with masks.
 
 Takes the flat mask FlashInfer takes (row-major, query first, full KV length, requests
-concatenated); everything that is not a verification pass goes to the stock backend.
+concatenated), from PARSE's verification pass and from SGLang's own tree verification. What
+needs no mask goes to the stock backend.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,40 +25,36 @@ from sglang_parse.spec_input import ParseVerifyInput
 NAME = "torch_native"
 
 
-class _RequestPart(NamedTuple):
-    """One request's share of a masked pass.
+class AttentionPart(NamedTuple):
+    """Query rows that see the same keys.
 
-    rows: its query rows; kv_slots: int [kv_len] slots of its keys; mask: bool [rows, kv_len].
+    rows: the query rows; kv_slots: int [kv_len] slots of their keys, written before attending;
+    mask: bool [rows, kv_len], None where every row sees every key.
     """
 
     rows: slice
     kv_slots: torch.Tensor
-    mask: torch.Tensor
+    mask: torch.Tensor | None = None
 
 
 class MaskedTorchNativeBackend(TorchNativeAttnBackend):
-    """``TorchNativeAttnBackend`` that honours ``ParseVerifyInput.custom_mask``."""
+    """``TorchNativeAttnBackend`` that honours the mask of a verification pass.
+
+    Verification passes: PARSE's (``ParseVerifyInput``), SGLang's (TARGET_VERIFY), and SGLang's
+    fill of the draft's KV after one (DRAFT_EXTEND_V2).
+    """
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        self._parts: list[_RequestPart] = []
+        self._parts: Sequence[AttentionPart] = ()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        spec_info = forward_batch.spec_info
-        self._parts = []
-        if isinstance(spec_info, ParseVerifyInput):
-            self._parts = self._split(forward_batch, spec_info)
+        self._parts = _masked_parts(forward_batch, self.req_to_token_pool.req_to_token)
 
-    def _split(self, forward_batch: Any, spec_info: ParseVerifyInput) -> list[_RequestPart]:
-        masks = split_flat_mask(spec_info.custom_mask, spec_info.layout)
-        table = self.req_to_token_pool.req_to_token
-        indptr = spec_info.layout.qo_indptr
-        parts = []
-        for i, (request, mask) in enumerate(zip(spec_info.layout.requests, masks, strict=True)):
-            kv_slots = table[forward_batch.req_pool_indices[i], : request.kv_len]
-            parts.append(_RequestPart(slice(indptr[i], indptr[i + 1]), kv_slots, mask))
-        return parts
+    def attend_in(self, parts: Sequence[AttentionPart]) -> None:
+        """Use ``parts`` in the next forward pass instead of what its batch says."""
+        self._parts = parts
 
     def forward_extend(
         self,
@@ -67,14 +65,43 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         forward_batch: Any,
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
-        if not isinstance(forward_batch.spec_info, ParseVerifyInput):
+        if not self._parts:
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+        return self._forward_parts(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        if not self._parts:
+            return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        return self._forward_parts(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def _forward_parts(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool,
+    ) -> torch.Tensor:
+        if getattr(layer, "sliding_window_size", None) not in (None, -1):
+            raise NotImplementedError(
+                f"speculation with sliding window {layer.sliding_window_size} on torch_native; "
+                "use models with full attention"
+            )
         if save_kv_cache:
             loc = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
-        return self._masked(q, layer)
+        return self._attend(q, layer)
 
-    def _masked(self, q: torch.Tensor, layer: Any) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, layer: Any) -> torch.Tensor:
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
@@ -90,6 +117,53 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
             )
             output[part.rows] = attended.squeeze(0).transpose(0, 1)
         return output.view(query.shape[0], -1)
+
+
+def _masked_parts(forward_batch: Any, req_to_token: torch.Tensor) -> list[AttentionPart]:
+    """One part per request of a pass that needs a mask; none for any other pass."""
+    spec_info = forward_batch.spec_info
+    if isinstance(spec_info, ParseVerifyInput):
+        masks = split_flat_mask(spec_info.custom_mask, spec_info.layout)
+    elif spec_info is not None and forward_batch.forward_mode.is_target_verify():
+        masks = _tree_masks(spec_info, forward_batch.seq_lens.tolist())
+    elif spec_info is not None and forward_batch.forward_mode.is_draft_extend_v2():
+        masks = _causal_masks(
+            forward_batch.extend_seq_lens.tolist(), forward_batch.seq_lens.tolist()
+        )
+    else:
+        return []
+    parts, start = [], 0
+    for request, mask in zip(forward_batch.req_pool_indices, masks, strict=True):
+        num_rows, kv_len = mask.shape
+        rows = slice(start, start + num_rows)
+        parts.append(AttentionPart(rows, req_to_token[request, :kv_len], mask))
+        start += num_rows
+    return parts
+
+
+def _tree_masks(verify_input: Any, seq_lens: Sequence[int]) -> list[torch.Tensor]:
+    """Per request the mask of its draft tree, bool [num_draft_tokens, seq_len + num_draft_tokens].
+
+    Raises:
+        ValueError: the mask is not a FULL_MASK over committed and draft tokens.
+    """
+    width = verify_input.draft_token_num
+    sizes = [width * (length + width) for length in seq_lens]
+    flat = verify_input.custom_mask
+    if flat.numel() != sum(sizes):
+        raise ValueError(
+            f"tree mask has {flat.numel()} entries, {sum(sizes)} are needed for {width} draft "
+            f"tokens after {list(seq_lens)} committed ones"
+        )
+    return [part.view(width, -1) for part in flat.split(sizes)]
+
+
+def _causal_masks(num_rows: Sequence[int], kv_lens: Sequence[int]) -> list[torch.Tensor]:
+    """Per request bool [rows, kv_len]: its rows are the last of its tokens."""
+    return [
+        torch.ones(rows, kv_len, dtype=torch.bool).tril(kv_len - rows)
+        for rows, kv_len in zip(num_rows, kv_lens, strict=True)
+    ]
 
 
 def register_masked_backend() -> None:

@@ -1,0 +1,243 @@
+"""Draft trees in plain PyTorch on a CPU: build, verify greedily, read off (ledger: tree_cpu).
+
+n nodes a request: node 0 is the last committed token, nodes 1 .. n-1 are draft tokens, parents
+before children. Global id of node i of request b: b * n + i. A node's children form a list: its
+``retrieve_next_token`` is the first, ``retrieve_next_sibling`` leads from one to the next, -1 ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_parse.patches.base import hook_patch, on_cpu_only
+
+_OPS = "sglang.kernels.ops.speculative"
+NONE = -1
+
+
+def parents(selected: Sequence[int], parent_list: Sequence[int], topk: int) -> list[int]:
+    """Parent node of each node; ``NONE`` for the root, and for a node kept without its parent.
+
+    The latter happens when the two are equally likely; such a node is never accepted.
+
+    Args:
+        selected: [n - 1] which candidates became nodes 1 .. n-1, ascending. Candidates come in
+            groups of ``topk``: the first continues the root.
+        parent_list: [groups] the candidate that each group continues; the first entry is unused.
+    """
+    node_of = {candidate: node for node, candidate in enumerate(selected, 1)}
+    groups = [candidate // topk for candidate in selected]
+    return [NONE, *(node_of.get(parent_list[g], NONE) if g else 0 for g in groups)]
+
+
+def build_tree(
+    parent_list: torch.Tensor,
+    top_scores_index: torch.Tensor,
+    seq_lens: torch.Tensor,
+    tree_mask: torch.Tensor,
+    positions: torch.Tensor,
+    retrieve_index: torch.Tensor,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
+    topk: int,
+    spec_steps: int,  # noqa: ARG001 - bounds a loop of the kernel; parents end it here
+    num_verify_tokens: int,
+    tree_mask_mode: int,
+) -> None:
+    """Write every request's tree, as verification reads it.
+
+    Args:
+        parent_list: int64 [bs, *]; top_scores_index: int64 [bs, n - 1], see ``parents``.
+        seq_lens: int64 [bs] committed tokens.
+        tree_mask: bool, flat, all True; a node sees its ancestors and itself. FULL_MASK: [n,
+            seq_len + n] per request; QLEN_ONLY: [n, n].
+        positions: int64 [bs * n]: seq_len + depth.
+        retrieve_index, retrieve_next_token, retrieve_next_sibling: int64 [bs, n], filled with -1.
+
+    Source: ``sglang.kernels.ops.speculative.spec_tree.build_tree_kernel_efficient_func``.
+    """
+    width = num_verify_tokens
+    masks = _tree_squares(tree_mask, seq_lens.tolist(), width, tree_mask_mode)
+    lists = zip(top_scores_index.tolist(), parent_list.tolist(), masks, strict=True)
+    for row, (selected, groups, mask) in enumerate(lists):
+        parent_of = parents(selected, groups, topk)
+        sees = torch.eye(width, dtype=torch.bool)
+        for node, parent in enumerate(parent_of):
+            if parent != NONE:
+                sees[node] |= sees[parent]
+        mask.copy_(sees)
+        positions[row * width : (row + 1) * width] = seq_lens[row] + sees.sum(1) - 1
+        retrieve_index[row] = torch.arange(row * width, (row + 1) * width)
+        first_child, next_sibling = _child_lists(parent_of)
+        retrieve_next_token[row] = torch.tensor(first_child)
+        retrieve_next_sibling[row] = torch.tensor(next_sibling)
+
+
+def _tree_squares(
+    tree_mask: torch.Tensor, seq_lens: Sequence[int], width: int, mode: int
+) -> list[torch.Tensor]:
+    """Each request's [n, n] view of the flat mask: its last n columns."""
+    from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
+
+    if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
+        raise NotImplementedError(f"tree mask mode {TreeMaskMode(mode).name} on a CPU")
+    prefix_lens = [0 if mode == TreeMaskMode.QLEN_ONLY else length for length in seq_lens]
+    sizes = [width * (length + width) for length in prefix_lens]
+    parts = tree_mask[: sum(sizes)].split(sizes)
+    return [part.view(width, -1)[:, -width:] for part in parts]
+
+
+def _child_lists(parent_of: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Per node its first child and its next sibling; children in ascending order."""
+    first_child, next_sibling = [NONE] * len(parent_of), [NONE] * len(parent_of)
+    for node, parent in reversed(list(enumerate(parent_of))):
+        if parent != NONE:
+            next_sibling[node] = first_child[parent]
+            first_child[parent] = node
+    return first_child, next_sibling
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """One request's tree as verification reads it; all lists are [n], indexed by node."""
+
+    global_ids: list[int]
+    first_child: list[int]
+    next_sibling: list[int]
+    token_ids: list[int]
+
+    def children(self, node: int) -> Iterator[int]:
+        child = self.first_child[node]
+        while child != NONE:
+            yield child
+            child = self.next_sibling[child]
+
+
+def read_trees(
+    candidates: torch.Tensor,
+    retrieve_index: torch.Tensor,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
+) -> list[DraftTree]:
+    """The trees of a batch; all tensors are int64 [bs, n], ``candidates`` holds token ids."""
+    tensors = (retrieve_index, retrieve_next_token, retrieve_next_sibling, candidates)
+    return [DraftTree(*rows) for rows in zip(*(t.tolist() for t in tensors), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedPaths:
+    """What verification writes for a batch.
+
+    Attributes:
+        predicts: int32 [bs * n]: at each accepted node's global id, the token that follows it.
+        accept_index: int32 [bs, S + 1], filled with -1: global ids of the accepted nodes.
+        accept_token_num: int32 [bs]: accepted draft tokens.
+    """
+
+    predicts: torch.Tensor
+    accept_index: torch.Tensor
+    accept_token_num: torch.Tensor
+
+    @property
+    def max_path(self) -> int:
+        """Nodes a path may have, the root included."""
+        return self.accept_index.shape[1]
+
+    def write(self, row: int, tree: DraftTree, path: Sequence[int], bonus: int) -> None:
+        """Record request ``row``'s accepted ``path`` of nodes and the token after its last."""
+        for node, child in pairwise(path):
+            self.predicts[tree.global_ids[node]] = tree.token_ids[child]
+        self.predicts[tree.global_ids[path[-1]]] = bonus
+        self.accept_index[row, : len(path)] = torch.tensor([tree.global_ids[n] for n in path])
+        self.accept_token_num[row] = len(path) - 1
+
+
+def verify_greedy(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrieve_index: torch.Tensor,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+    topk: int = -1,  # noqa: ARG001 - chooses a kernel upstream
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Follow the target's own choices down each tree as far as they go.
+
+    Args:
+        predicts, accept_index, accept_token_num: written, see ``AcceptedPaths``; also returned.
+        candidates, retrieve_*: see ``read_trees``.
+        target_predict: int64 [bs, n]: the target's choice after each node.
+
+    Source: ``sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func``.
+    """
+    paths = AcceptedPaths(predicts, accept_index, accept_token_num)
+    trees = read_trees(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    for row, (tree, choices) in enumerate(zip(trees, target_predict.tolist(), strict=True)):
+        path = [0]
+        while len(path) < paths.max_path:
+            wanted = choices[path[-1]]
+            match = [c for c in tree.children(path[-1]) if tree.token_ids[c] == wanted]
+            if not match:
+                break
+            path.append(match[0])
+        paths.write(row, tree, path, choices[path[-1]])
+    return predicts, accept_index, accept_token_num
+
+
+def fill_bonus_tokens(
+    accept_tokens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    bonus_tokens: torch.Tensor,
+    accept_stride: int,
+    batch_size: int,
+) -> None:
+    """Write each request's last emitted token.
+
+    Args:
+        accept_tokens: int32, ``accept_stride`` per request.
+        accept_lens: int32 [bs], bonus included; bonus_tokens: int32 [bs], written.
+
+    Source: ``sglang.kernels.ops.speculative.eagle.fill_bonus_tokens_func``.
+    """
+    starts = torch.arange(batch_size, device=accept_lens.device) * accept_stride
+    bonus_tokens.copy_(accept_tokens.flatten()[starts + accept_lens - 1])
+
+
+def fill_accept_out_cache_loc(
+    accept_index: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    accept_out_cache_loc: torch.Tensor,
+    size: int,  # noqa: ARG001 - the kernel's grid
+) -> None:
+    """Pack the KV slots of the accepted nodes, in order.
+
+    Args:
+        accept_index: int32 [bs, S + 1] global ids, -1 where there is none.
+        out_cache_loc: int64 [bs * n]; accept_out_cache_loc: written in front.
+
+    Source: ``sglang.kernels.ops.speculative.eagle.fill_accept_out_cache_loc_func``.
+    """
+    accepted = out_cache_loc[accept_index[accept_index >= 0].long()]
+    accept_out_cache_loc[: len(accepted)] = accepted
+
+
+PATCH = hook_patch(
+    "tree_cpu",
+    {
+        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func": (build_tree, HookType.REPLACE),
+        f"{_OPS}.spec_tree.verify_tree_greedy_func": (verify_greedy, HookType.REPLACE),
+        f"{_OPS}.eagle.fill_bonus_tokens_func": (fill_bonus_tokens, HookType.REPLACE),
+        f"{_OPS}.eagle.fill_accept_out_cache_loc_func": (
+            fill_accept_out_cache_loc,
+            HookType.REPLACE,
+        ),
+    },
+    on_cpu_only,
+)
