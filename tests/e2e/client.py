@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The test's side of ``tests/probe``: disturbs one server's scheduler through files."""
+
+    folder: Path
+
+    @contextlib.contextmanager
+    def fault(
+        self, place: str, kind: str, *, seconds: float = 0.0, skip: int = 0, times: int = -1
+    ) -> Iterator[None]:
+        """Disturb forwards at ``place``: let ``skip`` pass, then ``times`` of them (-1: all).
+
+        Args:
+            place: see ``parse_probe.PLACES``.
+            kind: "slow" (by ``seconds``), "raise", "attention" (its backend raises), "nan".
+        """
+        self.fired_file.unlink(missing_ok=True)
+        fault = {"place": place, "kind": kind, "seconds": seconds, "skip": skip, "times": times}
+        fresh = self.folder / "fault.fresh"
+        fresh.write_text(json.dumps(fault))
+        fresh.replace(self.folder / "fault.json")
+        try:
+            yield
+        finally:
+            (self.folder / "fault.json").unlink(missing_ok=True)
+
+    @property
+    def fired_file(self) -> Path:
+        return self.folder / "fired"
+
+    def num_fired(self) -> int:
+        return len(self.fired_file.read_text().split()) if self.fired_file.exists() else 0
+
+    def wait_fired(self) -> None:
+        wait_until(self.num_fired, "the fault to fire")
 
 
 @dataclass(frozen=True)
@@ -16,6 +57,12 @@ class Client:
     """One server's native API."""
 
     url: str
+    probe: Probe | None = None
+
+    @classmethod
+    def of(cls, server: Any) -> Client:
+        """A client that can also disturb the server (started by the ``start_server`` fixture)."""
+        return cls(server.url, Probe(server.log.with_suffix(".probe")))
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=300)
@@ -49,15 +96,48 @@ class Client:
         response = httpx.post(f"{self.url}/flush_cache", timeout=60)
         assert response.status_code == 200, response.text
 
+    def state(self) -> dict[str, Any]:
+        info = httpx.get(f"{self.url}/server_info", timeout=60).json()
+        return info["internal_states"][0]
+
     def free_slots(self) -> int:
         """KV slots that are free right now."""
-        info = httpx.get(f"{self.url}/server_info", timeout=60).json()
-        state = info["internal_states"][0]
-        return state["memory_usage"]["token_capacity"] - self.used_slots()
+        return self.state()["memory_usage"]["token_capacity"] - self.used_slots()
+
+    def look(self) -> dict[str, Any]:
+        """The scheduler's insides as the probe sees them: tree, running, waiting, free_slots."""
+        return self.state()["probe"]
+
+    def abort(self, rid: str) -> None:
+        self.post("/abort_request", {"rid": rid}).raise_for_status()
+
+    def wait_idle(self) -> None:
+        def is_idle() -> bool:
+            seen = self.look()
+            return not seen["running"] and not seen["waiting"]
+
+        wait_until(is_idle, "every request to end")
+
+    def assert_nothing_lost(self) -> None:
+        """No request runs, the cache can be emptied, and then every KV slot is free."""
+        self.wait_idle()
+        self.flush()
+        state = self.state()
+        assert state["probe"]["free_slots"] == state["memory_usage"]["token_capacity"]
+        assert self.used_slots() == 0
 
     def used_slots(self) -> int:
         loads = httpx.get(f"{self.url}/v1/loads", timeout=60).json()["loads"]
         return sum(load["num_used_tokens"] for load in loads)
+
+
+def wait_until(happens: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+    """Raises: TimeoutError, which names what did not happen."""
+    deadline = time.monotonic() + limit_s
+    while not happens():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {limit_s:.0f} s for {what}")
+        time.sleep(0.02)
 
 
 def parse_info(answer: dict[str, Any]) -> dict[str, Any]:

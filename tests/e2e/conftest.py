@@ -6,6 +6,7 @@ agreement) and ``demo`` (the trained pair in examples/demo_pair).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+PROBE = Path(__file__).resolve().parents[1] / "probe"
 
 from client import Client  # noqa: E402
 from random_pair import DEMO, PairShape, make_pair  # noqa: E402
@@ -40,7 +42,9 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             (port,) = free_ports(1)
             # An idle server otherwise keeps one of the machine's cores busy.
             spec = ServerSpec(name, (*flags, "--sleep-on-idle"))
-            server = Server(spec, port, logs / f"{name}.log")
+            log = logs / f"{name}.log"
+            with probe_environment(log.with_suffix(".probe")):
+                server = Server(spec, port, log)
             started[name] = server
             server.wait_ready()
             server.suspend()
@@ -49,6 +53,16 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     yield start
     for server in started.values():
         server.stop()
+
+
+@contextlib.contextmanager
+def probe_environment(folder: Path) -> Iterator[None]:
+    """Servers started in this block load the plugin in tests/probe; ``folder`` is its own."""
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PARSE_PROBE_DIR", str(folder))
+        environ.setenv("PYTHONPATH", str(PROBE), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +85,7 @@ def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
         "plain", "--model-path", str(pair[0]), "--disable-overlap-schedule", *SEED
     )
     with awake(server):
-        yield Client(server.url)
+        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +94,10 @@ def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     server = start_server(
         "token",
         *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-burst-tokens", "4", *SEED),
+        *("--parse-burst-tokens", "4", *SMALL_CHUNKS, *SEED),
     )
     with awake(server):
-        yield Client(server.url)
+        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +106,22 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     server = start_server(
         "semantic",
         *parse_flags(pair, *QUESTION, "--parse-segment", "tokens:3"),
-        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", *SEED),
+        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", *SMALL_CHUNKS, *SEED),
     )
     with awake(server):
-        yield Client(server.url)
+        yield Client.of(server)
+
+
+@pytest.fixture(scope="module")
+def equal(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """PARSE with the target as its own draft: whatever is not accepted shows a fault."""
+    server = start_server(
+        "equal",
+        *parse_flags((pair[0], pair[0]), "--parse-verification", "token"),
+        *("--parse-draft-tokens", "16", "--parse-burst-tokens", "4", *SEED),
+    )
+    with awake(server):
+        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +129,7 @@ def demo(start_server: Start) -> Iterator[Client]:
     """PARSE with the demo pair."""
     server = start_server("demo", *parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION))
     with awake(server):
-        yield Client(server.url)
+        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +139,11 @@ def demo_plain(start_server: Start) -> Iterator[Client]:
         "demo-plain", "--model-path", str(DEMO / "target"), "--disable-overlap-schedule"
     )
     with awake(server):
-        yield Client(server.url)
+        yield Client.of(server)
 
 
 SEED = ("--random-seed", "7")
+SMALL_CHUNKS = ("--chunked-prefill-size", "256")
 
 
 @pytest.fixture(scope="session")

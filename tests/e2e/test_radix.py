@@ -1,0 +1,43 @@
+"""What the radix cache can reach: prompts and answers, with their own KV. Never a question's."""
+
+from __future__ import annotations
+
+import pytest
+from client import Client, parse_info, random_prompts
+
+LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
+TARGET, DRAFT = 0, 1
+TOLERANCE = 1e-3
+"""Of a KV fingerprint; those of different tokens differ by far more, which is checked."""
+
+
+@pytest.mark.parametrize("server", ["semantic", "token"])
+def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, server: str):
+    client: Client = request.getfixturevalue(server)
+    client.flush()
+    prompts = random_prompts(8, 71)
+    answers = client.generate_all(prompts, 8, parse={"trace": True}, **LIMIT)
+    rounds = [record for answer in answers for record in parse_info(answer)["trace"]]
+    num_questions = sum(len(record["question_token_ids"]) for record in rounds)
+    assert num_questions > 20 or server == "token"
+    assert any(record["cut"] < len(record["draft_token_ids"]) for record in rounds)
+
+    tree = client.look()["tree"]
+    texts = [prompt + answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)]
+    # The last output token has no KV. Everything else of every answer is there, and nothing more.
+    for model in (TARGET, DRAFT):
+        assert sorted(path["written"][model] for path in tree) == sorted(t[:-1] for t in texts)
+    _assert_own_kv(client, tree)
+
+
+def _assert_own_kv(client: Client, tree: list[dict]) -> None:
+    """The KV in the tree's slots is what a fresh prefill writes for the same tokens."""
+    client.flush()
+    client.generate_all([path["written"][TARGET] for path in tree], 8, max_new_tokens=1)
+    fresh = {tuple(path["written"][TARGET]): path for path in client.look()["tree"]}
+    for path in tree:
+        again = fresh[tuple(path["written"][TARGET])]
+        for model in (TARGET, DRAFT):
+            values = path["fingerprints"][model]
+            assert values == pytest.approx(again["fingerprints"][model], abs=TOLERANCE)
+            assert max(values) - min(values) > 1000 * TOLERANCE

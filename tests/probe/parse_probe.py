@@ -1,0 +1,224 @@
+"""Test-only SGLang plugin: a look into a real scheduler, and ways to disturb it.
+
+The tests put this folder on PYTHONPATH of the servers they start, with a folder of its own for
+each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
+
+- ``/server_info`` answers with ``internal_states[0]["probe"]``: the radix tree (slots, the tokens
+  whose KV was written there and its fingerprint, in both models) and the running requests.
+- ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
+- ``record`` makes every decode iteration a line of ``iterations.jsonl``.
+- Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
+  ``--enable-deterministic-inference``, which it refuses on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PLACES = (
+    "target-prefill",
+    "target-pass",
+    "target-step",
+    "draft-prefill",
+    "draft-burst",
+    "draft-fill",
+)
+"""Whose forward, and when: a burst's steps, a verification pass, a target step without a draft,
+a prefill, and the draft's catch-up outside the worker's iteration (a request's end)."""
+
+
+class InjectedError(RuntimeError):
+    """A fault the test asked for."""
+
+
+def register() -> None:
+    folder = os.environ.get("PARSE_PROBE_DIR")
+    if not folder:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    probe = Probe(Path(folder))
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    for target, hook, kind in (
+        (f"{scheduler}.run_batch", probe.run_batch, HookType.AROUND),
+        (f"{scheduler}.get_internal_state", probe.add_state, HookType.AFTER),
+        (
+            "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+            probe.forward,
+            HookType.AROUND,
+        ),
+        (
+            "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+            seed_sampling,
+            HookType.AFTER,
+        ),
+    ):
+        HookRegistry.register(target, hook, kind)
+
+
+class Probe:
+    """Everything that is hooked into one scheduler process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stage = "fill"
+        self.written: dict[bool, dict[int, int]] = {False: {}, True: {}}
+        """Is it the draft model? -> slot -> token whose KV was written there last."""
+
+    # -- looking ----------------------------------------------------------------
+
+    def run_batch(self, original: Callable, scheduler: Any, batch: Any, *args: Any) -> Any:
+        self.stage = "prefill" if batch.forward_mode.is_extend() else "decode"
+        if self.stage == "decode" and (self.folder / "record").exists():
+            with (self.folder / "iterations.jsonl").open("a") as lines:
+                lines.write(json.dumps([held_by(req) for req in batch.reqs]) + "\n")
+        try:
+            return original(scheduler, batch, *args)
+        finally:
+            self.stage = "fill"
+
+    def add_state(self, result: Any, scheduler: Any, *_: Any) -> Any:
+        result.internal_state["probe"] = {
+            "tree": self._tree(scheduler),
+            "running": [held_by(req) for req in scheduler.running_batch.reqs],
+            "waiting": len(scheduler.waiting_queue),
+            "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
+        }
+        return result
+
+    def _tree(self, scheduler: Any) -> list[dict[str, Any]]:
+        """Every path a later request could reuse: its slots, and what KV is in them."""
+        from sglang.srt.kv_canary.radix_cache_walker import walk_radix_cache_for_canary
+
+        walk = walk_radix_cache_for_canary(radix_cache=scheduler.tree_cache)
+        slots, previous = list(map(int, walk.slot_indices)), list(map(int, walk.prev_slot_indices))
+        runners = [scheduler.tp_worker.model_runner]
+        if scheduler.draft_worker is not None:
+            runners.append(scheduler.draft_worker.draft_worker.draft_runner)
+        return [
+            {
+                "slots": path,
+                "written": [
+                    [self.written[r.is_draft_worker].get(s) for s in path] for r in runners
+                ],
+                "fingerprints": [kv_fingerprint(runner, path) for runner in runners],
+            }
+            for path in tree_paths(slots, previous)
+        ]
+
+    # -- disturbing -------------------------------------------------------------
+
+    def forward(
+        self, original: Callable, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        slots, ids = forward_batch.out_cache_loc.tolist(), forward_batch.input_ids.tolist()
+        self.written[runner.is_draft_worker].update(zip(slots, ids, strict=True))
+        fault = self._take_fault(self._place(runner, forward_batch))
+        if fault is None:
+            return original(runner, forward_batch, *args, **kwargs)
+        if fault["kind"] == "slow":
+            time.sleep(fault["seconds"])
+        elif fault["kind"] == "raise":
+            raise InjectedError("injected")
+        elif fault["kind"] == "attention":
+            return _with_broken_attention(runner, original, forward_batch, *args, **kwargs)
+        output = original(runner, forward_batch, *args, **kwargs)
+        if fault["kind"] == "nan":
+            output.logits_output.next_token_logits[0] = float("nan")
+        return output
+
+    def _place(self, runner: Any, forward_batch: Any) -> str:
+        if runner.is_draft_worker:
+            return f"draft-{'burst' if self.stage == 'decode' else self.stage}"
+        if self.stage == "decode":
+            return "target-step" if forward_batch.forward_mode.is_decode() else "target-pass"
+        return f"target-{self.stage}"
+
+    def _take_fault(self, place: str) -> dict[str, Any] | None:
+        """The fault for this forward, if any: skips ``skip`` of them, then fires ``times``."""
+        path = self.folder / "fault.json"
+        try:
+            fault = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        if fault["place"] != place:
+            return None
+        if fault["skip"]:
+            _replace(path, fault | {"skip": fault["skip"] - 1})
+            return None
+        if fault["times"] == 1:
+            path.unlink()
+        else:
+            _replace(path, fault | {"times": fault["times"] - 1})
+        with (self.folder / "fired").open("a") as lines:
+            lines.write(place + "\n")
+        return fault
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Write in one step, so that nobody reads half a file."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(content))
+    fresh.replace(path)
+
+
+def _with_broken_attention(runner: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The attention backend fails in the second layer, when the first has written its KV."""
+    backend = runner.attn_backend
+    attend = backend.forward_extend
+
+    def fail_in_second_layer(q: Any, k: Any, v: Any, layer: Any, *rest: Any, **more: Any) -> Any:
+        if layer.layer_id == 1:
+            raise InjectedError("injected into the attention backend")
+        return attend(q, k, v, layer, *rest, **more)
+
+    backend.forward_extend = fail_in_second_layer
+    try:
+        return original(runner, *args, **kwargs)
+    finally:
+        del backend.forward_extend
+
+
+def held_by(req: Any) -> dict[str, Any]:
+    """Which phase a request is in, and how many slots it holds behind its final ones."""
+    state = getattr(req, "parse_state", None)
+    return {
+        "rid": req.rid,
+        "phase": state.phase.value if state else None,
+        "committed": req.kv.kv_committed_len,
+        "held": req.kv.kv_allocated_len - req.kv.kv_committed_len,
+    }
+
+
+def tree_paths(slots: list[int], previous: list[int]) -> list[list[int]]:
+    """Every path from the radix tree's root to a leaf, as KV slots."""
+    before = dict(zip(slots, previous, strict=True))
+    paths = []
+    for leaf in set(slots) - set(previous):
+        path = [leaf]
+        while before[path[-1]] >= 0:
+            path.append(before[path[-1]])
+        paths.append(path[::-1])
+    return paths
+
+
+def kv_fingerprint(runner: Any, slots: list[int]) -> list[float]:
+    """One number per slot: the last layer's values, which depend on the whole context."""
+    pool = runner.token_to_kv_pool
+    values = pool.get_value_buffer(pool.start_layer + pool.layer_num - 1)[slots].flatten(1).double()
+    weights = values.new_tensor([(1 + i % 7) * (-1) ** i for i in range(values.shape[1])])
+    return (values @ weights).tolist()
+
+
+def seed_sampling(info: Any, _class: Any, batch: Any, *_: Any, **__: Any) -> Any:
+    import torch
+
+    seeds = [req.sampling_params.sampling_seed for req in batch.reqs]
+    if None not in seeds:
+        info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=batch.device)
+    return info
