@@ -45,11 +45,15 @@ DEFAULTS = {"OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How to start one server: ``flags`` come on top of ``common``."""
+    """How to start one server: ``flags`` come on top of ``common``.
+
+    ``launcher``: what Python runs, before the flags.
+    """
 
     name: str
     flags: tuple[str, ...]
     common: tuple[str, ...] = COMMON_FLAGS
+    launcher: tuple[str, ...] = ("-m", "sglang.launch_server")
 
 
 class Server:
@@ -57,7 +61,7 @@ class Server:
 
     def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
         self.name, self.port, self.log = spec.name, port, log
-        command = [sys.executable, "-m", "sglang.launch_server", *spec.common, *spec.flags]
+        command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--port", str(port)],
@@ -87,6 +91,14 @@ class Server:
         code = self._process.poll()
         if code is not None:
             raise self._error(f"ended with exit code {code}")
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the main process, as a container runtime sends it."""
+        self._process.terminate()
+
+    def wait_ended(self, limit_s: float) -> int:
+        """The exit code. Raises: subprocess.TimeoutExpired."""
+        return self._process.wait(limit_s)
 
     def suspend(self) -> None:
         self._signal(signal.SIGSTOP)

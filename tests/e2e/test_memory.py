@@ -1,0 +1,95 @@
+"""A KV pool too small for the load, pages, and forced retraction: same text, no slot lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from client import Client, parse_info, random_prompts
+from conftest import QUESTION, SEED, Start, parse_flags
+
+from sglang_parse.demo.servers import awake
+
+NUM_REQUESTS, NEW_TOKENS = 10, 72
+PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
+# Questions of about 12 tokens each: one pass may need more slots than the draft it judges.
+SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
+SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-burst-tokens", "6", *SEED)
+SERVERS = {
+    # name: flags, and the environment that admits more requests than the pool can hold
+    "tight-semantic": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640"),
+    "tight-token": ("--parse-verification", "token", *SHORT_DRAFTS, "--max-total-tokens", "520"),
+    "tight-pages": (*SEMANTIC, *SHORT_DRAFTS, "--page-size", "16", "--max-total-tokens", "880"),
+    "retracting": ("--parse-verification", "token", *SHORT_DRAFTS),
+}
+
+
+class Tight(NamedTuple):
+    """A server short of KV slots."""
+
+    name: str
+    client: Client
+
+    @property
+    def is_token(self) -> bool:
+        return QUESTION[0] not in SERVERS[self.name]
+
+    def run(self, threshold: float) -> list[dict]:
+        """All prompts at once."""
+        return self.client.generate_all(
+            PROMPTS,
+            NUM_REQUESTS,
+            max_new_tokens=NEW_TOKENS,
+            ignore_eos=True,
+            parse={"threshold": threshold, "trace": True},
+        )
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def tight(
+    request: pytest.FixtureRequest, start_server: Start, pair: tuple[Path, Path]
+) -> Iterator[Tight]:
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
+        if request.param == "retracting":
+            environ.setenv("SGLANG_TEST_RETRACT", "1")
+            environ.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
+        server = start_server(request.param, *parse_flags(pair, *SERVERS[request.param]))
+    with awake(server):
+        yield Tight(request.param, Client.of(server))
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client) -> list[list[int]]:
+    answers = plain.generate_all(PROMPTS, 4, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    return [answer["output_ids"] for answer in answers]
+
+
+def test_output_is_the_plain_servers_and_nobody_starves(tight: Tight, expected: list):
+    # In token mode drafts are accepted and the text is still exact.
+    answers = tight.run(threshold=0.5 if tight.is_token else 1.5)
+    assert [answer["output_ids"] for answer in answers] == expected
+    infos = [parse_info(answer) for answer in answers]
+    retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    short = sum(info["short_drafts"] for info in infos)
+    # Not vacuous: the pool really was too small, or requests really were retracted.
+    assert short + retractions > 0, (short, retractions)
+    if tight.is_token:
+        assert sum(info["accepted_tokens"] for info in infos) > 0
+    tight.client.assert_nothing_lost()
+
+
+def test_accepted_text_survives_the_pressure(tight: Tight):
+    answers = tight.run(threshold=0.2)
+    for answer in answers:
+        info = parse_info(answer)
+        assert info["accepted_tokens"] + info["target_tokens"] == NEW_TOKENS
+        assert info["mode"] == "parse"
+    # Drafts really got shorter, also on the way to what they were asked for.
+    lengths = [len(r["draft_token_ids"]) for a in answers for r in parse_info(a)["trace"]]
+    if tight.name.startswith("tight"):
+        assert min(lengths) < 24, lengths
+    tight.client.assert_nothing_lost()

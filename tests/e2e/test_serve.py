@@ -1,0 +1,31 @@
+"""``sglang serve``, SGLang's other way to start a server, knows PARSE and its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from client import Client, parse_info, random_prompts
+from conftest import parse_flags
+
+from sglang_parse.demo.servers import Server, ServerSpec, free_ports
+
+# As .venv/bin/sglang does; the script itself carries the path it was made at.
+SGLANG_SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")
+
+
+def test_sglang_serve(pair: tuple[Path, Path], tmp_path: Path):
+    flags = parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "7")
+    spec = ServerSpec("serve", (*flags, "--sleep-on-idle"), launcher=SGLANG_SERVE)
+    server = Server(spec, free_ports(1)[0], tmp_path / "serve.log")
+    try:
+        server.wait_ready()
+        (prompt,) = random_prompts(1, seed=5)
+        answer = Client(server.url).generate(
+            prompt, max_new_tokens=30, ignore_eos=True, parse={"trace": True}
+        )
+    finally:
+        server.stop()
+    info = parse_info(answer)
+    assert info["mode"] == "parse"
+    # The flag reached the scheduler: a round never drafts more.
+    assert [len(record["draft_token_ids"]) for record in info["trace"]][0] == 7
