@@ -11,6 +11,7 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
+from sglang_parse.decision import share_tokens
 from sglang_parse.faults import nan_rows
 
 
@@ -34,12 +35,13 @@ class PlainTarget:
         if forward_batch.is_prefill_only:
             return self.worker.forward_batch_generation(None, forward_batch, **kwargs)
         result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
-        for req, is_bad in zip(
-            batch.reqs, nan_rows(result.logits_output.next_token_logits), strict=True
-        ):
-            if is_bad:
+        is_bad = nan_rows(result.logits_output.next_token_logits)
+        tokens = self.runner.sample(result.logits_output, forward_batch)
+        shared = share_tokens(tokens, is_bad)
+        for req, token in zip(batch.reqs, shared, strict=True):
+            if token is None:
                 req.parse_state.fault = "NaN in the target model's logits"
-        result.next_token_ids = self.runner.sample(result.logits_output, forward_batch)
+        result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
         return result
 
     def decode_logits(self, batch: Any, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

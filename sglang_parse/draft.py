@@ -25,6 +25,7 @@ from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.commit import draft_budget, is_stop_token, sequence_slice
+from sglang_parse.decision import share_tokens
 from sglang_parse.faults import nan_rows
 from sglang_parse.phases import Phase
 from sglang_parse.sampling import RowSampler
@@ -198,8 +199,7 @@ class _Burst:
     def run(self, num_steps: int) -> None:
         logits = self._first_step()
         for step in range(num_steps):
-            tokens, bad = self._choose(logits)
-            self._append(tokens, bad)
+            self._append(self._choose(logits))
             if not self.rows or step + 1 == num_steps:
                 return
             logits = self._next_step()
@@ -240,19 +240,20 @@ class _Burst:
             req.parse_state.draft_kv_len = length
         return logits
 
-    def _choose(self, logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-        bad = nan_rows(logits)
+    def _choose(self, logits: torch.Tensor) -> list[int | None]:
+        """The draft's next token per row; None where its logits hold a NaN."""
+        is_bad = nan_rows(logits)
         positions = torch.tensor(
             [self._length(req) - 1 for req in self._reqs()], device=logits.device
         )
         tokens, _ = self.sampler.sample(logits, self.rows, positions)
-        return tokens.tolist(), bad
+        return share_tokens(tokens, is_bad)
 
-    def _append(self, tokens: Sequence[int], bad: Sequence[bool]) -> None:
+    def _append(self, tokens: Sequence[int | None]) -> None:
         staying = []
-        for row, token, is_bad in zip(self.rows, tokens, bad, strict=True):
+        for row, token in zip(self.rows, tokens, strict=True):
             req = self.batch.reqs[row]
-            if is_bad:
+            if token is None:
                 req.parse_state.fault = "NaN in the draft model's logits"
                 continue
             draft = req.parse_state.draft

@@ -5,22 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
-
 from sglang_parse.config import ParseConfig
-from sglang_parse.faults import nan_rows
 from sglang_parse.phases import Phase, RequestState
 from sglang_parse.question import Question
-from sglang_parse.sampling import RowSampler
+from sglang_parse.readout import Readout, trace_record
 from sglang_parse.segment import segment_is_done
 from sglang_parse.selection import matching_tokens, select_cut
-from sglang_parse.verify import (
-    Verdicts,
-    VerifyRows,
-    plan_questions,
-    read_verdicts,
-    trace_record,
-)
+from sglang_parse.verify import VerifyRows, plan_questions
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +20,7 @@ LOW_MASS = 0.5
 
 
 class RoundJudge:
-    """Turns a pass's logits into emitted tokens and the request's next phase."""
+    """Turns a pass's readout into emitted tokens and the request's next phase."""
 
     def __init__(self, config: ParseConfig, tokenizer: Any, question: Question | None) -> None:
         self.config = config
@@ -45,38 +36,30 @@ class RoundJudge:
             pieces = [self._piece(token) for token in state.draft.token_ids]
             plan_questions(state.draft, pieces, self.rule, self.question, self.config.max_prefixes)
 
-    def settle_round(
-        self, req: Any, part: VerifyRows, logits: torch.Tensor, sampler: RowSampler
-    ) -> list[int]:
+    def settle_round(self, req: Any, part: VerifyRows, readout: Readout) -> list[int]:
         """Judge one draft.
 
         Args:
             req: the request; its state moves to the next phase.
             part: its rows of the pass.
-            logits: [len(part.logits_rows), vocab].
-            sampler: the target's sampler over the scheduler's batch.
+            readout: what the target says about them.
 
         Returns:
             The tokens to emit: the kept draft and, unless that ends the answer, the target's
             own next token.
         """
         state = req.parse_state
-        if any(nan_rows(logits)):
+        if readout.is_faulty:
             state.fault = "NaN in the target model's logits"
             return []
-        next_token: int | None
-        if self.question is None:
-            verdicts = Verdicts([], [])
-            cut, next_token = self._token_cut(req, part, logits, sampler)
-        else:
-            verdicts = read_verdicts(logits[part.num_cut_rows :], self.question)
-            self._watch_mass(verdicts)
-            cut, next_token = self._semantic_cut(req, part, logits, verdicts, sampler)
+        self._watch_mass(readout)
+        cut = self._cut(state, readout)
+        next_token: int | None = readout.choices[part.cut_rows.index(cut)]
         if self._ends_answer(req, cut):
             next_token = None
         if state.keep_trace:
             state.trace.append(
-                trace_record(state, verdicts, cut, next_token, self.question, len(req.output_ids))
+                trace_record(state, readout, cut, next_token, self.question, len(req.output_ids))
             )
         tokens = state.draft.token_ids[:cut] + ([] if next_token is None else [next_token])
         state.stats.rounds += 1
@@ -85,40 +68,19 @@ class RoundJudge:
         self._after_round(req, part, cut, tokens)
         return tokens
 
-    def _semantic_cut(
-        self,
-        req: Any,
-        part: VerifyRows,
-        logits: torch.Tensor,
-        verdicts: Verdicts,
-        sampler: RowSampler,
-    ) -> tuple[int, int | None]:
-        draft = req.parse_state.draft
-        cut = select_cut(
-            verdicts.accept, draft.prefix_ends, req.parse_state.threshold, self.config.selection
-        )
-        if self._ends_answer(req, cut):
-            return cut, None
-        place = part.logits_rows.index(cut)
-        return cut, self._sample(part, logits[place : place + 1], [cut], sampler)[0]
+    def _cut(self, state: RequestState, readout: Readout) -> int:
+        """How many draft tokens are kept.
 
-    def _token_cut(
-        self, req: Any, part: VerifyRows, logits: torch.Tensor, sampler: RowSampler
-    ) -> tuple[int, int]:
-        """The target's own choice at every place, greedy or sampled, decides: exact either way."""
-        draft = req.parse_state.draft.token_ids
-        choice = self._sample(part, logits, list(part.logits_rows), sampler)
-        cut = 0 if req.parse_state.threshold > 1 else matching_tokens(draft, choice)
-        return cut, choice[cut]
-
-    def _sample(
-        self, part: VerifyRows, logits: torch.Tensor, cuts: list[int], sampler: RowSampler
-    ) -> list[int]:
-        positions = torch.tensor(
-            [part.layout.prefix_len + cut for cut in cuts], device=logits.device
+        In token mode the target's own choice at every place, greedy or sampled, decides: exact
+        either way.
+        """
+        draft = state.draft
+        if self.question is None:
+            matched = matching_tokens(draft.token_ids, readout.choices)
+            return 0 if state.threshold > 1 else matched
+        return select_cut(
+            readout.verdicts, draft.prefix_ends, state.threshold, self.config.selection
         )
-        tokens, _ = sampler.sample(logits, [part.row] * len(cuts), positions)
-        return tokens.tolist()
 
     def _ends_answer(self, req: Any, cut: int) -> bool:
         """Whether the kept draft ends the answer: its end, or the request's length limit."""
@@ -166,11 +128,11 @@ class RoundJudge:
             self._pieces[token_id] = self._tokenizer.decode([token_id])
         return self._pieces[token_id]
 
-    def _watch_mass(self, verdicts: Verdicts) -> None:
+    def _watch_mass(self, readout: Readout) -> None:
         """Say once that the target does not answer the question with the verdict tokens."""
-        if self._low_mass_reported or not verdicts.mass:
+        if self._low_mass_reported or not readout.mass:
             return
-        mean = sum(verdicts.mass) / len(verdicts.mass)
+        mean = sum(readout.mass) / len(readout.mass)
         if mean < LOW_MASS:
             self._low_mass_reported = True
             logger.warning(

@@ -114,8 +114,13 @@ class RowSampler:
             int64 [n] token ids, and the output record with log probabilities, if any.
         """
         batch = self.batch
-        if not return_logprob and all(self.is_argmax(row) for row in rows):
-            return logits.argmax(dim=-1), LogitsProcessorOutput(next_token_logits=logits)
+        others = [place for place, row in enumerate(rows) if not self.is_argmax(row)]
+        if not return_logprob and len(others) < len(rows):
+            tokens = logits.argmax(dim=-1)
+            if others:
+                picked = [rows[place] for place in others]
+                tokens[others], _ = self.sample(logits[others], picked, positions[others])
+            return tokens, LogitsProcessorOutput(next_token_logits=logits)
         output = LogitsProcessorOutput(next_token_logits=logits)
         view = _SamplingView(
             sampling_info=select_sampling_info(batch.sampling_info, batch.reqs, rows),

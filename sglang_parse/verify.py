@@ -17,7 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang_parse.commit import sequence_slice
 from sglang_parse.layout import RequestLayout, VerifyLayout
 from sglang_parse.mask import flat_mask
-from sglang_parse.phases import Draft, RequestState
+from sglang_parse.phases import Draft
 from sglang_parse.question import Question
 from sglang_parse.segment import SegmentRule, prefix_ends
 from sglang_parse.spec_input import VERIFY_MODE, ParseVerifyInput
@@ -65,6 +65,11 @@ class VerifyRows:
     token_ids: list[int]
     logits_rows: tuple[int, ...]
     num_cut_rows: int
+
+    @property
+    def cut_rows(self) -> tuple[int, ...]:
+        """Row k is where the target's next token after k draft tokens is read."""
+        return self.logits_rows[: self.num_cut_rows]
 
 
 def continuing_rows(row: int, req: Any) -> VerifyRows:
@@ -171,50 +176,3 @@ def _slots(batch: Any, reqs: Sequence[Any], layout: VerifyLayout) -> torch.Tenso
         for req, r in zip(reqs, layout.requests, strict=True)
     ]
     return torch.cat(parts).to(torch.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdicts:
-    """The target's answers to one request's questions.
-
-    Attributes:
-        accept: per prefix p(accept) / (p(accept) + p(reject)).
-        mass: per prefix p(accept) + p(reject).
-    """
-
-    accept: list[float]
-    mass: list[float]
-
-
-def read_verdicts(logits: torch.Tensor, question: Question) -> Verdicts:
-    """Read verdicts from logits [num_prefixes, vocab] of the questions' last rows."""
-    if not logits.shape[0]:
-        return Verdicts([], [])
-    pair = logits[:, [question.accept_id, question.reject_id]].float()
-    mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
-    return Verdicts(pair.softmax(-1)[:, 0].tolist(), mass.tolist())
-
-
-def trace_record(
-    state: RequestState,
-    verdicts: Verdicts,
-    cut: int,
-    next_token_id: int | None,
-    question: Question | None,
-    output_start: int,
-) -> dict[str, Any]:
-    """One round for ``meta_info``: enough to compute every verdict again elsewhere."""
-    draft = state.draft
-    return {
-        "output_start": output_start,
-        "draft_token_ids": list(draft.token_ids),
-        "prefix_ends": list(draft.prefix_ends),
-        "question_token_ids": [list(ids) for ids in draft.question_ids],
-        "accept_token_id": question.accept_id if question else None,
-        "reject_token_id": question.reject_id if question else None,
-        "verdicts": verdicts.accept,
-        "verdict_mass": verdicts.mass,
-        "threshold": state.threshold,
-        "cut": cut,
-        "next_token_id": next_token_id,
-    }

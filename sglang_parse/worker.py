@@ -22,10 +22,12 @@ from sglang_parse import admission, patches
 from sglang_parse.commit import release_tail, server_config
 from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
+from sglang_parse.decision import share_tokens
 from sglang_parse.draft import DraftModel
 from sglang_parse.faults import end_request, nan_rows
 from sglang_parse.phases import Move, Phase, RequestState
 from sglang_parse.question import QuestionWording, render_question
+from sglang_parse.readout import read_pass
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
 from sglang_parse.spec_input import ParseDraftInput
@@ -142,12 +144,13 @@ class ParseWorker(BaseSpecWorker):
         parts += [continuing_rows(i, batch.reqs[i]) for i in stepping]
         passed = run_pass(self.target.runner, batch, parts)
         sampler = RowSampler(self.target.runner, batch)
-        for part, start in zip(parts[: len(verifying)], passed.starts, strict=False):
-            rows = passed.logits[start : start + len(part.logits_rows)]
-            emitted[part.row] = self.judge.settle_round(batch.reqs[part.row], part, rows, sampler)
+        judged = parts[: len(verifying)]
+        first = passed.starts[len(verifying)] if stepping else len(passed.logits)
+        readouts = read_pass(judged, passed.logits[:first], sampler, self.judge.question)
+        for part, readout in zip(judged, readouts, strict=True):
+            emitted[part.row] = self.judge.settle_round(batch.reqs[part.row], part, readout)
         output = LogitsProcessorOutput(next_token_logits=None)
         if stepping:
-            first = passed.starts[len(verifying)]
             positions = batch.seq_lens[torch.tensor(stepping)]
             output = self._sample_steps(batch, stepping, passed.logits[first:], positions, emitted)
         for row in verifying:
@@ -164,15 +167,16 @@ class ParseWorker(BaseSpecWorker):
         positions: torch.Tensor,
         emitted: list[list[int]],
     ) -> LogitsProcessorOutput:
-        for row, is_bad in zip(rows, nan_rows(logits), strict=True):
-            if is_bad:
-                batch.reqs[row].parse_state.fault = "NaN in the target model's logits"
+        is_bad = nan_rows(logits)
         want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
         sampler = RowSampler(self.target.runner, batch)
         tokens, output = sampler.sample(logits, rows, positions, return_logprob=want_logprob)
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            emitted[row] = [token]
-            self.judge.after_step(batch.reqs[row], token)
+        for row, token in zip(rows, share_tokens(tokens, is_bad), strict=True):
+            if token is None:
+                batch.reqs[row].parse_state.fault = "NaN in the target model's logits"
+            else:
+                emitted[row] = [token]
+                self.judge.after_step(batch.reqs[row], token)
         return _spread_logprobs(output, rows, len(batch.reqs)) if want_logprob else output
 
     def _end_if_faulty(self, req: Any) -> bool:

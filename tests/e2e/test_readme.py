@@ -89,7 +89,7 @@ def test_request_options_and_counters_are_documented():
 
 
 def test_trace_keys_are_documented():
-    tree = ast.parse((ROOT / "sglang_parse" / "verify.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "sglang_parse" / "readout.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     (function,) = [node for node in functions if node.name == "trace_record"]
     records = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]

@@ -1,0 +1,37 @@
+"""One decision for all tensor-parallel ranks.
+
+Ranks hold the same logits only up to rounding. Had each decided for itself, two could cut a draft
+at different places, run forwards of different shapes and wait for each other for ever. So whatever
+follows from logits (draft tokens, verdicts, the target's own tokens, NaN faults) is read on every
+rank, because SGLang's sampler may itself synchronise them, and rank 0's reading counts on all.
+
+Source: the broadcasts of ``sglang.srt.speculative.eagle_utils.eagle_sample``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+
+def share(values: torch.Tensor) -> torch.Tensor:
+    """Rank 0's ``values``. One broadcast, none when there is one rank.
+
+    Args:
+        values: same shape, dtype and device kind on every rank; may be overwritten.
+    """
+    return get_parallel().tp_group.broadcast(values.contiguous(), src=0)
+
+
+def share_tokens(tokens: torch.Tensor, is_bad: Sequence[bool]) -> list[int | None]:
+    """Rank 0's choice per row; None where its logits held a NaN.
+
+    Args:
+        tokens: integers [n], this rank's choices.
+        is_bad: [n] whether the row's logits held a NaN on this rank.
+    """
+    bad = torch.tensor(is_bad, dtype=torch.bool, device=tokens.device)
+    shared = share(tokens.to(torch.int64).masked_fill(bad, -1)).tolist()
+    return [None if token < 0 else token for token in shared]
