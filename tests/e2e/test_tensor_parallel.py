@@ -1,0 +1,139 @@
+"""Two tensor-parallel ranks on the CPU: outputs and cuts of one rank, one decision for both.
+
+The plugin in tests/rank_noise makes rank 1's logits differ so much that most of its decisions
+would be others; rank 0's are untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from client import Client, parse_info, random_prompts
+from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags
+
+from sglang_parse.demo.servers import awake
+
+PLUGIN = Path(__file__).resolve().parents[1] / "rank_noise"
+LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
+EXACT = {"threshold": 1.5}
+HANG_LIMIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(start_server: Start, pair: tuple[Path, Path], records: Path) -> Iterator[Client]:
+    """As ``semantic``, on two ranks that differ."""
+    cores = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("RANK_NOISE_DIR", str(records))
+        environ.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
+        # SGLang asks for it where there are more ranks than NUMA nodes.
+        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+        server = start_server(
+            "two-ranks",
+            *parse_flags(pair, *QUESTION, "--parse-segment", "tokens:3", "--tp-size", "2"),
+            *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", *SMALL_CHUNKS, *SEED),
+        )
+    with awake(server):
+        yield Client.of(server)
+
+
+def _ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("parse", [EXACT, {"enabled": False}])
+def test_exact_mode(two_ranks: Client, plain: Client, parse: dict, concurrency: int):
+    prompts = random_prompts(6, 71)
+    answers = two_ranks.generate_all(prompts, concurrency, parse=parse, **LENGTH)
+    assert _ids(answers) == _ids(plain.generate_all(prompts, 6, **LENGTH))
+    if parse is EXACT:
+        assert all(parse_info(answer)["rounds"] > 2 for answer in answers)
+
+
+def test_semantic_cuts(two_ranks: Client, semantic: Client):
+    prompts = random_prompts(6, 72)
+    both = [
+        client.generate_all(prompts, 6, parse={"trace": True}, **LENGTH)
+        for client in (two_ranks, semantic)
+    ]
+    assert _ids(both[0]) == _ids(both[1])
+    infos = [[parse_info(answer) for answer in answers] for answers in both]
+    for ours, theirs in zip(*infos, strict=True):
+        assert ours["accepted_tokens"] == theirs["accepted_tokens"]
+        for record, other in zip(ours["trace"], theirs["trace"], strict=True):
+            assert record.pop("verdicts") == pytest.approx(other.pop("verdicts"), abs=1e-4)
+            assert record.pop("verdict_mass") == pytest.approx(other.pop("verdict_mass"), abs=1e-4)
+            assert record == other
+    accepted = sum(info["accepted_tokens"] for info in infos[0])
+    assert 0 < accepted < sum(info["drafted_tokens"] for info in infos[0])
+
+
+def test_sampled_requests_and_grammars_beside_drafting_ones(two_ranks: Client):
+    """Both ranks sample, each with its own random numbers; a grammar needs the same tokens."""
+    prompts = random_prompts(6, 73)
+    requests = [
+        *({"temperature": 1.0, "top_p": 0.9, **LENGTH} for _ in range(4)),
+        *({"regex": "[a-f]{20}", "max_new_tokens": 30} for _ in range(2)),
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [
+            pool.submit(two_ranks.generate, prompt, **request)
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
+        answers = [job.result() for job in jobs]
+    assert [len(answer["output_ids"]) for answer in answers[:4]] == [64] * 4
+    assert all(set(answer["text"]) <= set("abcdef") for answer in answers[4:])
+    two_ranks.assert_nothing_lost()
+
+
+def test_ranks_act_alike_though_they_would_not(two_ranks: Client, records: Path):
+    two_ranks.generate_all(random_prompts(4, 74), 4, **LENGTH)
+    first, second = (
+        [json.loads(line) for line in (records / f"rank{rank}.jsonl").read_text().splitlines()]
+        for rank in (0, 1)
+    )
+    # repr, because NaN is not equal to itself
+    assert [repr(line["agreed"]) for line in first] == [repr(line["agreed"]) for line in second]
+    assert all(repr(line["own"]) == repr(line["agreed"]) for line in first)
+    different = [repr(line["own"]) != repr(line["agreed"]) for line in second]
+    assert sum(different) > len(different) / 2 > 50
+    assert any(_has_fault(line["own"]) for line in second)
+    assert not any(_has_fault(line["agreed"]) for line in second)
+
+
+def _has_fault(values: list) -> bool:
+    """Tokens are marked by -1, readouts of a pass by NaN."""
+    return any(math.isnan(value[0]) if isinstance(value, list) else value < 0 for value in values)
+
+
+def test_without_sharing_the_ranks_part(two_ranks: Client, plain: Client, records: Path):
+    """The last test here: what it leaves behind is no server any more."""
+    prompts = random_prompts(4, 75)
+    expected = _ids(plain.generate_all(prompts, 4, **LENGTH))
+    (records / "alone").touch()
+    params = {"temperature": 0, "custom_params": {"parse": EXACT}, **LENGTH}
+
+    def ask(prompt: list[int]) -> list[int] | None:
+        body = {"input_ids": prompt, "sampling_params": params}
+        try:
+            answer = httpx.post(f"{two_ranks.url}/generate", json=body, timeout=HANG_LIMIT_S)
+        except httpx.HTTPError:
+            return None  # it hangs, or it is gone
+        return answer.json()["output_ids"] if answer.status_code == 200 else None
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert answers != expected
