@@ -1,0 +1,71 @@
+"""Which exceptions of the draft model a server may survive; through a server: tests/e2e."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_parse.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
+
+pytestmark = pytest.mark.seams
+
+
+def _request(*, plain: bool = False, finished: bool = False) -> SimpleNamespace:
+    """The fields of ``Req`` the guard reads and writes."""
+    return SimpleNamespace(
+        parse_state=SimpleNamespace(fault="", is_plain=plain),
+        finished=lambda: finished,
+        skip_radix_cache_insert=False,
+    )
+
+
+def _fail(guard: DraftGuard, *reqs: SimpleNamespace, error: Exception | None = None) -> None:
+    with guard.contain(reqs):
+        raise error or RuntimeError("some reason")
+
+
+def test_requests_that_need_the_draft_end_and_none_enters_the_cache():
+    drafting, plain, finished = _request(), _request(plain=True), _request(finished=True)
+    _fail(DraftGuard(1), drafting, plain, finished)
+    assert [req.skip_radix_cache_insert for req in (drafting, plain, finished)] == [True] * 3
+    assert [req.parse_state.fault for req in (drafting, plain, finished)] == [
+        "the draft model failed: RuntimeError('some reason')",
+        "",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "error", "reason"),
+    [
+        (2, RuntimeError("some reason"), "the other 1 ranks wait"),
+        (1, torch.AcceleratorError("some reason"), "device is unusable"),
+    ],
+)
+def test_what_cannot_be_survived_names_the_reason(num_ranks: int, error: Exception, reason: str):
+    req = _request()
+    with pytest.raises(DraftFailure, match=f"some reason.*{reason}"):
+        _fail(DraftGuard(num_ranks), req, error=error)
+    assert not req.parse_state.fault
+
+
+def test_failures_in_a_row_end_the_server_and_a_success_starts_over():
+    guard = DraftGuard(1)
+    for _ in range(3):
+        for _ in range(MAX_DRAFT_FAILURES - 1):
+            _fail(guard, _request())
+        with guard.contain([], is_burst=True):
+            pass
+    for _ in range(MAX_DRAFT_FAILURES - 1):
+        _fail(guard, _request())
+        with guard.contain([]):
+            pass  # a prefill
+    with pytest.raises(DraftFailure, match="3 times in a row"):
+        _fail(guard, _request())
+
+
+def test_an_interrupt_is_no_failure_of_the_draft():
+    with pytest.raises(KeyboardInterrupt), DraftGuard(1).contain([]):
+        raise KeyboardInterrupt
