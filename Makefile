@@ -9,7 +9,7 @@ DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test train-demo-pair
+.PHONY: help setup demo test bench-kv train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -34,6 +34,9 @@ test: setup  ## every check: ruff, mypy, pytest (PYTEST_FLAGS='-m unit' runs a p
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+bench-kv: setup  ## KV slots held per request, PARSE against stock STANDALONE (minutes)
+	$(RUN) -m sglang_parse.cli bench-kv
 
 train-demo-pair: setup  ## make the demo's two models again, in build/demo_pair (PAIR=...); resumable
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code is the program's."""
+    from sglang_parse.bench import kv
     from sglang_parse.demo import run, settings
 
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
@@ -21,7 +22,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "misses its mark is reported and is no failure.",
     )
     settings.add_arguments(demo)
-    return run.main(parser.parse_args(argv))
+    demo.set_defaults(run=run.main)
+    bench_kv = commands.add_parser(
+        "bench-kv",
+        help="KV slots held per request: PARSE against stock STANDALONE",
+        description="Sends the same problems to PARSE and to SGLang's STANDALONE speculation, one "
+        "server after the other, and compares the KV slots held beyond the committed tokens.",
+    )
+    kv.add_arguments(bench_kv)
+    bench_kv.set_defaults(run=kv.main)
+    arguments = parser.parse_args(argv)
+    return arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -70,12 +70,12 @@ class Stage:
 DRAFT = Stage("draft", 2000, 32, 3e-3, enough=0.75)
 ANSWERS = Stage("answers", 1600, 16, 2e-3)
 DEEPER = Stage("deeper", 300, 16, 8e-4, warmup=40)
-VERDICTS = Stage("verdicts", 900, 12, 1.5e-3, warmup=40)
-DRAFTS = Stage("drafts", 200, 12, 2e-4, warmup=40)
+VERDICTS = Stage("verdicts", 1400, 12, 1.5e-3, warmup=40)
+DRAFTS = Stage("drafts", 500, 12, 3e-4, warmup=40)
 # First made-up errors only, few questions; then more questions, and real drafts.
 VERDICTS_MIX = VerdictMix(right=0.15, written=0.0, many_errors=0.5, questions_per_sample=2)
 DRAFTS_MIX = VerdictMix(right=0.1, written=0.4, many_errors=0.1, questions_per_sample=4)
-ANSWERS_PER_KIND = 150
+ANSWERS_PER_KIND = 300
 NUM_LAYERS = {"draft": 2, "answers": 4, "deeper": 8, "verdicts": 16}
 
 
@@ -124,14 +124,14 @@ class StageTrainer(Trainer):
 
 
 def train_stage(
-    lm: Qwen3ForCausalLM,
+    model: TrainedLM,
     batches: Dataset,
     stage: Stage,
     folder: Path,
     seed: int,
     stop: StopWhenExact | None = None,
 ) -> None:
-    """Train `lm` in place; resumes from the last checkpoint in `folder`.
+    """Train `model` in place; resumes from the last checkpoint in `folder`.
 
     Raises:
         RuntimeError: the Trainer ended before the stage was done.
@@ -156,7 +156,7 @@ def train_stage(
         seed=seed,
     )
     trainer = StageTrainer(
-        model=TrainedLM(lm),
+        model=model,
         args=arguments,
         train_dataset=batches,
         data_collator=lambda items: items[0],
@@ -233,6 +233,7 @@ class Recipe:
             lambda: self._keep_lower(self._done("verdicts")),
             self._verdict_batches(DRAFTS, DRAFTS_MIX),
             "target",
+            probes_of="verdicts",
         )
 
     def draft_answers(self) -> dict[int, list[tuple[Problem, str]]]:
@@ -309,23 +310,36 @@ class Recipe:
         make: Callable[[], Qwen3ForCausalLM],
         batches: Callable[[], Dataset],
         served_as: str,
+        probes_of: str | None = None,
     ) -> Qwen3ForCausalLM:
-        """Train unless done; the served folder gets the model of the last stage run."""
+        """Train unless done; the served folder gets the model of the last stage run.
+
+        `probes_of` names an earlier stage whose probes go on: fresh ones would first push the
+        layers below them about.
+        """
         folder = self.work / stage.name
         final = folder / "final"
         if not final.exists():
             set_seed(self.seed)
-            lm = make()
-            stop = (
-                StopWhenExact(lm, self.tokenizer, stage.enough, f"{self.seed}/{stage.name}")
-                if stage.enough is not None
-                else None
+            model = TrainedLM(make())
+            if probes_of is not None:
+                model.probes.load_state_dict(torch.load(self._probes(probes_of)))
+            train_stage(
+                model, batches(), stage, folder / "checkpoints", self.seed, self._stop(model, stage)
             )
-            train_stage(lm, batches(), stage, folder / "checkpoints", self.seed, stop)
-            save_lm(lm, self.tokenizer, final)
+            torch.save(model.probes.state_dict(), self._probes(stage.name))
+            save_lm(model.lm, self.tokenizer, final)
         lm = load_lm(final)
         save_lm(lm, self.tokenizer, self.out / served_as)
         return lm
+
+    def _probes(self, stage: str) -> Path:
+        return self.work / stage / "probes.pt"
+
+    def _stop(self, model: TrainedLM, stage: Stage) -> StopWhenExact | None:
+        if stage.enough is None:
+            return None
+        return StopWhenExact(model.lm, self.tokenizer, stage.enough, f"{self.seed}/{stage.name}")
 
 
 def _step_counts() -> range:

@@ -37,6 +37,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # fails `test_every_block_is_run_by_one_test`.
 RUN_BY = {
     "make demo ": "test_make_targets_exist",
+    "make bench-kv ": "test_make_targets_exist",
     "make train-demo-pair ": "test_make_targets_exist",
     "-m sglang.launch_server": "server (fixture)",
     "curl ": "test_curl",
@@ -198,7 +199,7 @@ def test_every_runner_has_a_block():
     assert [mark for mark in RUN_BY if not any(mark in block for block in blocks())] == []
 
 
-@pytest.mark.parametrize("mark", ["make demo ", "make train-demo-pair "])
+@pytest.mark.parametrize("mark", ["make demo ", "make bench-kv ", "make train-demo-pair "])
 def test_make_targets_exist(mark: str):
     """They take minutes to hours, so only what they would do is asked for."""
     for line in find_block(mark).splitlines():

@@ -1,0 +1,36 @@
+"""A file with the KV slots each request holds, for the KV benchmark (ledger: kv_log)."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from typing import Any, TextIO
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_parse.patches.base import hook_patch
+
+ENV_VAR = "SGLANG_PARSE_KV_LOG"
+"""File to append to; the patch is in force only where it is set."""
+
+
+def _is_asked_for() -> bool:
+    return bool(os.environ.get(ENV_VAR))
+
+
+@lru_cache(maxsize=1)
+def _file() -> TextIO:
+    return open(os.environ[ENV_VAR], "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+
+def _log(_result: None, batch: Any, *_: Any, **__: Any) -> None:
+    held = [req.kv.kv_allocated_len - req.kv.kv_committed_len for req in batch.reqs]
+    _file().write(json.dumps(held) + "\n")
+
+
+PATCH = hook_patch(
+    "kv_log",
+    {"sglang.srt.speculative.spec_utils.spec_prepare_for_decode": (_log, HookType.AFTER)},
+    _is_asked_for,
+)
