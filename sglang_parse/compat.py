@@ -152,6 +152,28 @@ def check_version() -> None:
     pinned = pinned_version()
     found = metadata.version("sglang")
     if found != pinned:
+    Seam("sglang.srt.runtime_context.get_parallel", (), "the ranks that decide together"),
+    Seam(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
+        ("self", "input_", "src"),
+        "shares rank 0's decisions",
+    ),
+    Seam(
+        "sglang.srt.distributed.parallel_state.init_model_parallel_group",
+        ("use_pynccl",),
+        "told to leave NCCL alone on a CPU",
+    ),
+    Seam(
+        f"{_MANAGERS}.scheduler_components.weight_updater."
+        "SchedulerWeightUpdaterManager._select_runners",
+        ("self", "selector"),
+        "sends new weights to the target or the draft",
+    ),
+    Seam(
+        f"{_MANAGERS}.tokenizer_control_mixin.TokenizerControlMixin.release_memory_occupation",
+        ("self", "obj"),
+        "refused under PARSE",
+    ),
         raise CompatError(
             f"PARSE: found SGLang {found}, expected {pinned}. "
             f"Fix: pip install 'sglang=={pinned}', or the sglang-parse made for {found}"
