@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sglang_parse.patches import (
     cli_flags,
+    decode_log,
     draft_path,
     draft_slots_cpu,
     draft_steps_cpu,
@@ -16,10 +17,12 @@ from sglang_parse.patches import (
     guard_cpu,
     kv_by_phase,
     kv_copy_cpu,
+    kv_log,
     memory_release,
     meta_info,
     request_options,
     rotary_cpu,
+    sampling_mask,
     slot_table_cpu,
     tree_cpu,
     verify_sampling_cpu,
@@ -29,6 +32,7 @@ from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
 
 PATCHES: tuple[Patch, ...] = (
     cli_flags.PATCH,
+    decode_log.PATCH,
     draft_path.PATCH,
     draft_slots_cpu.PATCH,
     draft_steps_cpu.PATCH,
@@ -36,10 +40,12 @@ PATCHES: tuple[Patch, ...] = (
     guard_cpu.PATCH,
     kv_by_phase.PATCH,
     kv_copy_cpu.PATCH,
+    kv_log.PATCH,
     memory_release.PATCH,
     meta_info.PATCH,
     request_options.PATCH,
     rotary_cpu.PATCH,
+    sampling_mask.PATCH,
     slot_table_cpu.PATCH,
     tree_cpu.PATCH,
     verify_sampling_cpu.PATCH,
