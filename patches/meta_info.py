@@ -16,9 +16,11 @@ _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerO
 def _add_parse(original: Callable, streamer: Any, reqs: list) -> dict[str, list]:
     info = original(streamer, reqs)
     if is_parse(streamer.spec_algorithm):
-        from sglang_parse.metrics import response_info
+        from sglang_parse.metrics import process_tally, response_info
 
         info["parse"] = [[response_info(req)] if req.finished() else [] for req in reqs]
+        for req in filter(lambda req: req.finished(), reqs):
+            process_tally().settle(req)
     return info
 
 

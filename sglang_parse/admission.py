@@ -50,7 +50,9 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_num_steps = 1
     server_args.speculative_eagle_topk = 1
     from sglang_parse.attention.native import register_masked_backend
+    from sglang_parse.observability import with_parse_metrics
 
+    server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
     register_masked_backend()
 
 

@@ -109,6 +109,32 @@ SEAMS = (
         "puts PARSE's figures into meta_info",
     ),
     Seam(
+        "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector",
+        ("labels", "server_args"),
+        "base of the collector that publishes PARSE's metrics",
+    ),
+    Seam(
+        "sglang.srt.observability.metrics_collector."
+        "SchedulerMetricsCollector.increment_realtime_tokens",
+        ("self",),
+        "called once per iteration: the moment to publish",
+    ),
+    Seam(
+        "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats",
+        ("self", "stats"),
+        "gives SGLang's acceptance gauges PARSE's figures",
+    ),
+    Seam(
+        "sglang.srt.observability.metrics_collector.resolve_collector_class",
+        ("role", "default_cls"),
+        "makes the collector that stat_loggers names",
+    ),
+    Seam(
+        f"{_MANAGERS}.schedule_batch.Req.output_ids_through_stop",
+        (),
+        "output as the client sees it",
+    ),
+    Seam(
         "sglang.srt.sampling.sampling_params.SamplingParams.verify",
         ("self", "vocab_size"),
         "refuses bad custom_params with a 400",

@@ -76,6 +76,7 @@ class RequestState:
         target_wrote_last: whether the last emitted token is the target's own.
         move: what it does in this iteration, by ``grants.share_out``.
         waited: iterations in a row it has waited for KV slots.
+        settled: what ``metrics.Tally`` has counted of it.
     """
 
     phase: Phase
@@ -93,6 +94,7 @@ class RequestState:
     target_wrote_last: bool = True
     move: Move = Move.STEP
     waited: int = 0
+    settled: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from sglang_parse.config import ParseConfig
+from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Phase, RequestState
 from sglang_parse.question import Question
 from sglang_parse.readout import Readout, trace_record
@@ -62,6 +63,7 @@ class RoundJudge:
                 trace_record(state, readout, cut, next_token, self.question, len(req.output_ids))
             )
         tokens = state.draft.token_ids[:cut] + ([] if next_token is None else [next_token])
+        process_tally().judged(len(state.draft.token_ids), cut, readout.verdicts)
         state.stats.rounds += 1
         state.stats.accepted_tokens += cut
         state.target_wrote_last = next_token is not None

@@ -25,6 +25,7 @@ from sglang_parse.continuation import PlainTarget
 from sglang_parse.decision import share_tokens
 from sglang_parse.draft import DraftModel
 from sglang_parse.faults import end_request, nan_rows
+from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Move, Phase, RequestState
 from sglang_parse.question import QuestionWording, render_question
 from sglang_parse.readout import read_pass
@@ -51,6 +52,7 @@ class ParseWorker(BaseSpecWorker):
         self.target = PlainTarget(target_worker)
         self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker))
         self._running: dict[str, Any] = {}
+        self.tally = process_tally()
 
     # -- one iteration ----------------------------------------------------------
 
@@ -65,6 +67,7 @@ class ParseWorker(BaseSpecWorker):
             on_publish: the overlap relay; PARSE runs synchronously, so it is not called.
         """
         del on_publish
+        self.tally.latest = batch.reqs
         if batch.forward_mode.is_extend():
             return self._prefill(batch, **kwargs)
         return self._decode(batch)
@@ -98,6 +101,7 @@ class ParseWorker(BaseSpecWorker):
 
     def _decode(self, batch: Any) -> GenerationBatchResult:
         self._running = {req.rid: req for req in batch.reqs}
+        self.tally.hold(batch.reqs)
         drafting, verifying, stepping, ended = (
             [i for i, req in enumerate(batch.reqs) if req.parse_state.move is move]
             for move in (Move.BURST, Move.PASS, Move.STEP, Move.JUDGE)
@@ -143,6 +147,7 @@ class ParseWorker(BaseSpecWorker):
         ]
         parts += [continuing_rows(i, batch.reqs[i]) for i in stepping]
         passed = run_pass(self.target.runner, batch, parts)
+        self.tally.count("passes_total")
         sampler = RowSampler(self.target.runner, batch)
         judged = parts[: len(verifying)]
         first = passed.starts[len(verifying)] if stepping else len(passed.logits)
