@@ -1,5 +1,7 @@
 """Per-request control and its refusals, through the native and the OpenAI API."""
 
+import re
+
 import openai
 import pytest
 from client import Client, parse_info, random_prompts
@@ -93,3 +95,15 @@ def test_trace_adds_up_to_the_output(semantic: Client):
         assert record["cut"] in (0, *record["prefix_ends"])
         assert len(record["verdicts"]) == len(record["prefix_ends"])
         assert len(record["question_token_ids"]) == len(record["prefix_ends"])
+
+
+def test_a_question_the_target_does_not_understand_is_reported_once(semantic: Client):
+    """A random target spreads its probability: the log says so once, with the value."""
+    for prompt in random_prompts(2, 43):
+        info = parse_info(semantic.generate(prompt, parse={"trace": True}, **LIMIT))
+        assert all(mass < 0.5 for record in info["trace"] for mass in record["verdict_mass"])
+    assert semantic.probe is not None
+    log = semantic.probe.folder.with_suffix(".log").read_text()
+    reports = [line for line in log.splitlines() if "--parse-question a wording" in line]
+    assert len(reports) == 1
+    assert re.search(r"get only 0\.\d{3} of the probability", reports[0])
