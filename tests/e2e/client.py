@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A disturbance under way; the probe notes in ``fired`` each time it strikes."""
+
+    fired: Path
+
+    def num_fired(self) -> int:
+        return len(self.fired.read_text().split()) if self.fired.exists() else 0
+
+    def wait_fired(self) -> None:
+        wait_until(self.num_fired, "the fault to fire")
 
 
 @dataclass(frozen=True)
@@ -24,32 +38,22 @@ class Probe:
     @contextlib.contextmanager
     def fault(
         self, place: str, kind: str, *, seconds: float = 0.0, skip: int = 0, times: int = -1
-    ) -> Iterator[None]:
+    ) -> Iterator[Fault]:
         """Disturb forwards at ``place``: let ``skip`` pass, then ``times`` of them (-1: all).
 
         Args:
             place: see ``parse_probe.PLACES``.
             kind: "slow" (by ``seconds``), "raise", "attention" (its backend raises), "nan".
         """
-        self.fired_file.unlink(missing_ok=True)
-        fault = {"place": place, "kind": kind, "seconds": seconds, "skip": skip, "times": times}
+        name = f"fault-{uuid.uuid4().hex}"
+        content = {"id": name, "place": place, "kind": kind, "seconds": seconds}
         fresh = self.folder / "fault.fresh"
-        fresh.write_text(json.dumps(fault))
-        fresh.replace(self.folder / "fault.json")
+        fresh.write_text(json.dumps(content | {"skip": skip, "times": times}))
+        fresh.replace(self.folder / "fault.json")  # in one step: nobody reads half a file
         try:
-            yield
+            yield Fault(self.folder / name)
         finally:
-            (self.folder / "fault.json").unlink(missing_ok=True)
-
-    @property
-    def fired_file(self) -> Path:
-        return self.folder / "fired"
-
-    def num_fired(self) -> int:
-        return len(self.fired_file.read_text().split()) if self.fired_file.exists() else 0
-
-    def wait_fired(self) -> None:
-        wait_until(self.num_fired, "the fault to fire")
+            (self.folder / "fault.json").unlink()
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class Client:
 
     def abort(self, rid: str) -> None:
         self.post("/abort_request", {"rid": rid}).raise_for_status()
+
+    def abort_all(self) -> None:
+        self.post("/abort_request", {"abort_all": True}).raise_for_status()
 
     def wait_idle(self) -> None:
         def is_idle() -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ class Probe:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stage = "fill"
+        self.seen: Counter[str] = Counter()
+        """Forwards seen at the place of each fault, by the fault's id."""
         self.written: dict[bool, dict[int, int]] = {False: {}, True: {}}
         """Is it the draft model? -> slot -> token whose KV was written there last."""
 
@@ -141,30 +144,19 @@ class Probe:
 
     def _take_fault(self, place: str) -> dict[str, Any] | None:
         """The fault for this forward, if any: skips ``skip`` of them, then fires ``times``."""
-        path = self.folder / "fault.json"
         try:
-            fault = json.loads(path.read_text())
+            fault = json.loads((self.folder / "fault.json").read_text())
         except FileNotFoundError:
             return None
         if fault["place"] != place:
             return None
-        if fault["skip"]:
-            _replace(path, fault | {"skip": fault["skip"] - 1})
+        number = self.seen[fault["id"]] - fault["skip"]
+        self.seen[fault["id"]] += 1
+        if number < 0 or 0 <= fault["times"] <= number:
             return None
-        if fault["times"] == 1:
-            path.unlink()
-        else:
-            _replace(path, fault | {"times": fault["times"] - 1})
-        with (self.folder / "fired").open("a") as lines:
+        with (self.folder / fault["id"]).open("a") as lines:
             lines.write(place + "\n")
         return fault
-
-
-def _replace(path: Path, content: dict[str, Any]) -> None:
-    """Write in one step, so that nobody reads half a file."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(content))
-    fresh.replace(path)
 
 
 def _with_broken_attention(runner: Any, original: Callable, *args: Any, **kwargs: Any) -> Any:

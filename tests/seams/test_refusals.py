@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -76,6 +77,8 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
     ("flags", "message"),
     [
         (("--speculative-draft-model-path", "/no/such/folder"), r"/no/such/folder.*Fix"),
+        (("--enable-lora",), r"--enable-lora is True\. Fix: serve adapters without PARSE"),
+        (("--lora-paths", "a=/some/folder"), r"--lora-paths is \['a=/some/folder'\]\. Fix"),
         (("--attention-backend", "triton"), r"--attention-backend is 'triton'.*torch_native"),
         (("--parse-threshold", "-0.1"), r"--parse-threshold is -0\.1; use a number"),
         (("--parse-threshold", "2.5"), r"--parse-threshold is 2\.5; use a number"),
@@ -84,7 +87,6 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
         (("--parse-max-prefixes", "0"), r"--parse-max-prefixes is 0; use a whole number"),
         (("--parse-segment", "tokens:0"), r"--parse-segment: expected 'line'"),
         (("--parse-question", "/no/such/file"), r"'/no/such/file' cannot be read"),
-        (("--page-size", "16"), r"--page-size is 16.*Fix: use 1"),
     ],
 )
 def test_bad_settings(pair, flags: tuple[str, ...], message: str):
@@ -142,6 +144,12 @@ def test_other_tokenizer(pair, tmp_path: Path):
         launch(pair, "--speculative-draft-model-path", str(draft))
 
 
+def test_draft_heads_that_the_ranks_cannot_share(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft", num_attention_heads=3, num_key_value_heads=3)
+    with pytest.raises(Exception, match=r"--tp-size is 2.*the draft model's 3 attention heads"):
+        launch(pair, "--speculative-draft-model-path", str(draft), "--tp-size", "2")
+
+
 def test_draft_context_shorter_than_the_targets(pair, tmp_path: Path):
     draft = changed(pair[1], tmp_path / "draft", max_position_embeddings=128)
     with pytest.raises(Exception, match=r"context length 128, the target has 512.*longer draft"):
@@ -176,3 +184,14 @@ def test_flags_are_in_help(capsys: pytest.CaptureFixture[str], pair):
     from sglang_parse.config import _HELP, flag
 
     assert all(flag(name) in shown for name in _HELP)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator can pin memory")
+def test_stock_sglang_cannot_build_an_adapter_layer_without_an_accelerator():
+    """Why PARSE refuses LoRA untried: the layer pins memory, whatever ``--lora-backend`` is."""
+    from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA
+
+    layer = torch.nn.Linear(4, 4)
+    layer.output_partition_sizes = [4]
+    with pytest.raises(RuntimeError):
+        ColumnParallelLinearWithLoRA(layer, None)
