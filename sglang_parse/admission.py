@@ -80,6 +80,8 @@ def _check_settings(args: Any) -> None:
     for name, allowed, fix in (
         ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
         ("enable_dp_attention", (False,), "PARSE runs without DP attention"),
+        ("attn_cp_size", (1,), "PARSE runs without context parallelism"),
+        ("dcp_size", (1,), "PARSE runs without context parallelism"),
         ("disaggregation_mode", ("null", None), "PARSE runs prefill and decode in one server"),
         ("enable_return_hidden_states", (False,), "PARSE returns no hidden states"),
         ("enable_beam_search", (False,), "PARSE runs without beam search"),
@@ -123,6 +125,12 @@ def _check_models(args: Any, tokenizer: Any) -> None:
             "--speculative-draft-model-path",
             f"{draft_path} with {draft.vocab_size} tokens, the target has {target.vocab_size}",
             "use a draft model with the target's vocabulary",
+        )
+    if draft.num_attention_heads % args.tp_size:
+        _refuse(
+            "--tp-size",
+            args.tp_size,
+            f"use one that divides the draft model's {draft.num_attention_heads} attention heads",
         )
     if draft.context_len < target.context_len:
         _refuse(
