@@ -131,7 +131,8 @@ class RowSampler:
             top_logprobs_nums=_pick(batch.top_logprobs_nums, rows),
             token_ids_logprobs=_pick(batch.token_ids_logprobs, rows),
         )
-        return self.runner.sample(output, view), output
+        # Sampled tokens are int32, greedy ones int64: one dtype, as both may share a batch.
+        return self.runner.sample(output, view).to(torch.int64), output
 
     def is_argmax(self, row: int) -> bool:
         """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
