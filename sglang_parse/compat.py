@@ -33,6 +33,7 @@ class Seam:
 
 
 _SPEC = "sglang.srt.speculative"
+_OPS = "sglang.kernels.ops.speculative"
 _MANAGERS = "sglang.srt.managers"
 SEAMS = (
     Seam(
@@ -139,9 +140,91 @@ SEAMS = (
         ("self", "vocab_size"),
         "refuses bad custom_params with a 400",
     ),
+    Seam(
+        f"{_SPEC}.spec_sampling_mask.validate_spec_sampling_mask_request",
+        ("req", "spec_algorithm"),
+        "lets requests for sampling masks in, to be served plainly",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.common.checkpoint_kv_cache",
+        ("req", "tree_cache"),
+        "honours Req.skip_radix_cache_insert: faulty KV stays out of the cache",
+    ),
+    Seam(
+        f"{_SPEC}.spec_info.SpeculativeAlgorithm.create_worker",
+        ("self", "server_args"),
+        "guards stock speculation on a CPU: every replacement below is in force",
+    ),
+    Seam(
+        f"{_SPEC}.draft_utils.DraftBackendFactory",
+        ("draft_model_runner", "topk", "speculative_num_steps"),
+        "makes torch_native backends for a stock draft's steps",
+    ),
+    Seam(
+        f"{_OPS}.cache_locs.assign_extend_cache_locs_func",
+        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size"),
+        "replaced on a CPU: slots of the verified tokens",
+    ),
+    Seam(
+        f"{_OPS}.cache_locs.assign_draft_cache_locs_contiguous_func",
+        ("req_pool_indices", "req_to_token", "seq_lens", "out_cache_loc", "topk", "num_cols"),
+        "replaced on a CPU: slots of the drafted tokens",
+    ),
+    Seam(
+        f"{_OPS}.cache_locs.fill_front_out_cache_loc_func",
+        ("num_front", "out_cache_loc", "front_out_cache_loc"),
+        "replaced on a CPU: slots the accepted tokens move to",
+    ),
+    Seam(
+        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func",
+        ("parent_list", "top_scores_index", "seq_lens", "tree_mask", "tree_mask_mode"),
+        "replaced on a CPU: draft trees",
+    ),
+    Seam(
+        f"{_OPS}.spec_tree.verify_tree_greedy_func",
+        ("predicts", "accept_index", "accept_token_num", "candidates", "target_predict"),
+        "replaced on a CPU: greedy verification of draft trees",
+    ),
+    Seam(
+        f"{_OPS}.eagle.fill_bonus_tokens_func",
+        ("accept_tokens", "accept_lens", "bonus_tokens", "accept_stride", "batch_size"),
+        "replaced on a CPU: the token after the accepted ones",
+    ),
+    Seam(
+        f"{_OPS}.eagle.fill_accept_out_cache_loc_func",
+        ("accept_index", "out_cache_loc", "accept_out_cache_loc", "size"),
+        "replaced on a CPU: slots the accepted tokens come from",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_utils.tree_speculative_sampling_target_only",
+        (),
+        "set on a CPU: verification at temperature above 0",
+    ),
     Seam("sglang.srt.server_args.ServerArgs.add_cli_args", ("parser",), "adds PARSE's flags"),
     Seam("sglang.srt.server_args.ServerArgs.from_cli_args", ("args",), "reads PARSE's flags"),
     Seam("sglang.srt.runtime_context.get_spec", (), "speculative settings at run time"),
+    Seam("sglang.srt.runtime_context.get_parallel", (), "the ranks that decide together"),
+    Seam(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
+        ("self", "input_", "src"),
+        "shares rank 0's decisions",
+    ),
+    Seam(
+        "sglang.srt.distributed.parallel_state.init_model_parallel_group",
+        ("use_pynccl",),
+        "told to leave NCCL alone on a CPU",
+    ),
+    Seam(
+        f"{_MANAGERS}.scheduler_components.weight_updater."
+        "SchedulerWeightUpdaterManager._select_runners",
+        ("self", "selector"),
+        "sends new weights to the target or the draft",
+    ),
+    Seam(
+        f"{_MANAGERS}.tokenizer_control_mixin.TokenizerControlMixin.release_memory_occupation",
+        ("self", "obj"),
+        "refused under PARSE",
+    ),
     Seam(
         f"{_MANAGERS}.utils.GenerationBatchResult",
         (
@@ -178,28 +261,6 @@ def check_version() -> None:
     pinned = pinned_version()
     found = metadata.version("sglang")
     if found != pinned:
-    Seam("sglang.srt.runtime_context.get_parallel", (), "the ranks that decide together"),
-    Seam(
-        "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
-        ("self", "input_", "src"),
-        "shares rank 0's decisions",
-    ),
-    Seam(
-        "sglang.srt.distributed.parallel_state.init_model_parallel_group",
-        ("use_pynccl",),
-        "told to leave NCCL alone on a CPU",
-    ),
-    Seam(
-        f"{_MANAGERS}.scheduler_components.weight_updater."
-        "SchedulerWeightUpdaterManager._select_runners",
-        ("self", "selector"),
-        "sends new weights to the target or the draft",
-    ),
-    Seam(
-        f"{_MANAGERS}.tokenizer_control_mixin.TokenizerControlMixin.release_memory_occupation",
-        ("self", "obj"),
-        "refused under PARSE",
-    ),
         raise CompatError(
             f"PARSE: found SGLang {found}, expected {pinned}. "
             f"Fix: pip install 'sglang=={pinned}', or the sglang-parse made for {found}"

@@ -1,0 +1,190 @@
+"""Stock STANDALONE and EAGLE3 on a CPU, chains and trees: the plain server's greedy tokens, and
+samples of the target's exact distribution at temperature > 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from client import Client, random_prompts
+from conftest import SEED, Start
+from random_pair import DEMO
+from scipy import stats
+from transformers import AutoModelForCausalLM
+
+from sglang_parse.demo.servers import awake
+
+HEAD = DEMO / "eagle3"
+SEEDS = (61, 62)
+ACCEPTABLE_P = 1e-3
+CHAIN = ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+TREE = ("--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "12")
+
+
+def _serve(start: Start, name: str, algorithm: str, target: Path, draft: Path, *flags: str):
+    server = start(
+        name,
+        *("--model-path", str(target), "--speculative-algorithm", algorithm),
+        *("--speculative-draft-model-path", str(draft), "--speculative-num-steps", "3"),
+        *flags,
+        *SEED,
+    )
+    with awake(server):
+        yield Client.of(server)
+
+
+@pytest.fixture(scope="module")
+def random_head(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EAGLE-3 head for the random target, in which only the path to the words is not random."""
+    sys.path.insert(0, str(DEMO))
+    try:
+        from eagle3_head import EagleHead, head_config, save_head
+    finally:
+        sys.path.remove(str(DEMO))
+    target = AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32)
+    torch.manual_seed(7)
+    head = EagleHead(head_config(target.config, [0, 1]))
+    head.lm_head.load_state_dict(target.lm_head.state_dict())
+    folder = tmp_path_factory.mktemp("head")
+    save_head(head, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def standalone_chain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    yield from _serve(start_server, "standalone-chain", "STANDALONE", *pair, *CHAIN)
+
+
+@pytest.fixture(scope="module")
+def standalone_tree(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    yield from _serve(start_server, "standalone-tree", "STANDALONE", *pair, *TREE)
+
+
+@pytest.fixture(scope="module")
+def eagle3_tree(
+    start_server: Start, pair: tuple[Path, Path], random_head: Path
+) -> Iterator[Client]:
+    yield from _serve(start_server, "eagle3-tree", "EAGLE3", pair[0], random_head, *TREE)
+
+
+@pytest.fixture(scope="module")
+def eagle3_chain(start_server: Start) -> Iterator[Client]:
+    """The demo target with its trained head."""
+    yield from _serve(start_server, "eagle3-chain", "EAGLE3", DEMO / "target", HEAD, *CHAIN)
+
+
+RANDOM = ("standalone_chain", "standalone_tree", "eagle3_tree")
+
+
+@pytest.fixture(params=RANDOM)
+def speculative(request: pytest.FixtureRequest) -> Client:
+    return request.getfixturevalue(request.param)
+
+
+def _ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client) -> dict[int, list[list[int]]]:
+    return {
+        seed: _ids(
+            plain.generate_all(random_prompts(6, seed), 6, max_new_tokens=72, ignore_eos=True)
+        )
+        for seed in SEEDS
+    }
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_greedy_output_is_the_plain_servers(speculative: Client, expected: dict, concurrency: int):
+    for seed in SEEDS:
+        answers = speculative.generate_all(
+            random_prompts(6, seed), concurrency, max_new_tokens=72, ignore_eos=True
+        )
+        assert _ids(answers) == expected[seed]
+        # Not vacuous: text is diverse, some drafts are kept and some are not.
+        assert len({token for ids in expected[seed] for token in ids}) > 50
+        infos = [answer["meta_info"] for answer in answers]
+        accepted = sum(info["spec_num_correct_drafts"] for info in infos)
+        assert 0 < accepted < sum(info["spec_num_proposed_drafts"] for info in infos)
+    speculative.flush()
+
+
+NUM_TOKENS = 4
+PROMPT = random_prompts(1, 63)[0]
+
+
+@pytest.fixture(scope="module")
+def target_model(pair: tuple[Path, Path]):
+    return AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32).eval()
+
+
+def _places(model, answers: list[list[int]], temperature: float, top_k: int) -> list[float]:
+    """Each token's place in its exact distribution: uniform if and only if it is right.
+
+    Randomised probability integral transform: F(t-1) + u * p(t), given the tokens before it. An
+    answer's first token is left out: prefill samples it.
+    """
+    torch.manual_seed(0)
+    tokens = torch.tensor(answers)
+    with torch.no_grad():
+        texts = torch.cat((torch.tensor([PROMPT] * len(answers)), tokens), dim=1)
+        logits = model(texts).logits[:, len(PROMPT) : -1]
+    if top_k:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
+    chances = torch.softmax(logits.double() / temperature, dim=-1)
+    sampled = tokens[:, 1:, None]
+    chance = chances.gather(-1, sampled)
+    below = chances.cumsum(-1).gather(-1, sampled) - chance
+    return (below + torch.rand_like(below) * chance).flatten().tolist()
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_sampled_output_has_the_targets_distribution(speculative: Client, target_model, top_k: int):
+    params = {"temperature": 0.8, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    answers = speculative.generate_all([PROMPT] * 200, 16, top_k=top_k or -1, **params)
+    assert len({tuple(ids) for ids in _ids(answers)}) > 20
+    assert (
+        stats.kstest(_places(target_model, _ids(answers), 0.8, top_k), "uniform").pvalue
+        > ACCEPTABLE_P
+    )
+    # The test can fail: the same samples do not fit another temperature.
+    assert (
+        stats.kstest(_places(target_model, _ids(answers), 0.2, top_k), "uniform").pvalue
+        < ACCEPTABLE_P
+    )
+
+
+def test_greedy_and_sampled_requests_share_a_batch(speculative: Client, expected: dict):
+    """One sampled request sends the whole batch down the sampling path; top_k 1 keeps it greedy."""
+    prompts = random_prompts(6, SEEDS[0])
+    params = {"max_new_tokens": 72, "ignore_eos": True}
+    with ThreadPoolExecutor(12) as pool:
+        sampled = [
+            pool.submit(speculative.generate, prompt, **params | {"temperature": 1.0})
+            for prompt in prompts
+        ]
+        greedy = [pool.submit(speculative.generate, prompt, **params) for prompt in prompts]
+    assert [job.result()["output_ids"] for job in greedy] == expected[SEEDS[0]]
+    assert all(
+        job.result()["output_ids"] != ids
+        for job, ids in zip(sampled, expected[SEEDS[0]], strict=True)
+    )
+
+
+def test_the_trained_head(eagle3_chain: Client, demo_plain: Client, problems: list):
+    """Held-out problems: the plain target's answers, at least 2.5 tokens a verification pass."""
+    prompts = [problem.prompt for problem in problems[:40]]
+    answers = eagle3_chain.generate_all(prompts, 4, max_new_tokens=200)
+    plain = demo_plain.generate_all(prompts, 8, max_new_tokens=200)
+    assert _ids(answers) == _ids(plain)
+    infos = [answer["meta_info"] for answer in answers]
+    # An answer's first token comes from prefill.
+    tokens = sum(info["completion_tokens"] - 1 for info in infos)
+    assert tokens / sum(info["spec_verify_ct"] for info in infos) >= 2.5
+    eagle3_chain.flush()
