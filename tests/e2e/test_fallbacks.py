@@ -9,53 +9,121 @@ PROMPT = random_prompts(1, 31)[0]
 DRAFTING = random_prompts(4, 32)
 LIMIT = {"max_new_tokens": 32, "ignore_eos": True}
 
+FREE_END = {"ignore_eos": False}
+OBJECT = (
+    '{"type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 22]}}, '
+    '"required": ["ok", "n"]}'
+)
 CASES = {
-    "penalties": {"frequency_penalty": 0.7},
-    "penalties ": {"presence_penalty": 0.9},
-    "penalties  ": {"repetition_penalty": 1.4},
-    "min_new_tokens": {"min_new_tokens": 8, "ignore_eos": False},
-    "logit_bias": {"logit_bias": {"17": 12.0}},
-    "grammar": {"regex": "(ab|cd){4,6}", "ignore_eos": False},
-    "grammar ": {"json_schema": '{"type": "boolean"}', "ignore_eos": False},
+    "frequency penalty": ("penalties", {"frequency_penalty": 0.7}),
+    "presence penalty": ("penalties", {"presence_penalty": 0.9}),
+    "repetition penalty": ("penalties", {"repetition_penalty": 1.4}),
+    "min_new_tokens": ("min_new_tokens", {"min_new_tokens": 8, **FREE_END}),
+    "logit_bias": ("logit_bias", {"logit_bias": {"17": 12.0}}),
+    "regex": ("grammar", {"regex": "(ab|cd){4,6}", **FREE_END}),
+    "ebnf": ("grammar", {"ebnf": 'root ::= ("yes" | "no " root)', **FREE_END}),
+    "json value": ("grammar", {"json_schema": '{"type": "boolean"}', **FREE_END}),
+    "json object": ("grammar", {"json_schema": OBJECT, **FREE_END}),
 }
+TOPS = {
+    "log probabilities": {
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 3,
+        "token_ids_logprob": [5, 9],
+    },
+    "sampling mask": {"return_sampling_mask": True},
+}
+LOGPROB_KEYS = (
+    "output_token_logprobs",
+    "output_top_logprobs",
+    "output_token_ids_logprobs",
+    "input_token_logprobs",
+    "input_top_logprobs",
+    "input_token_ids_logprobs",
+)
 
 
 def _beside_drafting(client: Client, **kwargs) -> dict:
     """The answer to one request while others draft in the same batch."""
+    seed = {"sampling_seed": kwargs.get("sampling_seed")}
     with ThreadPoolExecutor(5) as pool:
-        others = [pool.submit(client.generate, prompt, **LIMIT) for prompt in DRAFTING]
+        others = [pool.submit(client.generate, prompt, **LIMIT, **seed) for prompt in DRAFTING]
         answer = pool.submit(client.generate, PROMPT, **kwargs).result()
         assert all(parse_info(other.result())["mode"] == "parse" for other in others)
     return answer
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_output_is_the_plain_servers(plain: Client, token: Client, name: str):
-    params = LIMIT | CASES[name]
-    answer = _beside_drafting(token, **params)
-    assert answer["output_ids"] == plain.generate(PROMPT, **params)["output_ids"]
+def _assert_plain(answer: dict, reason: str) -> None:
     info = parse_info(answer)
-    assert (info["mode"], info["reason"]) == ("plain", name.strip())
+    assert (info["mode"], info["reason"]) == ("plain", reason)
     assert info["drafted_tokens"] == 0
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("server", ["token", "semantic"])
+def test_output_is_the_plain_servers(
+    request: pytest.FixtureRequest, plain: Client, server: str, name: str
+):
+    reason, case = CASES[name]
+    params = LIMIT | case
+    answer = _beside_drafting(request.getfixturevalue(server), **params)
+    expected = plain.generate(PROMPT, **params)
+    assert answer["output_ids"] == expected["output_ids"]
+    assert answer["text"] == expected["text"]
+    assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+    _assert_plain(answer, reason)
+
+
+def test_all_of_them_in_one_batch(plain: Client, token: Client):
+    """Grammars, penalties, log probabilities and sampling masks beside drafts, at the same time."""
+    jobs = [(reason, {**LIMIT, **case}) for reason, case in CASES.values()]
+    jobs += [(reason, {**LIMIT, "top": top}) for reason, top in TOPS.items()]
+    with ThreadPoolExecutor(len(jobs) + len(DRAFTING)) as pool:
+        others = [pool.submit(token.generate, prompt, **LIMIT) for prompt in DRAFTING]
+        answers = list(pool.map(lambda job: token.generate(PROMPT, **job[1]), jobs))
+        drafted = [other.result() for other in others]
+    for (reason, params), answer in zip(jobs, answers, strict=True):
+        assert answer["output_ids"] == plain.generate(PROMPT, **params)["output_ids"]
+        _assert_plain(answer, reason)
+    for prompt, answer in zip(DRAFTING, drafted, strict=True):
+        assert answer["output_ids"] == plain.generate(prompt, **LIMIT)["output_ids"]
+        assert parse_info(answer)["mode"] == "parse"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.9, "top_k": 7, "top_p": 0.9, "sampling_seed": 3}],
+    ids=["greedy", "sampled"],
+)
+def test_sampling_masks_are_the_plain_servers(plain: Client, token: Client, params: dict):
+    top = TOPS["sampling mask"]
+    answer = _beside_drafting(token, top=top, **LIMIT, **params)
+    expected = plain.generate(PROMPT, top=top, **LIMIT, **params)
+    assert answer["output_ids"] == expected["output_ids"]
+    ours, theirs = (a["meta_info"]["output_token_sampling_mask"] for a in (answer, expected))
+    assert ours == theirs
+    assert len(ours) == LIMIT["max_new_tokens"]
+    assert max(map(len, ours)) > 1 or not params
+    _assert_plain(answer, "sampling mask")
+
+
+def test_adapters_are_not_known(plain: Client, token: Client):
+    """LoRA is refused at start (tests/seams/test_refusals.py), so a request gets SGLang's 400."""
+    for client in (plain, token):
+        body = {"input_ids": PROMPT, "lora_path": "adapter", "sampling_params": LIMIT}
+        response = client.post("/generate", body)
+        assert response.status_code == 400
+        assert "lora" in response.text.lower()
+
+
 def test_log_probabilities_are_the_plain_servers(plain: Client, token: Client):
-    top = {
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": 3,
-        "token_ids_logprob": [5, 9],
-    }
+    top = TOPS["log probabilities"]
     left = _beside_drafting(token, top=top, **LIMIT)
     right = plain.generate(PROMPT, top=top, **LIMIT)
     assert left["output_ids"] == right["output_ids"]
-    assert parse_info(left)["reason"] == "log probabilities"
-    for key in (
-        "output_token_logprobs",
-        "output_top_logprobs",
-        "output_token_ids_logprobs",
-        "input_token_logprobs",
-    ):
+    _assert_plain(left, "log probabilities")
+    for key in LOGPROB_KEYS:
         ours, theirs = left["meta_info"][key], right["meta_info"][key]
         assert len(ours) == len(theirs) > 0
         assert _flat(ours) == pytest.approx(_flat(theirs), abs=1e-4)
@@ -69,4 +137,4 @@ def _flat(nested) -> list[float]:
 
 def test_server_lives_on(token: Client):
     assert parse_info(token.generate(PROMPT, **LIMIT))["mode"] == "parse"
-    token.flush()
+    token.assert_nothing_lost()

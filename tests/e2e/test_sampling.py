@@ -1,8 +1,13 @@
-"""Temperature > 0: every path samples the target's exact distribution; seeds reproduce runs."""
+"""Temperature > 0: target-written tokens are samples of the target, drafts of the draft model.
+
+Both with the request's own temperature, top-p, top-k and min-p; seeds reproduce runs.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,30 +25,91 @@ NUM_TOKENS = 3
 ACCEPTABLE_P = 1e-3
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A request's sampling parameters."""
+
+    temperature: float = 0.8
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """[n, vocab] of logits [n, vocab]: which tokens stay is decided on the distribution
+        before any is dropped, as SGLang's sampler documents it."""
+        full = torch.softmax(logits.double() / self.temperature, dim=-1)
+        kept = torch.tensor([self._kept(row) for row in full.tolist()])
+        full[~kept] = 0
+        return full / full.sum(-1, keepdim=True)
+
+    def _kept(self, row: list[float]) -> list[bool]:
+        kept = [False] * len(row)
+        before, most = 0.0, max(row)
+        for rank, token in enumerate(sorted(range(len(row)), key=row.__getitem__, reverse=True)):
+            in_top = (self.top_k < 0 or rank < self.top_k) and before <= self.top_p
+            kept[token] = in_top and row[token] >= self.min_p * most
+            before += row[token]
+        return kept
+
+
+RULES = {
+    "top_k": Rule(top_k=5),
+    "top_p": Rule(top_p=0.6),
+    "min_p": Rule(min_p=0.2),
+    "all": Rule(temperature=1.3, top_k=12, top_p=0.8, min_p=0.05),
+}
+
+
 @pytest.fixture(scope="module")
 def target_model(pair: tuple[Path, Path]):
     return AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32).eval()
 
 
-def _uniform_values(model, answers: list[list[int]], temperature: float) -> list[float]:
+@pytest.fixture(scope="module")
+def draft_model(pair: tuple[Path, Path]):
+    return AutoModelForCausalLM.from_pretrained(pair[1], dtype=torch.float32).eval()
+
+
+class Places:
     """Each sampled token's place in its exact distribution: uniform if and only if it is right.
 
-    Randomised probability integral transform: F(t-1) + u * p(t), given the tokens before it.
+    Randomised probability integral transform, the likeliest token first: the probability of all
+    likelier ones + u * its own, given the tokens before it.
     """
-    rng = random.Random(0)
-    known: dict[tuple[int, ...], torch.Tensor] = {}
-    values = []
+
+    def __init__(self, model, rule: Rule) -> None:
+        self.model, self.rule = model, rule
+        self.rng = random.Random(0)
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+        self.values: list[float] = []
+
+    def add(self, before: Sequence[int], sampled: Sequence[int]) -> None:
+        """``sampled`` follow ``before``."""
+        for place, token in enumerate(sampled):
+            row = self._row((*before, *sampled[:place]), (*before, *sampled))
+            assert row[token] > 0, f"token {token} is outside {self.rule}"
+            below = float(row[row > row[token]].sum())
+            self.values.append(below + self.rng.random() * float(row[token]))
+
+    def _row(self, context: tuple[int, ...], sequence: tuple[int, ...]) -> torch.Tensor:
+        if context not in self.known:
+            with torch.no_grad():
+                logits = self.model(torch.tensor([sequence])).logits[0]
+            first = len(context) - 1
+            for place, row in enumerate(self.rule.probabilities(logits[first:-1]), first):
+                self.known[sequence[: place + 1]] = row
+        return self.known[context]
+
+    def pvalue(self) -> float:
+        return stats.kstest(self.values, "uniform").pvalue
+
+
+def _uniform_values(model, answers: list[list[int]], temperature: float) -> list[float]:
+    """Of all but the first token of each answer, which prefill samples."""
+    places = Places(model, Rule(temperature))
     for answer in answers:
-        for place in range(1, len(answer)):
-            before = tuple(answer[:place])
-            if before not in known:
-                with torch.no_grad():
-                    logits = model(torch.tensor([[*PROMPT, *before]])).logits[0, -1]
-                known[before] = torch.softmax(logits / temperature, dim=-1)
-            probabilities = known[before]
-            below = float(probabilities[: answer[place]].sum())
-            values.append(below + rng.random() * float(probabilities[answer[place]]))
-    return values
+        places.add((*PROMPT, answer[0]), answer[1:])
+    return places.values
 
 
 @pytest.mark.parametrize(
@@ -74,6 +140,89 @@ def test_threshold_above_one_samples_the_target(semantic: Client, target_model):
     assert stats.kstest(values, "uniform").pvalue > ACCEPTABLE_P
 
 
+def _params(rule: Rule) -> dict:
+    return {
+        "temperature": rule.temperature,
+        "top_k": rule.top_k,
+        "top_p": rule.top_p,
+        "min_p": rule.min_p,
+        "ignore_eos": True,
+    }
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_target_written_tokens_obey_the_parameters(token: Client, target_model, name: str):
+    rule = RULES[name]
+    answers = token.generate_all(
+        [PROMPT] * NUM_SAMPLES, 16, max_new_tokens=NUM_TOKENS, **_params(rule)
+    )
+    places = Places(target_model, rule)
+    for answer in answers:
+        places.add((*PROMPT, answer["output_ids"][0]), answer["output_ids"][1:])
+    assert places.pvalue() > ACCEPTABLE_P
+    # The test can fail: without the parameters the same samples do not fit.
+    free = Places(target_model, Rule(rule.temperature))
+    for answer in answers:
+        free.add((*PROMPT, answer["output_ids"][0]), answer["output_ids"][1:])
+    assert free.pvalue() < ACCEPTABLE_P
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_drafts_obey_the_parameters(semantic: Client, draft_model, name: str):
+    """Drafts are samples of the draft model, given what was committed before them."""
+    rule = RULES[name]
+    answers = semantic.generate_all(
+        [PROMPT] * 24, 12, parse={"trace": True}, max_new_tokens=40, **_params(rule)
+    )
+    places, wrong = Places(draft_model, rule), Places(draft_model, Rule(rule.temperature))
+    for answer in answers:
+        for record in parse_info(answer)["trace"]:
+            before = [*PROMPT, *answer["output_ids"][: record["output_start"]]]
+            places.add(before, record["draft_token_ids"])
+            wrong.add(before, record["draft_token_ids"])
+    assert len(places.values) > 500
+    assert places.pvalue() > ACCEPTABLE_P
+    assert wrong.pvalue() < ACCEPTABLE_P
+
+
+@pytest.mark.parametrize("server", ["token", "semantic"])
+def test_seeds_give_the_plain_servers_samples(
+    request: pytest.FixtureRequest, plain: Client, server: str
+):
+    """With a seed, noise depends on seed and position only: exact settings give the plain
+    server's tokens although they are sampled, whatever was drafted."""
+    client: Client = request.getfixturevalue(server)
+    options = {"threshold": 1.5} if server == "semantic" else {}
+    params = {"temperature": 1.1, "top_p": 0.95, "top_k": 50, "max_new_tokens": 48}
+    prompts = random_prompts(6, 53)
+    runs = {}
+    for seed in (5, 6):
+        kwargs = params | {"sampling_seed": seed, "ignore_eos": True}
+        expected = plain.generate_all(prompts, 6, **kwargs)
+        answers = client.generate_all(prompts, 6, parse=options, **kwargs)
+        runs[seed] = [answer["output_ids"] for answer in answers]
+        assert runs[seed] == [answer["output_ids"] for answer in expected]
+        if server == "token":
+            assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    assert runs[5] != runs[6]
+
+
+def test_several_samples_of_one_request(token: Client, plain: Client, target_model):
+    params = {"max_new_tokens": 24, "ignore_eos": True}
+    alone = plain.generate(PROMPT, **params)["output_ids"]
+    answers = token.generate(PROMPT, n=3, **params)
+    assert [answer["output_ids"] for answer in answers] == [alone] * 3
+    assert {parse_info(answer)["mode"] for answer in answers} == {"parse"}
+    rule = Rule()
+    answers = token.generate(PROMPT, n=64, max_new_tokens=4, **_params(rule))
+    places = Places(target_model, rule)
+    for answer in answers:
+        places.add((*PROMPT, answer["output_ids"][0]), answer["output_ids"][1:])
+    assert places.pvalue() > ACCEPTABLE_P
+    assert len({tuple(answer["output_ids"]) for answer in answers}) > 32
+    token.assert_nothing_lost()
+
+
 def test_the_same_server_seed_gives_the_same_samples(start_server: Start, pair):
     """One request at a time: SGLang draws from one generator per server."""
     runs = []
@@ -81,7 +230,7 @@ def test_the_same_server_seed_gives_the_same_samples(start_server: Start, pair):
         flags = ("--parse-verification", "token", *SEED)
         server = start_server(name, *parse_flags(pair, *flags))
         with awake(server):
-            client = Client(server.url)
+            client = Client.of(server)
             params = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "max_new_tokens": 20}
             runs.append([client.generate(p, **params)["output_ids"] for p in random_prompts(3, 52)])
     assert runs[0] == runs[1]

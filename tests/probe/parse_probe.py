@@ -8,7 +8,8 @@ each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
 - Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
-  ``--enable-deterministic-inference``, which it refuses on a CPU.
+  ``--enable-deterministic-inference``, which it refuses on a CPU for lack of kernels; the noise
+  comes from another hash of the same three numbers.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ def register() -> None:
             "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
             seed_sampling,
             HookType.AFTER,
+        ),
+        (
+            "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+            hash_32_bits,
+            HookType.REPLACE,
         ),
     ):
         HookRegistry.register(target, hook, kind)
@@ -204,7 +210,7 @@ def kv_fingerprint(runner: Any, slots: list[int]) -> list[float]:
     pool = runner.token_to_kv_pool
     values = pool.get_value_buffer(pool.start_layer + pool.layer_num - 1)[slots].flatten(1).double()
     weights = values.new_tensor([(1 + i % 7) * (-1) ** i for i in range(values.shape[1])])
-    return (values @ weights).tolist()
+    return (values @ weights).nan_to_num(nan=1e30).tolist()  # JSON has no NaN
 
 
 def seed_sampling(info: Any, _class: Any, batch: Any, *_: Any, **__: Any) -> Any:
@@ -214,3 +220,14 @@ def seed_sampling(info: Any, _class: Any, batch: Any, *_: Any, **__: Any) -> Any
     if None not in seeds:
         info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=batch.device)
     return info
+
+
+def hash_32_bits(seed: Any, positions: Any, columns: Any) -> Any:
+    """int64 [n, m] in 0 .. 2**32 - 1 from seed [n], positions [n] and columns [m]."""
+    import torch
+
+    mixed = (seed.to(torch.int64) * 0x9E3779B1 + positions * 0x85EBCA6B)[:, None]
+    mixed = (mixed + columns * 0xC2B2AE35) & 0xFFFFFFFF
+    for factor in (0x7FEB352D, 0x846CA68B):
+        mixed = ((mixed ^ (mixed >> 16)) * factor) & 0xFFFFFFFF
+    return mixed ^ (mixed >> 16)
