@@ -1,0 +1,196 @@
+"""Aborts and disconnects in every phase: partial answers are right, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from client import Client, random_prompts, wait_until
+
+PROMPTS = random_prompts(12, 91)
+EXACT = {"threshold": 1.5}
+"""In semantic mode: every question is asked, nothing is accepted, the answer is the target's."""
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+NUM_ABORTS = 200
+CONCURRENCY = 16
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client) -> list[list[int]]:
+    answers = plain.generate_all(PROMPTS, 8, **LONG)
+    return [answer["output_ids"] for answer in answers]
+
+
+def _is_aborted(answer: dict) -> bool:
+    return answer["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def _assert_prefix(answer: dict, expected: list[int]) -> None:
+    ids = answer["output_ids"]
+    assert ids == expected[: len(ids)]
+
+
+def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
+    client.assert_nothing_lost()
+    answers = client.generate_all(PROMPTS, 12, parse=EXACT, max_new_tokens=12, ignore_eos=True)
+    assert [answer["output_ids"] for answer in answers] == [ids[:12] for ids in expected]
+
+
+@pytest.mark.parametrize(
+    "place", ["target-prefill", "draft-prefill", "draft-burst", "target-pass", "target-step"]
+)
+def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
+    """The abort arrives while a forward of that kind runs; others in the batch go on."""
+    with (
+        semantic.probe.fault(place, "slow", seconds=0.4, skip=2 * ("prefill" not in place)) as slow,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        other = pool.submit(
+            semantic.generate, PROMPTS[1], parse=EXACT, max_new_tokens=6, ignore_eos=True
+        )
+        top = {"rid": f"slow-{place}"}
+        job = pool.submit(semantic.generate, PROMPTS[0], parse=EXACT, top=top, **LONG)
+        slow.wait_fired()
+        semantic.abort(f"slow-{place}")
+        answer = job.result()
+        assert _is_aborted(answer)
+        _assert_prefix(answer, expected[0])
+        assert other.result()["output_ids"] == expected[1][:6]
+    _assert_healthy(semantic, expected)
+
+
+@pytest.mark.parametrize("place", ["draft-burst", "target-pass", "target-step"])
+def test_disconnect_while(semantic: Client, expected: list[list[int]], place: str):
+    body = {
+        "input_ids": PROMPTS[0],
+        "stream": True,
+        "sampling_params": {"temperature": 0, "custom_params": {"parse": EXACT}, **LONG},
+    }
+    with semantic.probe.fault(place, "slow", seconds=0.1) as slow:
+        with httpx.stream("POST", f"{semantic.url}/generate", json=body, timeout=60) as response:
+            lines = response.iter_lines()  # dropping the iterator would hang up already
+            next(lines)
+            slow.wait_fired()
+            assert semantic.look()["running"]
+        semantic.wait_idle()
+    _assert_healthy(semantic, expected)
+
+
+def test_abort_while_waiting(semantic: Client, expected: list[list[int]]):
+    """More requests than run at once: some are aborted before they start."""
+    with ThreadPoolExecutor(24) as pool:
+        jobs = [
+            pool.submit(
+                semantic.generate, PROMPTS[i % 12], parse=EXACT, top={"rid": f"queued-{i}"}, **LONG
+            )
+            for i in range(24)
+        ]
+
+        def num_there() -> int:
+            seen = semantic.look()
+            return len(seen["running"]) + seen["waiting"]
+
+        wait_until(lambda: num_there() == 24, "every request to be there")
+        assert semantic.look()["waiting"]
+        semantic.abort_all()
+        answers = [job.result() for job in jobs]
+    assert sum(not answer["output_ids"] for answer in answers) > 2
+    assert all(_is_aborted(answer) for answer in answers)
+    for i, answer in enumerate(answers):
+        _assert_prefix(answer, expected[i % 12])
+    _assert_healthy(semantic, expected)
+
+
+@dataclass
+class _Tally:
+    """What came of the random requests."""
+
+    aborted: int = 0
+    disconnected: int = 0
+    finished: int = 0
+
+
+@pytest.mark.parametrize("server", ["semantic", "token"])
+def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]], server: str):
+    client: Client = request.getfixturevalue(server)
+    record = client.probe.folder / "record"
+    lines = client.probe.folder / "iterations.jsonl"
+    lines.unlink(missing_ok=True)
+    record.touch()
+    goal = NUM_ABORTS // 2
+    tally = _Tally()
+    lock = threading.Lock()
+
+    def work(worker: int) -> None:
+        rng = random.Random(1000 + worker)
+        number = 0
+        while tally.aborted < goal:
+            number += 1
+            outcome = _one_request(client, rng, f"{server}-{worker}-{number}", expected)
+            with lock:
+                setattr(tally, outcome, getattr(tally, outcome) + 1)
+
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        list(pool.map(work, range(CONCURRENCY)))
+    record.unlink()
+    assert tally.aborted >= goal
+    assert tally.disconnected > 3
+    assert tally.finished > 3
+    # Not vacuous: requests ended in every phase.
+    last = {}
+    for line in lines.read_text().splitlines():
+        last |= {req["rid"]: req["phase"] for req in json.loads(line)}
+    phases = {"drafting", "verifying", *(["continuing"] if server == "semantic" else [])}
+    assert phases <= set(last.values())
+    _assert_healthy(client, expected)
+
+
+def _one_request(client: Client, rng: random.Random, rid: str, expected: list[list[int]]) -> str:
+    """Send one request and let it finish, abort it, or hang up; which of them is returned."""
+    number = rng.randrange(len(PROMPTS))
+    fate = rng.choices(["finished", "aborted", "disconnected"], [2, 7, 1])[0]
+    limit = rng.randrange(1, 16) if fate == "finished" else 200
+    is_exact = "token" in rid or rng.random() < 0.7
+    options = {} if "token" in rid else EXACT if is_exact else {"threshold": 0.4}
+    params = {
+        "temperature": 0,
+        "max_new_tokens": limit,
+        "ignore_eos": True,
+        "custom_params": {"parse": options},
+    }
+    body = {"input_ids": PROMPTS[number], "rid": rid, "sampling_params": params}
+    if fate == "disconnected":
+        return _hang_up(client, body, rng.randrange(1, 6))
+    is_answered = threading.Event()
+    if fate == "aborted":
+        killer = threading.Thread(target=_abort_soon, args=(client, rid, rng, is_answered))
+        killer.start()
+    answer = client.post("/generate", body).raise_for_status().json()
+    is_answered.set()
+    if fate == "aborted":
+        killer.join()
+    if is_exact:
+        _assert_prefix(answer, expected[number])
+    if _is_aborted(answer):
+        return "aborted"
+    assert answer["meta_info"]["completion_tokens"] == limit
+    return "finished"
+
+
+def _abort_soon(client: Client, rid: str, rng: random.Random, is_answered: threading.Event) -> None:
+    """Again and again: an abort that comes before its request is lost."""
+    while not is_answered.wait(rng.uniform(0.01, 0.6)):
+        client.abort(rid)
+
+
+def _hang_up(client: Client, body: dict, after_lines: int) -> str:
+    url = f"{client.url}/generate"
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as response:
+        for _, _ in zip(range(after_lines), response.iter_lines(), strict=False):
+            pass
+    return "disconnected"

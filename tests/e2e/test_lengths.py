@@ -1,0 +1,145 @@
+"""Lengths: prompts of 1 to 3,000 tokens in chunks, the context's end, drafts that end at once or
+never end a segment. Exact settings give the plain server's tokens; semantic ones lose nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client import Client, parse_info, random_prompts
+from conftest import SEED, Start, parse_flags
+
+from sglang_parse.demo.servers import awake
+
+CONTEXT = 4096
+"""Positions of the random pair; chunks of prefill have 256 tokens (``conftest.SMALL_CHUNKS``)."""
+PROMPT_LENS = (1, 2, 3, 17, 64, 255, 256, 257, 511, 512, 513, 1000, 2047, 3000)
+SERVERS = {"token": {}, "semantic": {"threshold": 1.5}}
+"""Servers, and the options that make them exact."""
+FREE = {"max_new_tokens": 40, "ignore_eos": True}
+
+
+def _prompt(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(1000 * seed + length)
+    return [rng.randrange(3, 300) for _ in range(length)]
+
+
+def _ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def mixed(plain: Client) -> list[list[int]]:
+    return _ids(plain.generate_all([_prompt(n) for n in PROMPT_LENS], 2, **FREE))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_mixed_prompt_lengths_in_chunks(
+    request: pytest.FixtureRequest, mixed: list[list[int]], server: str
+):
+    """All at once: long prompts are prefilled chunk by chunk between the others' bursts."""
+    client: Client = request.getfixturevalue(server)
+    client.flush()
+    prompts = [_prompt(n) for n in PROMPT_LENS]
+    answers = client.generate_all(prompts, len(prompts), parse=SERVERS[server], **FREE)
+    assert _ids(answers) == mixed
+    assert all(parse_info(answer)["rounds"] > 1 for answer in answers)
+    again = client.generate_all(prompts, len(prompts), parse=SERVERS[server], **FREE)
+    assert _ids(again) == mixed
+    assert sum(answer["meta_info"]["cached_tokens"] for answer in again) > sum(PROMPT_LENS) / 2
+    client.assert_nothing_lost()
+
+
+def test_mixed_lengths_in_semantic_mode(semantic: Client):
+    prompts = [_prompt(n, seed=1) for n in PROMPT_LENS]
+    answers = semantic.generate_all(prompts, len(prompts), **FREE)
+    assert all(len(ids) == FREE["max_new_tokens"] for ids in _ids(answers))
+    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    semantic.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("room", [1, 2, 5, 16, 17, 25])
+@pytest.mark.parametrize("server", SERVERS)
+def test_context_ends_in_the_middle_of_a_draft(
+    request: pytest.FixtureRequest, plain: Client, server: str, room: int
+):
+    """``room`` tokens are left; a round drafts 16 or 20. Questions lie beyond the context."""
+    client: Client = request.getfixturevalue(server)
+    prompt = _prompt(CONTEXT - 6 - room, seed=2)
+    params = {"max_new_tokens": None, "ignore_eos": True}
+    expected = plain.generate(prompt, **params)
+    answer = client.generate(prompt, parse=SERVERS[server], **params)
+    assert 0 < len(answer["output_ids"]) <= room + 6
+    assert answer["output_ids"] == expected["output_ids"]
+    assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+    if server == "semantic":
+        judged = client.generate(prompt, **params)
+        assert len(judged["output_ids"]) == len(expected["output_ids"])
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_one_token(request: pytest.FixtureRequest, plain: Client, server: str):
+    """It comes from the prefill: nothing is drafted. Beside requests that draft."""
+    client: Client = request.getfixturevalue(server)
+    prompts = random_prompts(8, 44)
+    params = {"max_new_tokens": 1, "ignore_eos": True}
+    answers = client.generate_all(prompts, 8, **params)
+    assert _ids(answers) == _ids(plain.generate_all(prompts, 8, **params))
+    assert all(parse_info(answer)["drafted_tokens"] == 0 for answer in answers)
+    client.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, server: str):
+    """Every token the target does not choose is a stop token: a wrong draft ends where it errs,
+    often at its first token."""
+    client: Client = request.getfixturevalue(server)
+    empty = 0
+    for prompt in random_prompts(4, 45):
+        free = plain.generate(prompt, **FREE)["output_ids"]
+        stops = sorted(set(range(300)) - set(free))
+        params = {"max_new_tokens": 40, "stop_token_ids": stops}
+        expected = plain.generate(prompt, **params)
+        answer = client.generate(prompt, parse=SERVERS[server] | {"trace": True}, **params)
+        assert answer["output_ids"] == expected["output_ids"] == free
+        assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
+        drafts = [record["draft_token_ids"] for record in parse_info(answer)["trace"]]
+        empty += sum(len(draft) == 1 and draft[0] in stops for draft in drafts)
+        # Semantic: an empty draft that is accepted ends the answer, as plain decoding would.
+        judged = client.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
+        last = parse_info(judged)["trace"][-1]
+        if server == "semantic" and last["draft_token_ids"][-1] in stops:
+            assert judged["meta_info"]["finish_reason"]["type"] == "stop"
+    assert empty > 0
+    client.assert_nothing_lost()
+
+
+@pytest.fixture(scope="module")
+def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """Semantic mode, cut at line ends that random text has none of; the target is the draft."""
+    from conftest import QUESTION
+
+    flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-burst-tokens", "7", *SEED)
+    server = start_server("lines", *parse_flags((pair[0], pair[0]), *flags))
+    with awake(server):
+        yield Client.of(server)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.5])
+def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold: float):
+    """The whole draft is the one prefix. Accepted or not, the text is the target's own."""
+    prompts = random_prompts(6, 46)
+    params = {"max_new_tokens": 70, "ignore_eos": True}
+    expected = _ids(plain.generate_all(prompts, 6, **params))
+    answers = lines.generate_all(
+        prompts, 6, parse={"threshold": threshold, "trace": True}, **params
+    )
+    assert _ids(answers) == expected
+    rounds = [record for answer in answers for record in parse_info(answer)["trace"]]
+    whole = [r for r in rounds if r["prefix_ends"] == [len(r["draft_token_ids"])]]
+    assert len(whole) > len(rounds) / 2
+    if threshold == 0:
+        assert all(record["cut"] == len(record["draft_token_ids"]) for record in whole)
+    lines.assert_nothing_lost()
