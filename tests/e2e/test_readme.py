@@ -1,7 +1,7 @@
 """The README is true: its tables, its file map, and every command and program in it.
 
-``python tests/e2e/test_readme.py`` writes the flags table and the file map anew; texts of files
-that are already in the map are kept.
+``python tests/e2e/test_readme.py`` writes the generated tables and the file map anew; texts of
+files that are already in the map are kept.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sglang_parse.demo.records import Answer, Leg
 from sglang_parse.demo.report import report
 from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.demo.settings import Settings
+from sglang_parse.metrics import METRICS, PREFIX
 from sglang_parse.phases import Stats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,8 @@ RUN_BY = {
     "make bench-kv ": "test_make_targets_exist",
     "make train-demo-pair ": "test_make_targets_exist",
     "-m sglang.launch_server": "server (fixture)",
-    "curl ": "test_curl",
+    "30000/v1/chat/completions": "test_curl",
+    "30000/metrics": "test_metrics",
     "openai.OpenAI(": "test_openai_program",
     "sgl.Engine(": "test_engine_program",
     "AutoModelForCausalLM": "test_verdicts_computed_again",
@@ -81,6 +83,19 @@ def flags_table() -> str:
 
 def test_flags_table_equals_the_settings():
     assert marked("flags") == flags_table()
+
+
+def metrics_table() -> str:
+    rows = ["| metric | own label | meaning |", "|---|---|---|"]
+    for metric in METRICS:
+        kind = "Histogram. " if metric.buckets else ""
+        label = f"`{metric.label}`" if metric.label else ""
+        rows.append(f"| `{PREFIX}{metric.name}` | {label} | {kind}{metric.text} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_metrics_table_equals_the_metrics():
+    assert marked("metrics") == metrics_table()
 
 
 def test_request_options_and_counters_are_documented():
@@ -258,10 +273,16 @@ def _run(command: list[str], limit_s: float) -> str:
 
 
 def test_curl(server: Server):
-    answer = json.loads(run(server, ["bash", "-c", find_block("curl ")], 120))
+    answer = json.loads(run(server, ["bash", "-c", find_block("30000/v1/chat/completions")], 120))
     (choice,) = answer["choices"]
     assert choice["message"]["content"]
     assert choice["meta_info"]["parse"][0]["mode"] == "parse"
+
+
+def test_metrics(server: Server):
+    printed = run(server, ["bash", "-c", find_block("30000/metrics")], 120)
+    for metric in METRICS:
+        assert PREFIX + metric.name in printed or not metric.label_values
 
 
 def test_openai_program(server: Server):
@@ -284,7 +305,8 @@ def test_engine_program(tmp_path: Path):
 
 def write_tables() -> None:
     """Renew what can be generated."""
-    for name, text in (("flags", flags_table()), ("file map", file_map())):
+    tables = {"flags": flags_table(), "metrics": metrics_table(), "file map": file_map()}
+    for name, text in tables.items():
         before, start, rest = readme().partition(f"<!-- {name} -->\n")
         after = rest.partition(f"<!-- /{name} -->")[2]
         README.write_text(f"{before}{start}{text}<!-- /{name} -->{after}", encoding="utf-8")

@@ -1,0 +1,447 @@
+"""Prometheus metrics and the decode log line add up to what the responses say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from client import Client, parse_info, random_prompts
+from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_parse.demo.servers import awake
+from sglang_parse.metrics import METRICS, PREFIX
+
+PROMPTS = random_prompts(10, 121)
+LONG_PROMPT = random_prompts(1, 122, longest=6)[0] * 120  # prefilled in several chunks
+LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
+EVERY_LINE = ("--decode-log-interval", "1")
+ACCEPT_SOME = {"trace": True, "threshold": 0.45}
+FALLBACKS = {
+    "switched off": {"parse": {"enabled": False}},
+    "log probabilities": {"top": {"return_logprob": True}},
+    "penalties": {"presence_penalty": 0.5},
+}
+LINE = re.compile(
+    r"Decode batch, #running-req: (?P<running>\d+), .*"
+    r"rounds: (?P<rounds>\d+), drafted: (?P<drafted>\d+), judged: (?P<judged>\d+), "
+    r"accepted: (?P<accepted>\d+) \((?P<share>[\d.]+)\), target-written: (?P<target>\d+), "
+    r"#drafting: (?P<drafting>\d+), #verifying: (?P<verifying>\d+), "
+    r"#continuing: (?P<continuing>\d+), #plain: (?P<plain>\d+), .*gen throughput"
+)
+SEMANTIC = (*QUESTION, "--parse-segment", "tokens:3", "--parse-draft-tokens", "20")
+BURSTS = ("--parse-burst-tokens", "6", *SMALL_CHUNKS, *SEED, *EVERY_LINE)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A server, its log, and everything that was seen between two looks."""
+
+    client: Client
+    log: Path
+
+    def lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()
+
+
+@pytest.fixture(scope="module")
+def watched(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
+    server = start_server("metrics", *parse_flags(pair, *SEMANTIC), *BURSTS, "--enable-metrics")
+    with awake(server):
+        yield Watched(Client.of(server), server.log)
+
+
+@pytest.fixture(scope="module")
+def unwatched(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
+    flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
+    server = start_server("no-metrics", *parse_flags(pair, *flags), *BURSTS)
+    with awake(server):
+        yield Watched(Client.of(server), server.log)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
+    cores = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as environ:
+        # SGLang asks for it where there are more ranks than NUMA nodes.
+        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+        server = start_server(
+            "metrics-two-ranks",
+            *parse_flags(pair, *SEMANTIC, "--tp-size", "2"),
+            *(*BURSTS, "--enable-metrics"),
+        )
+    with awake(server):
+        yield Watched(Client.of(server), server.log)
+
+
+# -- reading --------------------------------------------------------------------
+
+
+def samples(client: Client) -> Counter[tuple[str, str]]:
+    """(sample, value of its own label) -> value, of PARSE's metrics; ``le`` is a label too."""
+    found: Counter[tuple[str, str]] = Counter()
+    own_labels = {"le"} | {metric.label for metric in METRICS if metric.label}
+    for family in text_string_to_metric_families(page(client)):
+        for sample in family.samples:
+            if sample.name.startswith(PREFIX) and not sample.name.endswith("_created"):
+                own = [value for name, value in sample.labels.items() if name in own_labels]
+                found[sample.name.removeprefix(PREFIX), "".join(own)] += sample.value
+    return found
+
+
+def page(client: Client) -> str:
+    response = httpx.get(f"{client.url}/metrics", timeout=60)
+    response.raise_for_status()
+    return response.text
+
+
+def growth(after: Counter, before: Counter) -> dict[tuple[str, str], float]:
+    return {key: after[key] - before[key] for key in {*after, *before}}
+
+
+def settle(client: Client) -> None:
+    """Every earlier request is over, counted and in a line of the log."""
+    client.generate(PROMPTS[0], max_new_tokens=2, ignore_eos=True)
+    client.wait_idle()
+
+
+# -- sending --------------------------------------------------------------------
+
+
+def stream(client: Client, prompt: list[int]) -> dict[str, Any]:
+    """The last message of a streamed answer."""
+    params = {"temperature": 0, "custom_params": {"parse": ACCEPT_SOME}, **LENGTH}
+    body = {"input_ids": prompt, "stream": True, "sampling_params": params}
+    with httpx.stream("POST", f"{client.url}/generate", json=body, timeout=120) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    assert len(lines) > 2
+    return json.loads(lines[-1])
+
+
+def aborted(client: Client, prompt: list[int]) -> dict[str, Any]:
+    """The answer of a request that is aborted while it drafts."""
+    with (
+        client.probe.fault("draft-burst", "slow", seconds=0.2, skip=8) as fault,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        options = {"parse": ACCEPT_SOME, "max_new_tokens": 400, "ignore_eos": True}
+        job = pool.submit(client.generate, prompt, top={"rid": "to-abort"}, **options)
+        fault.wait_fired()
+        client.abort("to-abort")
+        answer = job.result()
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    return answer
+
+
+def mixed_requests(client: Client) -> list[dict[str, Any]]:
+    """Answers to requests of every kind, many at a time."""
+    plain = client.generate(PROMPTS[7], parse={"enabled": False}, **LENGTH)
+    stop_inside_a_run = {"stop_token_ids": plain["output_ids"][20:22]}
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(client.generate, p, parse=ACCEPT_SOME, **LENGTH) for p in PROMPTS]
+        jobs += [
+            pool.submit(client.generate, PROMPTS[1], **LENGTH, **kind)
+            for kind in FALLBACKS.values()
+        ]
+        jobs += [pool.submit(stream, client, prompt) for prompt in PROMPTS[2:4]]
+        for prompt, options in (
+            (LONG_PROMPT, {}),
+            (PROMPTS[4], {"max_new_tokens": 1}),  # ends in its prefill
+            (PROMPTS[5], {"temperature": 0.8}),
+            (PROMPTS[6], {"ignore_eos": False}),
+            (PROMPTS[7], stop_inside_a_run),
+            (PROMPTS[7], stop_inside_a_run | {"threshold": 0.0}),
+        ):
+            parse = ACCEPT_SOME | {"threshold": options.pop("threshold", 0.45)}
+            jobs.append(pool.submit(client.generate, prompt, parse=parse, **(LENGTH | options)))
+        answers = [plain, *(job.result() for job in jobs)]
+    return [*answers, aborted(client, PROMPTS[8])]
+
+
+@contextlib.contextmanager
+def recorded_iterations(client: Client) -> Iterator[list[list[dict[str, Any]]]]:
+    """What the probe sees of each decode iteration in this block; filled at its end."""
+    assert client.probe
+    iterations: list[list[dict[str, Any]]] = []
+    record = client.probe.folder / "record"
+    found = client.probe.folder / "iterations.jsonl"
+    found.unlink(missing_ok=True)
+    record.touch()
+    try:
+        yield iterations
+    finally:
+        record.unlink()
+    iterations += map(json.loads, found.read_text().splitlines())
+
+
+def total(infos: list[dict[str, Any]], key: str) -> float:
+    return sum(info.get(key, 0) for info in infos)
+
+
+# -- Prometheus -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One mix of requests: its answers and what they added to every figure."""
+
+    answers: list[dict[str, Any]]
+    grown: dict[tuple[str, str], float]
+    lines: list[re.Match[str]]
+    generated: float
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        return [parse_info(answer) for answer in self.answers]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return [record for info in self.infos for record in info.get("trace", ())]
+
+
+def decode_lines(lines: list[str]) -> list[re.Match[str]]:
+    decode = [line for line in lines if "Decode batch" in line]
+    assert not [line for line in decode if "accept len" in line or "accept rate" in line]
+    matches = [LINE.search(line) for line in decode]
+    assert all(matches), decode
+    return [match for match in matches if match]
+
+
+def generated_tokens(client: Client) -> float:
+    """SGLang's own count of output tokens."""
+    found = re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)$", page(client), re.MULTILINE)
+    return sum(map(float, found))
+
+
+@pytest.fixture(scope="module")
+def seen(watched: Watched) -> Seen:
+    client = watched.client
+    settle(client)
+    before, own_before = samples(client), generated_tokens(client)
+    num_lines = len(watched.lines())
+    answers = mixed_requests(client)
+    answers.append(client.generate(PROMPTS[9], parse=ACCEPT_SOME, **LENGTH))
+    client.wait_idle()
+    return Seen(
+        answers,
+        growth(samples(client), before),
+        decode_lines(watched.lines()[num_lines:]),
+        generated_tokens(client) - own_before,
+    )
+
+
+def test_every_metric_is_there_from_the_start(watched: Watched):
+    found = {name for name, _ in samples(watched.client)}
+    for metric in METRICS:
+        names = {f"{metric.name}_{part}" for part in ("bucket", "count", "sum")}
+        assert names <= found if metric.buckets else metric.name in found or not metric.label_values
+
+
+def test_metrics_carry_sglangs_labels(watched: Watched):
+    def labels(name: str) -> dict[str, str]:
+        found = re.search(rf"^sglang:{name}\{{(.*)\}} ", page(watched.client), re.MULTILINE)
+        assert found
+        return dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
+
+    ours = labels("parse_rounds_total")
+    assert ours == labels("max_total_num_tokens")
+    assert {"model_name", "tp_rank"} <= set(ours)
+
+
+def test_counters_are_the_sums_of_the_responses(seen: Seen):
+    grown, infos = seen.grown, seen.infos
+    assert grown["drafted_tokens_total", ""] == total(infos, "drafted_tokens") > 100
+    assert grown["accepted_tokens_total", ""] == total(infos, "accepted_tokens") > 20
+    assert grown["rounds_total", ""] == total(infos, "rounds") > 20
+    assert grown["short_drafts_total", ""] == total(infos, "short_drafts")
+    assert grown["faults_total", ""] == 0
+    for mode in ("parse", "plain"):
+        own = [info for info in infos if info["mode"] == mode]
+        assert grown["target_tokens_total", mode] == total(own, "target_tokens") > 20
+
+
+def test_accepted_and_target_written_tokens_are_all_of_the_output(seen: Seen):
+    output = sum(answer["meta_info"]["completion_tokens"] for answer in seen.answers)
+    written = sum(seen.grown["target_tokens_total", mode] for mode in ("parse", "plain"))
+    assert seen.grown["accepted_tokens_total", ""] + written == output == seen.generated
+
+
+def test_requests_and_fallbacks_by_reason(seen: Seen):
+    reasons = Counter(info.get("reason") for info in seen.infos)
+    assert set(FALLBACKS) < set(reasons)
+    assert seen.grown["requests_total", ""] == reasons.pop(None) > 10
+    counted = {
+        label: value
+        for (name, label), value in seen.grown.items()
+        if name == "plain_requests_total" and value
+    }
+    assert counted == reasons
+
+
+def test_stage_seconds(seen: Seen):
+    for stage in ("prefill", "draft", "verification", "continuation"):
+        from_responses = total(seen.infos, f"{stage}_ms") / 1e3
+        rounding = 1e-6 * len(seen.infos)
+        assert seen.grown["stage_seconds_total", stage] == pytest.approx(
+            from_responses, abs=rounding
+        )
+        assert from_responses > 0
+
+
+def test_passes_judge_one_draft_or_more(seen: Seen):
+    assert 0 < seen.grown["passes_total", ""] < seen.grown["rounds_total", ""]
+
+
+@pytest.mark.parametrize("name", ["verdict", "cut_fraction"])
+def test_histograms_are_those_of_the_traces(seen: Seen, name: str):
+    values = [
+        value
+        for record in seen.rounds
+        for value in (
+            record["verdicts"]
+            if name == "verdict"
+            else [record["cut"] / len(record["draft_token_ids"])]
+        )
+    ]
+    (bounds,) = (metric.buckets for metric in METRICS if metric.name == name)
+    places = Counter(bisect_left(bounds, value) for value in values)
+    assert len([count for count in places.values() if count]) > 2
+    below = 0
+    for place, bound in enumerate(bounds):
+        below += places[place]
+        assert seen.grown[f"{name}_bucket", str(float(bound))] == below
+    assert seen.grown[f"{name}_count", ""] == seen.grown[f"{name}_bucket", "+Inf"] == len(values)
+    assert seen.grown[f"{name}_sum", ""] == pytest.approx(sum(values))
+    if name == "cut_fraction":
+        assert len(values) == seen.grown["rounds_total", ""]
+        judged = sum(len(record["draft_token_ids"]) for record in seen.rounds)
+        assert seen.grown["judged_tokens_total", ""] == judged
+
+
+def test_one_pass_a_round_when_nobody_else_is_there(watched: Watched):
+    settle(watched.client)
+    before = samples(watched.client)
+    info = parse_info(watched.client.generate(PROMPTS[0], parse=ACCEPT_SOME, **LENGTH))
+    watched.client.wait_idle()
+    grown = growth(samples(watched.client), before)
+    assert grown["passes_total", ""] == grown["rounds_total", ""] == info["rounds"] > 1
+
+
+def test_kv_slots_held(watched: Watched):
+    """Against what a probe in the scheduler sees in every decode iteration."""
+    client = watched.client
+    settle(client)
+    before = samples(client)
+    with recorded_iterations(client) as iterations:
+        client.generate_all(PROMPTS[:4], 4, parse=ACCEPT_SOME, **LENGTH)
+        client.wait_idle()
+    grown = growth(samples(client), before)
+    held = [sum(request["held"] for request in iteration) for iteration in iterations]
+    assert grown["kv_slots_held_count", ""] == len(held) > 5
+    assert grown["kv_slots_held_sum", ""] == sum(held)
+    assert max(held) > 40
+    before = samples(client)
+    info = client.generate(PROMPTS[0], parse={"enabled": False}, **LENGTH)
+    client.wait_idle()
+    grown = growth(samples(client), before)
+    steps = info["meta_info"]["completion_tokens"] - 1  # the first comes from the prefill
+    assert grown["kv_slots_held_sum", ""] == grown["kv_slots_held_count", ""] == steps
+
+
+def test_faults_are_counted(watched: Watched):
+    client = watched.client
+    settle(client)
+    before = samples(client)
+    with client.probe.fault("target-pass", "nan"):
+        body = {"input_ids": PROMPTS[0], "sampling_params": {"temperature": 0, **LENGTH}}
+        assert client.post("/generate", body).status_code == 500
+    settle(client)
+    grown = growth(samples(client), before)
+    assert grown["faults_total", ""] == 1
+    assert grown["requests_total", ""] == 2
+
+
+def test_sglangs_acceptance_gauges_show_parses_share(watched: Watched):
+    """Of the last decode report: here, with one request, of its last round."""
+    answer = watched.client.generate(PROMPTS[0], parse=ACCEPT_SOME, **LENGTH)
+    watched.client.wait_idle()
+    last = parse_info(answer)["trace"][-1]
+    gauges = dict(
+        re.findall(r"^sglang:(spec_accept_\w+)\{.*\} (\S+)$", page(watched.client), re.MULTILINE)
+    )
+    assert float(gauges["spec_accept_length"]) == last["cut"]
+    assert float(gauges["spec_accept_rate"]) == pytest.approx(
+        last["cut"] / len(last["draft_token_ids"])
+    )
+
+
+def test_one_rank_publishes(two_ranks: Watched):
+    client = two_ranks.client
+    settle(client)
+    before, num_lines = samples(client), len(two_ranks.lines())
+    infos = [
+        parse_info(answer)
+        for answer in client.generate_all(PROMPTS[:4], 4, parse=ACCEPT_SOME, **LENGTH)
+    ]
+    client.wait_idle()
+    grown = growth(samples(client), before)
+    assert grown["drafted_tokens_total", ""] == total(infos, "drafted_tokens") > 20
+    assert grown["verdict_count", ""] == sum(
+        len(record["verdicts"]) for info in infos for record in info["trace"]
+    )
+    ranks = re.findall(r'^sglang:parse_.*tp_rank="(\d)"', page(client), re.MULTILINE)
+    assert set(ranks) == {"0"}
+    lines = decode_lines(two_ranks.lines()[num_lines:])
+    assert printed(lines, "drafted") == total(infos, "drafted_tokens")
+
+
+# -- the decode log line --------------------------------------------------------
+
+
+def printed(lines: list[re.Match[str]], name: str) -> int:
+    return sum(int(line[name]) for line in lines)
+
+
+def assert_lines_add_up(lines: list[re.Match[str]], infos: list[dict[str, Any]]) -> None:
+    assert printed(lines, "rounds") == total(infos, "rounds") > 10
+    assert printed(lines, "drafted") == total(infos, "drafted_tokens")
+    assert printed(lines, "accepted") == total(infos, "accepted_tokens")
+    assert printed(lines, "target") == total(infos, "target_tokens")
+    for line in lines:
+        share = int(line["accepted"]) / max(1, int(line["judged"]))
+        assert line["share"] == f"{share:.2f}"
+        phases = sum(int(line[name]) for name in ("drafting", "verifying", "continuing", "plain"))
+        assert phases <= int(line["running"])
+    for name in ("drafting", "verifying", "plain"):
+        assert printed(lines, name) > 0
+
+
+def test_decode_lines_add_up(seen: Seen):
+    assert_lines_add_up(seen.lines, seen.infos)
+    assert printed(seen.lines, "continuing") > 0
+
+
+def test_without_metrics_the_line_is_the_same(unwatched: Watched):
+    """And nothing is published: the server has no ``/metrics``."""
+    client = unwatched.client
+    settle(client)
+    num_lines = len(unwatched.lines())
+    answers = mixed_requests(client)
+    answers.append(client.generate(PROMPTS[9], **LENGTH))
+    client.wait_idle()
+    lines = decode_lines(unwatched.lines()[num_lines:])
+    assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
+    assert printed(lines, "continuing") == 0  # in token mode drafting resumes at once
+    assert httpx.get(f"{client.url}/metrics", timeout=60).status_code == 404
