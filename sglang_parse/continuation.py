@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_parse.decision import share_tokens
 from sglang_parse.faults import nan_rows
+from sglang_parse.views import select_requests
 
 
 class PlainTarget:
@@ -58,24 +58,12 @@ class PlainTarget:
 
 
 def _decode_view(batch: Any, rows: Sequence[int]) -> Any:
-    """A shallow copy of the scheduler's batch for an ordinary decode step of some requests."""
-    view = copy.copy(batch)
-    index = torch.tensor(rows, device=batch.device)
-    reqs = [batch.reqs[row] for row in rows]
-    view.reqs = reqs
-    view.req_pool_indices = batch.req_pool_indices[index]
-    lens = batch.seq_lens[index]
-    view.out_cache_loc = batch.req_to_token_pool.req_to_token[view.req_pool_indices, lens].to(
-        torch.int64
-    )
-    view.seq_lens = lens + 1
-    view.seq_lens_cpu = batch.seq_lens_cpu[torch.tensor(rows)] + 1
-    view.seq_lens_sum = None
-    view.orig_seq_lens = view.seq_lens.to(torch.int32)
-    view.input_ids = torch.tensor([req.output_ids[-1] for req in reqs], device=batch.device)
-    view.multimodal_inputs = None
-    view.return_logprob = False
-    view.sampling_info = None
+    """An ordinary decode step of some requests: their last output token, one slot each."""
+    committed = [batch.reqs[row].kv.kv_committed_len for row in rows]
+    last_ids = [batch.reqs[row].output_ids[-1] for row in rows]
+    view = select_requests(batch, rows, [length + 1 for length in committed], last_ids)
+    table = batch.req_to_token_pool.req_to_token
+    view.out_cache_loc = table[view.req_pool_indices, view.seq_lens - 1].to(torch.int64)
     view.forward_mode = ForwardMode.DECODE
     view.spec_info = None
     return view

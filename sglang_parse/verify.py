@@ -6,7 +6,6 @@ yet), the draft, the questions. The target's own next token after k draft tokens
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from sglang_parse.phases import Draft
 from sglang_parse.question import Question
 from sglang_parse.segment import SegmentRule, prefix_ends
 from sglang_parse.spec_input import VERIFY_MODE, ParseVerifyInput
+from sglang_parse.views import select_requests
 
 
 def plan_questions(
@@ -143,26 +143,15 @@ def run_pass(target_runner: Any, batch: Any, parts: Sequence[VerifyRows]) -> Pas
 def _batch_view(
     batch: Any, parts: Sequence[VerifyRows], layout: VerifyLayout, spec_info: ParseVerifyInput
 ) -> Any:
-    """A shallow copy of the scheduler's batch, reduced to the pass; the original stays as is."""
-    view = copy.copy(batch)
-    reqs = [batch.reqs[part.row] for part in parts]
-    lens_cpu = torch.tensor([r.kv_len for r in layout.requests])
-    view.reqs = reqs
-    view.req_pool_indices = torch.tensor([r.kv.req_pool_idx for r in reqs], device=batch.device)
-    view.seq_lens_cpu = lens_cpu
-    view.seq_lens = lens_cpu.to(batch.device)
-    view.seq_lens_sum = None
-    view.orig_seq_lens = view.seq_lens.to(torch.int32)
+    """The pass's requests with all their rows."""
+    rows = [part.row for part in parts]
     ids = [token for part in parts for token in part.token_ids]
-    view.input_ids = torch.tensor(ids, device=batch.device)
-    view.out_cache_loc = _slots(batch, reqs, layout)
+    view = select_requests(batch, rows, [r.kv_len for r in layout.requests], ids)
+    view.out_cache_loc = _slots(batch, view.reqs, layout)
     view.extend_lens = [r.num_rows for r in layout.requests]
     view.prefix_lens = [r.prefix_len for r in layout.requests]
     view.extend_num_tokens = layout.num_rows
     view.extend_logprob_start_lens = view.extend_lens
-    view.return_logprob = False
-    view.sampling_info = None
-    view.multimodal_inputs = None
     view.forward_mode = VERIFY_MODE
     view.spec_info = spec_info
     return view
