@@ -9,8 +9,9 @@ import openai
 import pytest
 from client import Client, parse_info
 
-LIMITS = (24, 40, 17, 50, 33)
-"""max_new_tokens of the five turns."""
+LIMITS = (18, 40, 35, 50, 33)
+"""max_new_tokens of the five turns. The first one's last token is the target's own (1 + 16 + 1);
+the third is served plainly: its tokens are the draft model's to read before the fourth."""
 STOPS = list(range(3, 300, 12))
 """Stop tokens of every other turn: some stop falls inside an accepted run."""
 
@@ -22,7 +23,8 @@ def _turns(client: Client, seed: int) -> list[dict]:
     for number, limit in enumerate(LIMITS):
         history += [rng.randrange(3, 300) for _ in range(rng.randrange(8, 30))]
         stops = {"stop_token_ids": STOPS} if number % 2 else {"ignore_eos": True}
-        answers.append(client.generate(history, max_new_tokens=limit, **stops))
+        options = {"enabled": number != 2}
+        answers.append(client.generate(history, parse=options, max_new_tokens=limit, **stops))
         history += answers[-1]["output_ids"]
     return answers
 
@@ -56,9 +58,10 @@ def test_five_turns(plain: Client, equal: Client, concurrency: int):
         assert cached[0] == 0
         assert cached == sorted(set(cached))
         assert _acceptance(chat[-1]) >= _acceptance(chat[0])
-        assert [_acceptance(answer) for answer in chat if parse_info(answer)["rounds"]] == (
-            pytest.approx([1.0] * len(chat))
-        )
+        drafted = [answer for answer in chat if parse_info(answer)["rounds"]]
+        assert [_acceptance(answer) for answer in drafted] == [1.0] * len(drafted)
+        assert len(drafted) >= 3
+        assert parse_info(chat[2])["mode"] == "plain"
 
 
 def test_five_turns_through_the_chat_api(plain: Client, equal: Client):

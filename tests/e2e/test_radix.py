@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from client import Client, parse_info, random_prompts
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
+OPTIONS = (
+    {"trace": True},
+    {"trace": True, "threshold": 0.0},
+    {"trace": True, "threshold": 1.5},
+    {"enabled": False},
+)
+"""Answers that end with a draft, with the target's own token, or were never drafted at all."""
 TARGET, DRAFT = 0, 1
 TOLERANCE = 1e-3
 """Of a KV fingerprint; those of different tokens differ by far more, which is checked."""
@@ -16,8 +25,13 @@ def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, 
     client: Client = request.getfixturevalue(server)
     client.flush()
     prompts = random_prompts(8, 71)
-    answers = client.generate_all(prompts, 8, parse={"trace": True}, **LIMIT)
-    rounds = [record for answer in answers for record in parse_info(answer)["trace"]]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [
+            pool.submit(client.generate, prompt, parse=options, **LIMIT)
+            for prompt, options in zip(prompts, OPTIONS * 2, strict=True)
+        ]
+        answers = [job.result() for job in jobs]
+    rounds = [record for a in answers for record in parse_info(a).get("trace", ())]
     num_questions = sum(len(record["question_token_ids"]) for record in rounds)
     assert num_questions > 20 or server == "token"
     assert any(record["cut"] < len(record["draft_token_ids"]) for record in rounds)
