@@ -24,7 +24,7 @@ from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
 from sglang_parse.decision import share_tokens
 from sglang_parse.draft import DraftModel
-from sglang_parse.faults import end_request, nan_rows
+from sglang_parse.faults import DraftGuard, end_request, nan_rows
 from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Move, Phase, RequestState
 from sglang_parse.question import QuestionWording, render_question
@@ -51,6 +51,7 @@ class ParseWorker(BaseSpecWorker):
         self._draft_worker = DraftModel(server_args, gpu_id, nccl_port, target_worker)
         self.target = PlainTarget(target_worker)
         self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker))
+        self._draft_guard = DraftGuard(num_ranks=server_args.tp_size)
         self._running: dict[str, Any] = {}
         self.tally = process_tally()
 
@@ -77,7 +78,8 @@ class ParseWorker(BaseSpecWorker):
         for req in batch.reqs:
             self._admit(req)
         result = self.target.prefill(batch, **kwargs)
-        self._draft_worker.prefill(batch)
+        with self._draft_guard.contain(batch.reqs):
+            self._draft_worker.prefill(batch)
         share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             req.parse_state.restart(length)
@@ -122,7 +124,10 @@ class ParseWorker(BaseSpecWorker):
         return _result(batch, emitted, output)
 
     def _draft(self, batch: Any, rows: list[int]) -> None:
-        self._draft_worker.burst(batch, rows, self.config.burst_tokens)
+        reqs = [batch.reqs[row] for row in rows]
+        unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
+        with self._draft_guard.contain(unfinished, is_burst=True):
+            self._draft_worker.burst(batch, rows, self.config.burst_tokens)
         if self.config.is_semantic:
             for row in rows:
                 self.judge.plan(batch.reqs[row].parse_state)
@@ -204,7 +209,8 @@ class ParseWorker(BaseSpecWorker):
         del natural_stop
         req = self._running.pop(rid, None)
         if req is not None and not req.parse_state.fault:
-            self._draft_worker.fill(req, req.owned_kv_len())
+            with self._draft_guard.contain([req]):
+                self._draft_worker.fill(req, req.owned_kv_len())
 
 
 def _share_time(

@@ -1,16 +1,23 @@
-"""NaN logits end the request with an error that says whose they are; the server lives on."""
+"""Faults end the requests they belong to with a clear error, or the server with the reason.
+
+Never a hang: every wait here has a limit.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
-from client import Client, parse_info, random_prompts
-from conftest import SEED, Start, parse_flags
+from client import Client, parse_info, random_prompts, wait_until
+from conftest import SEED, parse_flags, probe_environment
 from random_pair import PairShape, make_pair
 from safetensors.torch import load_file, save_file
 
-from sglang_parse.demo.servers import awake
+from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
 
 TARGET_POISON, DRAFT_POISON = 301, 302
 """Tokens whose embedding is NaN in the target, and in the draft."""
@@ -20,31 +27,211 @@ def _poison(folder: Path, token_id: int) -> None:
     path = folder / "model.safetensors"
     weights = load_file(path)
     weights["model.embed_tokens.weight"][token_id] = float("nan")
+    # Both models give both tokens the logit 0, far from the best: nobody writes them.
+    weights["lm_head.weight"][[TARGET_POISON, DRAFT_POISON]] = 0
     save_file(weights, path, metadata={"format": "pt"})
 
 
+LIMIT_S = 120
+PROMPTS = random_prompts(6, 62)
+LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
+DOOMED = ("faulty", "failing", "broken", "hanging")
+"""Servers that start together; the last three end in their one test."""
+
+
 @pytest.fixture(scope="module")
-def poisoned(start_server: Start, tmp_path_factory: pytest.TempPathFactory):
-    pair = make_pair(tmp_path_factory.mktemp("poisoned"), PairShape(num_layers=2, seed=3))
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    folder = tmp_path_factory.mktemp("faults")
+    pair = make_pair(folder / "pair", PairShape(num_layers=2, seed=3))
     _poison(pair[0], TARGET_POISON)
     _poison(pair[1], DRAFT_POISON)
-    server = start_server("poisoned", *parse_flags(pair, "--parse-verification", "token", *SEED))
-    with awake(server):
-        yield Client(server.url)
+    flags = (
+        *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "12", *SEED),
+        *("--parse-burst-tokens", "4", "--chunked-prefill-size", "64", "--sleep-on-idle"),
+    )
+    more = {"hanging": ("--watchdog-timeout", "8")}
+    started: dict[str, Server] = {}
+    try:
+        for name, port in zip(DOOMED, free_ports(len(DOOMED)), strict=True):
+            log = folder / f"{name}.log"
+            with probe_environment(log.with_suffix(".probe")), pytest.MonkeyPatch.context() as env:
+                # SGLang otherwise waits 65 s for dumps of processes on a GPU before it ends.
+                env.setenv("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "0")
+                env.setenv("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "0")
+                started[name] = Server(ServerSpec(name, (*flags, *more.get(name, ()))), port, log)
+        for server in started.values():
+            server.wait_ready()
+            server.suspend()
+        yield started
+    finally:
+        for server in started.values():
+            server.stop()
 
 
+@pytest.fixture
+def faulty(doomed: dict[str, Server]) -> Iterator[Client]:
+    """A server that survives its faults."""
+    with awake(doomed["faulty"]):
+        yield Client.of(doomed["faulty"])
+
+
+@pytest.fixture(scope="module")
+def expected(doomed: dict[str, Server]) -> list[list[int]]:
+    """The target's own answers: PARSE is switched off."""
+    with awake(doomed["faulty"]):
+        client = Client.of(doomed["faulty"])
+        answers = client.generate_all(PROMPTS, 6, parse={"enabled": False}, **LIMIT)
+    return [answer["output_ids"] for answer in answers]
+
+
+def _send(client: Client, prompt: list[int], **params) -> httpx.Response:
+    sampling = {"temperature": 0, **LIMIT, **params}
+    return client.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+
+
+def _send_all(client: Client) -> list[httpx.Response]:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(lambda prompt: _send(client, prompt), PROMPTS))
+
+
+def _error(response: httpx.Response) -> str:
+    """Why the request was ended, "" if it was not."""
+    if response.status_code == 200:
+        reason = response.json()["meta_info"]["finish_reason"]
+        return reason["message"] if reason["type"] == "abort" else ""
+    assert response.status_code == 500
+    return response.text
+
+
+@pytest.mark.parametrize("length", [12, 200])
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize(
     ("token_id", "whose"), [(TARGET_POISON, "target"), (DRAFT_POISON, "draft")]
 )
-def test_nan_logits(poisoned: Client, token_id: int, whose: str, temperature: float):
+def test_nan_logits(faulty: Client, token_id: int, whose: str, temperature: float, length: int):
+    """Also when the NaN comes in the first of several chunks of the prompt."""
     healthy, sick = random_prompts(2, 61)
-    params = {"temperature": temperature, "max_new_tokens": 12, "ignore_eos": True}
-    body = {"input_ids": [*sick, token_id, 9], "sampling_params": params}
-    response = poisoned.post("/generate", body)
-    text = response.text
-    aborted = response.status_code == 200 and '"type":"abort"' in text.replace(" ", "")
-    assert response.status_code == 500 or aborted
-    assert f"NaN in the {whose} model's logits" in text
-    assert parse_info(poisoned.generate(healthy, **params))["mode"] == "parse"
-    poisoned.flush()
+    sick = [*sick[:4], token_id, *(sick * 50)[: length - 5]]
+    error = _error(_send(faulty, sick, temperature=temperature))
+    assert f"NaN in the {whose} model's logits" in error
+    answer = faulty.generate(healthy, temperature=temperature, top_k=20, **LIMIT)
+    assert parse_info(answer)["mode"] == "parse"
+    written = [token for path in faulty.look()["tree"] for token in path["written"][0]]
+    assert TARGET_POISON not in written
+    faulty.assert_nothing_lost()
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "named"),
+    [
+        ("target-pass", "nan", "NaN in the target model's logits"),
+        ("draft-burst", "nan", "NaN in the draft model's logits"),
+        ("draft-burst", "raise", "the draft model failed: InjectedError"),
+        ("draft-prefill", "raise", "the draft model failed: InjectedError"),
+    ],
+)
+def test_only_the_affected_requests_end(
+    faulty: Client, expected: list[list[int]], place: str, kind: str, named: str
+):
+    skip = 0 if place == "draft-prefill" else 4
+    with faulty.probe.fault(place, kind, skip=skip, times=1) as fault:
+        responses = _send_all(faulty)
+        assert fault.num_fired() == 1
+    errors = [error for response in responses if (error := _error(response))]
+    assert errors
+    assert all(named in error for error in errors)
+    if kind == "nan":
+        assert len(errors) == 1
+    for response, ids in zip(responses, expected, strict=True):
+        produced = response.json().get("output_ids", [])
+        assert produced == (ids[: len(produced)] if _error(response) else ids)
+    _assert_well(faulty, expected)
+
+
+def test_a_draft_that_cannot_be_completed_stays_out_of_the_cache(
+    faulty: Client, expected: list[list[int]]
+):
+    """The answer is there already; only the draft's KV for it is missing."""
+    faulty.flush()
+    with faulty.probe.fault("draft-fill", "raise", times=1) as fault:
+        answer = faulty.generate(PROMPTS[0], parse={"enabled": False}, **LIMIT)
+        assert fault.num_fired() == 1
+    assert answer["output_ids"] == expected[0]
+    (path,) = faulty.look()["tree"]
+    assert path["written"][0] == PROMPTS[0]
+    _assert_well(faulty, expected)
+
+
+def _assert_well(client: Client, expected: list[list[int]]) -> None:
+    client.assert_nothing_lost()
+    answers = client.generate_all(PROMPTS, 6, **LIMIT)
+    assert [answer["output_ids"] for answer in answers] == expected
+    assert {parse_info(answer)["mode"] for answer in answers} == {"parse"}
+    # Another turn: what the cache kept of the draft model's KV is right.
+    turns = [prompt + ids for prompt, ids in zip(PROMPTS, expected, strict=True)]
+    warm = client.generate_all(turns, 6, **LIMIT)
+    client.assert_nothing_lost()
+    cold = client.generate_all(turns, 6, **LIMIT)
+    for left, right in zip(warm, cold, strict=True):
+        assert left["output_ids"] == right["output_ids"]
+        assert left["meta_info"]["cached_tokens"] > right["meta_info"]["cached_tokens"]
+        assert parse_info(left)["accepted_tokens"] == parse_info(right)["accepted_tokens"]
+
+
+def _assert_ends(server: Server, client: Client, reason: str) -> None:
+    """Under load: every client hears back, and the process ends with the reason in its log."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        jobs = [pool.submit(_send, client, prompt) for prompt in PROMPTS]
+        assert server.wait_ended(LIMIT_S) != 0
+        for job in jobs:
+            with contextlib.suppress(httpx.TransportError):
+                assert _error(job.result(LIMIT_S))
+    assert reason in server.log.read_text()
+
+
+def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Server]):
+    """A server that fails every request while it looks healthy helps nobody."""
+    server = doomed["failing"]
+    client = Client.of(server)
+    server.resume()
+    with client.probe.fault("draft-burst", "raise"):
+        for prompt in PROMPTS[:2]:
+            assert "the draft model failed" in _error(_send(client, prompt))
+        _assert_ends(server, client, "InjectedError('injected')); 3 times in a row")
+
+
+def test_an_attention_error_in_the_pass_ends_the_server(doomed: dict[str, Server]):
+    """As any error in the target's forward does without PARSE: what it left is unknown."""
+    server = doomed["broken"]
+    client = Client.of(server)
+    server.resume()
+    with client.probe.fault("target-pass", "attention", skip=3):
+        _assert_ends(server, client, "injected into the attention backend")
+
+
+def test_a_hanging_pass_ends_the_server(doomed: dict[str, Server]):
+    """SGLang's watchdog sees PARSE's iterations, those that emit nothing included."""
+    server = doomed["hanging"]
+    client = Client.of(server)
+    server.resume()
+    with client.probe.fault("draft-burst", "slow", seconds=1, times=10):
+        assert not _error(_send(client, PROMPTS[0]))
+    with client.probe.fault("target-pass", "slow", seconds=10 * LIMIT_S, skip=3):
+        _assert_ends(server, client, "watchdog timeout")
+
+
+def test_sigterm_under_load(doomed: dict[str, Server], expected: list[list[int]]):
+    """Last in this file: requests under way finish correctly, then the server is gone."""
+    server = doomed["faulty"]
+    client = Client.of(server)
+    server.resume()
+    with (
+        client.probe.fault("target-pass", "slow", seconds=0.3),
+        ThreadPoolExecutor(len(PROMPTS)) as pool,
+    ):
+        jobs = [pool.submit(_send, client, prompt) for prompt in PROMPTS]
+        wait_until(lambda: len(client.look()["running"]) == len(PROMPTS), "all to run")
+        server.ask_to_end()
+        responses = [job.result(LIMIT_S) for job in jobs]
+    assert [response.json()["output_ids"] for response in responses] == expected
+    assert server.wait_ended(LIMIT_S) == 0
