@@ -40,7 +40,7 @@ from transformers import (
 
 NUM_STEPS = 3  # as many as are served
 STEP_DECAY = 0.8  # weight of each step's loss against the one before
-NUM_BATCHES, BATCH_SIZE = 900, 16
+NUM_BATCHES, BATCH_SIZE = 700, 16
 LEARNING_RATE = 3e-3
 
 

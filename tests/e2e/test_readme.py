@@ -153,7 +153,7 @@ def test_demo_json_keys_are_documented():
 # -- file map -------------------------------------------------------------------
 
 # Folders of files that belong together and are described as one.
-WHOLE_FOLDERS = ("examples/demo_pair/draft/", "examples/demo_pair/target/")
+WHOLE_FOLDERS = tuple(f"examples/demo_pair/{name}/" for name in ("draft", "eagle3", "target"))
 
 
 def files() -> list[str]:
