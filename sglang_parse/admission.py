@@ -14,10 +14,6 @@ from sglang_parse.config import ParseConfig, RequestOptions, flag
 from sglang_parse.question import Question, QuestionWording, render_question
 
 SUPPORTED_BACKENDS = ("torch_native",)
-LORA_FIX = (
-    "serve adapters without PARSE, on a server of their own: SGLang's LoRA kernels expect equally "
-    "long verification rows, and the draft model has no adapter"
-)
 
 
 class AdmissionError(ValueError):
@@ -85,8 +81,6 @@ def _check_settings(args: Any) -> None:
         ("disaggregation_mode", ("null", None), "PARSE runs prefill and decode in one server"),
         ("enable_return_hidden_states", (False,), "PARSE returns no hidden states"),
         ("enable_beam_search", (False,), "PARSE runs without beam search"),
-        ("enable_lora", (False, None), LORA_FIX),
-        ("lora_paths", (None, []), LORA_FIX),
     ):
         value = getattr(args, name, allowed[0])
         if value not in allowed:

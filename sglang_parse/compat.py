@@ -49,6 +49,11 @@ SEAMS = (
     ),
     Seam(f"{_SPEC}.base_spec_worker.BaseSpecWorker", (), "base of the worker"),
     Seam(
+        "sglang.srt.lora.backend.base_backend.BaseLoRABackend.skip_inactive_lora_batches",
+        (),
+        "verification passes hold no request with an adapter and skip the adapter layers",
+    ),
+    Seam(
         f"{_SPEC}.base_spec_worker.BaseSpecWorker.note_request_finished",
         ("rid", "natural_stop"),
         "fills the draft's KV before tokens enter the radix cache",

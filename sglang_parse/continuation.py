@@ -21,6 +21,9 @@ class PlainTarget:
     def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker
         self.runner = target_worker.model_runner
+        if self.runner.lora_manager is not None:
+            # Batches without an adapter, verification passes among them, take the plain path.
+            self.runner.lora_manager.lora_backend.skip_inactive_lora_batches = True
 
     def prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
         """Prefill and sample, with a look at the logits in between.
@@ -44,17 +47,12 @@ class PlainTarget:
         result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
         return result
 
-    def decode_logits(self, batch: Any, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One decode step of the requests ``rows``.
-
-        Returns:
-            logits [len(rows), vocab] and int64 [len(rows)] positions of the input tokens.
-        """
+    def decode_logits(self, batch: Any, rows: Sequence[int]) -> torch.Tensor:
+        """Logits [len(rows), vocab] of one decode step of the requests ``rows``."""
         forward_batch = ForwardBatch.init_new(
             _decode_view(batch, rows), self.runner, return_hidden_states_before_norm=False
         )
-        output = self.runner.forward(forward_batch).logits_output
-        return output.next_token_logits, forward_batch.positions
+        return self.runner.forward(forward_batch).logits_output.next_token_logits
 
 
 def _decode_view(batch: Any, rows: Sequence[int]) -> Any:

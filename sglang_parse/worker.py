@@ -135,8 +135,8 @@ class ParseWorker(BaseSpecWorker):
     def _step(self, batch: Any, rows: list[int], emitted: list[list[int]]) -> LogitsProcessorOutput:
         """No draft to judge: one ordinary decode step of the target."""
         started = time.perf_counter()
-        logits, positions = self.target.decode_logits(batch, rows)
-        output = self._sample_steps(batch, rows, logits, positions, emitted)
+        logits = self.target.decode_logits(batch, rows)
+        output = self._sample_steps(batch, rows, logits, emitted)
         share = (time.perf_counter() - started) * 1e3 / len(rows)
         for row in rows:
             batch.reqs[row].parse_state.stats.continuation_ms += share
@@ -145,24 +145,32 @@ class ParseWorker(BaseSpecWorker):
     def _verify(
         self, batch: Any, verifying: list[int], stepping: list[int], emitted: list[list[int]]
     ) -> LogitsProcessorOutput:
-        """One pass: drafts are judged, the others' next tokens ride along."""
+        """One pass: drafts are judged, the others' next tokens ride along.
+
+        But for requests with an adapter: SGLang's LoRA kernels know no ragged verification rows,
+        so these take a decode step of their own.
+        """
         started = time.perf_counter()
         parts = [
             verifying_rows(i, batch.reqs[i], semantic=self.config.is_semantic) for i in verifying
         ]
-        parts += [continuing_rows(i, batch.reqs[i]) for i in stepping]
+        riding = [i for i in stepping if not batch.reqs[i].lora_id]
+        alone = [i for i in stepping if batch.reqs[i].lora_id]
+        parts += [continuing_rows(i, batch.reqs[i]) for i in riding]
         passed = run_pass(self.target.runner, batch, parts)
         self.tally.count("passes_total")
         sampler = RowSampler(self.target.runner, batch)
         judged = parts[: len(verifying)]
-        first = passed.starts[len(verifying)] if stepping else len(passed.logits)
+        first = passed.starts[len(verifying)] if riding else len(passed.logits)
         readouts = read_pass(judged, passed.logits[:first], sampler, self.judge.question)
         for part, readout in zip(judged, readouts, strict=True):
             emitted[part.row] = self.judge.settle_round(batch.reqs[part.row], part, readout)
         output = LogitsProcessorOutput(next_token_logits=None)
         if stepping:
-            positions = batch.seq_lens[torch.tensor(stepping)]
-            output = self._sample_steps(batch, stepping, passed.logits[first:], positions, emitted)
+            logits = passed.logits[first:]
+            if alone:
+                logits = torch.cat([logits, self.target.decode_logits(batch, alone)])
+            output = self._sample_steps(batch, riding + alone, logits, emitted)
         for row in verifying:
             req = batch.reqs[row]
             release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
@@ -174,9 +182,9 @@ class ParseWorker(BaseSpecWorker):
         batch: Any,
         rows: Sequence[int],
         logits: torch.Tensor,
-        positions: torch.Tensor,
         emitted: list[list[int]],
     ) -> LogitsProcessorOutput:
+        positions = batch.seq_lens[torch.tensor(rows)]  # of the input tokens
         is_bad = nan_rows(logits)
         want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
         sampler = RowSampler(self.target.runner, batch)

@@ -48,3 +48,16 @@ def test_register_is_idempotent():
 
     register()
     assert register_algorithm() is False
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator can pin memory")
+def test_adapter_layers_can_be_built_without_an_accelerator():
+    from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA
+
+    from sglang_parse.patches import lora_cpu
+
+    lora_cpu.PATCH.register()
+    layer = torch.nn.Linear(4, 4)
+    layer.output_partition_sizes = [4]
+    built = ColumnParallelLinearWithLoRA(layer, None)
+    assert built.output_offset_cpu.tolist() == [0, 4]

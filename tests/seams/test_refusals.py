@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -77,8 +76,6 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
     ("flags", "message"),
     [
         (("--speculative-draft-model-path", "/no/such/folder"), r"/no/such/folder.*Fix"),
-        (("--enable-lora",), r"--enable-lora is True\. Fix: serve adapters without PARSE"),
-        (("--lora-paths", "a=/some/folder"), r"--lora-paths is \['a=/some/folder'\]\. Fix"),
         (("--attention-backend", "triton"), r"--attention-backend is 'triton'.*torch_native"),
         (("--parse-threshold", "-0.1"), r"--parse-threshold is -0\.1; use a number"),
         (("--parse-threshold", "2.5"), r"--parse-threshold is 2\.5; use a number"),
@@ -184,14 +181,3 @@ def test_flags_are_in_help(capsys: pytest.CaptureFixture[str], pair):
     from sglang_parse.config import _HELP, flag
 
     assert all(flag(name) in shown for name in _HELP)
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator can pin memory")
-def test_stock_sglang_cannot_build_an_adapter_layer_without_an_accelerator():
-    """Why PARSE refuses LoRA untried: the layer pins memory, whatever ``--lora-backend`` is."""
-    from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA
-
-    layer = torch.nn.Linear(4, 4)
-    layer.output_partition_sizes = [4]
-    with pytest.raises(RuntimeError):
-        ColumnParallelLinearWithLoRA(layer, None)
