@@ -61,6 +61,7 @@ class Server:
 
     def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
         self.name, self.port, self.log = spec.name, port, log
+        self.is_suspended = False
         command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -102,10 +103,12 @@ class Server:
 
     def suspend(self) -> None:
         self._signal(signal.SIGSTOP)
+        self.is_suspended = True
 
     def resume(self) -> None:
         self.check_alive()
         self._signal(signal.SIGCONT)
+        self.is_suspended = False
 
     def stop(self) -> None:
         """End every process of the group: ask first, then insist."""

@@ -31,28 +31,54 @@ QUESTION = ("--parse-question", str(DEMO / "question.json"))
 Start = Callable[..., Server]
 
 
+MAX_SERVERS = 4
+"""Shared servers alive at a time: each takes 2 GB, and modules start more of their own."""
+
+
+class SharedServers:
+    """Servers by name; the one longest out of use ends when there are too many."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.alive: dict[str, Server] = {}  # in the order of their last use
+        self.num_started = 0
+
+    def start(self, name: str, *flags: str) -> Server:
+        """A server of that name, ready and suspended; started again if it had to end."""
+        server = self.alive.pop(name, None) or self._started(name, flags)
+        self.alive[name] = server
+        return server
+
+    def _started(self, name: str, flags: tuple[str, ...]) -> Server:
+        self._make_room()
+        self.num_started += 1
+        (port,) = free_ports(1)
+        # An idle server otherwise keeps one of the machine's cores busy.
+        spec = ServerSpec(name, (*flags, "--sleep-on-idle"))
+        log = self.logs / f"{self.num_started}-{name}.log"
+        with probe_environment(log.with_suffix(".probe")):
+            server = Server(spec, port, log)
+        self.alive[name] = server  # so that it ends with the session, whatever happens here
+        server.wait_ready()
+        server.suspend()
+        return server
+
+    def _make_room(self) -> None:
+        suspended = [name for name, server in self.alive.items() if server.is_suspended]
+        for name in suspended[: max(0, len(self.alive) - MAX_SERVERS + 1)]:
+            self.alive.pop(name).stop()
+
+    def stop(self) -> None:
+        for server in self.alive.values():
+            server.stop()
+
+
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """``start(name, *flags)``: a server of that name, ready and suspended; all end here."""
-    started: dict[str, Server] = {}
-    logs = tmp_path_factory.mktemp("logs")
-
-    def start(name: str, *flags: str) -> Server:
-        if name not in started:
-            (port,) = free_ports(1)
-            # An idle server otherwise keeps one of the machine's cores busy.
-            spec = ServerSpec(name, (*flags, "--sleep-on-idle"))
-            log = logs / f"{name}.log"
-            with probe_environment(log.with_suffix(".probe")):
-                server = Server(spec, port, log)
-            started[name] = server
-            server.wait_ready()
-            server.suspend()
-        return started[name]
-
-    yield start
-    for server in started.values():
-        server.stop()
+    shared = SharedServers(tmp_path_factory.mktemp("logs"))
+    yield shared.start
+    shared.stop()
 
 
 @contextlib.contextmanager
@@ -102,11 +128,15 @@ def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """PARSE with questions on the random pair: verdicts mean nothing, cuts fall anywhere."""
+    """PARSE with questions on the random pair: verdicts mean nothing, cuts fall anywhere.
+
+    Pages of 16 slots, where the other servers have pages of one.
+    """
     server = start_server(
         "semantic",
         *parse_flags(pair, *QUESTION, "--parse-segment", "tokens:3"),
-        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", *SMALL_CHUNKS, *SEED),
+        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", "--page-size", "16"),
+        *(*SMALL_CHUNKS, *SEED),
     )
     with awake(server):
         yield Client.of(server)
