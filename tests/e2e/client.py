@@ -104,6 +104,10 @@ class Client:
         info = httpx.get(f"{self.url}/server_info", timeout=60).json()
         return info["internal_states"][0]
 
+    def page_size(self) -> int:
+        """Slots per KV page."""
+        return httpx.get(f"{self.url}/server_info", timeout=60).json()["page_size"]
+
     def free_slots(self) -> int:
         """KV slots that are free right now."""
         return self.state()["memory_usage"]["token_capacity"] - self.used_slots()
