@@ -6,10 +6,11 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.sglang-parse-installed
 PAIR ?= build/demo_pair
 DEMO_FLAGS ?=
+SOAK_FLAGS ?=
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-kv train-demo-pair
+.PHONY: help setup demo test bench-kv soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -37,6 +38,9 @@ test: setup  ## every check: ruff, mypy, pytest (PYTEST_FLAGS='-m unit' runs a p
 
 bench-kv: setup  ## KV slots held per request, PARSE against stock STANDALONE (minutes)
 	$(RUN) -m sglang_parse.cli bench-kv
+
+soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
+	$(RUN) -m sglang_parse.cli soak $(SOAK_FLAGS)
 
 train-demo-pair: setup  ## make the demo's two models again, in build/demo_pair (PAIR=...); resumable
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code is the program's."""
-    from sglang_parse.bench import kv
+    from sglang_parse.bench import kv, soak
     from sglang_parse.demo import run, settings
 
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
@@ -31,6 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     kv.add_arguments(bench_kv)
     bench_kv.set_defaults(run=kv.main)
+    soak_parser = commands.add_parser(
+        "soak",
+        help="thousands of mixed requests at once: errors, leaks and wrong bytes must be zero",
+        description="Sends problems, chats and random text with stops, temperatures, fallbacks, "
+        "aborts and disconnects to PARSE, and compares the exact half of them with a plain "
+        "server's answers. Exit code 1 when anything failed, leaked or differed.",
+    )
+    soak.add_arguments(soak_parser)
+    soak_parser.set_defaults(run=soak.main)
     arguments = parser.parse_args(argv)
     return arguments.run(arguments)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -25,6 +26,8 @@ _CHOICES = {
     "after_cut": ("target", "redraft"),
     "default": ("on", "off"),
 }
+MAX_OPTIONS = 16
+"""Longest ``custom_params["parse"]`` that is looked at; every value in it is a number or a bool."""
 _INT_RANGES = {"draft_tokens": (1, 8192), "burst_tokens": (1, 1024), "max_prefixes": (1, 256)}
 _HELP = {
     "draft_tokens": "Draft tokens per round: the draft model writes at most this many, then the "
@@ -127,10 +130,23 @@ def flag(name: str) -> str:
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
 
 
+def _shown(value: object) -> str:
+    """A value for an error text: a request may hold anything of any length."""
+    return reprlib.repr(value)
+
+
+def _object(value: object, name: str) -> Mapping[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {_shown(value)}; use an object")
+    return value
+
+
 def _check_threshold(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 2:
         raise ConfigError(
-            f"{name} is {value!r}; use a number from 0 (accept everything) to 1, or up to 2 "
+            f"{name} is {_shown(value)}; use a number from 0 (accept everything) to 1, or up to 2 "
             "(above 1 accepts nothing)"
         )
 
@@ -187,23 +203,22 @@ class RequestOptions:
         Raises:
             ConfigError: an unknown key, or a value of the wrong type or range.
         """
-        options: object = {}
-        if isinstance(custom_params, Mapping):
-            options = custom_params.get("parse", {})
-        if options is None:
-            options = {}
-        if not isinstance(options, Mapping):
-            raise ConfigError(f"custom_params.parse is {options!r}; use an object")
+        parse = _object(custom_params, "custom_params").get("parse")
+        options = _object(parse, "custom_params.parse")
+        if len(options) > MAX_OPTIONS:
+            raise ConfigError(
+                f"custom_params.parse has {len(options)} keys; use {MAX_OPTIONS} at most"
+            )
         known = {f.name for f in fields(cls)}
         unknown = sorted(str(key) for key in set(options) - known)
         if unknown:
             raise ConfigError(
-                f"custom_params.parse has unknown keys {unknown}; known: {sorted(known)}"
+                f"custom_params.parse has unknown keys {_shown(unknown)}; known: {sorted(known)}"
             )
         for name in ("enabled", "trace"):
             if not isinstance(options.get(name, False), bool):
                 raise ConfigError(
-                    f"custom_params.parse.{name} is {options[name]!r}; use true or false"
+                    f"custom_params.parse.{name} is {_shown(options[name])}; use true or false"
                 )
         threshold = options.get("threshold", config.threshold)
         _check_threshold(threshold, "custom_params.parse.threshold")

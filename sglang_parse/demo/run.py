@@ -70,7 +70,7 @@ def run_demo(settings: Settings, console: Console) -> None:
     module = load_problems()
     problems = module.held_out_problems(settings.total_problems)
     logs = settings.output.parent / "demo-logs"
-    with _progress(console) as progress:
+    with make_progress(console) as progress:
         task = _add_task(progress, "starting three servers", len(NAMES))
         with servers(specs(settings.pair), logs, lambda: progress.advance(task)) as running:
             stage = _Stage(settings, running, problems, module.is_answer_right, progress)
@@ -85,7 +85,8 @@ def run_demo(settings: Settings, console: Console) -> None:
     _show_trace(settings, console, trace)
 
 
-def _progress(console: Console) -> Progress:
+def make_progress(console: Console) -> Progress:
+    """Bars with a title, a count and the time so far."""
     return Progress(
         TextColumn("{task.description:<34}"),
         BarColumn(),

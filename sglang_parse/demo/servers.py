@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 import httpx
 
@@ -56,21 +57,43 @@ class ServerSpec:
     launcher: tuple[str, ...] = ("-m", "sglang.launch_server")
 
 
-class Server:
-    """One running server."""
+class Process(Protocol):
+    """What a server needs of its first process; ``subprocess.Popen`` has it."""
 
-    def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+
+
+def start_process(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
+    """A process with a group of its own: reached as a whole, spared Ctrl-C."""
+    return subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+    )
+
+
+class Server:
+    """One running server.
+
+    Args:
+        start: how its first process is started.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        port: int,
+        log: Path,
+        start: Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Process] = start_process,
+    ) -> None:
         self.name, self.port, self.log = spec.name, port, log
         self.is_suspended = False
         command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, "--port", str(port)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**DEFAULTS, **os.environ, **ENVIRONMENT},
-                start_new_session=True,  # its process group: reached as a whole, spared Ctrl-C
-            )
+            environment = {**DEFAULTS, **os.environ, **ENVIRONMENT}
+            self._process = start([*command, "--port", str(port)], environment, output)
 
     @property
     def url(self) -> str:
@@ -110,12 +133,13 @@ class Server:
         self._signal(signal.SIGCONT)
         self.is_suspended = False
 
-    def stop(self) -> None:
-        """End every process of the group: ask first, then insist."""
+    def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
+        """End every process of the group: ask first (unless the limit is 0), then insist."""
         self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_LIMIT_S)
+        if limit_s:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
         self._signal(signal.SIGKILL)
         self._process.wait()
 

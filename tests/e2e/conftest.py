@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.demo.servers import (
+    DEFAULTS,
+    ENVIRONMENT,
+    Server,
+    ServerSpec,
+    awake,
+    free_ports,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -22,6 +29,7 @@ PROBE = Path(__file__).resolve().parents[1] / "probe"
 
 from client import Client  # noqa: E402
 from random_pair import DEMO, PairShape, make_pair  # noqa: E402
+from warm import Nursery  # noqa: E402
 
 # SGLang asserts its slot accounting on every iteration, not only when idle.
 os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
@@ -38,8 +46,8 @@ MAX_SERVERS = 4
 class SharedServers:
     """Servers by name; the one longest out of use ends when there are too many."""
 
-    def __init__(self, logs: Path) -> None:
-        self.logs = logs
+    def __init__(self, logs: Path, nursery: Nursery) -> None:
+        self.logs, self.nursery = logs, nursery
         self.alive: dict[str, Server] = {}  # in the order of their last use
         self.num_started = 0
 
@@ -57,7 +65,7 @@ class SharedServers:
         spec = ServerSpec(name, (*flags, "--sleep-on-idle"))
         log = self.logs / f"{self.num_started}-{name}.log"
         with probe_environment(log.with_suffix(".probe")):
-            server = Server(spec, port, log)
+            server = Server(spec, port, log, self.nursery.start)
         self.alive[name] = server  # so that it ends with the session, whatever happens here
         server.wait_ready()
         server.suspend()
@@ -66,17 +74,25 @@ class SharedServers:
     def _make_room(self) -> None:
         suspended = [name for name, server in self.alive.items() if server.is_suspended]
         for name in suspended[: max(0, len(self.alive) - MAX_SERVERS + 1)]:
-            self.alive.pop(name).stop()
+            self.alive.pop(name).stop(0)
 
     def stop(self) -> None:
         for server in self.alive.values():
-            server.stop()
+            server.stop(0)
 
 
 @pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where servers start without importing SGLang again."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), {**DEFAULTS, **os.environ, **ENVIRONMENT})
+    yield nursery
+    nursery.stop()
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Start]:
     """``start(name, *flags)``: a server of that name, ready and suspended; all end here."""
-    shared = SharedServers(tmp_path_factory.mktemp("logs"))
+    shared = SharedServers(tmp_path_factory.mktemp("logs"), nursery)
     yield shared.start
     shared.stop()
 

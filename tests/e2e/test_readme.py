@@ -39,6 +39,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_BY = {
     "make demo ": "test_make_targets_exist",
     "make bench-kv ": "test_make_targets_exist",
+    "make soak ": "test_make_targets_exist",
     "make train-demo-pair ": "test_make_targets_exist",
     "-m sglang.launch_server": "server (fixture)",
     "30000/v1/chat/completions": "test_curl",
@@ -214,7 +215,9 @@ def test_every_runner_has_a_block():
     assert [mark for mark in RUN_BY if not any(mark in block for block in blocks())] == []
 
 
-@pytest.mark.parametrize("mark", ["make demo ", "make bench-kv ", "make train-demo-pair "])
+@pytest.mark.parametrize(
+    "mark", ["make demo ", "make bench-kv ", "make soak ", "make train-demo-pair "]
+)
 def test_make_targets_exist(mark: str):
     """They take minutes to hours, so only what they would do is asked for."""
     for line in find_block(mark).splitlines():

@@ -184,11 +184,26 @@ def test_request_options_win():
         ({"threshold": True}, "custom_params.parse.threshold is True"),
         ({"threshold": 3}, "custom_params.parse.threshold is 3"),
         ({"threshold": float("nan")}, "custom_params.parse.threshold is nan"),
+        ({"threshold": 10**400}, "custom_params.parse.threshold is 1000"),
+        ({f"key {n}": n for n in range(100_000)}, "custom_params.parse has 100000 keys"),
     ],
 )
 def test_request_options_are_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
         RequestOptions.read({"parse": options}, ParseConfig())
+
+
+@pytest.mark.parametrize("custom_params", ["{}", [{"parse": {}}], 1])
+def test_custom_params_are_an_object(custom_params):
+    with pytest.raises(ConfigError, match="custom_params is .*; use an object"):
+        RequestOptions.read(custom_params, ParseConfig())
+
+
+@pytest.mark.parametrize("options", [{"trace": "x" * 10**6}, {"y" * 10**6: 1}, "z" * 10**6])
+def test_an_error_does_not_repeat_a_long_value(options):
+    with pytest.raises(ConfigError) as error:
+        RequestOptions.read({"parse": options}, ParseConfig())
+    assert len(str(error.value)) < 300
 
 
 def test_published_settings_are_plain_json():

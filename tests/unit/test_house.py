@@ -77,6 +77,13 @@ def test_nobody_imports_the_plugin():
     }
 
 
+def test_every_package_is_installed():
+    """``pip install .`` takes what pyproject lists; an editable install takes everything."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = [".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")]
+    assert sorted(listed) == sorted([*found, "sglang_parse.patches"])
+
+
 def test_the_sglang_version_is_written_in_pyproject_only():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [pin] = [text for text in project["dependencies"] if text.startswith("sglang")]

@@ -1,0 +1,389 @@
+"""``sglang-parse soak``: many mixed requests at once; nothing may fail, leak or come out different.
+
+The exact half of the load goes to a plain server first. Then the whole load goes to a PARSE server
+that checks its own slots in every iteration, and each answer is compared with what it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from sglang_parse.bench.soak_load import Render, SoakRequest, faults_of, make_request
+from sglang_parse.demo.records import PARSE, PLAIN, DemoError
+from sglang_parse.demo.run import load_problems, make_progress, specs
+from sglang_parse.demo.servers import COMMON_FLAGS, Server, ServerSpec, awake, servers
+from sglang_parse.demo.settings import DEMO_PAIR
+
+NUM_PROBLEMS = 2_000
+PATIENCE_S = 600.0
+"""Longest wait for one answer: with 64 requests at once on two cores they queue."""
+IDLE_LIMIT_S = 60.0
+MAX_SHOWN = 10
+
+Expected = Mapping[int, dict[str, Any]]
+"""Request number -> the plain server's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request.
+
+    Attributes:
+        number: the request's.
+        seconds: from sending it to its end.
+        end: "finished", "aborted", "disconnected" or "failed".
+        mode: ``meta_info["parse"]["mode"]``, "" where there is none.
+        output_tokens: tokens that came back.
+        faults: what is wrong with it.
+    """
+
+    number: int
+    seconds: float
+    end: str
+    mode: str
+    output_tokens: int
+    faults: tuple[str, ...]
+
+
+class RequestFailed(Exception):
+    """The server did not answer a request with 200."""
+
+
+def make_load(count: int, seed: int, render: Render) -> list[SoakRequest]:
+    """``count`` requests on held-out problems."""
+    problems = load_problems().held_out_problems(NUM_PROBLEMS, seed=seed)
+    return [make_request(number, seed, problems, render) for number in range(count)]
+
+
+def chat_renderer(model: Path) -> Render:
+    """Prompts as the model's chat template makes them."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+
+
+def plain_answers(
+    url: str, load: Sequence[SoakRequest], concurrency: int, on_done: Callable[[], None]
+) -> dict[int, dict[str, Any]]:
+    """The plain server's answers to the exact half, by request number.
+
+    Raises:
+        DemoError: it failed to answer.
+    """
+
+    async def ask(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any]:
+        return await _post(client, request.content(with_parse=False))
+
+    exact = [request for request in load if request.is_exact]
+    try:
+        answers = asyncio.run(_send_all(url, exact, ask, concurrency, on_done))
+    except (RequestFailed, httpx.HTTPError) as error:
+        raise DemoError(f"the plain server did not answer: {error!r}") from error
+    return {request.number: answer for request, answer in zip(exact, answers, strict=True)}
+
+
+def drive(
+    url: str,
+    load: Sequence[SoakRequest],
+    expected: Expected,
+    concurrency: int,
+    on_done: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """Send the load to a PARSE server and judge every answer."""
+
+    async def ask(client: httpx.AsyncClient, request: SoakRequest) -> Outcome:
+        return await _outcome(client, request, expected.get(request.number))
+
+    return asyncio.run(_send_all(url, load, ask, concurrency, on_done))
+
+
+async def _send_all(
+    url: str,
+    load: Sequence[SoakRequest],
+    ask: Callable[[httpx.AsyncClient, SoakRequest], Any],
+    concurrency: int,
+    on_done: Callable[[], None],
+) -> list[Any]:
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(request: SoakRequest) -> Any:
+        async with places:
+            result = await ask(client, request)
+        on_done()
+        return result
+
+    limits = httpx.Limits(max_connections=None)  # aborts must not wait for a place
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
+        return await asyncio.gather(*map(one, load))
+
+
+async def _outcome(
+    client: httpx.AsyncClient, request: SoakRequest, expected: dict[str, Any] | None
+) -> Outcome:
+    started = time.perf_counter()
+    try:
+        answer = await _FATES[request.fate](client, request)
+    except (RequestFailed, httpx.HTTPError) as error:
+        seconds = time.perf_counter() - started
+        return Outcome(request.number, seconds, "failed", "", 0, (f"error: {error!r}",))
+    seconds = time.perf_counter() - started
+    return Outcome(
+        number=request.number,
+        seconds=seconds,
+        end=_end(answer),
+        mode=(answer["meta_info"].get("parse") or [{}])[0].get("mode", ""),
+        output_tokens=len(answer["output_ids"]),
+        faults=tuple(faults_of(request, answer, expected)),
+    )
+
+
+def _end(answer: dict[str, Any]) -> str:
+    reason = answer["meta_info"]["finish_reason"]
+    if reason is None:
+        return "disconnected"
+    return "aborted" if reason["type"] == "abort" else "finished"
+
+
+async def _post(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    response = await client.post("/generate", json=body)
+    if response.status_code != 200:
+        raise RequestFailed(f"HTTP {response.status_code}: {response.text[:300]}")
+    return response.json()
+
+
+async def _finish(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any]:
+    return await _post(client, request.content(with_parse=True))
+
+
+async def _abort(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any]:
+    """Abort the request after a while, if it is still there."""
+    rid = f"soak-{request.number}"
+    body = request.content(with_parse=True) | {"rid": rid}
+    sent = asyncio.create_task(_post(client, body))
+    with suppress(asyncio.TimeoutError):
+        return await asyncio.wait_for(asyncio.shield(sent), request.patience_s)
+    await client.post("/abort_request", json={"rid": rid})
+    return await sent
+
+
+async def _stream(
+    client: httpx.AsyncClient, request: SoakRequest, num_chunks: int | None = None
+) -> dict[str, Any]:
+    """The last message of the stream; after ``num_chunks`` of them, hang up."""
+    body = request.content(with_parse=True) | {"stream": True}
+    answer: dict[str, Any] = {}
+    async with client.stream("POST", "/generate", json=body) as response:
+        if response.status_code != 200:
+            raise RequestFailed(f"HTTP {response.status_code}: {await response.aread()!r}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            message = json.loads(line.removeprefix("data: "))
+            if "error" in message:
+                raise RequestFailed(str(message["error"]))
+            answer, num_chunks = message, None if num_chunks is None else num_chunks - 1
+            if num_chunks == 0:
+                break
+    if not answer:
+        raise RequestFailed("the stream ended without a message")
+    return answer
+
+
+async def _disconnect(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any]:
+    return await _stream(client, request, request.num_chunks)
+
+
+_FATES: dict[str, Callable[..., Any]] = {
+    "finish": _finish,
+    "stream": _stream,
+    "abort": _abort,
+    "disconnect": _disconnect,
+}
+
+
+def leaks(url: str) -> list[str]:
+    """What the server still holds once it should hold nothing; empties its radix cache."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        try:
+            deadline = time.monotonic() + IDLE_LIMIT_S
+            while (busy := _num_requests(client)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if busy:
+                return [f"{busy} requests still run or wait after {IDLE_LIMIT_S:.0f} s"]
+            flushed = client.post("/flush_cache")
+            if flushed.status_code != 200:
+                return [f"the cache cannot be emptied: {flushed.text[:200]}"]
+            used = sum(load["num_used_tokens"] for load in _loads(client))
+        except httpx.HTTPError as error:
+            return [f"the server no longer answers: {error!r}"]
+    return [f"{used} KV slots are still in use"] if used else []
+
+
+def _loads(client: httpx.Client) -> list[dict[str, Any]]:
+    return client.get("/v1/loads").raise_for_status().json()["loads"]
+
+
+def _num_requests(client: httpx.Client) -> int:
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in _loads(client))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The soak's result.
+
+    Attributes:
+        requests, exact: how many were sent, and how many of them compared with the plain server.
+        errors, wrong_bytes, leaks: what must be zero.
+        ends, modes, kinds: how many requests of each.
+        p50_s, p99_s: latency of the finished ones.
+        tokens_per_s: output tokens per second of the load.
+        seconds: the load on the PARSE server.
+        shown: the first faults, as text.
+    """
+
+    requests: int
+    exact: int
+    errors: int
+    wrong_bytes: int
+    leaks: int
+    ends: dict[str, int]
+    modes: dict[str, int]
+    kinds: dict[str, int]
+    p50_s: float
+    p99_s: float
+    tokens_per_s: float
+    seconds: float
+    shown: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.errors or self.wrong_bytes or self.leaks)
+
+
+def summarise(
+    load: Sequence[SoakRequest],
+    outcomes: Sequence[Outcome],
+    found_leaks: Sequence[str],
+    seconds: float,
+) -> Report:
+    """Count."""
+    faults = [(outcome, fault) for outcome in outcomes for fault in outcome.faults]
+    wrong = [fault for _, fault in faults if fault.startswith("wrong bytes")]
+    finished = [outcome.seconds for outcome in outcomes if outcome.end == "finished"]
+    p50, p99 = np.percentile(finished or [float("nan")], [50, 99])
+    shown = [f"request {o.number} ({load[o.number].kind}): {fault}" for o, fault in faults]
+    return Report(
+        requests=len(outcomes),
+        exact=sum(request.is_exact for request in load),
+        errors=len(faults) - len(wrong),
+        wrong_bytes=len(wrong),
+        leaks=len(found_leaks),
+        ends=dict(Counter(outcome.end for outcome in outcomes)),
+        modes=dict(Counter(outcome.mode or "none" for outcome in outcomes)),
+        kinds=dict(sorted(Counter(request.kind for request in load).items())),
+        p50_s=round(float(p50), 3),
+        p99_s=round(float(p99), 3),
+        tokens_per_s=round(sum(o.output_tokens for o in outcomes) / seconds, 1),
+        seconds=round(seconds, 1),
+        shown=(*found_leaks, *shown)[:MAX_SHOWN],
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sglang-parse soak``."""
+    parser.add_argument("--pair", type=Path, default=DEMO_PAIR, help="folder with target/, draft/")
+    parser.add_argument("--requests", type=int, default=10_000, help="default %(default)s")
+    parser.add_argument("--concurrency", type=int, default=64, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the load and of both servers")
+    parser.add_argument("--output", type=Path, default=Path("build/soak.json"))
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code: 0 when nothing failed, leaked or differed; 1 otherwise."""
+    try:
+        report = run(arguments, Console())
+    except DemoError as error:
+        print(f"sglang-parse soak: {error}", file=sys.stderr)
+        return 1
+    return 0 if report.is_clean else 1
+
+
+def run(arguments: argparse.Namespace, console: Console) -> Report:
+    """Start both servers, drive them, print the table, write the JSON file. Raises: DemoError."""
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    load = make_load(arguments.requests, arguments.seed, chat_renderer(arguments.pair / "target"))
+    # SGLang then asserts its slot accounting in every iteration, not only when idle.
+    os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+    logs = arguments.output.parent / "soak-logs"
+    with make_progress(console) as progress, servers(_specs(arguments), logs) as running:
+        report = _soak(load, running, arguments.concurrency, progress)
+    arguments.output.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    console.print(_table(report))
+    for line in report.shown:
+        console.print(line, markup=False)
+    return report
+
+
+def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
+    common = (*COMMON_FLAGS, "--max-running-requests", str(arguments.concurrency))
+    common = (*common, "--random-seed", str(arguments.seed))
+    chosen = [spec for spec in specs(arguments.pair) if spec.name in (PLAIN, PARSE)]
+    return [replace(spec, common=common) for spec in chosen]
+
+
+def _soak(
+    load: Sequence[SoakRequest],
+    running: Mapping[str, Server],
+    concurrency: int,
+    progress: Progress,
+) -> Report:
+    task = progress.add_task("plain server, exact half", total=sum(r.is_exact for r in load))
+    with awake(running[PLAIN]):
+        url = running[PLAIN].url
+        expected = plain_answers(url, load, concurrency, lambda: progress.advance(task))
+    task = progress.add_task("PARSE", total=len(load))
+    with awake(running[PARSE]):
+        url, started = running[PARSE].url, time.perf_counter()
+        outcomes = drive(url, load, expected, concurrency, lambda: progress.advance(task))
+        seconds = time.perf_counter() - started
+        found = leaks(url)
+    return summarise(load, outcomes, found, seconds)
+
+
+def _table(report: Report) -> Table:
+    table = Table(
+        title=f"{report.requests} requests, {report.exact} compared with the plain server"
+    )
+    table.add_column("")
+    table.add_column("", justify="right")
+    rows: dict[str, object] = {
+        "errors": report.errors,
+        "leaks": report.leaks,
+        "wrong bytes": report.wrong_bytes,
+        "latency p50 / p99": f"{report.p50_s:.2f} / {report.p99_s:.2f} s",
+        "output tokens/s": report.tokens_per_s,
+        **report.ends,
+        **{f"mode {mode}": count for mode, count in report.modes.items()},
+    }
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    return table

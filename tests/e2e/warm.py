@@ -1,0 +1,252 @@
+"""Servers that start from a process which has imported SGLang already.
+
+Of a server's start, most is imports: three processes, each up to 20 seconds of a CPU. Here one
+process imports once and is forked for each process of each server; everything behind the imports
+is the real thing: ``python -m sglang.launch_server`` with its own arguments and environment, and
+the processes it starts, each its child, with the arguments and environment multiprocessing's
+"spawn" gives them. test_readme.py, test_serve.py and test_faults.py start servers without this.
+
+    Nursery (in pytest) --unix socket--> this file as a program --fork--> a server's first process,
+    which forks itself, before it does anything else, into spares that wait to be its children.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import re
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PRELOADED = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",
+)
+NUM_SPARES = 3
+"""Two schedulers (tensor parallel) and a detokenizer; more are started by multiprocessing."""
+SPAWN = re.compile(r"spawn_main\((.*)\)")
+
+
+class Nursery:
+    """The test session's side: starts the program below, asks it for servers, ends it."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self._address = str(folder / "nursery")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._address],
+            env=dict(env),
+            start_new_session=True,
+        )
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> WarmProcess:
+        """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...].
+
+        Args:
+            output: an open file for stdout and stderr.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        while True:  # it is still importing
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                connection.connect(self._address)
+                break
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the nursery ended with {self._process.returncode}")
+            time.sleep(0.1)
+        content = {"argv": [str(word) for word in command[3:]], "env": dict(env)}
+        _send(connection, content | {"module": command[2]}, [output.fileno()])
+        return WarmProcess(connection)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class WarmProcess:
+    """What ``Server`` needs of ``subprocess.Popen``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._lines = connection.makefile("r")
+        self._connection = connection
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._connection, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired("server", timeout or 0)
+            self.returncode = int(self._lines.readline())
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def _send(connection: socket.socket, content: dict[str, Any], fds: Sequence[int]) -> None:
+    data = json.dumps(content).encode()
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    connection.sendmsg([len(data).to_bytes(8, "big")], ancillary)
+    connection.sendall(data)
+
+
+def _receive(connection: socket.socket, max_fds: int = 8) -> tuple[dict[str, Any], list[int]]:
+    """Raises: EOFError, when the other side is gone."""
+    size, fds, _, _ = socket.recv_fds(connection, 8, max_fds)
+    if not size:
+        raise EOFError
+    data = b""
+    length = int.from_bytes(size, "big")
+    while len(data) < length:
+        data += connection.recv(length - len(data))
+    return json.loads(data), list(fds)
+
+
+# -- the program ------------------------------------------------------------------
+
+
+def serve(address: str) -> None:
+    """Import, then fork a server for each connection, and report its end there."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # forks then share these pages as long as nobody writes to them
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    connections: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            if selector.select(0.05):
+                connection, _ = listener.accept()
+                content, (output,) = _receive(connection)
+                pid = os.fork()
+                if not pid:
+                    listener.close()
+                    for other in (*connections.values(), connection):
+                        other.close()
+                    return _become_server(content, output)
+                os.close(output)
+                connections[pid] = connection
+                connection.sendall(b"%d\n" % pid)
+            _report_ends(connections)
+
+
+def _report_ends(connections: dict[int, socket.socket]) -> None:
+    while connections:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with contextlib.suppress(BrokenPipeError), connections.pop(pid) as connection:
+            connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _become_server(content: dict[str, Any], output: int) -> None:
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    _take_environment(content["env"])
+    if not _leave_spares():
+        return  # this is a spare, and its work is done
+    sys.argv = [content["module"], *content["argv"]]
+    runpy.run_module(content["module"], run_name="__main__", alter_sys=True)
+
+
+def _take_environment(env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    paths = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
+
+
+def _leave_spares() -> bool:
+    """Fork children that have imported everything and nothing more; False in those, in the end."""
+    spares: list[tuple[int, socket.socket]] = []
+    for _ in range(NUM_SPARES):
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            for _, other in spares:
+                other.close()
+            ours.close()
+            _wait_as_spare(theirs)
+            return False
+        theirs.close()
+        spares.append((pid, ours))
+    _spawn_from(spares)
+    return True
+
+
+def _spawn_from(spares: list[tuple[int, socket.socket]]) -> None:
+    """Make multiprocessing's "spawn" take a spare instead of a new interpreter."""
+    from multiprocessing import util
+
+    spawn_anew = util.spawnv_passfds
+
+    def spawn(path: Any, args: Sequence[Any], fds: Sequence[int]) -> int:
+        command = [os.fsdecode(word) for word in args]
+        if not spares or not any("spawn_main" in word for word in command):
+            return spawn_anew(path, args, fds)
+        pid, connection = spares.pop(0)
+        content = {"command": command, "env": dict(os.environ), "fds": list(fds)}
+        _send(connection, content, list(fds))
+        connection.close()
+        return pid
+
+    util.spawnv_passfds = spawn  # type: ignore[assignment]
+
+
+def _wait_as_spare(connection: socket.socket) -> None:
+    high = os.dup2(connection.fileno(), 900)  # out of the way of the numbers that come
+    connection.close()
+    with socket.socket(fileno=high) as connection:
+        try:
+            content, fds = _receive(connection)
+        except EOFError:
+            os._exit(0)  # the server ended without need of this one
+    _place(dict(zip(content["fds"], fds, strict=True)))
+    _take_environment(content["env"])
+    from multiprocessing import spawn
+
+    (code,) = (word for word in content["command"] if "spawn_main" in word)
+    arguments = dict(pair.split("=") for pair in SPAWN.search(code)[1].split(", "))
+    sys.argv = ["-c", "--multiprocessing-fork"]
+    spawn.spawn_main(**{name: int(value) for name, value in arguments.items()})
+
+
+def _place(places: dict[int, int]) -> None:
+    """Descriptors to the numbers the parent uses: {wanted: received}."""
+    held = {wanted: os.dup2(fd, 800 + i) for i, (wanted, fd) in enumerate(places.items())}
+    for fd in places.values():
+        os.close(fd)
+    for wanted, fd in held.items():
+        os.dup2(fd, wanted)
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
