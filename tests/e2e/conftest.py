@@ -11,8 +11,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from sglang_parse.demo.servers import (
     DEFAULTS,
@@ -198,3 +200,19 @@ def problems() -> list:
     from demo_problems import held_out
 
     return held_out(100)
+
+
+@pytest.fixture(scope="session")
+def target_model() -> Any:
+    """The demo target in plain transformers."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The demo pair's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(DEMO / "target")

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from again import judged_again
 from client import Client, parse_info
 from conftest import DEMO
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_parse.question import QuestionWording, render_question
-from sglang_parse.reference import Case, separate_verdicts
 from sglang_parse.segment import SegmentRule, prefix_ends
 from sglang_parse.selection import select_cut
-
-
-@pytest.fixture(scope="module")
-def target_model():
-    return AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(DEMO / "target")
 
 
 def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model, tokenizer):
@@ -33,19 +22,8 @@ def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model
         context = tokenizer.encode(problem.prompt, add_special_tokens=False)
         output = answer["output_ids"]
         for record in parse_info(answer)["trace"]:
-            start = record["output_start"]
             draft = record["draft_token_ids"]
-            judged = separate_verdicts(
-                target_model,
-                Case(
-                    context_ids=(*context, *output[:start]),
-                    draft_ids=tuple(draft),
-                    prefix_ends=tuple(record["prefix_ends"]),
-                    question_ids=tuple(map(tuple, record["question_token_ids"])),
-                    accept_id=record["accept_token_id"],
-                    reject_id=record["reject_token_id"],
-                ),
-            )
+            judged = judged_again(target_model, context, output, record)
             verdicts = judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=1e-3)
             cut = select_cut(verdicts, record["prefix_ends"], 0.5, "first-reject")

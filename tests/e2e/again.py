@@ -1,0 +1,32 @@
+"""A trace's verdicts once more, by the slow reference: one ordinary prompt per prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_parse.reference import Case, separate_verdicts
+
+
+def judged_again(
+    model: Any, context: Sequence[int], output: Sequence[int], record: dict[str, Any]
+) -> Any:
+    """What plain transformers say about one record of an answer's trace.
+
+    Args:
+        model: the target, from transformers.
+        context: the prompt's tokens.
+        output: the answer's tokens.
+        record: one round of ``meta_info["parse"]["trace"]``.
+    """
+    return separate_verdicts(
+        model,
+        Case(
+            context_ids=(*context, *output[: record["output_start"]]),
+            draft_ids=tuple(record["draft_token_ids"]),
+            prefix_ends=tuple(record["prefix_ends"]),
+            question_ids=tuple(map(tuple, record["question_token_ids"])),
+            accept_id=record["accept_token_id"],
+            reject_id=record["reject_token_id"],
+        ),
+    )
