@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from warm import Nursery
 
-from sglang_parse.bench.kv import run, summarise
+from sglang_parse.bench import kv
 from sglang_parse.config import ParseConfig
+from sglang_parse.demo.servers import Server
 from sglang_parse.demo.settings import DEMO_PAIR
 
 
-def test_bench_kv(tmp_path: Path):
+def test_bench_kv(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kv, "Server", partial(Server, start=nursery.start))
     output = tmp_path / "bench_kv.json"
-    run(Namespace(pair=DEMO_PAIR, problems=6, concurrency=3, output=output), Console(quiet=True))
+    kv.run(Namespace(pair=DEMO_PAIR, problems=6, concurrency=3, output=output), Console(quiet=True))
     parse, short, long = json.loads(output.read_text()).values()
     draft_tokens = ParseConfig().draft_tokens
     # A standing reserve: two windows for every request in every iteration.
@@ -30,4 +34,4 @@ def test_bench_kv(tmp_path: Path):
 
 def test_an_empty_log_is_an_error():
     with pytest.raises(ValueError, match="plugin"):
-        summarise([], 1.0)
+        kv.summarise([], 1.0)

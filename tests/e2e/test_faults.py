@@ -16,6 +16,7 @@ from client import Client, parse_info, random_prompts, wait_until
 from conftest import SEED, parse_flags, probe_environment
 from random_pair import PairShape, make_pair
 from safetensors.torch import load_file, save_file
+from warm import Nursery
 
 from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
 
@@ -40,7 +41,9 @@ DOOMED = ("faulty", "failing", "broken", "hanging")
 
 
 @pytest.fixture(scope="module")
-def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+def doomed(
+    tmp_path_factory: pytest.TempPathFactory, nursery: Nursery
+) -> Iterator[dict[str, Server]]:
     folder = tmp_path_factory.mktemp("faults")
     pair = make_pair(folder / "pair", PairShape(num_layers=2, seed=3))
     _poison(pair[0], TARGET_POISON)
@@ -58,14 +61,15 @@ def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serve
                 # SGLang otherwise waits 65 s for dumps of processes on a GPU before it ends.
                 env.setenv("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "0")
                 env.setenv("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "0")
-                started[name] = Server(ServerSpec(name, (*flags, *more.get(name, ()))), port, log)
+                spec = ServerSpec(name, (*flags, *more.get(name, ())))
+                started[name] = Server(spec, port, log, nursery.start)
         for server in started.values():
             server.wait_ready()
             server.suspend()
         yield started
     finally:
         for server in started.values():
-            server.stop()
+            server.stop(0)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def tight(
         server = start_server(request.param, *parse_flags(pair, *SERVERS[request.param]))
     with awake(server):
         yield Tight(request.param, Client.of(server))
-    server.stop()
+    server.stop(0)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ Of a server's start, most is imports: three processes, each up to 20 seconds of 
 process imports once and is forked for each process of each server; everything behind the imports
 is the real thing: ``python -m sglang.launch_server`` with its own arguments and environment, and
 the processes it starts, each its child, with the arguments and environment multiprocessing's
-"spawn" gives them. test_readme.py, test_serve.py and test_faults.py start servers without this.
+"spawn" gives them. test_readme.py, test_router.py and test_serve.py start servers without this.
 
     Nursery (in pytest) --unix socket--> this file as a program --fork--> a server's first process,
     which forks itself, before it does anything else, into spares that wait to be its children.
