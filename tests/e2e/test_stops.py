@@ -46,6 +46,16 @@ def test_stop_string(plain: Client, token: Client, free_running: list[dict], pla
         _same(token.generate(prompt, **params), plain.generate(prompt, **params))
 
 
+def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_running: list[dict]):
+    """Named last, but first in the text: plain decoding ends there, and so does a whole run."""
+    for prompt, free in zip(PROMPTS, free_running, strict=True):
+        text = free["text"]
+        places = [len(text) * tenths // 10 for tenths in (8, 6, 3, 4)]
+        params = {"max_new_tokens": 60, "ignore_eos": True}
+        params["stop"] = [text[place : place + 3] for place in places]
+        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+
+
 def test_end_token(demo_plain: Client, demo: Client, problems: list):
     """The demo pair ends its answers by itself."""
     for problem in problems[:6]:

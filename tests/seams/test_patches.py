@@ -42,6 +42,74 @@ def test_a_patch_that_is_not_in_force_is_an_error(monkeypatch):
         patches.assert_applied()
 
 
+class _CharTokenizer:
+    """Token ids are code points."""
+
+    eos_token_id = 0
+    additional_stop_token_ids = None
+
+    def decode(self, ids) -> str:
+        return "".join(map(chr, ids))
+
+
+def _finished(text: str, run_len: int, **params):
+    """A request whose last ``run_len`` tokens came at once."""
+    from array import array
+
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    load_plugins()
+    params = SamplingParams(max_new_tokens=100, **params)
+    params.normalize(_Lengths())
+    req = Req("r", "", array("q", [1]), params, vocab_size=128, eos_token_ids={0})
+    req.tokenizer = _CharTokenizer()
+    req.output_ids.extend(map(ord, text))
+    req.update_finish_state(run_len)
+    return req
+
+
+class _Lengths:
+    """What SGLang asks a tokenizer for: the length of a stop string in tokens."""
+
+    def encode(self, text: str, **_) -> list[int]:
+        return [ord(c) for c in text]
+
+
+@pytest.mark.parametrize(
+    ("stops", "matched"),
+    [(["efg", "cd"], "cd"), (["cd", "efg"], "cd"), (["x", "efg"], "efg"), (["bc", "abcd"], "bc")],
+)
+def test_the_first_stop_in_a_run_ends_it(stops: list[str], matched: str):
+    req = _finished("abcdefgh", 8, stop=stops)
+    text = "abcdefgh"
+    assert req.finished_reason.matched == matched
+    assert req.finished_len == text.index(matched) + len(matched)
+    assert list(req.output_ids) == list(map(ord, text))
+
+
+def test_a_stop_that_began_before_the_run_is_seen():
+    assert _finished("abcdefgh", 4, stop=["h", "def"]).finished_len == 6
+
+
+def test_a_run_without_a_stop_goes_on():
+    assert not _finished("abcdefgh", 8, stop=["x", "y"]).finished()
+
+
+def test_a_stop_token_before_a_stop_string_ends_the_run():
+    req = _finished("ab\0defg", 7, stop=["ef"])
+    assert (req.finished_reason.matched, req.finished_len) == (0, 3)
+
+
+def test_a_length_limit_before_a_stop_string_ends_the_run():
+    from sglang.srt.managers.schedule_batch import FINISH_LENGTH
+
+    req = _finished("a" * 100 + "stop", 30, stop=["stop", "zz"])
+    assert isinstance(req.finished_reason, FINISH_LENGTH)
+    assert req.finished_len == 100
+
+
 def test_register_is_idempotent():
     from sglang_parse.algorithm import register_algorithm
     from sglang_parse.plugin import register

@@ -103,6 +103,13 @@ def test_an_aborted_answer_is_a_prefix():
     assert "wrong bytes: token 1" in wrong[0]
 
 
+def test_a_stop_string_may_have_begun_in_the_text():
+    stopped = {"finish_reason": {"type": "stop", "matched": "\nf: "}}
+    left, right = _answer(meta=stopped), _answer(text="abc\n", meta=stopped)
+    assert faults_of(EXACT_REQUEST, left, right) == faults_of(EXACT_REQUEST, right, left) == []
+    assert faults_of(EXACT_REQUEST, left, _answer(text="abcf", meta=stopped))
+
+
 def test_a_stop_string_in_the_text_is_noticed():
     request = SoakRequest(1, "", "", {"max_new_tokens": 9, "stop": ["b"]}, {})
     assert "stop string 'b'" in faults_of(request, _answer(), None)[0]
