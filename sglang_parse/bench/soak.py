@@ -33,6 +33,8 @@ from sglang_parse.demo.servers import COMMON_FLAGS, Server, ServerSpec, awake, s
 from sglang_parse.demo.settings import DEMO_PAIR
 
 NUM_PROBLEMS = 2_000
+SHORT_ROUNDS = ("--parse-draft-tokens", "32", "--parse-burst-tokens", "8")
+"""More rounds and more changes of phase per second than with drafts of a whole answer."""
 PATIENCE_S = 600.0
 """Longest wait for one answer: with 64 requests at once on two cores they queue."""
 IDLE_LIMIT_S = 60.0
@@ -347,7 +349,7 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
     common = (*COMMON_FLAGS, "--max-running-requests", str(arguments.concurrency))
     common = (*common, "--random-seed", str(arguments.seed))
     # No overlap, as PARSE runs: with it, penalties come a step late in stock SGLang.
-    more = {PLAIN: ("--disable-overlap-schedule",), PARSE: ()}
+    more = {PLAIN: ("--disable-overlap-schedule",), PARSE: SHORT_ROUNDS}
     return [
         replace(spec, common=common, flags=(*spec.flags, *more[spec.name]))
         for spec in specs(arguments.pair)
