@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
+import pytest
 from client import Client
-from conftest import DEMO
+from conftest import DEMO, QUESTION, Start, parse_flags
 
 from sglang_parse.bench import soak
+from sglang_parse.demo.servers import awake
 
 NUM_REQUESTS = 300
 CONCURRENCY = 64
 
 
-def test_soak(demo_plain: Client, demo: Client):
+@pytest.fixture(scope="module")
+def soaked(start_server: Start) -> Iterator[Client]:
+    """As `make soak` starts it."""
+    flags = (*QUESTION, *soak.SHORT_ROUNDS, "--max-running-requests", str(CONCURRENCY))
+    server = start_server("soak", *parse_flags((DEMO / "target", DEMO / "draft"), *flags))
+    with awake(server):
+        yield Client.of(server)
+
+
+def test_soak(demo_plain: Client, soaked: Client):
     load = soak.make_load(NUM_REQUESTS, 0, soak.chat_renderer(DEMO / "target"))
     expected = soak.plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
     started = time.monotonic()
-    outcomes = soak.drive(demo.url, load, expected, CONCURRENCY)
-    report = soak.summarise(load, outcomes, soak.leaks(demo.url), time.monotonic() - started)
+    outcomes = soak.drive(soaked.url, load, expected, CONCURRENCY)
+    report = soak.summarise(load, outcomes, soak.leaks(soaked.url), time.monotonic() - started)
     assert report.is_clean, report
     # Not vacuous: every end and both ways to be served were seen.
     assert set(report.ends) == {"finished", "aborted", "disconnected"}
     assert {"parse", "plain"} <= set(report.modes)
-    demo.assert_nothing_lost()
+    soaked.assert_nothing_lost()
