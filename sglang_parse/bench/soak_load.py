@@ -13,14 +13,14 @@ Render = Callable[[Sequence[Message]], str]
 
 ABOVE_ONE = 1.5
 """A threshold that accepts nothing: every question is asked, the answer is the plain target's."""
-LONGEST = 128
-PROMPTS = {"problem": 60, "chat": 30, "random text": 8, "long chat": 2}
+LONGEST = 64
+PROMPTS = {"problem": 65, "chat": 25, "random text": 8, "long chat": 2}
 EXACT = {"greedy": 50, "stops": 15, "short": 10, "fallback": 25}
 FREE = {"greedy": 30, "sampled": 40, "stops": 15, "short": 5, "fallback": 10}
 FATES = {"finish": 80, "stream": 5, "abort": 10, "disconnect": 5}
 STOPS = ("Answer", "\nc:", "= 4", "\nf: ", "7\n")
 ALPHABET = "Start with 0123456789\nabcdefghijkl: +-=Answer"
-TURN_LIMITS = {"chat": (2, 5), "long chat": (8, 14)}
+TURN_LIMITS = {"chat": (2, 3), "long chat": (6, 12)}
 
 # What PARSE serves plainly: the reason it gives -> what asks for it.
 FALLBACKS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -110,7 +110,7 @@ def _draw(rng: random.Random, weights: dict[str, int]) -> str:
 
 def _prompt(rng: random.Random, kind: str, problems: Sequence[Any], render: Render) -> str:
     if kind == "random text":
-        text = "".join(rng.choices(ALPHABET, k=rng.randrange(1, 300)))
+        text = "".join(rng.choices(ALPHABET, k=rng.randrange(1, 150)))
         return render([{"role": "user", "content": text}])
     chat: list[Message] = []
     if kind in TURN_LIMITS:
@@ -136,7 +136,7 @@ def _sampling(
         sampling["stop"] = rng.sample(STOPS, rng.randint(1, 2))
     elif kind == "fallback":
         reason = rng.choice(list(FALLBACKS))
-        sampling |= rng.choice(FALLBACKS[reason]) | {"max_new_tokens": rng.randint(24, 60)}
+        sampling |= rng.choice(FALLBACKS[reason]) | {"max_new_tokens": rng.randint(24, 48)}
         if reason == "log probabilities":
             body = {"return_logprob": True, "top_logprobs_num": 2}
     if kind == "sampled" or (not is_exact and rng.random() < 0.3):
