@@ -7,7 +7,8 @@ STAMP := $(VENV)/.sglang-parse-installed
 PAIR ?= build/demo_pair
 DEMO_FLAGS ?=
 SOAK_FLAGS ?=
-PYTEST_FLAGS ?=
+# Two files of tests at a time: a server under test keeps one core busy.
+PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench-kv soak train-demo-pair

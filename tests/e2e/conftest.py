@@ -86,9 +86,9 @@ class SharedServers:
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery() -> Iterator[Nursery]:
     """Where servers start without importing SGLang again."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"), {**DEFAULTS, **os.environ, **ENVIRONMENT})
+    nursery = Nursery({**DEFAULTS, **os.environ, **ENVIRONMENT})
     yield nursery
     nursery.stop()
 

@@ -109,7 +109,7 @@ def test_sampling_masks_are_the_plain_servers(plain: Client, token: Client, para
 
 
 def test_adapters_are_not_known(plain: Client, token: Client):
-    """LoRA is refused at start (tests/seams/test_refusals.py), so a request gets SGLang's 400."""
+    """Neither server was started with ``--enable-lora`` (test_lora.py's is): SGLang's own 400."""
     for client in (plain, token):
         body = {"input_ids": PROMPT, "lora_path": "adapter", "sampling_params": LIMIT}
         response = client.post("/generate", body)

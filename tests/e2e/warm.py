@@ -26,8 +26,8 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 PRELOADED = (
@@ -46,12 +46,11 @@ SPAWN = re.compile(r"spawn_main\((.*)\)")
 class Nursery:
     """The test session's side: starts the program below, asks it for servers, ends it."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
-        self._address = str(folder / "nursery")
+    def __init__(self, env: Mapping[str, str]) -> None:
+        name = f"sglang-parse-{uuid.uuid4().hex}"
+        self._address = _address(name)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self._address],
-            env=dict(env),
-            start_new_session=True,
+            [sys.executable, __file__, name], env=dict(env), start_new_session=True
         )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> WarmProcess:
@@ -62,7 +61,7 @@ class Nursery:
         """
         connection = socket.socket(socket.AF_UNIX)
         while True:  # it is still importing
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            with contextlib.suppress(ConnectionRefusedError):
                 connection.connect(self._address)
                 break
             if self._process.poll() is not None:
@@ -105,6 +104,11 @@ class WarmProcess:
             os.kill(self.pid, signal.SIGTERM)
 
 
+def _address(name: str) -> str:
+    """A Unix socket without a file, whose path could be too long."""
+    return f"\0{name}"
+
+
 def _send(connection: socket.socket, content: dict[str, Any], fds: Sequence[int]) -> None:
     data = json.dumps(content).encode()
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -127,19 +131,23 @@ def _receive(connection: socket.socket, max_fds: int = 8) -> tuple[dict[str, Any
 # -- the program ------------------------------------------------------------------
 
 
-def serve(address: str) -> None:
-    """Import, then fork a server for each connection, and report its end there."""
-    for name in PRELOADED:
-        importlib.import_module(name)
+def serve(name: str) -> None:
+    """Import, then fork a server for each connection, and report its end there.
+
+    Ends with its parent, however that ends, and takes every server with it.
+    """
+    parent = os.getppid()
+    for module in PRELOADED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # forks then share these pages as long as nobody writes to them
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(_address(name))
     listener.listen()
     connections: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while True:
+        while os.getppid() == parent:
             if selector.select(0.05):
                 connection, _ = listener.accept()
                 content, (output,) = _receive(connection)
@@ -153,6 +161,9 @@ def serve(address: str) -> None:
                 connections[pid] = connection
                 connection.sendall(b"%d\n" % pid)
             _report_ends(connections)
+    for pid in connections:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _report_ends(connections: dict[int, socket.socket]) -> None:
