@@ -6,12 +6,13 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.sglang-parse-installed
 PAIR ?= build/demo_pair
 DEMO_FLAGS ?=
+COMPARE_FLAGS ?=
 SOAK_FLAGS ?=
 # Two files of tests at a time: a server under test keeps one core busy.
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-kv soak train-demo-pair
+.PHONY: help setup demo compare test bench-kv soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -30,6 +31,9 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 
 demo: setup  ## run PARSE, the plain target and the draft alone side by side (DEMO_FLAGS=...)
 	$(RUN) -m sglang_parse.cli demo $(DEMO_FLAGS)
+
+compare: setup  ## PARSE beside stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
+	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)
 
 test: setup  ## every check: ruff, mypy, pytest (PYTEST_FLAGS='-m unit' runs a part)
 	$(RUN) -m ruff check .

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code is the program's."""
     from sglang_parse.bench import kv, soak
+    from sglang_parse.compare import settings as compare_settings
     from sglang_parse.demo import run, settings
 
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
@@ -40,8 +41,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     soak.add_arguments(soak_parser)
     soak_parser.set_defaults(run=soak.main)
+    compare = commands.add_parser(
+        "compare",
+        help="PARSE beside stock SGLang: speed, latency, accuracy, one page",
+        description="Starts each server on this machine, or takes running ones; drives it with "
+        "SGLang's bench_serving; grades its answers; writes results.json and report.html. Exit "
+        "code 1 when anything failed; a figure that misses its mark is reported and is no failure.",
+    )
+    compare_settings.add_arguments(compare)
+    compare.set_defaults(run=_compare)
     arguments = parser.parse_args(argv)
     return arguments.run(arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    try:
+        from sglang_parse.compare import run
+    except ModuleNotFoundError as error:
+        fix = "pip install 'sglang-parse[compare]'"
+        print(f"sglang-parse compare: {error.name} is not installed; fix: {fix}", file=sys.stderr)
+        return 1
+    return run.main(arguments)
 
 
 if __name__ == "__main__":

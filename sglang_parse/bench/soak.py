@@ -79,7 +79,7 @@ def chat_renderer(model: Path) -> Render:
     """Prompts as the model's chat template makes them."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
     return partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
 
 

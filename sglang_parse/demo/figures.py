@@ -99,7 +99,7 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, floats rounded to 4 places."""
-        return _rounded(asdict(self))
+        return rounded(asdict(self))
 
 
 def make_figures(legs: Sequence[Leg], concurrency: int) -> Figures:
@@ -207,11 +207,12 @@ def _at_least(name: str, value: float, wanted: float) -> Check:
     return Check(name, value, f"at least {wanted}", value >= wanted - 1e-9)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Plain data with its floats rounded to 4 places."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value

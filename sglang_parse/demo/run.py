@@ -46,8 +46,7 @@ MAX_TRACES = 5
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit code: 0 when every figure was measured, even one that misses its mark; 1 otherwise."""
-    # So that `finally` ends the servers after a plain `kill` too.
-    signal.signal(signal.SIGTERM, _leave)
+    end_on_sigterm()
     try:
         run_demo(Settings.read(arguments), Console())
     except DemoError as error:
@@ -59,9 +58,14 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    del frame
-    sys.exit(128 + number)
+def end_on_sigterm() -> None:
+    """A plain `kill` leaves through every `finally`, so that the servers are ended too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def run_demo(settings: Settings, console: Console) -> None:
@@ -80,7 +84,7 @@ def run_demo(settings: Settings, console: Console) -> None:
     figures = make_figures(legs, settings.concurrency)
     write_report(settings, figures, time.monotonic() - started)
     console.print(figures_table(figures, settings.concurrency))
-    show_checks(console, figures)
+    show_checks(console, figures.checks)
     console.print(f"the same figures: {settings.output}\n")
     _show_trace(settings, console, trace)
 

@@ -28,7 +28,7 @@ LOG_TAIL_LINES = 25
 MODEL_NAME = "demo"
 MAX_RUNNING_REQUESTS = 16
 
-COMMON_FLAGS = (
+COMMON_FLAGS: tuple[str, ...] = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
     *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
     *("--max-total-tokens", "16384", "--max-running-requests", str(MAX_RUNNING_REQUESTS)),
@@ -74,6 +74,9 @@ def start_process(command: Sequence[str], env: Mapping[str, str], output: IO[byt
     )
 
 
+StartProcess = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Process]
+
+
 class Server:
     """One running server.
 
@@ -86,7 +89,7 @@ class Server:
         spec: ServerSpec,
         port: int,
         log: Path,
-        start: Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Process] = start_process,
+        start: StartProcess = start_process,
     ) -> None:
         self.name, self.port, self.log = spec.name, port, log
         self.is_suspended = False

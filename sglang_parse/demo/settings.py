@@ -71,26 +71,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", type=Path, default=DEMO_PAIR, help="folder with target/, draft/")
     parser.add_argument(
         "--problems",
-        type=_at_least(1),
+        type=at_least(1),
         default=108,
         help="held-out problems per server in the timed runs (default %(default)s)",
     )
     parser.add_argument(
         "--accuracy-problems",
-        type=_at_least(0),
+        type=at_least(0),
         default=500,
         help="held-out problems per server in all, for the accuracy (default %(default)s)",
     )
     parser.add_argument(
-        "--runs", type=_at_least(1), default=3, help="timed runs; medians are reported"
+        "--runs", type=at_least(1), default=3, help="timed runs; medians are reported"
     )
     parser.add_argument(
-        "--concurrency", type=_at_least(2), default=8, help="requests at a time, beside 1"
+        "--concurrency", type=at_least(2), default=8, help="requests at a time, beside 1"
     )
     parser.add_argument("--output", type=Path, default=Path("build/demo.json"))
 
 
-def _at_least(low: int) -> Callable[[str], int]:
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers from ``low``."""
+
     def number(text: str) -> int:
         value = int(text)
         if value < low:

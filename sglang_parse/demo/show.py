@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console
@@ -66,9 +66,25 @@ def _speed_cells(speed: Speed) -> list[str]:
     return [f"{speed.tokens_per_s:.0f}", f"{speed.ratio:.2f}x"]
 
 
-def show_checks(console: Console, figures: Figures) -> None:
-    """The figures to reach; a missed one is a finding, not an error of the demo."""
-    for check in figures.checks:
+class FigureToReach(Protocol):
+    """A figure and its mark."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def wanted(self) -> str: ...
+
+    @property
+    def reached(self) -> bool: ...
+
+
+def show_checks(console: Console, checks: Iterable[FigureToReach]) -> None:
+    """The figures to reach; a missed one is a finding, not an error of the program."""
+    for check in checks:
         mark = "[green]PASS[/]" if check.reached else "[red]FAIL[/]"
         console.print(f"{mark} {check.name}: {check.value:.3f}, wanted {check.wanted}")
 

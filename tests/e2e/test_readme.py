@@ -38,6 +38,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # fails `test_every_block_is_run_by_one_test`.
 RUN_BY = {
     "make demo ": "test_make_targets_exist",
+    "make compare ": "test_make_targets_exist",
     "make bench-kv ": "test_make_targets_exist",
     "make soak ": "test_make_targets_exist",
     "make train-demo-pair ": "test_make_targets_exist",
@@ -216,7 +217,7 @@ def test_every_runner_has_a_block():
 
 
 @pytest.mark.parametrize(
-    "mark", ["make demo ", "make bench-kv ", "make soak ", "make train-demo-pair "]
+    "mark", ["make demo ", "make compare ", "make bench-kv ", "make soak ", "make train-demo-pair "]
 )
 def test_make_targets_exist(mark: str):
     """They take minutes to hours, so only what they would do is asked for."""

@@ -1,0 +1,132 @@
+"""``make compare``, smaller: two servers that run already and one that is started for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from client import Client
+from rich.console import Console
+
+from sglang_parse.compare.pool import Remote
+from sglang_parse.compare.records import CompareError
+from sglang_parse.compare.run import main, run_compare
+from sglang_parse.compare.settings import Settings, add_arguments
+from sglang_parse.demo.load import ask_all
+from sglang_parse.tasks import Item
+from sglang_parse.tasks.demo import demo_items
+
+SMALL = (
+    *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),
+    *("--problems", "8", "--sweep-problems", "4", "--looks", "2"),
+)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture(scope="module")
+def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict:
+    output = tmp_path_factory.mktemp("compare")
+    urls = ("--url", f"plain={demo_plain.url}", "--url", f"parse={demo.url}")
+    words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--output", str(output))
+    run_compare(Settings.read(parsed(*words)), Console(quiet=True), nursery.start)
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert "PARSE over EAGLE3" in page
+    return json.loads((output / "results.json").read_text(encoding="utf-8"))
+
+
+def test_every_way_is_measured(results: dict):
+    found = {(w["server"], w["threshold"]): w for w in results["ways"]}
+    parse = [("parse", threshold) for threshold in (0.0, 0.5, 1.5)]
+    assert list(found) == [("plain", None), ("eagle3", None), *parse]
+    for (_, threshold), way in found.items():
+        # Other thresholds than the server's own are measured at one request at a time.
+        expected = [1, 2] if threshold in (None, 0.5) else [1]
+        assert [speed["concurrency"] for speed in way["speeds"]] == expected
+        for speed in way["speeds"]:
+            assert 0 < speed["tokens_per_s"]["low"] <= speed["tokens_per_s"]["median"]
+            for percentiles in speed["latency_ms"].values():
+                assert 0 <= percentiles["p50"] <= percentiles["p99"]
+    assert len(results["timed"]) == 8
+    # Tokens are the server's count, not the number of tokens asked for.
+    assert all(item["output_tokens"] < 200 * item["requests"] for item in results["timed"])
+    assert found["eagle3", None]["accept_length"] > 2
+    assert found["plain", None]["accept_length"] is None
+
+
+def test_answers_are_graded_and_tested(results: dict):
+    found = {(w["server"], w["threshold"]): w["quality"] for w in results["ways"]}
+    assert found["plain", None]["score"] >= 0.75
+    # EAGLE3 and a threshold above 1 write the plain target's text: no problem differs.
+    for way in (("eagle3", None), ("parse", 1.5)):
+        test = found[way]["test"]
+        assert (test["better"], test["worse"], test["p_value"]) == (0, 0, 1)
+    assert results["noise"] == found["eagle3", None]["test"]
+    assert found["parse", 0.0]["problems"] == 4
+
+
+def test_stage_times_follow_the_threshold(results: dict):
+    time = {w["threshold"]: w["time"] for w in results["ways"] if w["server"] == "parse"}
+    assert time[1.5]["draft_share"] == 0
+    assert time[0.0]["draft_share"] > 0.9
+    assert time[0.0]["ms_per_request"]["draft"] > 0
+    assert time[1.5]["ms_per_request"]["continuation"] > time[0.0]["ms_per_request"]["continuation"]
+
+
+def test_conditions_are_told(results: dict):
+    conditions = results["conditions"]
+    assert "--speculative-algorithm EAGLE3" in conditions["servers"]["EAGLE3"]
+    assert conditions["servers"]["PARSE"].startswith("http://")
+    assert conditions["bench_serving"].startswith("python -m sglang.bench_serving --backend")
+    assert {"sglang", "torch"} <= set(conditions["versions"])
+    names = {goal["name"] for goal in results["checks"]}
+    assert names == {"PARSE over EAGLE3"}
+
+
+def test_later_turns_see_the_earlier_answers(demo: Client):
+    """MT-Bench's second turns; the demo's problems stand in."""
+    first, second = demo_items(2)[0]
+    alone = ask_all(Remote("parse", demo.url), [first, second], range(2), 1)[1]
+    both = Item("both", first.text, None, (second.text,))
+    (reply,) = ask_all(Remote("parse", demo.url), [both], range(1), 1)[1]
+    assert len(reply.texts) == 2
+    assert reply.texts[0] == alone[0].texts[0]
+    assert reply.output_tokens > alone[0].output_tokens
+    asked = reply.meta["prompt_tokens"]
+    assert asked > sum(r.meta["prompt_tokens"] for r in alone) + alone[0].output_tokens - 5
+
+
+BAD = [
+    (("--url", "mine=http://x"), "NAME=http"),
+    (("--servers", "plain,vllm"), "'vllm'; known: plain"),
+    (("--servers", "plain,plain"), "twice"),
+    (("--concurrency", "1,many"), "no list of numbers"),
+    (("--target", "./nowhere"), "no config.json"),
+    (("--eagle3", "", "--servers", "eagle3"), "give --eagle3"),
+    (("--task", "gsm8k"), "get it: "),
+    (("--url", "plain=http://127.0.0.1:9"), "does not answer"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), BAD)
+def test_bad_settings_are_refused(words, text: str, tmp_path: Path, capsys):
+    assert main(parsed(*words, "--output", str(tmp_path))) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_a_url_may_end_in_v1():
+    settings = Settings.read(parsed("--url", "plain=http://host:1/v1/"))
+    assert settings.servers == ("plain",)
+    assert settings.remotes == {"plain": Remote("plain", "http://host:1")}
+
+
+def test_a_server_that_does_not_use_parse_is_an_error(demo_plain: Client, tmp_path: Path):
+    words = ("--url", f"parse={demo_plain.url}", *SMALL, "--output", str(tmp_path))
+    with pytest.raises(CompareError, match="did not serve problem 0 with PARSE"):
+        run_compare(Settings.read(parsed(*words)), Console(quiet=True))

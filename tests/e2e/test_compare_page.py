@@ -1,0 +1,72 @@
+"""The comparison's page in a real browser: complete, alone, and not cut at two widths."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from comparison import FACTS, six_servers
+
+from sglang_parse.compare.page import render
+
+BROWSER = Path(__file__).resolve().parents[1] / "browser.py"
+WIDTHS = (1280, 400)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render(six_servers(), FACTS), encoding="utf-8")
+    return path
+
+
+def look_at(page: Path, width: int) -> dict:
+    """Skips where the engine's system libraries (libnss3, libEGL, ...) are missing."""
+    try:
+        from PySide6 import QtWebEngineWidgets  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"no browser: {error}; fix: install the library it names")
+    command = [sys.executable, str(BROWSER), str(page), str(width)]
+    command.append(str(page.with_name(f"{page.stem}-{width}.png")))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_page(page: Path, width: int):
+    found = look_at(page, width)
+    assert found["loaded"]
+    assert found["console"] == []
+    assert found["page_width"] <= found["inner_width"] == width
+    assert (found["outside"], found["cut"]) == ([], [])
+    # Self-contained: the page itself is all that was asked for.
+    urls = [url for url in found["requests"] if not url.startswith("data:")]
+    assert urls == [page.resolve().as_uri()]
+    marks = found["marks_per_plot"]
+    assert len(marks) == 4
+    assert min(marks) > 5
+    for text in ("PARSE+EAGLE3", "missed by 8 %", "McNemar", "python -m sglang.bench_serving"):
+        assert text in found["text"]
+
+
+def test_the_browser_notices_what_is_wrong(page: Path):
+    """The checks above can fail."""
+    wrong = page.with_name("wrong.html")
+    text = page.read_text(encoding="utf-8").replace(
+        "</main>",
+        '<div style="width: 3000px">too wide</div>'
+        '<div style="width: 20px; overflow: hidden; white-space: nowrap">a text cut short</div>'
+        '<script src="missing.js"></script><script>console.error("oh")</script></main>',
+    )
+    wrong.write_text(re.sub(r'"l": ?56', '"l":0', text), encoding="utf-8")
+    found = look_at(wrong, 1280)
+    assert found["page_width"] > 1280
+    assert any("too wide" in html for html in found["outside"])
+    assert any("cut short" in html for html in found["cut"])
+    assert any("missing.js" in url for url in found["requests"])
+    assert any("oh" in message for message in found["console"])
