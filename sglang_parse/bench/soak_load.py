@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
 """A chat's messages to the prompt that opens the assistant's next turn."""
 
+Key = TypeVar("Key", str, int)
+
 ABOVE_ONE = 1.5
 """A threshold that accepts nothing: every question is asked, the answer is the plain target's."""
-LONGEST = 64
-PROMPTS = {"problem": 65, "chat": 25, "random text": 8, "long chat": 2}
+LIMITS = {16: 40, 32: 40, 96: 20}
+"""max_new_tokens; an answer that ends by itself has 50 to 110."""
+PROMPTS = {"problem": 75, "chat": 15, "random text": 8, "long chat": 2}
 EXACT = {"greedy": 50, "stops": 15, "short": 10, "fallback": 25}
 FREE = {"greedy": 30, "sampled": 40, "stops": 15, "short": 5, "fallback": 10}
 FATES = {"finish": 80, "stream": 5, "abort": 10, "disconnect": 5}
@@ -104,7 +107,7 @@ def make_request(number: int, seed: int, problems: Sequence[Any], render: Render
     )
 
 
-def _draw(rng: random.Random, weights: dict[str, int]) -> str:
+def _draw(rng: random.Random, weights: dict[Key, int]) -> Key:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
@@ -127,7 +130,7 @@ def _sampling(
     rng: random.Random, kind: str, is_exact: bool
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """(sampling_params, other keys of the body, reason for plain serving)."""
-    sampling: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": LONGEST}
+    sampling: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": _draw(rng, LIMITS)}
     body: dict[str, Any] = {}
     reason = ""
     if kind == "short":
