@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +53,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare_settings.add_arguments(compare)
     compare.set_defaults(run=_compare)
     arguments = parser.parse_args(argv)
-    return arguments.run(arguments)
+    end_on_sigterm()
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        text = f"sglang-parse {arguments.command}: interrupted; all servers were ended"
+        print(text, file=sys.stderr)
+        return 130
+
+
+def end_on_sigterm() -> None:
+    """A plain `kill` leaves through every `finally`, so that the servers are ended too."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

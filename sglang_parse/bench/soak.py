@@ -346,8 +346,11 @@ def run(arguments: argparse.Namespace, console: Console) -> Report:
 
 
 def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
-    common = (*COMMON_FLAGS, "--max-running-requests", str(arguments.concurrency))
-    common = (*common, "--random-seed", str(arguments.seed))
+    common = (
+        *COMMON_FLAGS,
+        *("--max-running-requests", str(arguments.concurrency)),
+        *("--random-seed", str(arguments.seed)),
+    )
     # No overlap, as PARSE runs: with it, penalties come a step late in stock SGLang.
     more = {PLAIN: ("--disable-overlap-schedule",), PARSE: SHORT_ROUNDS}
     return [

@@ -26,7 +26,6 @@ from sglang_parse.compare.results import results, write_results
 from sglang_parse.compare.settings import DEMO_TASK, OWN_THRESHOLD, Settings
 from sglang_parse.compare.show import show_figures
 from sglang_parse.demo.load import Asking, Endpoint, Reply, ask_all, run_together
-from sglang_parse.demo.run import end_on_sigterm
 from sglang_parse.demo.servers import (
     ENVIRONMENT,
     MAX_RUNNING_REQUESTS,
@@ -42,15 +41,11 @@ DEMO_TOKENS = 256
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit code: 0 when everything was measured, figures that miss their mark too; 1 otherwise."""
-    end_on_sigterm()
     try:
         run_compare(Settings.read(arguments), Console())
     except (CompareError, TaskError) as error:
         print(f"sglang-parse compare: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("sglang-parse compare: interrupted; all servers were ended", file=sys.stderr)
-        return 130
     return 0
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -46,26 +45,12 @@ MAX_TRACES = 5
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit code: 0 when every figure was measured, even one that misses its mark; 1 otherwise."""
-    end_on_sigterm()
     try:
         run_demo(Settings.read(arguments), Console())
     except DemoError as error:
         print(f"sglang-parse demo: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("sglang-parse demo: interrupted; all servers were ended", file=sys.stderr)
-        return 130
     return 0
-
-
-def end_on_sigterm() -> None:
-    """A plain `kill` leaves through every `finally`, so that the servers are ended too."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del frame
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
 
 
 def run_demo(settings: Settings, console: Console) -> None:
