@@ -15,7 +15,7 @@ Key = TypeVar("Key", str, int)
 
 ABOVE_ONE = 1.5
 """A threshold that accepts nothing: every question is asked, the answer is the plain target's."""
-LIMITS = {16: 40, 32: 40, 96: 20}
+LIMITS = {4: 20, 12: 40, 24: 30, 64: 10}
 """max_new_tokens; an answer that ends by itself has 50 to 110."""
 PROMPTS = {"problem": 75, "chat": 15, "random text": 8, "long chat": 2}
 EXACT = {"greedy": 50, "stops": 15, "short": 10, "fallback": 25}
