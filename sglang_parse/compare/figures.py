@@ -119,8 +119,8 @@ class WhereTimeGoes:
 class WayFigures:
     """All of one way; ``time`` is None without PARSE.
 
-    ``accept_length``: output tokens per verification pass of the target, from the graded answers;
-    None without speculation.
+    ``accept_length``: tokens per verification pass, from the graded answers; None without
+    speculation.
     """
 
     server: str
@@ -251,11 +251,18 @@ def speedups(timed: Iterable[Timed], way: Way, other: Way) -> list[float]:
 
 
 def accept_length(replies: Sequence[Reply]) -> float | None:
-    """Output tokens per verification pass; None without passes. A prefill's token counts not."""
-    passes = sum(reply.meta.get("spec_verify_ct") or 0 for reply in replies)
-    if not passes:
-        return None
-    return sum(reply.output_tokens - len(reply.texts) for reply in replies) / passes
+    """Tokens per verification pass; None without passes.
+
+    Stock speculation: output tokens, the prefill's apart, as SGLang counts its accept length.
+    PARSE: draft tokens that were kept.
+    """
+    if all(reply.parse for reply in replies):
+        kept = sum(reply.parse["accepted_tokens"] for reply in replies)
+        passes = sum(reply.parse["rounds"] for reply in replies)
+    else:
+        kept = sum(reply.output_tokens - len(reply.texts) for reply in replies)
+        passes = sum(reply.meta.get("spec_verify_ct") or 0 for reply in replies)
+    return kept / passes if passes else None
 
 
 def _quality(graded: Marks, baseline: Marks | None) -> Quality:

@@ -179,10 +179,10 @@ def _numbers(text: str, kind: Callable[[str], float]) -> list:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sglang-parse compare``; the defaults are the demo pair's."""
     models = parser.add_argument_group("models and servers")
-    models.add_argument("--target", default=str(DEMO_PAIR / "target"), help="path or name")
-    models.add_argument("--draft", default=str(DEMO_PAIR / "draft"), help="path or name")
-    models.add_argument("--eagle3", default=str(DEMO_PAIR / "eagle3"), help="'' for none")
-    models.add_argument("--question", default=str(DEMO_PAIR / "question.json"))
+    models.add_argument("--target", default=_demo("target"), help="path or name")
+    models.add_argument("--draft", default=_demo("draft"), help="path or name")
+    models.add_argument("--eagle3", default=_demo("eagle3"), help="'' for none")
+    models.add_argument("--question", default=_demo("question.json"), help="'' for the built-in")
     models.add_argument("--tokenizer", help="to count prompt tokens with (default: the target's)")
     models.add_argument(
         "--model-name", default=MODEL_NAME, help="as it is served (default %(default)s)"
@@ -206,6 +206,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_load_arguments(parser.add_argument_group("load"))
     _add_task_arguments(parser.add_argument_group("task"))
+
+
+def _demo(name: str) -> str:
+    """A path of the demo pair, short where that is possible: it is shown in the conditions."""
+    path, here = DEMO_PAIR / name, Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _add_load_arguments(load: argparse._ArgumentGroup) -> None:

@@ -58,6 +58,7 @@ def test_every_way_is_measured(results: dict):
     assert all(item["output_tokens"] < 200 * item["requests"] for item in results["timed"])
     assert found["eagle3", None]["accept_length"] > 2
     assert found["plain", None]["accept_length"] is None
+    assert found["parse", 0.0]["accept_length"] > 40
 
 
 def test_answers_are_graded_and_tested(results: dict):
@@ -100,6 +101,20 @@ def test_later_turns_see_the_earlier_answers(demo: Client):
     assert reply.output_tokens > alone[0].output_tokens
     asked = reply.meta["prompt_tokens"]
     assert asked > sum(r.meta["prompt_tokens"] for r in alone) + alone[0].output_tokens - 5
+
+
+def test_a_task_from_a_file(demo: Client, tmp_path: Path):
+    """GSM8K's road from the file to the page; the demo's models cannot read the question."""
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps({"question": "Start with 23", "answer": "#### 9999"}) + "\n")
+    task = ("--task", "gsm8k", "--task-file", str(path), "--max-tokens", "64")
+    load = ("--runs", "1", "--requests", "2", "--concurrency", "1", "--thresholds", "")
+    words = (*task, *load, "--url", f"parse={demo.url}", "--output", str(tmp_path))
+    run_compare(Settings.read(parsed(*words)), Console(quiet=True))
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert results["conditions"]["task"] == "GSM8K"
+    (way,) = results["ways"]
+    assert (way["quality"]["problems"], way["quality"]["score"]) == (1, 0)
 
 
 BAD = [

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from comparison import RATES, reply, six_servers, timed
+from comparison import FACTS, RATES, SHARES, reply, six_servers, timed
 
-from sglang_parse.compare.figures import accept_length, make_checks, paired_test, speedups
-from sglang_parse.compare.records import CompareError, Way
+from sglang_parse.compare.figures import (
+    accept_length,
+    make_checks,
+    make_figures,
+    paired_test,
+    speedups,
+)
+from sglang_parse.compare.page import render
+from sglang_parse.compare.records import CompareError, Look, Marks, Way
 
 
 def test_speedups_are_quotients_of_the_same_run():
@@ -79,7 +86,11 @@ def test_a_paired_test_of_different_problems_is_an_error():
 
 def test_accept_length_leaves_out_the_token_of_the_prefill():
     assert accept_length([reply(0, None, 81), reply(1, None, 41)]) == pytest.approx(120 / 40)
-    assert accept_length([]) is None
+
+
+def test_parse_has_its_own_accept_length():
+    """SGLang counts every iteration of PARSE as a verification; there were two passes each."""
+    assert accept_length([reply(0, 0.5, 80), reply(1, 0.25, 80)]) == pytest.approx(60 / 4)
 
 
 def test_quality_and_noise():
@@ -92,3 +103,20 @@ def test_quality_and_noise():
     assert figures.find(Way("plain")).quality.test is None
     assert (figures.noise.problems, figures.noise.p_value) == (40, 1)
     assert len(figures.ways) == len(RATES)
+
+
+def ungraded(way: Way) -> Marks:
+    return Marks(way, 0, (None, None), (reply(0, SHARES.get(way.threshold)),) * 2)
+
+
+@pytest.mark.parametrize("ways", [(), (Way("plain"),), (Way("parse", 0.5),)])
+def test_a_page_of_few_servers_and_no_grades(ways: tuple[Way, ...]):
+    """MT-Bench without a judge, one server alone, none that finished."""
+    loads = [timed(way, 0, 1, 80.0) for way in ways]
+    looks = [Look(way, 0, (reply(0, 0.6),)) for way in ways if way.threshold]
+    figures = make_figures(ways, loads, looks, [ungraded(way) for way in ways], 0.5)
+    assert all(way.quality.score is None for way in figures.ways)
+    assert (figures.noise, figures.checks) == (None, ())
+    page = render(figures, FACTS)
+    assert page.count("not graded") == len(ways)
+    assert ("No server with PARSE took part" in page) == (Way("parse", 0.5) not in ways)
