@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import jinja2
+
 from sglang_parse import compat
 from sglang_parse.config import ParseConfig, RequestOptions, flag
 from sglang_parse.question import Question, QuestionWording, render_question
@@ -34,7 +36,7 @@ def validate_server_args(server_args: Any) -> None:
     _check_settings(server_args)
     tokenizer = _tokenizer(server_args, server_args.tokenizer_path or server_args.model_path)
     _check_models(server_args, tokenizer)
-    question = _check_question(tokenizer, config)
+    question = question_for(server_args, tokenizer, config)
     tail = 1 + config.draft_tokens
     if question is not None:
         tail += config.max_prefixes * question.max_len
@@ -182,14 +184,44 @@ def _check_tokenizers(args: Any, target: Any, draft_path: str) -> None:
         )
 
 
-def _check_question(tokenizer: Any, config: ParseConfig) -> Question | None:
+def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
+    """The server's question, through the chat template it serves; None in token mode.
+
+    Raises:
+        AdmissionError, QuestionError: it cannot be asked; with setting, value and fix.
+    """
     if not config.is_semantic:
         return None
     wording = QuestionWording.read(config.question_path)
-    question = render_question(tokenizer, wording)
+    template = None if wording.suffix else _served_template(args.chat_template)
+    try:
+        question = render_question(tokenizer, wording, template)
+    except jinja2.TemplateError as error:
+        raise AdmissionError(
+            f"PARSE: the chat template refuses the question's conversation of user, assistant and "
+            f"user turn ({error}). Fix: set 'suffix' in the file given to {flag('question')} to "
+            "the text that closes the answer, asks {question} and opens the reply"
+        ) from error
     if question.max_len > 512:
         _refuse(flag("question"), f"{question.max_len} tokens long", "use a shorter wording")
     return question
+
+
+def _served_template(setting: str | None) -> str | None:
+    """The text of ``--chat-template``; None, when unset, stands for the tokenizer's own.
+
+    Read as SGLang does, ``TemplateManager._load_jinja_template``.
+    """
+    if not setting:
+        return None
+    if not setting.endswith(".jinja") or not os.path.isfile(setting):
+        _refuse(
+            "--chat-template",
+            setting,
+            f"give a .jinja file, or set 'suffix' in the file given to {flag('question')}",
+        )
+    with open(setting, encoding="utf-8") as file:
+        return file.read().strip("\n").replace("\\n", "\n")
 
 
 def assert_backend_registered() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sglang_parse.question import DEFAULT_QUESTION_FILE
+from sglang_parse.question import BUILT_IN, built_in_questions
 from sglang_parse.segment import SegmentRule
 from sglang_parse.selection import SELECTIONS
 
@@ -36,7 +36,8 @@ _HELP = {
     "smaller lets others in sooner.",
     "max_prefixes": "Prefixes judged in one verification pass; more segments are merged.",
     "segment": "Where a draft may be cut: 'line', 'sentence' or 'tokens:N'.",
-    "question": "JSON file with the verification question; the built-in English one by default.",
+    "question": "JSON file with the verification question, or the name of a built-in one: "
+    f"{', '.join(built_in_questions())}.",
     "threshold": "Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted "
     "and greedy output is the plain target's.",
     "selection": "Which prefix is kept: the longest one before the first rejected one, or the "
@@ -93,7 +94,8 @@ class ParseConfig:
 
     @property
     def question_path(self) -> str:
-        return self.question or str(DEFAULT_QUESTION_FILE)
+        name = self.question or "default"
+        return str(BUILT_IN / f"{name}.json") if name in built_in_questions() else name
 
     @property
     def is_semantic(self) -> bool:

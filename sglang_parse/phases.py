@@ -71,6 +71,8 @@ class RequestState:
         resumes: whether drafting resumes after this continuation.
         stats: the counters that go to ``meta_info``.
         trace: one record per round, see the README.
+        is_thinking, num_read: whether a think block is open behind the first ``num_read`` output
+            tokens; filled by ``rounds`` when it plans questions.
         stop_ids: tokens that end the answer; filled by ``commit.is_stop_token``.
         fault: why the request must end with an error; filled by the stage that noticed.
         target_wrote_last: whether the last emitted token is the target's own.
@@ -89,6 +91,8 @@ class RequestState:
     resumes: bool = True
     stats: Stats = field(default_factory=lambda: Stats())
     trace: list[dict[str, Any]] = field(default_factory=list)
+    is_thinking: bool = False
+    num_read: int = 0
     stop_ids: frozenset[int] | None = None
     fault: str = ""
     target_wrote_last: bool = True

@@ -31,11 +31,31 @@ class RoundJudge:
         self._pieces: dict[int, str] = {}
         self._low_mass_reported = False
 
-    def plan(self, state: RequestState) -> None:
-        """Write the questions of a draft that is over."""
-        if state.phase is Phase.VERIFYING and self.question is not None:
-            pieces = [self._piece(token) for token in state.draft.token_ids]
-            plan_questions(state.draft, pieces, self.rule, self.question, self.config.max_prefixes)
+    def plan(self, req: Any) -> None:
+        """Write the questions of a request's draft that is over."""
+        state = req.parse_state
+        if state.phase is not Phase.VERIFYING or self.question is None:
+            return
+        plan_questions(
+            state.draft,
+            [self._piece(token) for token in state.draft.token_ids],
+            self.rule,
+            self.question,
+            self.config.max_prefixes,
+            was_thinking=self._read_thinking(req, state),
+        )
+
+    def _read_thinking(self, req: Any, state: RequestState) -> bool:
+        """Whether a think block is open behind the output so far; reads only what is new."""
+        thinking = self.question.thinking if self.question else None
+        if thinking is None:
+            return False
+        if not state.num_read:
+            state.is_thinking = thinking.is_open_after(req.origin_input_ids)
+        new = req.output_ids[state.num_read :]
+        state.is_thinking = thinking.is_open_after(new, state.is_thinking)
+        state.num_read = len(req.output_ids)
+        return state.is_thinking
 
     def settle_round(self, req: Any, part: VerifyRows, readout: Readout) -> list[int]:
         """Judge one draft.
@@ -126,8 +146,10 @@ class RoundJudge:
             state.start_draft()
 
     def _piece(self, token_id: int) -> str:
+        """A token's text inside a text: some tokenizers drop the space a text starts with."""
         if token_id not in self._pieces:
-            self._pieces[token_id] = self._tokenizer.decode([token_id])
+            once, twice = (self._tokenizer.decode([token_id] * count) for count in (1, 2))
+            self._pieces[token_id] = twice[len(once) :]
         return self._pieces[token_id]
 
     def _watch_mass(self, readout: Readout) -> None:

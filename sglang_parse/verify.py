@@ -29,6 +29,8 @@ def plan_questions(
     rule: SegmentRule,
     question: Question,
     max_prefixes: int,
+    *,
+    was_thinking: bool,
 ) -> None:
     """Fill ``prefix_ends`` and ``question_ids`` of a draft that is over.
 
@@ -36,13 +38,17 @@ def plan_questions(
         draft: the draft; ``pieces`` is the decoded text of each of its tokens.
         rule, max_prefixes: see ``segment.prefix_ends``.
         question: the rendered question; the end of a finished draft gets its ``complete`` form.
+        was_thinking: a think block is open before the draft.
     """
     draft.prefix_ends = prefix_ends(
         pieces, rule, finished=draft.finished, max_prefixes=max_prefixes
     )
     draft.question_ids = [
         question.ids_for(
-            draft.token_ids[:end], complete=draft.finished and end == len(draft.token_ids)
+            draft.token_ids[:end],
+            complete=draft.finished and end == len(draft.token_ids),
+            was_thinking=was_thinking,
+            ends_line=pieces[end - 1].endswith("\n"),
         )
         for end in draft.prefix_ends
     ]

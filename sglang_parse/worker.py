@@ -27,7 +27,6 @@ from sglang_parse.draft import DraftModel
 from sglang_parse.faults import DraftGuard, end_request, nan_rows
 from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Move, Phase, RequestState
-from sglang_parse.question import QuestionWording, render_question
 from sglang_parse.readout import read_pass
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
@@ -109,7 +108,7 @@ class ParseWorker(BaseSpecWorker):
             for move in (Move.BURST, Move.PASS, Move.STEP, Move.JUDGE)
         )
         for row in ended:
-            self.judge.plan(batch.reqs[row].parse_state)
+            self.judge.plan(batch.reqs[row])
         emitted: list[list[int]] = [[] for _ in batch.reqs]
         output = LogitsProcessorOutput(next_token_logits=None)
         if drafting:
@@ -130,7 +129,7 @@ class ParseWorker(BaseSpecWorker):
             self._draft_worker.burst(batch, rows, self.config.burst_tokens)
         if self.config.is_semantic:
             for row in rows:
-                self.judge.plan(batch.reqs[row].parse_state)
+                self.judge.plan(batch.reqs[row])
 
     def _step(self, batch: Any, rows: list[int], emitted: list[list[int]]) -> LogitsProcessorOutput:
         """No draft to judge: one ordinary decode step of the target."""
@@ -239,10 +238,8 @@ def _tokenizer_and_question(target_worker: TpModelWorker) -> tuple[Any, Any]:
     tokenizer = target_worker.tokenizer
     if tokenizer is None:
         tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
-    config = server_config()
-    if not config.is_semantic:
-        return tokenizer, None
-    return tokenizer, render_question(tokenizer, QuestionWording.read(config.question_path))
+    question = admission.question_for(target_worker.server_args, tokenizer, server_config())
+    return tokenizer, question
 
 
 def _result(

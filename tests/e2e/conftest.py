@@ -40,6 +40,8 @@ os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
 
 PARSE = ("--speculative-algorithm", "PARSE")
 QUESTION = ("--parse-question", str(DEMO / "question.json"))
+THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
+"""The same, and two added tokens of the pair as if they were those around a think block."""
 Start = Callable[..., Server]
 
 
@@ -154,8 +156,9 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """
     server = start_server(
         "semantic",
-        *parse_flags(pair, *QUESTION, "--parse-segment", "tokens:3"),
-        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", "--page-size", "16"),
+        *parse_flags(pair, "--parse-question", str(THINKING_QUESTION)),
+        *("--parse-segment", "tokens:3", "--page-size", "16"),
+        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6"),
         *(*SMALL_CHUNKS, *SEED),
     )
     with awake(server):

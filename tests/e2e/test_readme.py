@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.demo.settings import Settings
 from sglang_parse.metrics import METRICS, PREFIX
 from sglang_parse.phases import Stats
+from sglang_parse.question import QuestionWording, built_in_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -47,6 +49,7 @@ RUN_BY = {
     "30000/metrics": "test_metrics",
     "openai.OpenAI(": "test_openai_program",
     "sgl.Engine(": "test_engine_program",
+    "examples/frontend/": "test_frontend_programs",
     "AutoModelForCausalLM": "test_verdicts_computed_again",
 }
 
@@ -104,6 +107,19 @@ def test_request_options_and_counters_are_documented():
     text = readme()
     for field in (*fields(config.RequestOptions), *fields(Stats)):
         assert f"`{field.name}`" in text
+
+
+def listed(title: str) -> set[str]:
+    """Names in the first column of the tables in a section of the README."""
+    section = readme().partition(f"\n### {title}\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_recipes_and_questions_are_documented():
+    assert listed("Recipes") == {f"examples/{p.name}" for p in ROOT.glob("examples/serve_*.sh")}
+    keys = {field.name for field in fields(QuestionWording)}
+    assert listed("The question") == keys | set(built_in_questions())
 
 
 def test_trace_keys_are_documented():
@@ -293,6 +309,27 @@ def test_openai_program(server: Server):
     printed = run(server, [sys.executable, "-c", find_block("openai.OpenAI(")], 120)
     assert "'mode': 'parse'" in printed
     assert "'reason': 'switched off'" in printed
+
+
+def test_frontend_programs(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """The first one as a command, the others in this process, which imports SGLang once."""
+    said = {
+        "gen": "'mode': 'parse'",
+        "fork": "most: [('Answer: ",
+        "multi_turn": "tokens from the cache",
+        "choose": "wrong: no",
+        "constrained": "plain: grammar",
+    }
+    lines = [shlex.split(x, comments=True) for x in find_block("examples/frontend/").splitlines()]
+    assert {Path(path).stem for _, path, _ in lines} == set(said)
+    assert set(said) == {path.stem for path in (ROOT / "examples" / "frontend").glob("*.py")}
+    (_, first, url), *others = lines
+    assert said[Path(first).stem] in run(server, [sys.executable, first, url], 240)
+    for _, path, url in others:
+        monkeypatch.setattr(sys, "argv", [path, url.replace(PORT, str(server.port))])
+        with awake(server):
+            runpy.run_path(str(ROOT / path), run_name="__main__")
+        assert said[Path(path).stem] in capsys.readouterr().out
 
 
 def test_verdicts_computed_again(server: Server):

@@ -5,6 +5,10 @@ import re
 import openai
 import pytest
 from client import Client, parse_info, random_prompts
+from conftest import DEMO, THINKING_QUESTION
+from transformers import AutoTokenizer
+
+from sglang_parse.question import QuestionWording, render_question
 
 PROMPT = random_prompts(1, 41)[0]
 LIMIT = {"max_new_tokens": 24, "ignore_eos": True}
@@ -107,3 +111,30 @@ def test_a_question_the_target_does_not_understand_is_reported_once(semantic: Cl
     reports = [line for line in log.splitlines() if "--parse-question a wording" in line]
     assert len(reports) == 1
     assert re.search(r"get only 0\.\d{3} of the probability", reports[0])
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reasoning_is_asked_about_inside_its_block(semantic: Client, is_open: bool):
+    """The block may be opened and closed by the prompt, the output or the draft itself."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    question = render_question(tokenizer, QuestionWording.read(THINKING_QUESTION))
+    assert question.thinking is not None
+    start, end = question.thinking.start_id, question.thinking.end_id
+    prompt = [*PROMPT, start, *PROMPT, *([] if is_open else [end])]
+    options = {"parse": {"trace": True, "threshold": 0}, "max_new_tokens": 200, "ignore_eos": True}
+    answer = semantic.generate(prompt, **options)
+    asked: set[bool] = set()
+    for record in parse_info(answer)["trace"]:
+        context = prompt + answer["output_ids"][: record["output_start"]]
+        was_thinking = question.thinking.is_open_after(context)
+        draft = record["draft_token_ids"]
+        for cut, ids in zip(record["prefix_ends"], record["question_token_ids"], strict=True):
+            expected = question.ids_for(
+                draft[:cut],
+                complete=False,
+                was_thinking=was_thinking,
+                ends_line=tokenizer.decode(draft[cut - 1]).endswith("\n"),
+            )
+            assert tuple(ids) == expected
+            asked.add(tuple(ids) != question.partial_ids)
+    assert is_open in asked

@@ -82,6 +82,12 @@ def test_no_question_means_the_built_in_one():
     assert ParseConfig(question="q.json").question_path == "q.json"
 
 
+def test_built_in_questions_have_names():
+    path = ParseConfig(question="qwen3_thinking").question_path
+    assert path == str(DEFAULT_QUESTION_FILE.parent / "qwen3_thinking.json")
+    assert ParseConfig(question="qwen3").question_path == "qwen3"  # no such name: a file
+
+
 def test_is_semantic():
     assert ParseConfig().is_semantic
     assert not CHANGED.is_semantic

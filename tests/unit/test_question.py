@@ -132,7 +132,10 @@ def test_read_takes_all_keys(tmp_path):
 
 
 def test_read_refuses_a_file_it_cannot_open(tmp_path):
-    with pytest.raises(QuestionError, match="cannot be read .*--parse-question an existing JSON"):
+    with pytest.raises(
+        QuestionError,
+        match="cannot be read .*--parse-question an existing .* one of .*llama3",
+    ):
         QuestionWording.read(tmp_path / "none.json")
     with pytest.raises(QuestionError, match="cannot be read"):
         QuestionWording.read(tmp_path)

@@ -1,0 +1,39 @@
+"""Constrained generation: what a grammar rules is written by the plain target, and says so.
+
+python examples/frontend/constrained.py http://127.0.0.1:30000
+"""
+
+import argparse
+import json
+
+import sglang as sgl
+
+PROBLEM = "Start with 40\na: + 58\nb: - 72\nc: + 50\nd: + 13\ne: - 71\nf: + 11"
+LINE = r"[a-l]: \d\d [+-] \d\d = \d\d\n"
+SCHEMA = json.dumps({"enum": ["yes", "no"]})
+
+
+@sgl.function
+def fill_in(s, problem):
+    s += sgl.user(problem)
+    with s.assistant():
+        s += sgl.gen("first line", max_tokens=32, temperature=0, regex=LINE)
+        s += sgl.gen("free", max_tokens=200, temperature=0)
+    s += sgl.user("Answer correct?")
+    s += sgl.assistant(sgl.gen("number", max_tokens=8, temperature=0, dtype=int))
+    s += sgl.user("Answer correct?")
+    s += sgl.assistant(sgl.gen("word", max_tokens=8, temperature=0, json_schema=SCHEMA))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url", help="a PARSE server")
+    backend = sgl.RuntimeEndpoint(parser.parse_args().url, chat_template_name="chatml")
+    state = fill_in.run(problem=PROBLEM, backend=backend)
+    for name in ("first line", "free", "number", "word"):
+        (info,) = state.get_meta_info(name)["parse"]
+        print(f"{name}: {state[name]!r} {info['mode']}: {info.get('reason', 'drafted')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The frontend language programs of examples/frontend, on the shared server of the demo pair."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sglang as sgl
+from client import Client
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frontend"
+
+
+def program(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"frontend_{name}", PROGRAMS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def backend(demo: Client) -> Iterator[sgl.RuntimeEndpoint]:
+    yield sgl.RuntimeEndpoint(demo.url, chat_template_name="chatml")
+    demo.assert_nothing_lost()
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the server answers to requests whose meta_info the frontend keeps to itself."""
+    answers: list[dict[str, Any]] = []
+    send = sgl.RuntimeEndpoint._generate_http_request
+
+    def keep(self: Any, s: Any, data: dict[str, Any]) -> Any:
+        answer = send(self, s, data)
+        answers.extend(answer if isinstance(answer, list) else [answer])
+        return answer
+
+    monkeypatch.setattr(sgl.RuntimeEndpoint, "_generate_http_request", keep)
+    return answers
+
+
+def parse_of(state: Any, name: str) -> dict[str, Any]:
+    (info,) = state.get_meta_info(name)["parse"]
+    return info
+
+
+def run_main(module: ModuleType, url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> str:
+    monkeypatch.setattr(sys, "argv", ["program", url])
+    module.main()
+    return capsys.readouterr().out
+
+
+def test_gen_is_drafted_and_streams(demo: Client, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    printed = run_main(program("gen"), demo.url, monkeypatch, capsys)
+    assert printed.startswith(program("choose").RIGHT + "\n")
+    assert "'mode': 'parse'" in printed
+    assert int(re.findall(r"'accepted_tokens': (\d+)", printed)[0]) > 0
+
+
+def test_fork_drafts_every_branch_from_one_prompt(backend: sgl.RuntimeEndpoint):
+    module = program("fork")
+    state = module.vote.run(problem=module.PROBLEM, backend=backend)
+    assert len(state["answers"]) == module.NUM_BRANCHES
+    for info in state["infos"]:
+        assert info["parse"][0]["mode"] == "parse"
+        assert info["parse"][0]["accepted_tokens"] > 0
+        assert info["cached_tokens"] >= info["prompt_tokens"] - 10  # but the reply's opening
+    assert state["results"].most_common(1)[0][0] == "Answer: 99"
+
+
+def test_later_turns_start_from_the_kv_of_earlier_ones(backend: sgl.RuntimeEndpoint):
+    module = program("multi_turn")
+    chats = [{"problem": problem} for problem in module.PROBLEMS]
+    states = module.talk.run_batch(chats, num_threads=len(chats), backend=backend)
+    assert states[0]["answer"] == program("choose").RIGHT
+    for state in states:
+        first, later = (state.get_meta_info(name) for name in ("answer", "opinion"))
+        assert parse_of(state, "answer")["accepted_tokens"] > 0
+        assert parse_of(state, "opinion")["mode"] == "parse"
+        assert state["opinion"] == "yes"
+        # The last token of an answer has no KV.
+        assert later["cached_tokens"] >= first["prompt_tokens"] + first["completion_tokens"] - 1
+
+
+def test_select_is_the_plain_targets(backend: sgl.RuntimeEndpoint, answered: list):
+    module = program("choose")
+    verdicts = {}
+    for answer in (None, module.RIGHT, module.WRONG):
+        state = module.check.run(problem=module.PROBLEM, answer=answer, backend=backend)
+        verdicts[answer] = state["verdict"]
+        if answer is None:
+            assert state["answer"] == module.RIGHT
+            assert parse_of(state, "answer")["mode"] == "parse"
+    assert verdicts == {None: "yes", module.RIGHT: "yes", module.WRONG: "no"}
+    scored = [a["meta_info"] for a in answered if "input_token_logprobs" in a["meta_info"]]
+    assert len(scored) == 6
+    for meta_info in scored:
+        (info,) = meta_info["parse"]
+        assert (info["mode"], info["reason"]) == ("plain", "log probabilities")
+
+
+def test_constrained_gen_is_the_plain_targets(backend: sgl.RuntimeEndpoint):
+    module = program("constrained")
+    state = module.fill_in.run(problem=module.PROBLEM, backend=backend)
+    served = {name: parse_of(state, name) for name in ("first line", "free", "number", "word")}
+    assert served["free"]["mode"] == "parse"
+    for name in ("first line", "number", "word"):
+        assert (served[name]["mode"], served[name]["reason"]) == ("plain", "grammar")
+        assert served[name]["drafted_tokens"] == 0
+    assert re.fullmatch(module.LINE, state["first line"])
+    assert state["first line"] + state["free"] == program("choose").RIGHT
+    int(state["number"])
+    assert json.loads(state["word"]) in ("yes", "no")

@@ -1,0 +1,204 @@
+"""The recipes in examples/serve_*.sh: shell syntax, flags, headers, and SGLang's own checks.
+
+A recipe is run with a stand-in for Python that prints its arguments; SGLang then parses them with
+folders that have the models' shapes and their family's chat template, but no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chat_families import FAMILIES  # noqa: E402
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RECIPES = sorted(path.name for path in EXAMPLES.glob("serve_*.sh"))
+KIB = 1024
+BF16_BYTES = 2
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+    "torch_dtype": "bfloat16",
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+}
+LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "num_key_value_heads": 8,
+}
+
+
+def shape(hidden: int, layers: int, heads: int, intermediate: int, **more: object) -> dict:
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return sizes | {"intermediate_size": intermediate, **more}
+
+
+# recipe -> family, target's config, draft's config
+QWEN3_PAIR = (
+    "qwen3-thinking",
+    QWEN3 | shape(5120, 64, 64, 25600, tie_word_embeddings=False),
+    QWEN3 | shape(2048, 28, 16, 6144, tie_word_embeddings=True),
+)
+LLAMA3_PAIR = (
+    "llama3",
+    LLAMA3 | shape(8192, 80, 64, 28672, head_dim=128),
+    LLAMA3 | shape(2048, 16, 32, 8192, head_dim=64, tie_word_embeddings=True),
+)
+PAIRS = {
+    "serve_qwen3_32b.sh": QWEN3_PAIR,
+    "serve_llama3_70b.sh": LLAMA3_PAIR,
+}
+
+
+def kv_kib(config: dict) -> int:
+    """KiB of KV a token takes in bf16: keys and values of every layer."""
+    width = config["num_key_value_heads"] * config["head_dim"]
+    return 2 * config["num_hidden_layers"] * width * BF16_BYTES // KIB
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch):
+    """The flags are published to the environment: keep that inside each test."""
+    from sglang_parse.config import ENV_VAR
+
+    monkeypatch.setenv(ENV_VAR, "")
+
+
+def write_models(folder: Path, recipe: str) -> dict[str, str]:
+    """Folders without weights, as the environment variables a recipe reads."""
+    family, target, draft = PAIRS[recipe]
+    for name, config in (("TARGET", target), ("DRAFT", draft)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        FAMILIES[family].tokenizer().save_pretrained(folder / name)
+    return {name: str(folder / name) for name in ("TARGET", "DRAFT")}
+
+
+def run_recipe(recipe: str, folder: Path, models: dict[str, str], *flags: str) -> list[str]:
+    """The arguments a recipe gives to Python."""
+    python = folder / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), **models}
+    done = subprocess.run(
+        [EXAMPLES / recipe, *flags], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def header(recipe: str) -> str:
+    lines = (EXAMPLES / recipe).read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith("#"))
+
+
+def test_every_recipe_is_tested():
+    assert sorted(PAIRS) == RECIPES
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_shell_syntax(recipe: str, shell: str):
+    done = subprocess.run([shell, "-n", EXAMPLES / recipe], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert os.access(EXAMPLES / recipe, os.X_OK)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_missing_path_is_named(recipe: str):
+    """Nothing is started when TARGET is unset; the shell says which variable and what it is."""
+    done = subprocess.run(
+        ["sh", EXAMPLES / recipe],
+        env={"PATH": os.environ["PATH"], "PYTHON": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert "TARGET: set TARGET to " in done.stderr
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_header_says_what_a_reader_must_know(recipe: str):
+    text = header(recipe)
+    assert "NOT RUN YET" in text
+    assert "ardware" in text
+    assert "Memory:" in text
+    command = (EXAMPLES / recipe).read_text().partition("\nexec ")[2]
+    for name in re.findall(r"--[a-z0-9-]+", command):
+        assert name in text, f"the header does not say why {name}"
+    _, target, draft = PAIRS[recipe]
+    for config in (target, draft):
+        assert f"{kv_kib(config)} KiB" in text
+
+
+def parse_like_the_launcher(argv: list[str]):
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import prepare_server_args
+
+    args = prepare_server_args(argv)
+    args.resolve_once()
+    return args
+
+
+@pytest.fixture(scope="module")
+def known_flags() -> set[str]:
+    """Option strings of ``python -m sglang.launch_server --help``, PARSE's among them."""
+    import argparse
+
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return set(re.findall(r"--[a-z0-9-]+", parser.format_help()))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[str]):
+    """Every flag exists in full, and SGLang's checks and PARSE's pass on the models' shapes."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    from sglang_parse.config import ParseConfig
+
+    models = write_models(tmp_path, recipe)
+    module, *argv = run_recipe(recipe, tmp_path, models, "--device", "cpu")[1:]
+    assert module == "sglang.launch_server"
+    flags = [word for word in argv if word.startswith("--")]
+    assert set(flags) <= known_flags
+    assert len(flags) == len(set(flags))
+    view = resolved_view(parse_like_the_launcher(argv))
+    assert view.speculative_draft_model_path == models["DRAFT"]
+    config = ParseConfig.from_env()
+    tail = view.speculative_num_draft_tokens - 1 - config.draft_tokens
+    rows = tail // config.max_prefixes
+    assert 20 < rows < 100  # a question's rows; the fixtures' small vocabularies need some more
+    assert config.threshold == 0.7
+
+
+def test_flags_behind_a_recipe_win(tmp_path: Path):
+    models = {"TARGET": "target", "DRAFT": "draft"}
+    arguments = run_recipe("serve_qwen3_32b.sh", tmp_path, models, "--tp-size", "2")
+    assert arguments[-2:] == ["--tp-size", "2"]
+    assert arguments[arguments.index("--model-path") + 1] == "target"
