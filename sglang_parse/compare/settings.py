@@ -202,7 +202,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a running server instead of one started here; repeatable",
     )
     models.add_argument(
-        "--max-alive", type=at_least(1), default=4, help="servers in memory (default %(default)s)"
+        "--max-alive",
+        type=at_least(1),
+        default=4,
+        help="servers in memory at a time; 1 where one fills a GPU (default %(default)s)",
     )
     _add_load_arguments(parser.add_argument_group("load"))
     _add_task_arguments(parser.add_argument_group("task"))
