@@ -48,6 +48,7 @@ FACTS = {
     "own_threshold": OWN_THRESHOLD,
     "thresholds": [0.0, 1.5],
     "seed": 1,
+    "notes": ["SGLang's STANDALONE shifts the prompt by one token."],
     "order": "the servers take turns",
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sglang_parse.compare.lineup import TITLES, command_of
+from sglang_parse.compare.lineup import NOTES, TITLES, command_of
 from sglang_parse.compare.settings import OWN_THRESHOLD, Settings
 from sglang_parse.demo.servers import DEFAULTS, ENVIRONMENT, ServerSpec
 
@@ -47,6 +47,7 @@ def conditions(
         "own_threshold": OWN_THRESHOLD,
         "thresholds": list(settings.thresholds),
         "seed": settings.seed,
+        "notes": [NOTES[name] for name in settings.servers if name in NOTES],
         "order": "the servers take turns in every run, in reverse order in every second run; "
         "those not in use are suspended or ended",
     }
