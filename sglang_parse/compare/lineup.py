@@ -76,8 +76,12 @@ def _draft(models: Models) -> tuple[str, ...]:
 
 def chain(algorithm: str, draft: str, num_steps: int) -> tuple[str, ...]:
     """Stock speculation with chains of ``num_steps`` draft tokens."""
+    named = ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft)
+    return (*named, *_steps(num_steps))
+
+
+def _steps(num_steps: int) -> tuple[str, ...]:
     return (
-        *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft),
         *("--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", "1"),
         *("--speculative-num-draft-tokens", str(num_steps + 1)),
     )
@@ -105,6 +109,7 @@ def _parse_eagle3(models: Models) -> tuple[str, ...]:
     return (
         *_parse(models),
         *("--parse-continuation", "eagle3", "--parse-eagle3-path", _head(models)),
+        *_steps(models.eagle3_steps),
     )
 
 
