@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from sglang_parse.demo.load import Asking, Endpoint
 from sglang_parse.demo.records import Problem
 
 PROGRAM = "sglang.bench_serving"
+TOLD_TO_END = 128 + signal.SIGTERM
+"""Exit code by which ``cli.end_on_sigterm`` leaves; no failure of ``bench_serving``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ def _run(words: Sequence[str], endpoint: Endpoint, log: Path) -> None:
 
             serving.cli_main()
         except (SystemExit, Exception) as error:  # noqa: BLE001 - another program's end
+            if isinstance(error, SystemExit) and error.code == TOLD_TO_END:
+                raise
             endpoint.check_alive()
             raise CompareError(
                 f"bench_serving against {endpoint.name} failed: {error!r} (log: {log})"
