@@ -35,7 +35,8 @@ def validate_server_args(server_args: Any) -> None:
     config = ParseConfig.from_env()
     _check_settings(server_args)
     tokenizer = _tokenizer(server_args, server_args.tokenizer_path or server_args.model_path)
-    _check_models(server_args, tokenizer)
+    target = _check_models(server_args, tokenizer)
+    num_steps = _check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
     tail = 1 + config.draft_tokens
     if question is not None:
@@ -45,7 +46,7 @@ def validate_server_args(server_args: Any) -> None:
     # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
     # slots themselves are allocated by phase.
     server_args.speculative_num_draft_tokens = tail
-    server_args.speculative_num_steps = 1
+    server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
     from sglang_parse.attention.native import register_masked_backend
     from sglang_parse.observability import with_parse_metrics
@@ -97,13 +98,19 @@ def check_draft_path(path: str | None) -> None:
     setting = "--speculative-draft-model-path"
     if not path:
         _refuse(setting, path, "give the small model that writes the drafts")
-    elif os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+    else:
+        _check_folder(path, setting)
+
+
+def _check_folder(path: str, setting: str) -> None:
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
         _refuse(setting, path, "it cannot be read as a model (no config.json); give one that can")
     elif os.path.isabs(path) and not os.path.isdir(path):
         _refuse(setting, path, "it does not exist; give the folder of a model")
 
 
-def _check_models(args: Any, tokenizer: Any) -> None:
+def _check_models(args: Any, tokenizer: Any) -> Any:
+    """The target's ``ModelConfig``."""
     draft_path = args.speculative_draft_model_path
     check_draft_path(draft_path)
     target = _model_config(args, args.model_path, args.context_length, "--model-path")
@@ -136,6 +143,57 @@ def _check_models(args: Any, tokenizer: Any) -> None:
             f"use a longer draft model, or --context-length {draft.context_len}",
         )
     _check_tokenizers(args, tokenizer, draft_path)
+    return target
+
+
+def _check_head(args: Any, config: ParseConfig, target: Any) -> int:
+    """How many tokens the EAGLE-3 head is ahead. Raises: AdmissionError."""
+    steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
+    tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
+    if steps < 1:
+        _refuse("--speculative-num-steps", steps, "use 1 or more")
+    if topk not in (None, 1):
+        _refuse("--speculative-eagle-topk", topk, "use 1: PARSE's EAGLE-3 proposes a chain")
+    if tokens not in (None, steps + 1):
+        fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
+        _refuse("--speculative-num-draft-tokens", tokens, fix)
+    for name in (
+        "enable_hierarchical_cache",
+        "speculative_use_rejection_sampling",
+        "speculative_adaptive",
+        "speculative_draft_window_size",
+    ):
+        if value := getattr(args, name, None):
+            setting = f"--{name.replace('_', '-')}"
+            _refuse(setting, value, f"leave it out with {flag('continuation')} eagle3")
+    path, setting = config.eagle3_path, flag("eagle3_path")
+    _check_folder(path, setting)
+    head = _model_config(args, path, None, setting)
+    _check_head_fits(head, target, f"{setting} {path}")
+    if head.num_attention_heads % args.tp_size:
+        fix = f"use one that divides the head's {head.num_attention_heads} attention heads"
+        _refuse("--tp-size", args.tp_size, fix)
+    return steps
+
+
+def _check_head_fits(head: Any, target: Any, name: str) -> None:
+    """Raises: AdmissionError, when a head cannot read what the target would show it."""
+    read = head.hf_config
+    if not any("eagle3" in arch.lower() for arch in read.architectures or ()):
+        _refuse(f"architectures of {name}", read.architectures, "give an EAGLE-3 head")
+    width = getattr(read, "target_hidden_size", None) or head.hidden_size
+    layer_ids = (getattr(read, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+    for what, value, wanted in (
+        ("hidden size", width, target.hidden_size),
+        ("vocabulary", head.vocab_size, target.vocab_size),
+    ):
+        if value != wanted:
+            fix = f"use a head made for this target, whose {what} is {wanted}"
+            _refuse(f"{what} of {name}", value, fix)
+    num_layers = target.num_hidden_layers
+    if any(not 0 <= layer < num_layers for layer in layer_ids or ()):
+        fix = f"use a head made for this target, which has {num_layers} layers"
+        _refuse(f"eagle_aux_hidden_state_layer_ids of {name}", layer_ids, fix)
 
 
 def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
@@ -278,8 +336,18 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
 
 def plain_reason(req: Any, options: RequestOptions) -> str:
     """Why a request is served by plain target decoding; "" when PARSE serves it."""
-    if not options.enabled:
-        return "switched off"
+    return "switched off" if not options.enabled else _special_wish(req)
+
+
+def continuation(req: Any, config: ParseConfig) -> str:
+    """What writes when no draft does, for ``RequestState.continuation``."""
+    if not config.uses_eagle3:
+        return ""
+    return "target" if _special_wish(req) else "eagle3"
+
+
+def _special_wish(req: Any) -> str:
+    """What a request asks for that needs the target's tokens one by one; "" for nothing."""
     for reason, asks in _PLAIN_REASONS:
         if asks(req):
             return reason

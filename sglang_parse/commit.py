@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
-from sglang.srt.runtime_context import max_speculative_num_draft_tokens
+from sglang.srt.runtime_context import get_spec, max_speculative_num_draft_tokens
 
 from sglang_parse.config import ParseConfig
 from sglang_parse.grants import Grant, Holding, Move, cost, pages_up, share_out
@@ -31,8 +31,7 @@ def server_config() -> ParseConfig:
 
 def draft_budget(req: Any) -> int:
     """Draft tokens the request's current round may hold, at least 1."""
-    remaining = req.sampling_params.max_new_tokens - len(req.output_ids)
-    return max(1, min(server_config().draft_tokens, remaining))
+    return max(1, min(server_config().draft_tokens, tokens_left(req)))
 
 
 @lru_cache(maxsize=1)
@@ -41,6 +40,21 @@ def longest_question() -> int:
     config = server_config()
     width = max_speculative_num_draft_tokens() or 0
     return max(0, width - 1 - config.draft_tokens) // config.max_prefixes
+
+
+def is_accelerated(req: Any) -> bool:
+    """Whether the target's next step for this request is made with the EAGLE-3 head.
+
+    Not for an answer's last token: there is nothing to be ahead of.
+    """
+    state: RequestState = req.parse_state
+    steps = state.phase in (Phase.CONTINUING, Phase.PLAIN) and state.head is not None
+    return steps and tokens_left(req) > 1
+
+
+def tokens_left(req: Any) -> int:
+    """Tokens until the request's length limit."""
+    return req.sampling_params.max_new_tokens - len(req.output_ids)
 
 
 def holding(req: Any) -> Holding:
@@ -53,7 +67,9 @@ def holding(req: Any) -> Holding:
     if state is None:
         return Holding(Phase.PLAIN, kv.kv_committed_len, kv.kv_allocated_len, tail=1)
     config = server_config()
-    tail = tail_len(state, config.burst_tokens, draft_budget(req))
+    accelerated = is_accelerated(req)
+    rows = 1 + get_spec().speculative_num_steps if accelerated else 1
+    tail = tail_len(state, config.burst_tokens, draft_budget(req), rows)
     num_questions = min(config.max_prefixes, tail)
     return Holding(
         phase=state.phase,
@@ -63,6 +79,7 @@ def holding(req: Any) -> Holding:
         judged_tail=1 + tail + num_questions * longest_question(),
         num_drafted=len(state.draft.token_ids),
         waited=state.waited,
+        is_accelerated=accelerated,
     )
 
 
@@ -114,6 +131,8 @@ def _apply(batch: Any, req: Any, grant: Grant) -> None:
         state.continue_segment()
         release_tail(batch, req, req.kv.kv_committed_len + 1)
         state.move = Move.STEP
+    elif grant.move is Move.STEP and is_accelerated(req):
+        release_tail(batch, req, req.kv.kv_committed_len + 1)
 
 
 def _allocate(batch: Any, grants: Sequence[Grant], page_size: int) -> None:

@@ -205,6 +205,32 @@ SEAMS = (
         (),
         "set on a CPU: verification at temperature above 0",
     ),
+    Seam(
+        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker",
+        ("server_args", "gpu_id", "nccl_port", "target_worker"),
+        "runs the EAGLE-3 head beside PARSE's draft model",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker.draft",
+        ("self", "batch"),
+        "the head's proposals",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
+        ("self", "batch", "target_hidden_states", "next_token_ids"),
+        "lets the head follow tokens it did not propose",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_info.EagleDraftInput",
+        ("topk_p", "topk_index", "hidden_states", "bonus_tokens"),
+        "what the head goes on from",
+    ),
+    Seam(
+        "sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state."
+        "resolve_spec_aux_hidden_state_config",
+        ("server_args", "model_config", "spec_algorithm", "is_draft_worker"),
+        "tells the target which layers' states the head reads",
+    ),
     Seam("sglang.srt.server_args.ServerArgs.add_cli_args", ("parser",), "adds PARSE's flags"),
     Seam("sglang.srt.server_args.ServerArgs.from_cli_args", ("args",), "reads PARSE's flags"),
     Seam("sglang.srt.runtime_context.get_spec", (), "speculative settings at run time"),

@@ -24,11 +24,13 @@ _CHOICES = {
     "selection": tuple(SELECTIONS),
     "verification": ("semantic", "token"),
     "after_cut": ("target", "redraft"),
+    "continuation": ("target", "eagle3"),
     "default": ("on", "off"),
 }
 MAX_OPTIONS = 16
 """Longest ``custom_params["parse"]`` that is looked at; every value in it is a number or a bool."""
 _INT_RANGES = {"draft_tokens": (1, 8192), "burst_tokens": (1, 1024), "max_prefixes": (1, 256)}
+_METAVARS = {"question": "FILE", "eagle3_path": "PATH"}
 _HELP = {
     "draft_tokens": "Draft tokens per round: the draft model writes at most this many, then the "
     "target judges them.",
@@ -46,6 +48,9 @@ _HELP = {
     "the target would have chosen itself (exact).",
     "after_cut": "After a cut the target writes to the end, or drafting resumes once the target "
     "has finished its segment.",
+    "continuation": "What writes after a cut and for requests served plainly: the target alone, or "
+    "with an EAGLE-3 head ahead of it (by --speculative-num-steps tokens, 3 by default).",
+    "eagle3_path": "The EAGLE-3 head for the target; needed by --parse-continuation eagle3.",
     "default": "Whether requests use PARSE unless they say otherwise.",
 }
 
@@ -67,6 +72,8 @@ class ParseConfig:
     selection: str = "first-reject"
     verification: str = "semantic"
     after_cut: str = "redraft"
+    continuation: str = "target"
+    eagle3_path: str = ""
     default: str = "on"
 
     def __post_init__(self) -> None:
@@ -74,7 +81,7 @@ class ParseConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{flag(name)} is {value!r}; use a whole number {low}..{high}")
-        for name in ("segment", "question"):
+        for name in ("segment", "question", "eagle3_path"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)!r}; use a text")
         for name, choices in _CHOICES.items():
@@ -87,6 +94,17 @@ class ParseConfig:
             SegmentRule.parse(self.segment)
         except ValueError as error:
             raise ConfigError(f"{flag('segment')}: {error}") from error
+        self._check_continuation()
+
+    def _check_continuation(self) -> None:
+        setting, path = flag("continuation"), flag("eagle3_path")
+        if self.uses_eagle3 and not self.eagle3_path:
+            raise ConfigError(f"{path} is not set; {setting} eagle3 needs the folder of the head")
+        if self.eagle3_path and not self.uses_eagle3:
+            raise ConfigError(
+                f"{path} is {self.eagle3_path!r} while {setting} is {self.continuation!r}, which "
+                f"uses no head; use {setting} eagle3, or leave {path} out"
+            )
 
     @property
     def segment_rule(self) -> SegmentRule:
@@ -100,6 +118,10 @@ class ParseConfig:
     @property
     def is_semantic(self) -> bool:
         return self.verification == "semantic"
+
+    @property
+    def uses_eagle3(self) -> bool:
+        return self.continuation == "eagle3"
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         """Publish to this process and the ones it will start."""
@@ -175,7 +197,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
             type=type(default),
             default=default,
             choices=_CHOICES.get(setting.name),
-            metavar="FILE" if setting.name == "question" else None,
+            metavar=_METAVARS.get(setting.name),
             help=_HELP[setting.name],
         )
 

@@ -1,4 +1,4 @@
-"""What writes after a cut: the plain target, one token per iteration."""
+"""What writes after a cut: the target, one token per iteration (``eagle3`` makes it more)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
 
 from sglang_parse.decision import share_tokens
 from sglang_parse.faults import nan_rows
@@ -18,8 +23,10 @@ from sglang_parse.views import select_requests
 class PlainTarget:
     """The target model through SGLang's own prefill and decode paths."""
 
-    def __init__(self, target_worker: TpModelWorker) -> None:
+    def __init__(self, target_worker: TpModelWorker, *, capture: bool = False) -> None:
+        """``capture``: keep what an EAGLE-3 head reads of every token."""
         self.worker = target_worker
+        self._capture_mode = CaptureHiddenMode.FULL if capture else None
         self.runner = target_worker.model_runner
         if self.runner.lora_manager is not None:
             # Batches without an adapter, verification passes among them, take the plain path.
@@ -33,7 +40,10 @@ class PlainTarget:
         """
         self.worker.set_hicache_consumer(batch.hicache_consumer_index)
         forward_batch = ForwardBatch.init_new(
-            batch, self.runner, return_hidden_states_before_norm=False
+            batch,
+            self.runner,
+            capture_hidden_mode=self._capture_mode,
+            return_hidden_states_before_norm=False,
         )
         if forward_batch.is_prefill_only:
             return self.worker.forward_batch_generation(None, forward_batch, **kwargs)
@@ -47,12 +57,19 @@ class PlainTarget:
         result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
         return result
 
-    def decode_logits(self, batch: Any, rows: Sequence[int]) -> torch.Tensor:
-        """Logits [len(rows), vocab] of one decode step of the requests ``rows``."""
+    def decode(self, batch: Any, rows: Sequence[int]) -> LogitsProcessorOutput:
+        """One decode step of the requests ``rows``.
+
+        Returns:
+            Logits [len(rows), vocab] and, if captured, hidden states [len(rows), width].
+        """
         forward_batch = ForwardBatch.init_new(
-            _decode_view(batch, rows), self.runner, return_hidden_states_before_norm=False
+            _decode_view(batch, rows),
+            self.runner,
+            capture_hidden_mode=self._capture_mode,
+            return_hidden_states_before_norm=False,
         )
-        return self.runner.forward(forward_batch).logits_output.next_token_logits
+        return self.runner.forward(forward_batch).logits_output
 
 
 def _decode_view(batch: Any, rows: Sequence[int]) -> Any:

@@ -34,12 +34,14 @@ class DraftGuard:
     """Contains exceptions of the draft model's forwards where that is provably safe.
 
     Args:
+        model: whose forwards, in words.
         num_ranks: processes that run this model together. With more than one, the others wait
             for this one's part of the forward: nothing is contained.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, model: str = "the draft model") -> None:
         self.num_ranks = num_ranks
+        self.model = model
         self.failures_in_a_row = 0
 
     @contextmanager
@@ -56,14 +58,12 @@ class DraftGuard:
         try:
             yield
         except Exception as error:
-            logger.exception("PARSE: the draft model's forward failed")
+            logger.exception("PARSE: %s's forward failed", self.model)
             self.failures_in_a_row += 1
             if reason := self._why_fatal(error):
-                raise DraftFailure(
-                    f"PARSE: the draft model failed ({error!r}); {reason}"
-                ) from error
+                raise DraftFailure(f"PARSE: {self.model} failed ({error!r}); {reason}") from error
             for req in reqs:
-                _give_up_draft_kv(req, f"the draft model failed: {error!r}")
+                _give_up_draft_kv(req, f"{self.model} failed: {error!r}")
         else:
             if is_burst:
                 self.failures_in_a_row = 0

@@ -1,9 +1,9 @@
 """Who moves how far in the next iteration, and with how many KV slots. No tensors.
 
-With room for everyone each request makes its phase's move. When slots are short, drafts give way
-before any request is retracted: first they are judged as they are, then they wait for slots that
-another pass gives back, at last they are given up and the target writes on. SGLang retracts only
-what plain decoding could not hold either.
+With room for everyone each request makes its phase's move. When slots are short, the target goes
+on without its EAGLE-3 head, and drafts give way before any request is retracted: first they are
+judged as they are, then they wait for slots that another pass gives back, at last they are given
+up and the target writes on. SGLang retracts only what plain decoding could not hold either.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Holding:
             draft after this burst can need.
         num_drafted: draft tokens it holds.
         waited: iterations in a row it has waited.
+        is_accelerated: its move is made with an EAGLE-3 head, ``tail`` counts what that needs.
     """
 
     phase: Phase
@@ -46,6 +47,7 @@ class Holding:
     judged_tail: int = 0
     num_drafted: int = 0
     waited: int = 0
+    is_accelerated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,18 @@ def share_out(holdings: Sequence[Holding], available: int, page_size: int = 1) -
         available: slots nobody holds, those the radix cache can evict included.
         page_size: slots are taken and given back in whole pages of this many.
     """
-    full = [Grant(_OWN_MOVE[h.phase], h.tail) for h in holdings]
     reserve = max((_judging_cost(h, page_size) for h in holdings), default=0)
-    if cost(holdings, full, page_size) + reserve <= available:
-        return full
+    for accelerate in (True, False):
+        full = [_wish(h, accelerate) for h in holdings]
+        if cost(holdings, full, page_size) + reserve <= available:
+            return full
     return _Shortage(holdings, available, page_size, reserve).share_out()
+
+
+def _wish(holding: Holding, accelerate: bool) -> Grant:
+    if holding.is_accelerated:
+        return Grant(Move.EAGLE, holding.tail) if accelerate else Grant(Move.STEP, 1)
+    return Grant(_OWN_MOVE[holding.phase], holding.tail)
 
 
 def cost(holdings: Sequence[Holding], grants: Sequence[Grant], page_size: int = 1) -> int:
@@ -87,7 +96,9 @@ def _cost(holding: Holding, grant: Grant, page_size: int) -> int:
         return 0
     held = pages_up(holding.allocated, page_size)
     wanted = pages_up(holding.committed + grant.tail, page_size)
-    return wanted - held if grant.move is Move.GIVE_UP else max(0, wanted - held)
+    # A step in the place of an accelerated one gives back what the last of those left over.
+    gives_back = grant.move is Move.GIVE_UP or (grant.move is Move.STEP and holding.is_accelerated)
+    return wanted - held if gives_back else max(0, wanted - held)
 
 
 def _judging_cost(holding: Holding, page_size: int) -> int:
@@ -115,7 +126,7 @@ class _Shortage:
     def share_out(self) -> list[Grant]:
         # Steps first: they are what ends requests and returns whole rows of slots.
         for i in self._in(Phase.CONTINUING, Phase.PLAIN):
-            self._give(i, Grant(Move.STEP, self.holdings[i].tail))
+            self._give(i, Grant(Move.STEP, 1))
         # A pass returns slots in the same iteration: those who waited longest go first.
         waiting = sorted(self._in(Phase.VERIFYING), key=lambda i: -self.holdings[i].waited)
         for i in waiting:

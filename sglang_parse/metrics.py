@@ -51,6 +51,8 @@ METRICS = (
     ),
     Metric("rounds_total", "Drafts that were judged."),
     Metric("passes_total", "Verification passes: target forwards that judged drafts."),
+    Metric("eagle3_steps_total", "Target forwards of one request with an EAGLE-3 head ahead."),
+    Metric("eagle3_tokens_total", "Output tokens those wrote, some of target_tokens_total."),
     Metric("short_drafts_total", "Drafts ended or given up because KV slots were short."),
     Metric(
         "stage_seconds_total",
@@ -80,6 +82,8 @@ _COUNTERS = {
     "drafted_tokens": ("drafted_tokens_total", "", 1.0),
     "accepted_tokens": ("accepted_tokens_total", "", 1.0),
     "target_tokens": ("target_tokens_total", "parse", 1.0),
+    "eagle3_steps": ("eagle3_steps_total", "", 1.0),
+    "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),
     "short_drafts": ("short_drafts_total", "", 1.0),
     "prefill_ms": ("stage_seconds_total", "prefill", 1e-3),
     "draft_ms": ("stage_seconds_total", "draft", 1e-3),
@@ -102,7 +106,7 @@ def figures(req: Any) -> dict[str, float]:
 def _accepted_behind_the_stop(req: Any, num_visible: int) -> int:
     """Accepted draft tokens that a stop inside the last run cut off; nobody sees them."""
     num_cut_off = len(req.output_ids) - num_visible
-    return max(0, num_cut_off - req.parse_state.target_wrote_last)
+    return max(0, num_cut_off - req.parse_state.target_run)
 
 
 def response_info(req: Any) -> dict[str, Any]:
@@ -117,7 +121,12 @@ def response_info(req: Any) -> dict[str, Any]:
     info: dict[str, Any] = {"mode": "plain" if state.is_plain else "parse"}
     if state.is_plain:
         info["reason"] = state.plain_reason
-    info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in figures(req).items()})
+    shown = figures(req)
+    if state.continuation:
+        info["continuation"] = state.continuation
+    else:
+        shown = {k: v for k, v in shown.items() if not k.startswith("eagle3_")}
+    info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in shown.items()})
     if state.keep_trace:
         info["trace"] = state.trace
     return info

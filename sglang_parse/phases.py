@@ -29,6 +29,7 @@ class Move(Enum):
     BURST = "burst"  # the draft model writes on
     PASS = "pass"  # the target judges the draft
     STEP = "step"  # the target writes one token
+    EAGLE = "eagle"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
     JUDGE = "judge"  # no slots to draft on: the draft is over, the next pass judges it
     WAIT = "wait"  # no slots for its pass now
     GIVE_UP = "give up"  # the draft is dropped, then as STEP
@@ -75,7 +76,11 @@ class RequestState:
             tokens; filled by ``rounds`` when it plans questions.
         stop_ids: tokens that end the answer; filled by ``commit.is_stop_token``.
         fault: why the request must end with an error; filled by the stage that noticed.
-        target_wrote_last: whether the last emitted token is the target's own.
+        target_run: how many tokens at the end of the last emitted run are the target's own.
+        continuation: under ``--parse-continuation eagle3``, what writes when no draft does:
+            "eagle3", or "target" where the head cannot serve the request faithfully; else "".
+        head: what the EAGLE-3 head goes on from (``eagle3.HeadState``), behind the last emitted
+            token; None where there is none.
         move: what it does in this iteration, by ``grants.share_out``.
         waited: iterations in a row it has waited for KV slots.
         settled: what ``metrics.Tally`` has counted of it.
@@ -95,7 +100,9 @@ class RequestState:
     num_read: int = 0
     stop_ids: frozenset[int] | None = None
     fault: str = ""
-    target_wrote_last: bool = True
+    target_run: int = 1
+    continuation: str = ""
+    head: object | None = None
     move: Move = Move.STEP
     waited: int = 0
     settled: dict[str, float] = field(default_factory=dict)
@@ -109,6 +116,7 @@ class RequestState:
         self.phase = Phase.PLAIN if self.is_plain else Phase.DRAFTING
         self.draft = Draft()
         self.draft_kv_len = prefilled_len
+        self.head = None
 
     def start_draft(self) -> None:
         self.draft = Draft()
@@ -131,20 +139,25 @@ class RequestState:
 class Stats:
     """Counters of one request. ``_ms`` are the request's share of each stage's wall time.
 
-    ``short_drafts`` are drafts ended or given up because the KV pool had no slots for them.
+    ``short_drafts`` are drafts ended or given up because the KV pool had no slots for them;
+    ``eagle3_tokens`` are what ``eagle3_steps`` target forwards with an EAGLE-3 head wrote.
     """
 
     rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     short_drafts: int = 0
+    eagle3_steps: int = 0
+    eagle3_tokens: int = 0
     draft_ms: float = 0.0
     verification_ms: float = 0.0
     continuation_ms: float = 0.0
     prefill_ms: float = 0.0
 
 
-def tail_len(state: RequestState, burst_tokens: int, draft_budget: int) -> int:
+def tail_len(
+    state: RequestState, burst_tokens: int, draft_budget: int, continuation_rows: int = 1
+) -> int:
     """KV slots the request needs behind ``committed`` in the next iteration.
 
     Args:
@@ -152,9 +165,11 @@ def tail_len(state: RequestState, burst_tokens: int, draft_budget: int) -> int:
             the capacity check, once to allocate) and the answers must agree.
         burst_tokens: draft steps per iteration.
         draft_budget: draft tokens this request may hold in this round, at least what it holds.
+        continuation_rows: rows of the target forward when no draft is judged: the anchor, and
+            what an EAGLE-3 head proposes.
     """
     if state.phase is Phase.DRAFTING:
         return min(len(state.draft.token_ids) + burst_tokens, draft_budget)
     if state.phase is Phase.VERIFYING:
         return 1 + len(state.draft.token_ids) + state.draft.num_question_rows
-    return 1
+    return continuation_rows

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+from sglang_parse.commit import is_stop_token, tokens_left
 from sglang_parse.config import ParseConfig
 from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Phase, RequestState
@@ -86,7 +88,7 @@ class RoundJudge:
         process_tally().judged(len(state.draft.token_ids), cut, readout.verdicts)
         state.stats.rounds += 1
         state.stats.accepted_tokens += cut
-        state.target_wrote_last = next_token is not None
+        state.target_run = int(next_token is not None)
         self._after_round(req, part, cut, tokens)
         return tokens
 
@@ -127,10 +129,44 @@ class RoundJudge:
             state.continue_segment()
             self._resume_if_done(req, tokens)
 
-    def after_step(self, req: Any, token: int) -> None:
-        """The target wrote one token: let drafting resume when it may."""
-        req.parse_state.target_wrote_last = True
-        self._resume_if_done(req, [token])
+    def settle_proposal(self, req: Any, proposed: Sequence[int], readout: Readout) -> list[int]:
+        """Keep what the target would have written itself of an EAGLE-3 head's proposal.
+
+        Args:
+            req: the request; its state moves to the next phase.
+            proposed: token ids behind the last output token, as far as its pass went.
+            readout: the target's own choices, [len(proposed) + 1].
+
+        Returns:
+            The tokens to emit, at least one: the kept ones and the target's next.
+        """
+        state = req.parse_state
+        if readout.is_faulty:
+            state.fault = "NaN in the target model's logits"
+            return []
+        matched = matching_tokens(proposed, readout.choices)
+        written = readout.choices[: matched + 1][: max(1, tokens_left(req))]
+        kept = self.after_steps(req, written)
+        state.stats.eagle3_steps += 1
+        state.stats.eagle3_tokens += len(kept)
+        return kept
+
+    def after_steps(self, req: Any, tokens: Sequence[int]) -> list[int]:
+        """The target wrote some tokens: let drafting resume when it may.
+
+        Returns:
+            Those before which nothing ends: neither the answer nor, if drafting resumes at its
+            end, the segment.
+        """
+        state = req.parse_state
+        kept: list[int] = []
+        for token in tokens:
+            kept.append(token)
+            self._resume_if_done(req, kept)
+            if state.phase is Phase.DRAFTING or is_stop_token(req, token):
+                break
+        state.target_run = len(kept)
+        return kept
 
     def _resume_if_done(self, req: Any, new_tokens: list[int]) -> None:
         state = req.parse_state

@@ -138,7 +138,8 @@ class RowSampler:
         """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
         req = self.batch.reqs[row]
         state = req.parse_state
-        return req.sampling_params.top_k <= 1 and not state.is_plain
+        is_faithful = not state.is_plain or state.continuation == "eagle3"
+        return req.sampling_params.top_k <= 1 and is_faithful
 
 
 def _pick(values: list | None, rows: Sequence[int]) -> list | None:

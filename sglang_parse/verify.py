@@ -80,8 +80,15 @@ class VerifyRows:
 
 def continuing_rows(row: int, req: Any) -> VerifyRows:
     """A request that only continues: its anchor, one row."""
-    layout = RequestLayout(prefix_len=req.kv.kv_committed_len, num_draft_rows=1)
-    return VerifyRows(row, layout, [req.output_ids[-1]], (0,), 1)
+    return proposed_rows(row, req, ())
+
+
+def proposed_rows(row: int, req: Any, proposed: Sequence[int]) -> VerifyRows:
+    """A request whose target is accelerated: its anchor and ``proposed``, logits at all of them."""
+    num_rows = 1 + len(proposed)
+    layout = RequestLayout(prefix_len=req.kv.kv_committed_len, num_draft_rows=num_rows)
+    ids = [req.output_ids[-1], *proposed]
+    return VerifyRows(row, layout, ids, tuple(range(num_rows)), num_rows)
 
 
 def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
@@ -107,20 +114,29 @@ def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PassLogits:
-    """Logits of the rows that were asked for.
+class PassOutput:
+    """What a pass computed.
 
     Attributes:
         logits: [sum of len(part.logits_rows), vocab], the parts' rows in order.
-        starts: per part, its first row in ``logits``.
+        starts: per part, its first row in ``logits``; at the end, their number.
+        hidden: [rows of the pass, width] what an EAGLE-3 head reads of each row, if captured.
+        row_starts: per part, its first row in ``hidden``.
     """
 
     logits: torch.Tensor
     starts: list[int]
+    hidden: torch.Tensor | None
+    row_starts: Sequence[int]
 
 
-def run_pass(target_runner: Any, batch: Any, parts: Sequence[VerifyRows]) -> PassLogits:
-    """The target forward over ``parts``. Writes the KV of every row into the requests' slots."""
+def run_pass(
+    target_runner: Any, batch: Any, parts: Sequence[VerifyRows], *, capture: bool = False
+) -> PassOutput:
+    """The target forward over ``parts``. Writes the KV of every row into the requests' slots.
+
+    ``capture``: keep the hidden states of all rows.
+    """
     layout = VerifyLayout.of([part.layout for part in parts])
     device = batch.device
     select: list[int] = []
@@ -128,6 +144,7 @@ def run_pass(target_runner: Any, batch: Any, parts: Sequence[VerifyRows]) -> Pas
     for part, offset in zip(parts, layout.qo_indptr, strict=False):
         starts.append(len(select))
         select.extend(offset + row for row in part.logits_rows)
+    starts.append(len(select))
     spec_info = ParseVerifyInput(
         layout=layout,
         custom_mask=flat_mask(layout, device),
@@ -137,13 +154,13 @@ def run_pass(target_runner: Any, batch: Any, parts: Sequence[VerifyRows]) -> Pas
     forward_batch = ForwardBatch.init_new(
         view,
         target_runner,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
+        capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
         return_hidden_states_before_norm=False,
     )
     # Questions share positions with later draft tokens: only the layout knows them.
     forward_batch.positions = torch.tensor(layout.positions(), device=device)
     output = target_runner.forward(forward_batch).logits_output
-    return PassLogits(output.next_token_logits, starts)
+    return PassOutput(output.next_token_logits, starts, output.hidden_states, layout.qo_indptr)
 
 
 def _batch_view(

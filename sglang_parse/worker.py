@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,14 +24,23 @@ from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
 from sglang_parse.decision import share_tokens
 from sglang_parse.draft import DraftModel
+from sglang_parse.eagle3 import Eagle3Head, Written
 from sglang_parse.faults import DraftGuard, end_request, nan_rows
 from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Move, Phase, RequestState
 from sglang_parse.readout import read_pass
+from sglang_parse.results import padded_result, spread_logprobs
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
 from sglang_parse.spec_input import ParseDraftInput
-from sglang_parse.verify import VerifyRows, continuing_rows, run_pass, verifying_rows
+from sglang_parse.verify import (
+    PassOutput,
+    VerifyRows,
+    continuing_rows,
+    proposed_rows,
+    run_pass,
+    verifying_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +57,14 @@ class ParseWorker(BaseSpecWorker):
         self.config = server_config()
         self._target_worker = target_worker
         self._draft_worker = DraftModel(server_args, gpu_id, nccl_port, target_worker)
-        self.target = PlainTarget(target_worker)
+        self.target = PlainTarget(target_worker, capture=self.config.uses_eagle3)
+        self._head: Eagle3Head | None = None
+        if self.config.uses_eagle3:
+            path = self.config.eagle3_path
+            self._head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, path)
         self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker))
         self._draft_guard = DraftGuard(num_ranks=server_args.tp_size)
+        self._head_guard = DraftGuard(num_ranks=server_args.tp_size, model="the EAGLE-3 head")
         self._running: dict[str, Any] = {}
         self.tally = process_tally()
 
@@ -79,14 +93,24 @@ class ParseWorker(BaseSpecWorker):
         result = self.target.prefill(batch, **kwargs)
         with self._draft_guard.contain(batch.reqs):
             self._draft_worker.prefill(batch)
-        share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             req.parse_state.restart(length)
+        self._prefill_head(batch, result)
+        share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
+        for req in batch.reqs:
             req.parse_state.stats.prefill_ms += share
             self._end_if_faulty(req)
         result.next_draft_input = ParseDraftInput()
         result.new_seq_lens = batch.seq_lens
         return result
+
+    def _prefill_head(self, batch: Any, result: GenerationBatchResult) -> None:
+        if self._head is None:
+            return
+        output = result.logits_output
+        hidden, output.hidden_states = output.hidden_states, None  # nobody asked for them
+        with self._head_guard.contain(batch.reqs):
+            self._head.prefill(batch, hidden, result.next_token_ids)
 
     def _admit(self, req: Any) -> None:
         """Decide once, at prefill, how a request is served."""
@@ -98,14 +122,15 @@ class ParseWorker(BaseSpecWorker):
             threshold=options.threshold,
             keep_trace=options.trace,
             plain_reason=admission.plain_reason(req, options),
+            continuation=admission.continuation(req, self.config),
         )
 
     def _decode(self, batch: Any) -> GenerationBatchResult:
         self._running = {req.rid: req for req in batch.reqs}
         self.tally.hold(batch.reqs)
-        drafting, verifying, stepping, ended = (
+        drafting, verifying, stepping, accelerated, ended = (
             [i for i, req in enumerate(batch.reqs) if req.parse_state.move is move]
-            for move in (Move.BURST, Move.PASS, Move.STEP, Move.JUDGE)
+            for move in (Move.BURST, Move.PASS, Move.STEP, Move.EAGLE, Move.JUDGE)
         )
         for row in ended:
             self.judge.plan(batch.reqs[row])
@@ -113,14 +138,15 @@ class ParseWorker(BaseSpecWorker):
         output = LogitsProcessorOutput(next_token_logits=None)
         if drafting:
             self._draft(batch, drafting)
-        if verifying:
-            output = self._verify(batch, verifying, stepping, emitted)
+        proposals = self._propose(batch, accelerated)
+        if verifying or proposals:
+            output = self._verify(batch, verifying, proposals, stepping, emitted)
         elif stepping:
             output = self._step(batch, stepping, emitted)
         for req, tokens in zip(batch.reqs, emitted, strict=True):
             if self._end_if_faulty(req):
                 tokens.clear()
-        return _result(batch, emitted, output)
+        return padded_result(batch, emitted, output)
 
     def _draft(self, batch: Any, rows: list[int]) -> None:
         reqs = [batch.reqs[row] for row in rows]
@@ -131,18 +157,34 @@ class ParseWorker(BaseSpecWorker):
             for row in rows:
                 self.judge.plan(batch.reqs[row])
 
+    def _propose(self, batch: Any, rows: list[int]) -> dict[int, list[int]]:
+        """Row -> what the EAGLE-3 head proposes; nothing where it failed."""
+        proposals: dict[int, list[int]] = {row: [] for row in rows}
+        if self._head is not None and rows:
+            with self._head_guard.contain([batch.reqs[row] for row in rows], is_burst=True):
+                proposals.update(zip(rows, self._head.propose(batch, rows), strict=True))
+        return proposals
+
     def _step(self, batch: Any, rows: list[int], emitted: list[list[int]]) -> LogitsProcessorOutput:
         """No draft to judge: one ordinary decode step of the target."""
         started = time.perf_counter()
-        logits = self.target.decode_logits(batch, rows)
-        output = self._sample_steps(batch, rows, logits, emitted)
+        decoded = self.target.decode(batch, rows)
+        output = self._sample_steps(batch, rows, decoded.next_token_logits, emitted)
+        self._follow(
+            batch, [(row, i) for i, row in enumerate(rows)], decoded.hidden_states, emitted
+        )
         share = (time.perf_counter() - started) * 1e3 / len(rows)
         for row in rows:
             batch.reqs[row].parse_state.stats.continuation_ms += share
         return output
 
     def _verify(
-        self, batch: Any, verifying: list[int], stepping: list[int], emitted: list[list[int]]
+        self,
+        batch: Any,
+        verifying: list[int],
+        proposals: dict[int, list[int]],
+        stepping: list[int],
+        emitted: list[list[int]],
     ) -> LogitsProcessorOutput:
         """One pass: drafts are judged, the others' next tokens ride along.
 
@@ -153,28 +195,75 @@ class ParseWorker(BaseSpecWorker):
         parts = [
             verifying_rows(i, batch.reqs[i], semantic=self.config.is_semantic) for i in verifying
         ]
+        parts += [proposed_rows(i, batch.reqs[i], tokens) for i, tokens in proposals.items()]
         riding = [i for i in stepping if not batch.reqs[i].lora_id]
         alone = [i for i in stepping if batch.reqs[i].lora_id]
         parts += [continuing_rows(i, batch.reqs[i]) for i in riding]
-        passed = run_pass(self.target.runner, batch, parts)
-        self.tally.count("passes_total")
-        sampler = RowSampler(self.target.runner, batch)
-        judged = parts[: len(verifying)]
-        first = passed.starts[len(verifying)] if riding else len(passed.logits)
-        readouts = read_pass(judged, passed.logits[:first], sampler, self.judge.question)
-        for part, readout in zip(judged, readouts, strict=True):
-            emitted[part.row] = self.judge.settle_round(batch.reqs[part.row], part, readout)
+        passed = run_pass(self.target.runner, batch, parts, capture=self._head is not None)
+        if verifying:
+            self.tally.count("passes_total")
+        first = len(parts) - len(riding)
+        self._settle(batch, parts[:first], proposals, passed, emitted)
         output = LogitsProcessorOutput(next_token_logits=None)
         if stepping:
-            logits = passed.logits[first:]
+            logits = passed.logits[passed.starts[first] :]
             if alone:
-                logits = torch.cat([logits, self.target.decode_logits(batch, alone)])
+                logits = torch.cat([logits, self.target.decode(batch, alone).next_token_logits])
             output = self._sample_steps(batch, riding + alone, logits, emitted)
+        places = [(part.row, start) for part, start in zip(parts, passed.row_starts, strict=False)]
+        self._follow(batch, places, passed.hidden, emitted)
         for row in verifying:
             req = batch.reqs[row]
             release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
-        _share_time(batch, parts, set(stepping), (time.perf_counter() - started) * 1e3)
+        _share_time(batch, parts, set(verifying), (time.perf_counter() - started) * 1e3)
         return output
+
+    def _settle(
+        self,
+        batch: Any,
+        parts: Sequence[VerifyRows],
+        proposals: dict[int, list[int]],
+        passed: PassOutput,
+        emitted: list[list[int]],
+    ) -> None:
+        """Drafts, then the EAGLE-3 head's proposals: what is kept of them is emitted."""
+        sampler = RowSampler(self.target.runner, batch)
+        judged = parts[: len(parts) - len(proposals)]
+        checked = parts[len(judged) :]
+        middle, end = passed.starts[len(judged)], passed.starts[len(parts)]
+        if judged:
+            readouts = read_pass(judged, passed.logits[:middle], sampler, self.judge.question)
+            for part, readout in zip(judged, readouts, strict=True):
+                req = batch.reqs[part.row]
+                emitted[part.row] = self.judge.settle_round(req, part, readout)
+        if checked:
+            readouts = read_pass(checked, passed.logits[middle:end], sampler, None)
+            for part, readout in zip(checked, readouts, strict=True):
+                req, proposed = batch.reqs[part.row], proposals[part.row]
+                emitted[part.row] = self.judge.settle_proposal(req, proposed, readout)
+
+    def _follow(
+        self,
+        batch: Any,
+        places: Sequence[tuple[int, int]],
+        hidden: torch.Tensor | None,
+        emitted: Sequence[Sequence[int]],
+    ) -> None:
+        """Let the EAGLE-3 head follow what has been written.
+
+        Args:
+            places: (row in the batch, its first row in ``hidden``) of the requests.
+            hidden: the target's captured states; None without a head.
+        """
+        if self._head is None or hidden is None:
+            return
+        written = [
+            Written(row, emitted[row], hidden[start : start + len(emitted[row])])
+            for row, start in places
+            if emitted[row] and not batch.reqs[row].lora_id
+        ]
+        with self._head_guard.contain([batch.reqs[part.row] for part in written]):
+            self._head.follow(batch, written)
 
     def _sample_steps(
         self,
@@ -192,9 +281,8 @@ class ParseWorker(BaseSpecWorker):
             if token is None:
                 batch.reqs[row].parse_state.fault = "NaN in the target model's logits"
             else:
-                emitted[row] = [token]
-                self.judge.after_step(batch.reqs[row], token)
-        return _spread_logprobs(output, rows, len(batch.reqs)) if want_logprob else output
+                emitted[row] = self.judge.after_steps(batch.reqs[row], [token])
+        return spread_logprobs(output, rows, len(batch.reqs)) if want_logprob else output
 
     def _end_if_faulty(self, req: Any) -> bool:
         if req.parse_state.fault:
@@ -203,10 +291,32 @@ class ParseWorker(BaseSpecWorker):
 
     # -- what else the scheduler asks for ---------------------------------------
 
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        pools = {
+            "memory_pool_config": memory_pool_config,
+            "req_to_token_pool": req_to_token_pool,
+            "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
+        }
+        super().alloc_memory_pool(**pools)
+        if self._head is not None:
+            self._head.alloc_memory_pool(**pools)
+
     def init_attention_backends(self) -> None:
-        """After both models have theirs: a target without the mask would judge wrongly."""
+        """After all models have theirs: a target without the mask would judge wrongly."""
         super().init_attention_backends()
+        if self._head is not None:
+            self._head.init_attention_backends()
         admission.assert_masked(self.target.runner.attn_backend)
+
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()
+        if self._head is not None:
+            self._head.init_cuda_graphs()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Complete the draft's KV before the radix cache takes a finished request's tokens.
@@ -221,17 +331,17 @@ class ParseWorker(BaseSpecWorker):
 
 
 def _share_time(
-    batch: Any, parts: Sequence[VerifyRows], stepping: set[int], elapsed_ms: float
+    batch: Any, parts: Sequence[VerifyRows], verifying: set[int], elapsed_ms: float
 ) -> None:
     """Charge a pass to its requests by their rows."""
     total_rows = sum(part.layout.num_rows for part in parts)
     for part in parts:
         stats = batch.reqs[part.row].parse_state.stats
         share = elapsed_ms * part.layout.num_rows / total_rows
-        if part.row in stepping:
-            stats.continuation_ms += share
-        else:
+        if part.row in verifying:
             stats.verification_ms += share
+        else:
+            stats.continuation_ms += share
 
 
 def _tokenizer_and_question(target_worker: TpModelWorker) -> tuple[Any, Any]:
@@ -240,55 +350,3 @@ def _tokenizer_and_question(target_worker: TpModelWorker) -> tuple[Any, Any]:
         tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
     question = admission.question_for(target_worker.server_args, tokenizer, server_config())
     return tokenizer, question
-
-
-def _result(
-    batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
-) -> GenerationBatchResult:
-    """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
-    stride = max(1, *(len(tokens) for tokens in emitted))
-    flat: list[int] = []
-    for tokens in emitted:
-        flat.extend(tokens)
-        flat.extend([0] * (stride - len(tokens)))
-    accept_lens = torch.tensor([len(tokens) for tokens in emitted], dtype=torch.int32)
-    return GenerationBatchResult(
-        logits_output=output,
-        next_token_ids=torch.tensor(flat),
-        accept_lens=accept_lens,
-        new_seq_lens=batch.seq_lens + accept_lens.to(batch.seq_lens.device),
-        next_draft_input=ParseDraftInput(),
-        speculative_num_draft_tokens=stride,
-        speculative_output_stride=stride,
-        # 1, the default, makes the first iteration that emits nothing crash the scheduler.
-        num_non_draft_tokens_per_req=0,
-    )
-
-
-def _spread_logprobs(
-    output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int
-) -> LogitsProcessorOutput:
-    """Put the sampled rows' log probabilities at their requests' places, width 1.
-
-    Requests under PARSE never ask for log probabilities; their places stay empty.
-    """
-    logprobs = torch.zeros(num_reqs, 1)
-    logprobs[torch.tensor(rows), 0] = output.next_token_logprobs.float().cpu()
-    output.next_token_logprobs = logprobs
-    # SGLang calls .tolist() on all of these but the requested ids, which it hands on as they are.
-    for name in (
-        "next_token_top_logprobs_val",
-        "next_token_top_logprobs_idx",
-        "next_token_token_ids_logprobs_val",
-    ):
-        values = getattr(output, name)
-        setattr(output, name, _spread(map(torch.as_tensor, values or ()), rows, num_reqs))
-    requested_ids = output.next_token_token_ids_logprobs_idx
-    output.next_token_token_ids_logprobs_idx = _spread(requested_ids or (), rows, num_reqs)
-    return output
-
-
-def _spread(values: Iterable[Any], rows: Sequence[int], num_reqs: int) -> list[Any] | None:
-    """``values`` of ``rows`` in a list with a place for every request; None if there are none."""
-    places = dict(zip(rows, values, strict=False))
-    return [places.get(i, torch.empty(0)) for i in range(num_reqs)] if places else None

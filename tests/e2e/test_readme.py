@@ -75,13 +75,16 @@ def marked(name: str) -> str:
 # -- tables ---------------------------------------------------------------------
 
 
+NO_VALUE = {"question": "built in", "eagle3_path": "none"}
+
+
 def flags_table() -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     defaults = config.ParseConfig()
     for setting in fields(config.ParseConfig):
         name = config.flag(setting.name)
         default = getattr(defaults, setting.name)
-        shown = f"`{default}`" if default != "" else "built in"
+        shown = f"`{default}`" if default != "" else NO_VALUE[setting.name]
         rows.append(f"| `{name}` | {shown} | {config._HELP[setting.name]} |")
     return "\n".join(rows) + "\n"
 

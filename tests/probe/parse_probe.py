@@ -4,7 +4,7 @@ The tests put this folder on PYTHONPATH of the servers they start, with a folder
 each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
 
 - ``/server_info`` answers with ``internal_states[0]["probe"]``: the radix tree (slots, the tokens
-  whose KV was written there and its fingerprint, in both models) and the running requests.
+  whose KV was written there and its fingerprint, in every model) and the running requests.
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
 - Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
@@ -29,9 +29,13 @@ PLACES = (
     "draft-prefill",
     "draft-burst",
     "draft-fill",
+    "head-prefill",
+    "head-propose",
+    "head-follow",
 )
 """Whose forward, and when: a burst's steps, a verification pass, a target step without a draft,
-a prefill, and the draft's catch-up outside the worker's iteration (a request's end)."""
+a prefill, and the draft's catch-up outside the worker's iteration (a request's end). An EAGLE-3
+head proposes, and follows what was written."""
 
 
 class InjectedError(RuntimeError):
@@ -76,8 +80,8 @@ class Probe:
         self.stage = "fill"
         self.seen: Counter[str] = Counter()
         """Forwards seen at the place of each fault, by the fault's id."""
-        self.written: dict[bool, dict[int, int]] = {False: {}, True: {}}
-        """Is it the draft model? -> slot -> token whose KV was written there last."""
+        self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
+        """Model -> slot -> token whose KV was written there last."""
 
     # -- looking ----------------------------------------------------------------
 
@@ -109,12 +113,12 @@ class Probe:
         runners = [scheduler.tp_worker.model_runner]
         if scheduler.draft_worker is not None:
             runners.append(scheduler.draft_worker.draft_worker.draft_runner)
+        if head := getattr(scheduler.draft_worker, "_head", None):
+            runners.append(head.worker.draft_runner)
         return [
             {
                 "slots": path,
-                "written": [
-                    [self.written[r.is_draft_worker].get(s) for s in path] for r in runners
-                ],
+                "written": [[self.written[model_of(r)].get(s) for s in path] for r in runners],
                 "fingerprints": [kv_fingerprint(runner, path) for runner in runners],
             }
             for path in tree_paths(slots, previous)
@@ -126,7 +130,7 @@ class Probe:
         self, original: Callable, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
         slots, ids = forward_batch.out_cache_loc.tolist(), forward_batch.input_ids.tolist()
-        self.written[runner.is_draft_worker].update(zip(slots, ids, strict=True))
+        self.written[model_of(runner)].update(zip(slots, ids, strict=True))
         fault = self._take_fault(self._place(runner, forward_batch))
         if fault is None:
             return original(runner, forward_batch, *args, **kwargs)
@@ -142,6 +146,10 @@ class Probe:
         return output
 
     def _place(self, runner: Any, forward_batch: Any) -> str:
+        if model_of(runner) == "head":
+            if self.stage == "prefill":
+                return "head-prefill"
+            return f"head-{'propose' if forward_batch.forward_mode.is_decode() else 'follow'}"
         if runner.is_draft_worker:
             return f"draft-{'burst' if self.stage == 'decode' else self.stage}"
         if self.stage == "decode":
@@ -180,6 +188,13 @@ def _with_broken_attention(runner: Any, original: Callable, *args: Any, **kwargs
         return original(runner, *args, **kwargs)
     finally:
         del backend.forward_extend
+
+
+def model_of(runner: Any) -> str:
+    """Whose runner: the target's, the draft model's, or an EAGLE-3 head's."""
+    if not runner.is_draft_worker:
+        return "target"
+    return "head" if runner.spec_algorithm.is_eagle3() else "draft"
 
 
 def held_by(req: Any) -> dict[str, Any]:

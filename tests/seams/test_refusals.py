@@ -166,6 +166,68 @@ def test_sliding_window_target(pair, tmp_path: Path):
         launch((target, pair[1]))
 
 
+HEAD = DEMO / "eagle3"
+EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path")
+DEMO_PAIR = (DEMO / "target", DEMO / "draft")
+
+
+@pytest.mark.parametrize(("flags", "steps"), [((), 3), (("--speculative-num-steps", "5"), 5)])
+def test_a_head_and_how_far_it_is_ahead(flags: tuple[str, ...], steps: int):
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    view = resolved_view(launch(DEMO_PAIR, *EAGLE3, str(HEAD), *flags))
+    assert (view.speculative_num_steps, view.speculative_eagle_topk) == (steps, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (EAGLE3[:2], "--parse-eagle3-path is not set"),
+        ((EAGLE3[2], str(HEAD)), "--parse-continuation is 'target', which uses no head"),
+        ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head'. Fix"),
+        ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
+        ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),
+        ((*EAGLE3, str(HEAD), "--speculative-eagle-topk", "4"), "--speculative-eagle-topk is 4"),
+        ((*EAGLE3, str(HEAD), "--speculative-num-steps", "0"), "--speculative-num-steps is 0"),
+        (
+            (*EAGLE3, str(HEAD), "--speculative-num-draft-tokens", "9"),
+            "--speculative-num-draft-tokens is 9.*use 4",
+        ),
+        (
+            (*EAGLE3, str(HEAD), "--speculative-draft-window-size", "64"),
+            "--speculative-draft-window-size is 64.*leave it out",
+        ),
+    ],
+)
+def test_bad_heads(flags: tuple[str, ...], message: str):
+    with pytest.raises(Exception, match=message):
+        launch(DEMO_PAIR, *flags)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 256}, "hidden size of .* is 256.*made for this target.*128"),
+        ({"target_hidden_size": 64}, "hidden size of .* is 64"),
+        ({"vocab_size": 999}, "vocabulary of .* is 999"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 16]}},
+            r"layer_ids of .* is \[1, 4, 16\].*16 layers",
+        ),
+    ],
+)
+def test_a_head_for_another_target(tmp_path: Path, change: dict, message: str):
+    head = changed(HEAD, tmp_path / "head", **change)
+    with pytest.raises(Exception, match=message):
+        launch(DEMO_PAIR, *EAGLE3, str(head))
+
+
+def test_a_head_that_the_ranks_cannot_share(tmp_path: Path):
+    head = changed(HEAD, tmp_path / "head", num_attention_heads=1, num_key_value_heads=1)
+    with pytest.raises(Exception, match=r"--tp-size is 2.*the head's 1 attention heads"):
+        launch(DEMO_PAIR, *EAGLE3, str(head), "--tp-size", "2")
+
+
 def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
     from sglang_parse.config import ENV_VAR, ParseConfig
 

@@ -30,6 +30,8 @@ CHANGED = ParseConfig(
     selection="longest",
     verification="token",
     after_cut="target",
+    continuation="eagle3",
+    eagle3_path="head",
     default="off",
 )
 
@@ -53,7 +55,9 @@ def test_whole_numbers_have_ranges(name, low, high):
             ParseConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["selection", "verification", "after_cut", "default"])
+@pytest.mark.parametrize(
+    "name", ["selection", "verification", "after_cut", "continuation", "default"]
+)
 def test_choices_are_listed_in_the_refusal(name):
     with pytest.raises(ConfigError, match=f"{flag(name)} is 'sideways'; use one of") as error:
         ParseConfig(**{name: "sideways"})
@@ -75,6 +79,15 @@ def test_segment_is_checked_at_once():
     with pytest.raises(ConfigError, match="--parse-segment: expected .*'tokens:0'"):
         ParseConfig(segment="tokens:0")
     assert ParseConfig(segment="tokens:12").segment_rule.num_tokens == 12
+
+
+@pytest.mark.parametrize("path", ["head", ""])
+def test_a_head_and_its_use_go_together(path):
+    wrong = {"eagle3_path": path} if path else {"continuation": "eagle3"}
+    with pytest.raises(ConfigError, match="--parse-eagle3-path is .*--parse-continuation eagle3"):
+        ParseConfig(**wrong)
+    assert ParseConfig(continuation="eagle3", eagle3_path="head").uses_eagle3
+    assert not ParseConfig().uses_eagle3
 
 
 def test_no_question_means_the_built_in_one():

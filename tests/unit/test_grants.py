@@ -84,6 +84,27 @@ def test_steps_that_do_not_fit_are_reported_so_that_sglang_retracts():
     assert cost(holdings, share_out(holdings, 1)) == 2
 
 
+def ahead(committed: int = 20, left_over: int = 0) -> Holding:
+    """A request whose target is accelerated by an EAGLE-3 head, three tokens ahead."""
+    allocated = committed + left_over
+    return Holding(Phase.CONTINUING, committed, allocated, 4, is_accelerated=True)
+
+
+def test_the_head_stands_still_before_a_draft_gives_way():
+    need = 4 + 1 + 3 * 4
+    assert moves(share_out([drafter(), ahead()], need + 4)) == [Move.BURST, Move.EAGLE]
+    grants = share_out([drafter(), ahead()], need + 3)
+    assert moves(grants) == [Move.BURST, Move.STEP]
+    assert [grant.tail for grant in grants] == [4, 1]
+
+
+def test_a_plain_step_gives_back_what_an_accelerated_one_left_over():
+    holdings = [ahead(left_over=3), stepper(), stepper()]
+    grants = share_out(holdings, 0)
+    assert moves(grants) == [Move.STEP] * 3
+    assert cost(holdings, grants) == 0
+
+
 def test_whole_pages_are_counted():
     holdings = [stepper(committed=31), stepper(committed=32)]
     grants = share_out(holdings, 1000, page_size=16)
@@ -96,6 +117,7 @@ holdings_lists = st.lists(
         st.builds(drafter, st.integers(0, 8), allocated=st.integers(28, 32)),
         st.builds(judged, st.integers(1, 9), st.integers(0, PATIENCE)),
         st.builds(stepper, st.integers(1, 40)),
+        st.builds(ahead, st.integers(1, 40), st.integers(0, 3)),
     ),
     min_size=1,
     max_size=8,
@@ -106,7 +128,7 @@ holdings_lists = st.lists(
 def test_never_more_than_there_is_unless_plain_steps_alone_do_not_fit(holdings, available, page):
     grants = share_out(holdings, available, page)
     total = cost(holdings, grants, page)
-    if total > available:
+    if total > available:  # an EAGLE move is no plain step
         assert all(move in (Move.STEP, Move.GIVE_UP) for move in moves(grants))
     assert any(move not in (Move.WAIT, Move.JUDGE) for move in moves(grants))
 

@@ -31,7 +31,7 @@ class Request:
         """One iteration's result: accepted draft tokens, then the target's own."""
         self.output_ids += [7] * (accepted + target)
         self.parse_state.stats.accepted_tokens += accepted
-        self.parse_state.target_wrote_last = bool(target)
+        self.parse_state.target_run = target
 
 
 def request(plain_reason: str = "") -> Request:
@@ -78,6 +78,7 @@ def test_growth_is_counted_once_however_often_a_request_is_settled():
         (1, 7, 6, 1),  # a stop cuts the target's token off
         (1, 4, 3, 1),  # and draft tokens
         (0, 4, 3, 1),  # no target token behind the draft
+        (3, 8, 6, 2),  # a run of the target's own is cut
     ],
 )
 def test_tokens_behind_a_stop_are_nobodys(target, finished_len, accepted_seen, target_seen):

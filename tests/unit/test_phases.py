@@ -38,6 +38,11 @@ def test_plain_decoding_asks_for_one(phase):
     assert tail_len(state(phase, Draft(token_ids=[7, 7])), 16, 128) == 1
 
 
+@pytest.mark.parametrize("phase", [Phase.CONTINUING, Phase.PLAIN])
+def test_accelerated_decoding_asks_for_its_rows(phase):
+    assert tail_len(state(phase), 16, 128, 4) == 4
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 def test_asking_twice_answers_the_same_and_changes_nothing(phase):
     """SGLang asks for the capacity check and again to allocate."""

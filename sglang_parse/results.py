@@ -1,0 +1,64 @@
+"""An iteration's tokens and log probabilities in the shapes SGLang's result processor slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from sglang_parse.spec_input import ParseDraftInput
+
+
+def padded_result(
+    batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
+) -> GenerationBatchResult:
+    """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
+    stride = max(1, *(len(tokens) for tokens in emitted))
+    flat: list[int] = []
+    for tokens in emitted:
+        flat.extend(tokens)
+        flat.extend([0] * (stride - len(tokens)))
+    accept_lens = torch.tensor([len(tokens) for tokens in emitted], dtype=torch.int32)
+    return GenerationBatchResult(
+        logits_output=output,
+        next_token_ids=torch.tensor(flat),
+        accept_lens=accept_lens,
+        new_seq_lens=batch.seq_lens + accept_lens.to(batch.seq_lens.device),
+        next_draft_input=ParseDraftInput(),
+        speculative_num_draft_tokens=stride,
+        speculative_output_stride=stride,
+        # 1, the default, makes the first iteration that emits nothing crash the scheduler.
+        num_non_draft_tokens_per_req=0,
+    )
+
+
+def spread_logprobs(
+    output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int
+) -> LogitsProcessorOutput:
+    """Put the sampled rows' log probabilities at their requests' places, width 1.
+
+    Requests under PARSE never ask for log probabilities; their places stay empty.
+    """
+    logprobs = torch.zeros(num_reqs, 1)
+    logprobs[torch.tensor(rows), 0] = output.next_token_logprobs.float().cpu()
+    output.next_token_logprobs = logprobs
+    # SGLang calls .tolist() on all of these but the requested ids, which it hands on as they are.
+    for name in (
+        "next_token_top_logprobs_val",
+        "next_token_top_logprobs_idx",
+        "next_token_token_ids_logprobs_val",
+    ):
+        values = getattr(output, name)
+        setattr(output, name, _spread(map(torch.as_tensor, values or ()), rows, num_reqs))
+    requested_ids = output.next_token_token_ids_logprobs_idx
+    output.next_token_token_ids_logprobs_idx = _spread(requested_ids or (), rows, num_reqs)
+    return output
+
+
+def _spread(values: Iterable[Any], rows: Sequence[int], num_reqs: int) -> list[Any] | None:
+    """``values`` of ``rows`` in a list with a place for every request; None if there are none."""
+    places = dict(zip(rows, values, strict=False))
+    return [places.get(i, torch.empty(0)) for i in range(num_reqs)] if places else None

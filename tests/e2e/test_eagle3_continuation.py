@@ -1,0 +1,332 @@
+"""PARSE with an EAGLE-3 head ahead of the target wherever no draft is written: the demo pair and
+its trained head against the plain demo target, in every phase, and a pool too small for the load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import httpx
+import pytest
+from client import Client, parse_info
+from conftest import QUESTION, SEED, Start, parse_flags
+from random_pair import DEMO
+
+from sglang_parse.demo.servers import awake
+
+EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
+PAIR = (DEMO / "target", DEMO / "draft")
+NORMAL, EXACT, OFF = {}, {"threshold": 1.5}, {"enabled": False}
+LIMIT = {"max_new_tokens": 220}
+TARGET, DRAFT, HEAD = range(3)
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def eagle(start_server: Start) -> Iterator[Client]:
+    server = start_server("demo-eagle3", *parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED))
+    with awake(server):
+        yield Client.of(server)
+
+
+@pytest.fixture(scope="module")
+def tight(start_server: Start) -> Iterator[Client]:
+    """Token mode; after a cut the target, with its head, writes to the end. Too few KV slots."""
+    server = start_server(
+        "tight-eagle3",
+        *parse_flags(PAIR, "--parse-verification", "token", "--parse-after-cut", "target"),
+        *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-burst-tokens", "6"),
+        *("--max-total-tokens", "720", "--page-size", "4", "--speculative-num-steps", "2"),
+        # Admits more requests than the pool can hold.
+        *("--schedule-conservativeness", "0.05"),
+    )
+    with awake(server):
+        yield Client.of(server)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def prompts(problems: list) -> list[str]:
+    return [problem.prompt for problem in problems[:16]]
+
+
+@pytest.fixture(scope="module")
+def expected(demo_plain: Client, prompts: list[str]) -> list[dict]:
+    return demo_plain.generate_all(prompts, 8, **LIMIT)
+
+
+def _ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+def _accept_length(answers: list[dict]) -> float:
+    """Tokens per target forward with the head ahead."""
+    infos = [parse_info(answer) for answer in answers]
+    return sum(info["eagle3_tokens"] for info in infos) / sum(i["eagle3_steps"] for i in infos)
+
+
+def _assert_adds_up(answer: dict) -> None:
+    info = parse_info(answer)
+    assert info["accepted_tokens"] + info["target_tokens"] == len(answer["output_ids"])
+
+
+def _same(left: dict, right: dict) -> None:
+    assert left["output_ids"] == right["output_ids"]
+    assert left["text"] == right["text"]
+    assert left["meta_info"]["finish_reason"] == right["meta_info"]["finish_reason"]
+    _assert_adds_up(left)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurrency: int):
+    """Nothing of any draft is kept: the target writes each segment, with its head, and no more."""
+    count = len(prompts) // (4 if concurrency == 1 else 1)
+    answers = eagle.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
+    assert _ids(answers) == _ids(expected[:count])
+    assert _accept_length(answers) > 2
+    for answer in answers:
+        info = parse_info(answer)
+        assert (info["mode"], info["continuation"]) == ("parse", "eagle3")
+        assert info["accepted_tokens"] == 0
+        # Each segment begins with the pass's own token and ends where the text's line does.
+        assert info["rounds"] >= answer["text"].count("\n")
+        _assert_adds_up(answer)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_switched_off_requests(eagle: Client, prompts: list, expected: list, concurrency: int):
+    count = len(prompts) // (4 if concurrency == 1 else 1)
+    answers = eagle.generate_all(prompts[:count], concurrency, parse=OFF, **LIMIT)
+    assert _ids(answers) == _ids(expected[:count])
+    assert _accept_length(answers) > 2.5
+    infos = [parse_info(answer) for answer in answers]
+    assert {(info["mode"], info["reason"]) for info in infos} == {("plain", "switched off")}
+    assert {info["drafted_tokens"] for info in infos} == {0}
+    assert [info["target_tokens"] for info in infos] == [len(ids) for ids in _ids(answers)]
+
+
+def test_drafts_then_the_head(eagle: Client, problems: list):
+    """As it is meant to be used: most text is the draft's, the head helps where it is cut."""
+    problems = problems[:40]
+    answers = eagle.generate_all([problem.prompt for problem in problems], 8, **LIMIT)
+    right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=True))
+    assert right >= 0.9 * len(problems)
+    infos = [parse_info(answer) for answer in answers]
+    accepted = sum(info["accepted_tokens"] for info in infos)
+    assert accepted > 0.5 * sum(len(ids) for ids in _ids(answers))
+    assert _accept_length(answers) > 1.5
+    list(map(_assert_adds_up, answers))
+
+
+SPECIAL = {
+    "log probabilities": {"top": {"return_logprob": True, "top_logprobs_num": 2}},
+    "sampling mask": {"top": {"return_sampling_mask": True}},
+    "penalties": {"frequency_penalty": 0.4},
+    "logit_bias": {"logit_bias": {"17": 2.0}},
+    "grammar": {"regex": "([ab]: [0-9]+\n){3,5}"},
+    "min_new_tokens": {"min_new_tokens": 40},
+}
+
+
+def test_all_kinds_of_requests_share_a_batch(
+    eagle: Client, demo_plain: Client, prompts: list, expected: list
+):
+    """What the head cannot serve faithfully steps token by token, beside all the others."""
+    options = [OFF, EXACT, NORMAL] * 4
+    seeded = {"temperature": 0.9, "top_k": 9, "top_p": 0.9}
+    with ThreadPoolExecutor(32) as pool:
+        wishes = {
+            name: pool.submit(eagle.generate, prompts[0], **LIMIT, **wish)
+            for name, wish in SPECIAL.items()
+        }
+        # A wish decides, whatever else the request says.
+        both = pool.submit(eagle.generate, prompts[0], parse=OFF, **LIMIT, **SPECIAL["grammar"])
+        jobs = [
+            pool.submit(eagle.generate, prompt, parse=parse, **LIMIT)
+            for prompt, parse in zip(prompts, options, strict=False)
+        ]
+        sampled = pool.submit(eagle.generate, prompts[1], parse=OFF, **LIMIT, **seeded)
+    for (job, parse), answer in zip(zip(jobs, options, strict=True), expected, strict=False):
+        if parse is not NORMAL:
+            _same(job.result(), answer)
+        _assert_adds_up(job.result())
+    for name, wish in SPECIAL.items():
+        ours, theirs = wishes[name].result(), demo_plain.generate(prompts[0], **LIMIT, **wish)
+        _same(ours, theirs)
+        info = parse_info(ours)
+        assert (info["reason"], info["continuation"]) == (name, "target")
+        assert info["eagle3_steps"] == 0
+        for key in ("output_token_logprobs", "output_top_logprobs"):
+            ours_log, their_log = (a["meta_info"].get(key, []) for a in (ours, theirs))
+            assert _numbers(ours_log) == pytest.approx(_numbers(their_log), abs=1e-4)
+    assert both.result()["output_ids"] == wishes["grammar"].result()["output_ids"]
+    assert parse_info(both.result())["continuation"] == "target"
+    assert parse_info(sampled.result())["eagle3_steps"] > 0
+    eagle.assert_nothing_lost()
+
+
+def _numbers(nested: object) -> list[float]:
+    if isinstance(nested, (list, tuple)):
+        return [number for item in nested for number in _numbers(item)]
+    return [float(nested)] if isinstance(nested, (int, float)) else []
+
+
+def test_seeded_samples_are_the_plain_servers(eagle: Client, demo_plain: Client, prompts: list):
+    """Sampled tokens at each place are what the target alone would have drawn there."""
+    params = {"temperature": 3.0, "top_k": 30, "sampling_seed": 5, "max_new_tokens": 90}
+    ours = eagle.generate_all(prompts[:8], 8, parse=OFF, **params)
+    theirs = demo_plain.generate_all(prompts[:8], 8, **params)
+    assert _ids(ours) == _ids(theirs)
+    greedy = demo_plain.generate_all(prompts[:8], 8, max_new_tokens=90)
+    assert _ids(ours) != _ids(greedy)
+    assert _accept_length(ours) > 1
+
+
+@pytest.mark.parametrize("parse", [OFF, EXACT], ids=["off", "exact"])
+def test_ends_are_cut_exactly(
+    eagle: Client, demo_plain: Client, prompts: list, expected: list, parse: dict
+):
+    """Length limits, stop tokens and stop strings that fall inside a run of the head's."""
+    cases = [(0, {"max_new_tokens": limit}) for limit in range(1, 9)]
+    for number in (1, 2):
+        ids, text = expected[number]["output_ids"], expected[number]["text"]
+        cases += [(number, {**LIMIT, "stop_token_ids": [ids[place]]}) for place in (4, 11, 23)]
+        cases += [(number, {**LIMIT, "stop": [text[at : at + 2]]}) for at in (9, 20, 31)]
+        cases += [(number, {"max_new_tokens": len(ids) + 30, "ignore_eos": True})]
+    with ThreadPoolExecutor(8) as pool:
+        ours = pool.map(lambda c: eagle.generate(prompts[c[0]], parse=parse, **c[1]), cases)
+        theirs = pool.map(lambda c: demo_plain.generate(prompts[c[0]], **c[1]), cases)
+        for left, right in zip(ours, theirs, strict=True):
+            _same(left, right)
+
+
+def test_streaming(eagle: Client, prompts: list, expected: list):
+    for parse in (OFF, EXACT):
+        params = {"temperature": 0, **LIMIT, "custom_params": {"parse": parse}}
+        body = {"text": prompts[3], "stream": True, "sampling_params": params}
+        with httpx.stream("POST", f"{eagle.url}/generate", json=body, timeout=120) as response:
+            lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+        assert chunks[-1]["text"] == expected[3]["text"]
+        texts = [chunk["text"] for chunk in chunks]
+        assert all(later.startswith(sooner) for sooner, later in pairwise(texts))
+        assert len(set(texts)) > 10
+
+
+def test_later_turns_find_the_heads_kv(eagle: Client, demo_plain: Client, prompts: list):
+    """Whoever wrote a token (draft, head, target alone, prefill), the tree's KV is a prefill's."""
+    for client in (eagle, demo_plain):
+        client.flush()
+    kinds = [{"parse": EXACT}, {"parse": OFF}, {"parse": NORMAL}, SPECIAL["log probabilities"]]
+    jobs = list(zip(prompts, kinds * 2, strict=False))
+    with ThreadPoolExecutor(8) as pool:
+        first = list(pool.map(lambda job: eagle.generate(job[0], **job[1], **LIMIT), jobs))
+        plain = list(pool.map(lambda job: demo_plain.generate(job[0], **LIMIT), jobs))
+    tree = eagle.look()["tree"]
+    turns = [job[0] + answer["text"] + job[0] for job, answer in zip(jobs, plain, strict=True)]
+    second = eagle.generate_all(turns, 8, parse=OFF, **LIMIT)
+    expected = demo_plain.generate_all(turns, 8, **LIMIT)
+    assert _ids(second) == _ids(expected)
+    exact = [i for i in range(len(jobs)) if kinds[i % 4] != {"parse": NORMAL}]
+    assert all(first[i]["output_ids"] == plain[i]["output_ids"] for i in exact)
+    assert all(second[i]["meta_info"]["cached_tokens"] > len(jobs[i][0]) / 4 for i in exact)
+    _assert_own_kv(eagle, tree)
+
+
+def _assert_own_kv(client: Client, tree: list[dict]) -> None:
+    client.flush()
+    texts = [path["written"][TARGET] for path in tree]
+    assert len(tree) == 8
+    for path, tokens in zip(tree, texts, strict=True):
+        # Where paths part, the head's KV of the last shared token looks ahead to the token of
+        # whoever wrote it first; likewise at a path's end.
+        parts_at = {len(os.path.commonprefix([tokens, other])) - 1 for other in texts}
+        client.generate(tokens, max_new_tokens=1)
+        again = [p for p in client.look()["tree"] if p["written"][TARGET] == tokens]
+        client.flush()
+        assert len(again) == 1
+        for model in (TARGET, DRAFT, HEAD):
+            ours, theirs = path["fingerprints"][model], again[0]["fingerprints"][model]
+            same = [i for i in range(len(ours)) if model != HEAD or i not in parts_at]
+            assert len(same) > 0.9 * len(ours)
+            assert [ours[i] for i in same] == pytest.approx(
+                [theirs[i] for i in same], abs=TOLERANCE
+            )
+            assert max(ours) - min(ours) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "place", ["head-prefill", "head-propose", "head-follow", "draft-burst", "target-pass"]
+)
+def test_abort_while(eagle: Client, prompts: list, expected: list, place: str):
+    """The abort arrives while a forward of that kind runs; others in the batch go on."""
+    skip = 0 if place == "head-prefill" else 2
+    with (
+        eagle.probe.fault(place, "slow", seconds=0.3, skip=skip, times=4) as slow,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        others = [
+            pool.submit(eagle.generate, prompts[i], parse=parse, max_new_tokens=24)
+            for i, parse in ((4, OFF), (5, EXACT))
+        ]
+        top = {"rid": f"slow-{place}"}
+        job = pool.submit(eagle.generate, prompts[6], parse=EXACT, top=top, **LIMIT)
+        slow.wait_fired()
+        eagle.abort(f"slow-{place}")
+        answer = job.result()
+        assert answer["output_ids"] == expected[6]["output_ids"][: len(answer["output_ids"])]
+        for i, other in zip((4, 5), others, strict=True):
+            assert other.result()["output_ids"] == expected[i]["output_ids"][:24]
+    eagle.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("place", ["head-propose", "head-follow"])
+def test_a_failing_head_ends_drafting_requests_only(
+    eagle: Client, prompts: list, expected: list, place: str
+):
+    with eagle.probe.fault(place, "raise", skip=3, times=1):
+        answer = eagle.generate(prompts[7], parse=OFF, **LIMIT)
+    _same(answer, expected[7])
+    params = {"temperature": 0, **LIMIT, "custom_params": {"parse": EXACT}}
+    body = {"text": prompts[7], "sampling_params": params}
+    with eagle.probe.fault(place, "raise", skip=3, times=1):
+        response = eagle.post("/generate", body)
+    assert response.status_code == 500
+    assert "the EAGLE-3 head failed" in response.text
+    _same(eagle.generate(prompts[7], parse=EXACT, **LIMIT), expected[7])
+    eagle.assert_nothing_lost()
+
+
+def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
+    """Drafting requests beside accelerated ones: retracted, waiting, and right."""
+    jobs = [(prompt, parse) for prompt in prompts for parse in (NORMAL, OFF)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(
+            pool.map(lambda job: tight.generate(job[0], parse=job[1], max_new_tokens=90), jobs)
+        )
+    assert _ids(answers) == [ids[:90] for ids in _ids(expected) for _ in range(2)]
+    list(map(_assert_adds_up, answers))
+    # Not vacuous: slots were short, for some steps the head stood still, for others it did not.
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+    for kind in (answers[::2], answers[1::2]):
+        assert 1.5 < _accept_length(kind) <= 3
+    infos = [parse_info(answer) for answer in answers]
+    assert sum(info["accepted_tokens"] for info in infos) > 0
+    ahead, written = (sum(i[name] for i in infos) for name in ("eagle3_tokens", "target_tokens"))
+    # Alone, the target writes each answer's first token, and at most its last.
+    assert ahead < written - 2 * len(infos)
+    tight.assert_nothing_lost()
+
+
+def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: list):
+    """Nothing is kept of the first draft; then the target, with its head, writes to the end."""
+    for prompt, right in list(zip(prompts, expected, strict=True))[:4]:
+        left = tight.generate(prompt, parse=EXACT, **LIMIT)
+        _same(left, right)
+        info = parse_info(left)
+        assert (info["rounds"], info["accepted_tokens"]) == (1, 0)
+        assert 1.5 < info["eagle3_tokens"] / info["eagle3_steps"] <= 3
