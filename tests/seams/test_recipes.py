@@ -64,7 +64,14 @@ LLAMA3_PAIR = (
 PAIRS = {
     "serve_qwen3_32b.sh": QWEN3_PAIR,
     "serve_llama3_70b.sh": LLAMA3_PAIR,
+    "serve_llama3_70b_eagle3.sh": LLAMA3_PAIR,
 }
+# The head of the EAGLE-3 recipe: one layer of the target's width, its own small vocabulary.
+HEAD = (
+    LLAMA3
+    | shape(8192, 1, 64, 28672, head_dim=128)
+    | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+)
 
 
 def kv_kib(config: dict) -> int:
@@ -84,11 +91,11 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch):
 def write_models(folder: Path, recipe: str) -> dict[str, str]:
     """Folders without weights, as the environment variables a recipe reads."""
     family, target, draft = PAIRS[recipe]
-    for name, config in (("TARGET", target), ("DRAFT", draft)):
+    for name, config in (("TARGET", target), ("DRAFT", draft), ("HEAD", HEAD)):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
         FAMILIES[family].tokenizer().save_pretrained(folder / name)
-    return {name: str(folder / name) for name in ("TARGET", "DRAFT")}
+    return {name: str(folder / name) for name in ("TARGET", "DRAFT", "HEAD")}
 
 
 def run_recipe(recipe: str, folder: Path, models: dict[str, str], *flags: str) -> list[str]:
@@ -126,7 +133,7 @@ def test_a_missing_path_is_named(recipe: str):
     """Nothing is started when TARGET is unset; the shell says which variable and what it is."""
     done = subprocess.run(
         ["sh", EXAMPLES / recipe],
-        env={"PATH": os.environ["PATH"], "PYTHON": "false"},
+        env={"PATH": os.environ["PATH"], "HEAD": "head", "PYTHON": "false"},
         capture_output=True,
         text=True,
         check=False,
@@ -145,7 +152,7 @@ def test_the_header_says_what_a_reader_must_know(recipe: str):
     for name in re.findall(r"--[a-z0-9-]+", command):
         assert name in text, f"the header does not say why {name}"
     _, target, draft = PAIRS[recipe]
-    for config in (target, draft):
+    for config in (HEAD,) if recipe.endswith("eagle3.sh") else (target, draft):
         assert f"{kv_kib(config)} KiB" in text
 
 

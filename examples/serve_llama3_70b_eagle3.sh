@@ -1,0 +1,22 @@
+#!/bin/sh
+# PARSE with Llama-3.3-70B-Instruct, Llama-3.2-1B-Instruct as draft, and an EAGLE-3 head that
+# speeds up what the target writes itself: after a cut, and for requests served plainly.
+#
+#   TARGET=/models/Llama-3.3-70B-Instruct DRAFT=/models/Llama-3.2-1B-Instruct \
+#     HEAD=/models/EAGLE3-LLaMA3.3-Instruct-70B examples/serve_llama3_70b_eagle3.sh
+#
+# HEAD is an EAGLE-3 head trained for this target, such as yuhuili/EAGLE3-LLaMA3.3-Instruct-70B.
+# All else, hardware too, is as in serve_llama3_70b.sh, which this script runs.
+#
+# NOT RUN YET, as serve_llama3_70b.sh.
+#
+# Memory:   the head's weights, about 3 GB in bf16, spread over the GPUs; its KV, 4 KiB a token.
+#
+# --parse-continuation eagle3  What writes after a cut: the target with the head.
+# --parse-eagle3-path          The head.
+set -eu
+
+exec "$(dirname "$0")/serve_llama3_70b.sh" \
+  --parse-continuation eagle3 \
+  --parse-eagle3-path "${HEAD:?set HEAD to an EAGLE-3 head for Llama-3.3-70B-Instruct}" \
+  "$@"
