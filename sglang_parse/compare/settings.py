@@ -12,6 +12,7 @@ from sglang_parse.compare.lineup import (
     DRAFT,
     EAGLE3,
     PARSE,
+    PARSE_EAGLE3,
     PLAIN,
     STANDALONE,
     TITLES,
@@ -26,7 +27,7 @@ from sglang_parse.demo.settings import DEMO_PAIR, at_least
 from sglang_parse.tasks import Options, task_names
 
 DEMO_TASK = "demo"
-SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, DRAFT)
+SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3, DRAFT)
 OWN_THRESHOLD = ParseConfig().threshold
 """At which a server with PARSE is measured like the others, at every concurrency."""
 
