@@ -37,6 +37,9 @@ from warm import Nursery  # noqa: E402
 torch.set_num_threads(1)
 # SGLang asserts its slot accounting on every iteration, not only when idle.
 os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+# Before it ends a server, SGLang otherwise waits 65 s for dumps of processes on a GPU.
+os.environ["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] = "0"
+os.environ["SGLANG_PYSPY_DUMP_BEFORE_CRASH"] = "0"
 
 PARSE = ("--speculative-algorithm", "PARSE")
 QUESTION = ("--parse-question", str(DEMO / "question.json"))

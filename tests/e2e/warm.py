@@ -30,6 +30,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_parse.demo.servers import Process, start_process
+
 PRELOADED = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -49,16 +51,22 @@ class Nursery:
     def __init__(self, env: Mapping[str, str]) -> None:
         name = f"sglang-parse-{uuid.uuid4().hex}"
         self._address = _address(name)
+        self._settings = _sglang_settings(env)
         self._process = subprocess.Popen(
             [sys.executable, __file__, name], env=dict(env), start_new_session=True
         )
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> WarmProcess:
+    def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> Process:
         """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...].
+
+        SGLang reads some of its variables when it is imported: a server with others of them than
+        this nursery has starts anew.
 
         Args:
             output: an open file for stdout and stderr.
         """
+        if _sglang_settings(env) != self._settings:
+            return start_process(command, env, output)
         connection = socket.socket(socket.AF_UNIX)
         while True:  # it is still importing
             with contextlib.suppress(ConnectionRefusedError):
@@ -102,6 +110,15 @@ class WarmProcess:
     def terminate(self) -> None:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
+
+
+def _sglang_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """Without PARSE's own, which nobody reads on import."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith("SGLANG_") and not name.startswith("SGLANG_PARSE_")
+    }
 
 
 def _address(name: str) -> str:
