@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sglang_parse.compare.lineup import chain
 from sglang_parse.config import ParseConfig
 from sglang_parse.demo.load import send_problems
 from sglang_parse.demo.records import PARSE, DemoError
@@ -61,15 +62,8 @@ def summarise(lines: Iterable[str], tokens_per_s: float) -> Held:
 
 def standalone(name: str, pair: Path, num_steps: int) -> ServerSpec:
     """Stock STANDALONE with chains of ``num_steps`` draft tokens."""
-    return ServerSpec(
-        name,
-        (
-            *("--model-path", str(pair / "target"), "--speculative-algorithm", "STANDALONE"),
-            *("--speculative-draft-model-path", str(pair / "draft")),
-            *("--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", str(num_steps + 1)),
-        ),
-    )
+    stock = chain("STANDALONE", str(pair / "draft"), num_steps)
+    return ServerSpec(name, ("--model-path", str(pair / "target"), *stock))
 
 
 def measure(spec: ServerSpec, num_problems: int, concurrency: int, folder: Path) -> Held:
