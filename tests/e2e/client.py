@@ -157,6 +157,11 @@ def parse_info(answer: dict[str, Any]) -> dict[str, Any]:
     return info
 
 
+def ids_of(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The output tokens of finished answers."""
+    return [answer["output_ids"] for answer in answers]
+
+
 def random_prompts(
     count: int, seed: int, longest: int = 60, vocab: range = range(3, 300)
 ) -> list[list[int]]:

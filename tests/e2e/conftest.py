@@ -129,26 +129,46 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     )
 
 
+def served(start_server: Start, name: str, *flags: str) -> Iterator[Client]:
+    """What a fixture of one server yields from: it is awake while a module uses it."""
+    server = start_server(name, *flags)
+    with awake(server):
+        yield Client.of(server)
+
+
+# SGLang draws from one generator per server.
+SEED = ("--random-seed", "7")
+SMALL_CHUNKS = ("--chunked-prefill-size", "256")
+SEMANTIC = (
+    *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
+    *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6"),
+    *(*SMALL_CHUNKS, *SEED),
+)
+"""Semantic verification of the random pair."""
+
+
 @pytest.fixture(scope="module")
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang with the random target; no overlap, as PARSE runs."""
-    server = start_server(
-        "plain", "--model-path", str(pair[0]), "--disable-overlap-schedule", *SEED
+    yield from served(
+        start_server,
+        "plain",
+        "--model-path",
+        str(pair[0]),
+        "--disable-overlap-schedule",
+        *SEED,
     )
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
 def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """PARSE with token-level verification on the random pair."""
-    server = start_server(
+    yield from served(
+        start_server,
         "token",
         *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
         *("--parse-burst-tokens", "4", *SMALL_CHUNKS, *SEED),
     )
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
@@ -157,49 +177,39 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
     Pages of 16 slots, where the other servers have pages of one.
     """
-    server = start_server(
-        "semantic",
-        *parse_flags(pair, "--parse-question", str(THINKING_QUESTION)),
-        *("--parse-segment", "tokens:3", "--page-size", "16"),
-        *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6"),
-        *(*SMALL_CHUNKS, *SEED),
-    )
-    with awake(server):
-        yield Client.of(server)
+    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16")
+    yield from served(start_server, "semantic", *flags)
 
 
 @pytest.fixture(scope="module")
 def equal(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """PARSE with the target as its own draft: whatever is not accepted shows a fault."""
-    server = start_server(
+    yield from served(
+        start_server,
         "equal",
         *parse_flags((pair[0], pair[0]), "--parse-verification", "token"),
         *("--parse-draft-tokens", "16", "--parse-burst-tokens", "4", *SEED),
     )
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
 def demo(start_server: Start) -> Iterator[Client]:
     """PARSE with the demo pair."""
-    server = start_server("demo", *parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION))
-    with awake(server):
-        yield Client.of(server)
+    yield from served(
+        start_server, "demo", *parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION)
+    )
 
 
 @pytest.fixture(scope="module")
 def demo_plain(start_server: Start) -> Iterator[Client]:
     """Stock SGLang with the demo target."""
-    server = start_server(
-        "demo-plain", "--model-path", str(DEMO / "target"), "--disable-overlap-schedule"
+    yield from served(
+        start_server,
+        "demo-plain",
+        "--model-path",
+        str(DEMO / "target"),
+        "--disable-overlap-schedule",
     )
-    with awake(server):
-        yield Client.of(server)
-
-
-SEED = ("--random-seed", "7")
-SMALL_CHUNKS = ("--chunked-prefill-size", "256")
 
 
 @pytest.fixture(scope="session")

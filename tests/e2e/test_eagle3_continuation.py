@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from client import Client, parse_info
-from conftest import QUESTION, SEED, Start, parse_flags
+from client import Client, ids_of, parse_info
+from conftest import QUESTION, SEED, Start, parse_flags, served
 from random_pair import DEMO
 
 from sglang_parse.demo.servers import awake
@@ -28,9 +28,7 @@ TOLERANCE = 1e-3
 
 @pytest.fixture(scope="module")
 def eagle(start_server: Start) -> Iterator[Client]:
-    server = start_server("demo-eagle3", *parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED))
-    with awake(server):
-        yield Client.of(server)
+    yield from served(start_server, "demo-eagle3", *parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +57,6 @@ def expected(demo_plain: Client, prompts: list[str]) -> list[dict]:
     return demo_plain.generate_all(prompts, 8, **LIMIT)
 
 
-def _ids(answers: list[dict]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
-
-
 def _accept_length(answers: list[dict]) -> float:
     """Tokens per target forward with the head ahead."""
     infos = [parse_info(answer) for answer in answers]
@@ -86,7 +80,7 @@ def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurren
     """Nothing of any draft is kept: the target writes each segment, with its head, and no more."""
     count = len(prompts) // (4 if concurrency == 1 else 1)
     answers = eagle.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
-    assert _ids(answers) == _ids(expected[:count])
+    assert ids_of(answers) == ids_of(expected[:count])
     assert _accept_length(answers) > 2
     for answer in answers:
         info = parse_info(answer)
@@ -101,12 +95,12 @@ def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurren
 def test_switched_off_requests(eagle: Client, prompts: list, expected: list, concurrency: int):
     count = len(prompts) // (4 if concurrency == 1 else 1)
     answers = eagle.generate_all(prompts[:count], concurrency, parse=OFF, **LIMIT)
-    assert _ids(answers) == _ids(expected[:count])
+    assert ids_of(answers) == ids_of(expected[:count])
     assert _accept_length(answers) > 2.5
     infos = [parse_info(answer) for answer in answers]
     assert {(info["mode"], info["reason"]) for info in infos} == {("plain", "switched off")}
     assert {info["drafted_tokens"] for info in infos} == {0}
-    assert [info["target_tokens"] for info in infos] == [len(ids) for ids in _ids(answers)]
+    assert [info["target_tokens"] for info in infos] == [len(ids) for ids in ids_of(answers)]
 
 
 def test_drafts_then_the_head(eagle: Client, problems: list):
@@ -117,7 +111,7 @@ def test_drafts_then_the_head(eagle: Client, problems: list):
     assert right >= 0.9 * len(problems)
     infos = [parse_info(answer) for answer in answers]
     accepted = sum(info["accepted_tokens"] for info in infos)
-    assert accepted > 0.5 * sum(len(ids) for ids in _ids(answers))
+    assert accepted > 0.5 * sum(len(ids) for ids in ids_of(answers))
     assert _accept_length(answers) > 1.5
     list(map(_assert_adds_up, answers))
 
@@ -180,9 +174,9 @@ def test_seeded_samples_are_the_plain_servers(eagle: Client, demo_plain: Client,
     params = {"temperature": 3.0, "top_k": 30, "sampling_seed": 5, "max_new_tokens": 90}
     ours = eagle.generate_all(prompts[:8], 8, parse=OFF, **params)
     theirs = demo_plain.generate_all(prompts[:8], 8, **params)
-    assert _ids(ours) == _ids(theirs)
+    assert ids_of(ours) == ids_of(theirs)
     greedy = demo_plain.generate_all(prompts[:8], 8, max_new_tokens=90)
-    assert _ids(ours) != _ids(greedy)
+    assert ids_of(ours) != ids_of(greedy)
     assert _accept_length(ours) > 1
 
 
@@ -230,7 +224,7 @@ def test_later_turns_find_the_heads_kv(eagle: Client, demo_plain: Client, prompt
     turns = [job[0] + answer["text"] + job[0] for job, answer in zip(jobs, plain, strict=True)]
     second = eagle.generate_all(turns, 8, parse=OFF, **LIMIT)
     expected = demo_plain.generate_all(turns, 8, **LIMIT)
-    assert _ids(second) == _ids(expected)
+    assert ids_of(second) == ids_of(expected)
     exact = [i for i in range(len(jobs)) if kinds[i % 4] != {"parse": NORMAL}]
     assert all(first[i]["output_ids"] == plain[i]["output_ids"] for i in exact)
     assert all(second[i]["meta_info"]["cached_tokens"] > len(jobs[i][0]) / 4 for i in exact)
@@ -308,7 +302,7 @@ def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
         answers = list(
             pool.map(lambda job: tight.generate(job[0], parse=job[1], max_new_tokens=90), jobs)
         )
-    assert _ids(answers) == [ids[:90] for ids in _ids(expected) for _ in range(2)]
+    assert ids_of(answers) == [ids[:90] for ids in ids_of(expected) for _ in range(2)]
     list(map(_assert_adds_up, answers))
     # Not vacuous: slots were short, for some steps the head stood still, for others it did not.
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0

@@ -1,19 +1,15 @@
 """Exactness: token mode and a threshold above 1 give the plain server's tokens (fp32, greedy)."""
 
 import pytest
-from client import Client, parse_info, random_prompts
+from client import Client, ids_of, parse_info, random_prompts
 
 SEEDS = (11, 12, 13)
-
-
-def _ids(answers: list[dict]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
 
 
 @pytest.fixture(scope="module")
 def expected(plain: Client) -> dict[int, list[list[int]]]:
     return {
-        seed: _ids(
+        seed: ids_of(
             plain.generate_all(random_prompts(6, seed), 6, max_new_tokens=72, ignore_eos=True)
         )
         for seed in SEEDS
@@ -26,7 +22,7 @@ def test_token_mode(token: Client, expected: dict, seed: int, concurrency: int):
     answers = token.generate_all(
         random_prompts(6, seed), concurrency, max_new_tokens=72, ignore_eos=True
     )
-    assert _ids(answers) == expected[seed]
+    assert ids_of(answers) == expected[seed]
     infos = [parse_info(answer) for answer in answers]
     assert {info["mode"] for info in infos} == {"parse"}
     # Not vacuous: text is diverse, some drafts are kept and some are not.
@@ -47,7 +43,7 @@ def test_threshold_above_one(semantic: Client, expected: dict, concurrency: int)
         ignore_eos=True,
         parse={"threshold": 1.5},
     )
-    assert _ids(answers) == expected[seed]
+    assert ids_of(answers) == expected[seed]
     assert all(parse_info(answer)["accepted_tokens"] == 0 for answer in answers)
     assert all(parse_info(answer)["rounds"] > 3 for answer in answers)
 
@@ -57,7 +53,7 @@ def test_prefills_join_while_others_draft(token: Client, expected: dict):
     seed = SEEDS[1]
     prompts = random_prompts(6, seed)
     answers = token.generate_all(prompts * 4, 24, max_new_tokens=72, ignore_eos=True)
-    assert _ids(answers) == expected[seed] * 4
+    assert ids_of(answers) == expected[seed] * 4
 
 
 def test_switched_off_requests_ride_beside_drafting_ones(token: Client, expected: dict):
@@ -74,7 +70,7 @@ def test_switched_off_requests_ride_beside_drafting_ones(token: Client, expected
             for i, prompt in enumerate(prompts * 2)
         ]
         answers = [job.result() for job in jobs]
-    assert _ids(answers) == expected[seed] * 2
+    assert ids_of(answers) == expected[seed] * 2
     for i, answer in enumerate(answers):
         info = parse_info(answer)
         if i % 2:

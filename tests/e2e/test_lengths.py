@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client import Client, parse_info, random_prompts
-from conftest import SEED, Start, parse_flags
-
-from sglang_parse.demo.servers import awake
+from client import Client, ids_of, parse_info, random_prompts
+from conftest import SEED, Start, parse_flags, served
 
 CONTEXT = 4096
 """Positions of the random pair; chunks of prefill have 256 tokens (``conftest.SMALL_CHUNKS``)."""
@@ -26,13 +24,9 @@ def _prompt(length: int, seed: int = 0) -> list[int]:
     return [rng.randrange(3, 300) for _ in range(length)]
 
 
-def _ids(answers: list[dict]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
-
-
 @pytest.fixture(scope="module")
 def mixed(plain: Client) -> list[list[int]]:
-    return _ids(plain.generate_all([_prompt(n) for n in PROMPT_LENS], 2, **FREE))
+    return ids_of(plain.generate_all([_prompt(n) for n in PROMPT_LENS], 2, **FREE))
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -44,10 +38,10 @@ def test_mixed_prompt_lengths_in_chunks(
     client.flush()
     prompts = [_prompt(n) for n in PROMPT_LENS]
     answers = client.generate_all(prompts, len(prompts), parse=SERVERS[server], **FREE)
-    assert _ids(answers) == mixed
+    assert ids_of(answers) == mixed
     assert all(parse_info(answer)["rounds"] > 1 for answer in answers)
     again = client.generate_all(prompts, len(prompts), parse=SERVERS[server], **FREE)
-    assert _ids(again) == mixed
+    assert ids_of(again) == mixed
     assert sum(answer["meta_info"]["cached_tokens"] for answer in again) > sum(PROMPT_LENS) / 2
     client.assert_nothing_lost()
 
@@ -55,7 +49,7 @@ def test_mixed_prompt_lengths_in_chunks(
 def test_mixed_lengths_in_semantic_mode(semantic: Client):
     prompts = [_prompt(n, seed=1) for n in PROMPT_LENS]
     answers = semantic.generate_all(prompts, len(prompts), **FREE)
-    assert all(len(ids) == FREE["max_new_tokens"] for ids in _ids(answers))
+    assert all(len(ids) == FREE["max_new_tokens"] for ids in ids_of(answers))
     assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
     semantic.assert_nothing_lost()
 
@@ -87,7 +81,7 @@ def test_one_token(request: pytest.FixtureRequest, plain: Client, server: str):
     prompts = random_prompts(8, 44)
     params = {"max_new_tokens": 1, "ignore_eos": True}
     answers = client.generate_all(prompts, 8, **params)
-    assert _ids(answers) == _ids(plain.generate_all(prompts, 8, **params))
+    assert ids_of(answers) == ids_of(plain.generate_all(prompts, 8, **params))
     assert all(parse_info(answer)["drafted_tokens"] == 0 for answer in answers)
     client.assert_nothing_lost()
 
@@ -123,9 +117,7 @@ def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     from conftest import QUESTION
 
     flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-burst-tokens", "7", *SEED)
-    server = start_server("lines", *parse_flags((pair[0], pair[0]), *flags))
-    with awake(server):
-        yield Client.of(server)
+    yield from served(start_server, "lines", *parse_flags((pair[0], pair[0]), *flags))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.5])
@@ -133,11 +125,11 @@ def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold
     """The whole draft is the one prefix. Accepted or not, the text is the target's own."""
     prompts = random_prompts(6, 46)
     params = {"max_new_tokens": 70, "ignore_eos": True}
-    expected = _ids(plain.generate_all(prompts, 6, **params))
+    expected = ids_of(plain.generate_all(prompts, 6, **params))
     answers = lines.generate_all(
         prompts, 6, parse={"threshold": threshold, "trace": True}, **params
     )
-    assert _ids(answers) == expected
+    assert ids_of(answers) == expected
     rounds = [record for answer in answers for record in parse_info(answer)["trace"]]
     whole = [r for r in rounds if r["prefix_ends"] == [len(r["draft_token_ids"])]]
     assert len(whole) > len(rounds) / 2

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from client import Client, parse_info, random_prompts
-from conftest import SEED, Start, parse_flags
+from conftest import SEED, Start, parse_flags, served
 from safetensors.torch import save_file
 from transformers import AutoConfig
-
-from sglang_parse.demo.servers import awake
 
 PROMPTS = random_prompts(3, 71)
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
@@ -68,8 +66,7 @@ def plain_lora(
     start_server: Start, pair: tuple[Path, Path], lora_flags: tuple[str, ...]
 ) -> Iterator[Client]:
     flags = ("--model-path", str(pair[0]), "--disable-overlap-schedule", *lora_flags)
-    with awake(server := start_server("plain-lora", *flags)):
-        yield Client.of(server)
+    yield from served(start_server, "plain-lora", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +76,7 @@ def parse_lora(
     flags = parse_flags(
         pair, "--parse-verification", "token", "--parse-draft-tokens", "8", *lora_flags
     )
-    with awake(server := start_server("parse-lora", *flags)):
-        yield Client.of(server)
+    yield from served(start_server, "parse-lora", *flags)
 
 
 def test_adapters_beside_drafts(plain_lora: Client, parse_lora: Client):

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from client import Client
-from conftest import DEMO, QUESTION, Start, parse_flags
+from conftest import DEMO, QUESTION, Start, parse_flags, served
 
 from sglang_parse.bench import soak
-from sglang_parse.demo.servers import awake
 
 NUM_REQUESTS = 300
 CONCURRENCY = 64
@@ -20,9 +19,7 @@ CONCURRENCY = 64
 def soaked(start_server: Start) -> Iterator[Client]:
     """As `make soak` starts it."""
     flags = (*QUESTION, *soak.SHORT_ROUNDS, "--max-running-requests", str(CONCURRENCY))
-    server = start_server("soak", *parse_flags((DEMO / "target", DEMO / "draft"), *flags))
-    with awake(server):
-        yield Client.of(server)
+    yield from served(start_server, "soak", *parse_flags((DEMO / "target", DEMO / "draft"), *flags))
 
 
 def test_soak(demo_plain: Client, soaked: Client):

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from client import Client, random_prompts
-from conftest import SEED, Start
+from client import Client, ids_of, random_prompts
+from conftest import SEED, Start, served
 from random_pair import DEMO
 from scipy import stats
 from transformers import AutoModelForCausalLM
-
-from sglang_parse.demo.servers import awake
 
 HEAD = DEMO / "eagle3"
 SEEDS = (61, 62)
@@ -27,15 +25,14 @@ TREE = ("--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "12")
 
 
 def _serve(start: Start, name: str, algorithm: str, target: Path, draft: Path, *flags: str):
-    server = start(
+    yield from served(
+        start,
         name,
         *("--model-path", str(target), "--speculative-algorithm", algorithm),
         *("--speculative-draft-model-path", str(draft), "--speculative-num-steps", "3"),
         *flags,
         *SEED,
     )
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +83,10 @@ def speculative(request: pytest.FixtureRequest) -> Client:
     return request.getfixturevalue(request.param)
 
 
-def _ids(answers: list[dict]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
-
-
 @pytest.fixture(scope="module")
 def expected(plain: Client) -> dict[int, list[list[int]]]:
     return {
-        seed: _ids(
+        seed: ids_of(
             plain.generate_all(random_prompts(6, seed), 6, max_new_tokens=72, ignore_eos=True)
         )
         for seed in SEEDS
@@ -106,7 +99,7 @@ def test_greedy_output_is_the_plain_servers(speculative: Client, expected: dict,
         answers = speculative.generate_all(
             random_prompts(6, seed), concurrency, max_new_tokens=72, ignore_eos=True
         )
-        assert _ids(answers) == expected[seed]
+        assert ids_of(answers) == expected[seed]
         # Not vacuous: text is diverse, some drafts are kept and some are not.
         assert len({token for ids in expected[seed] for token in ids}) > 50
         infos = [answer["meta_info"] for answer in answers]
@@ -148,14 +141,14 @@ def _places(model, answers: list[list[int]], temperature: float, top_k: int) -> 
 def test_sampled_output_has_the_targets_distribution(speculative: Client, target_model, top_k: int):
     params = {"temperature": 0.8, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     answers = speculative.generate_all([PROMPT] * 200, 16, top_k=top_k or -1, **params)
-    assert len({tuple(ids) for ids in _ids(answers)}) > 20
+    assert len({tuple(ids) for ids in ids_of(answers)}) > 20
     assert (
-        stats.kstest(_places(target_model, _ids(answers), 0.8, top_k), "uniform").pvalue
+        stats.kstest(_places(target_model, ids_of(answers), 0.8, top_k), "uniform").pvalue
         > ACCEPTABLE_P
     )
     # The test can fail: the same samples do not fit another temperature.
     assert (
-        stats.kstest(_places(target_model, _ids(answers), 0.2, top_k), "uniform").pvalue
+        stats.kstest(_places(target_model, ids_of(answers), 0.2, top_k), "uniform").pvalue
         < ACCEPTABLE_P
     )
 
@@ -182,7 +175,7 @@ def test_the_trained_head(eagle3_chain: Client, demo_plain: Client, problems: li
     prompts = [problem.prompt for problem in problems[:40]]
     answers = eagle3_chain.generate_all(prompts, 4, max_new_tokens=200)
     plain = demo_plain.generate_all(prompts, 8, max_new_tokens=200)
-    assert _ids(answers) == _ids(plain)
+    assert ids_of(answers) == ids_of(plain)
     infos = [answer["meta_info"] for answer in answers]
     # An answer's first token comes from prefill.
     tokens = sum(info["completion_tokens"] - 1 for info in infos)

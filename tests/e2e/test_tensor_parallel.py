@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from client import Client, parse_info, random_prompts
-from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags
+from client import Client, ids_of, parse_info, random_prompts
+from conftest import SEMANTIC, Start, parse_flags
 
 from sglang_parse.demo.servers import awake
 
@@ -40,17 +40,9 @@ def two_ranks(start_server: Start, pair: tuple[Path, Path], records: Path) -> It
         environ.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
         # SGLang asks for it where there are more ranks than NUMA nodes.
         environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
-        server = start_server(
-            "two-ranks",
-            *parse_flags(pair, *QUESTION, "--parse-segment", "tokens:3", "--tp-size", "2"),
-            *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6", *SMALL_CHUNKS, *SEED),
-        )
+        server = start_server("two-ranks", *parse_flags(pair, *SEMANTIC, "--tp-size", "2"))
     with awake(server):
         yield Client.of(server)
-
-
-def _ids(answers: list[dict]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -58,7 +50,7 @@ def _ids(answers: list[dict]) -> list[list[int]]:
 def test_exact_mode(two_ranks: Client, plain: Client, parse: dict, concurrency: int):
     prompts = random_prompts(6, 71)
     answers = two_ranks.generate_all(prompts, concurrency, parse=parse, **LENGTH)
-    assert _ids(answers) == _ids(plain.generate_all(prompts, 6, **LENGTH))
+    assert ids_of(answers) == ids_of(plain.generate_all(prompts, 6, **LENGTH))
     if parse is EXACT:
         assert all(parse_info(answer)["rounds"] > 2 for answer in answers)
 
@@ -69,7 +61,7 @@ def test_semantic_cuts(two_ranks: Client, semantic: Client):
         client.generate_all(prompts, 6, parse={"trace": True}, **LENGTH)
         for client in (two_ranks, semantic)
     ]
-    assert _ids(both[0]) == _ids(both[1])
+    assert ids_of(both[0]) == ids_of(both[1])
     infos = [[parse_info(answer) for answer in answers] for answers in both]
     for ours, theirs in zip(*infos, strict=True):
         assert ours["accepted_tokens"] == theirs["accepted_tokens"]
@@ -122,7 +114,7 @@ def _has_fault(values: list) -> bool:
 def test_without_sharing_the_ranks_part(two_ranks: Client, plain: Client, records: Path):
     """The last test here: what it leaves behind is no server any more."""
     prompts = random_prompts(4, 75)
-    expected = _ids(plain.generate_all(prompts, 4, **LENGTH))
+    expected = ids_of(plain.generate_all(prompts, 4, **LENGTH))
     (records / "alone").touch()
     params = {"temperature": 0, "custom_params": {"parse": EXACT}, **LENGTH}
 

@@ -13,11 +13,9 @@ import httpx
 import pytest
 import torch.multiprocessing
 from client import Client, parse_info, random_prompts, wait_until
-from conftest import SEED, Start, parse_flags
+from conftest import SEED, Start, parse_flags, served
 from random_pair import PairShape, make_pair
 from safetensors.torch import load_file
-
-from sglang_parse.demo.servers import awake
 
 SHORT = 9
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
@@ -33,22 +31,24 @@ def new_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def plain_new(start_server: Start, new_pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang started with the new target."""
-    server = start_server(
-        "plain-new", "--model-path", str(new_pair[0]), "--disable-overlap-schedule", *SEED
+    yield from served(
+        start_server,
+        "plain-new",
+        "--model-path",
+        str(new_pair[0]),
+        "--disable-overlap-schedule",
+        *SEED,
     )
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")
 def started(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    server = start_server(
+    yield from served(
+        start_server,
         "updated",
         *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
         *("--parse-burst-tokens", "4", *SEED),
     )
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.fixture
