@@ -40,10 +40,12 @@ class DecodeLine(logging.Filter):
             )
         )
         share = accepted / judged if judged else 0.0
+        speedup = self.tally.expected_speedup
+        pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
         phases = "".join(f"#{name}: {count}, " for name, count in self.tally.phases().items())
         return (
             f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "
-            f"accepted: {accepted} ({share:.2f}), target-written: {target}, {phases}"
+            f"accepted: {accepted} ({share:.2f}), target-written: {target}, {phases}{pays}"
         )
 
 

@@ -25,6 +25,7 @@ _CHOICES = {
     "verification": ("semantic", "token"),
     "after_cut": ("target", "redraft"),
     "continuation": ("target", "eagle3"),
+    "drafting": ("auto", "always", "never"),
     "default": ("on", "off"),
 }
 MAX_OPTIONS = 16
@@ -51,6 +52,8 @@ _HELP = {
     "continuation": "What writes after a cut and for requests served plainly: the target alone, or "
     "with an EAGLE-3 head ahead of it (by --speculative-num-steps tokens, 3 by default).",
     "eagle3_path": "The EAGLE-3 head for the target; needed by --parse-continuation eagle3.",
+    "drafting": "Whether drafts are begun: 'auto' while they pay, by what drafts, passes and plain "
+    "steps took lately and how much of the drafts was kept; or 'always', or 'never'.",
     "default": "Whether requests use PARSE unless they say otherwise.",
 }
 
@@ -74,6 +77,7 @@ class ParseConfig:
     after_cut: str = "redraft"
     continuation: str = "target"
     eagle3_path: str = ""
+    drafting: str = "auto"
     default: str = "on"
 
     def __post_init__(self) -> None:

@@ -11,9 +11,12 @@ Source: the broadcasts of ``sglang.srt.speculative.eagle_utils.eagle_sample``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from sglang.srt.runtime_context import get_parallel
+
+T = TypeVar("T")
 
 
 def share(values: torch.Tensor) -> torch.Tensor:
@@ -35,3 +38,8 @@ def share_tokens(tokens: torch.Tensor, is_bad: Sequence[bool]) -> list[int | Non
     bad = torch.tensor(is_bad, dtype=torch.bool, device=tokens.device)
     shared = share(tokens.to(torch.int64).masked_fill(bad, -1)).tolist()
     return [None if token < 0 else token for token in shared]
+
+
+def share_plain(value: T) -> T:
+    """Rank 0's ``value``, anything that can be pickled: for what is not on the device anyway."""
+    return get_parallel().tp_group.broadcast_object(value, src=0)

@@ -29,6 +29,7 @@ from sglang_parse.decision import share_tokens
 from sglang_parse.faults import nan_rows
 from sglang_parse.phases import Phase
 from sglang_parse.sampling import RowSampler
+from sglang_parse.switch import Stage, Timed
 
 
 class DraftModel(EagleDraftWorkerBase):
@@ -107,17 +108,18 @@ class DraftModel(EagleDraftWorkerBase):
         self._extend([req], [end])
         state.draft_kv_len = end
 
-    def burst(self, batch: Any, rows: Sequence[int], num_steps: int) -> None:
+    def burst(self, batch: Any, rows: Sequence[int], num_steps: int) -> Timed:
         """Let the requests ``rows`` of ``batch`` draft up to ``num_steps`` more tokens each.
 
         A request leaves the burst at its budget or a stop token; its phase becomes VERIFYING
         then. NaN logits end the request (``faults``).
         """
         started = time.perf_counter()
-        _Burst(self, batch, list(rows)).run(num_steps)
-        share = (time.perf_counter() - started) * 1e3 / len(rows)
+        num_done = _Burst(self, batch, list(rows)).run(num_steps)
+        elapsed_ms = (time.perf_counter() - started) * 1e3
         for row in rows:
-            batch.reqs[row].parse_state.stats.draft_ms += share
+            batch.reqs[row].parse_state.stats.draft_ms += elapsed_ms / len(rows)
+        return Timed(Stage.BURST, len(rows), num_done, elapsed_ms)
 
     def _extend(self, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
         """Forward [draft_kv_len, end) of each request; logits [len(reqs), vocab] of the last."""
@@ -196,13 +198,15 @@ class _Burst:
         self.sampler = RowSampler(model.draft_runner, batch)
         self.rows = rows
 
-    def run(self, num_steps: int) -> None:
+    def run(self, num_steps: int) -> int:
+        """How many steps were made."""
         logits = self._first_step()
-        for step in range(num_steps):
+        for step in range(1, num_steps + 1):
             self._append(self._choose(logits))
-            if not self.rows or step + 1 == num_steps:
-                return
+            if not self.rows or step == num_steps:
+                break
             logits = self._next_step()
+        return step
 
     def _reqs(self) -> list[Any]:
         return [self.batch.reqs[row] for row in self.rows]

@@ -25,6 +25,7 @@ class Metric:
         label: its own label beside SGLang's; "" for none.
         label_values: the values known beforehand, shown as 0 until something happens.
         buckets: upper bounds, included; a metric with buckets is a histogram, else a counter.
+        is_gauge: it is what it was last set to, and not there before.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Metric:
     label: str = ""
     label_values: tuple[str, ...] = ("",)
     buckets: tuple[float, ...] = ()
+    is_gauge: bool = False
 
 
 PREFIX = "sglang:parse_"
@@ -54,11 +56,17 @@ METRICS = (
     Metric("eagle3_steps_total", "Target forwards of one request with an EAGLE-3 head ahead."),
     Metric("eagle3_tokens_total", "Output tokens those wrote, some of target_tokens_total."),
     Metric("short_drafts_total", "Drafts ended or given up because KV slots were short."),
+    Metric("skipped_drafts_total", "Drafts not begun because drafting did not pay."),
     Metric(
         "stage_seconds_total",
         "Wall time of each stage.",
         "stage",
         ("prefill", "draft", "verification", "continuation"),
+    ),
+    Metric(
+        "expected_speedup",
+        "What drafting was last expected to bring over the plain target; below 1 it rests.",
+        is_gauge=True,
     ),
     Metric("verdict", "Verdicts, one per judged prefix.", buckets=(0.01, *TENTHS, 0.99, 1.0)),
     Metric(
@@ -85,6 +93,7 @@ _COUNTERS = {
     "eagle3_steps": ("eagle3_steps_total", "", 1.0),
     "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),
     "short_drafts": ("short_drafts_total", "", 1.0),
+    "skipped_drafts": ("skipped_drafts_total", "", 1.0),
     "prefill_ms": ("stage_seconds_total", "prefill", 1e-3),
     "draft_ms": ("stage_seconds_total", "draft", 1e-3),
     "verification_ms": ("stage_seconds_total", "verification", 1e-3),
@@ -147,12 +156,14 @@ class Tally:
         keeps_samples: whether histograms' samples are kept until they are taken; somebody must
             take them then.
         latest: the requests of the latest iteration.
+        expected_speedup: as ``switch.OffSwitch.speedup``.
     """
 
     def __init__(self) -> None:
         self.totals: Totals = defaultdict(float)
         self.keeps_samples = False
         self.latest: Sequence[Any] = ()
+        self.expected_speedup: float | None = None
         self._samples: dict[str, list[float]] = defaultdict(list)
 
     def count(self, name: str, amount: float = 1.0, label_value: str = "") -> None:

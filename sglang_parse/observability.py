@@ -26,6 +26,7 @@ class ParseMetrics:
 
     labels: Mapping[str, Any]
     _counter_cls: Any
+    _gauge_cls: Any
     _histogram_cls: Any
 
     def __init__(self, labels: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -37,11 +38,13 @@ class ParseMetrics:
 
     def _make(self, metric: Metric) -> Any:
         # As SGLang does: prometheus_client looks for PROMETHEUS_MULTIPROC_DIR when imported.
-        from prometheus_client import Counter, Histogram
+        from prometheus_client import Counter, Gauge, Histogram
 
         labels = [*self.labels, *([metric.label] if metric.label else [])]
         if metric.buckets:
             make = partial(self._histogram_cls or Histogram, buckets=metric.buckets)
+        elif metric.is_gauge:
+            make = partial(self._gauge_cls or Gauge, multiprocess_mode="mostrecent")
         else:
             make = partial(self._counter_cls or Counter)
         return make(name=PREFIX + metric.name, documentation=metric.text, labelnames=labels)
@@ -69,6 +72,8 @@ class ParseMetrics:
             if growth > 0:
                 self._child(by_name[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
+        if tally.expected_speedup is not None:
+            self._child(by_name["expected_speedup"], "").set(tally.expected_speedup)
         for name, values in tally.take_samples().items():
             child = self._child(by_name[name], "")
             for value in values:
@@ -76,7 +81,7 @@ class ParseMetrics:
 
     def _show_zeros(self) -> None:
         for metric in METRICS:
-            for label_value in metric.label_values:
+            for label_value in () if metric.is_gauge else metric.label_values:
                 self._child(metric, label_value)
 
     def log_stats(self, stats: SchedulerStats) -> None:

@@ -140,6 +140,7 @@ class Stats:
     """Counters of one request. ``_ms`` are the request's share of each stage's wall time.
 
     ``short_drafts`` are drafts ended or given up because the KV pool had no slots for them;
+    ``skipped_drafts`` were not begun because drafting did not pay (``switch``);
     ``eagle3_tokens`` are what ``eagle3_steps`` target forwards with an EAGLE-3 head wrote.
     """
 
@@ -147,6 +148,7 @@ class Stats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     short_drafts: int = 0
+    skipped_drafts: int = 0
     eagle3_steps: int = 0
     eagle3_tokens: int = 0
     draft_ms: float = 0.0

@@ -14,6 +14,7 @@ from sglang_parse.question import Question
 from sglang_parse.readout import Readout, trace_record
 from sglang_parse.segment import segment_is_done
 from sglang_parse.selection import matching_tokens, select_cut
+from sglang_parse.switch import OffSwitch
 from sglang_parse.verify import VerifyRows, plan_questions
 
 logger = logging.getLogger(__name__)
@@ -25,13 +26,31 @@ LOW_MASS = 0.5
 class RoundJudge:
     """Turns a pass's readout into emitted tokens and the request's next phase."""
 
-    def __init__(self, config: ParseConfig, tokenizer: Any, question: Question | None) -> None:
+    def __init__(
+        self, config: ParseConfig, tokenizer: Any, question: Question | None, switch: OffSwitch
+    ) -> None:
         self.config = config
+        self.switch = switch
         self.rule = config.segment_rule
         self.question = question
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}
         self._low_mass_reported = False
+
+    def start(self, req: Any) -> None:
+        """After a prefill: a draft, or the target's own first segment."""
+        if req.parse_state.phase is Phase.DRAFTING:
+            self._draft_again(req, len(req.output_ids))
+
+    def _draft_again(self, req: Any, num_written: int) -> None:
+        """Drafting may start; it does where it pays. Else the target writes one segment more."""
+        state = req.parse_state
+        if self.switch.should_draft(state.threshold):
+            state.start_draft()
+            return
+        state.stats.skipped_drafts += 1
+        state.segment_start = num_written
+        state.continue_segment()
 
     def plan(self, req: Any) -> None:
         """Write the questions of a request's draft that is over."""
@@ -88,6 +107,9 @@ class RoundJudge:
         process_tally().judged(len(state.draft.token_ids), cut, readout.verdicts)
         state.stats.rounds += 1
         state.stats.accepted_tokens += cut
+        self.switch.saw_round(
+            state.threshold, len(state.draft.token_ids), len(tokens), part.layout.num_rows
+        )
         state.target_run = int(next_token is not None)
         self._after_round(req, part, cut, tokens)
         return tokens
@@ -119,12 +141,10 @@ class RoundJudge:
         state.draft_kv_len = min(state.draft_kv_len, committed + 1 + cut)
         rejected = cut < (state.draft.prefix_ends or [len(state.draft.token_ids)])[-1]
         state.segment_start = len(req.output_ids) + cut
-        if not rejected:
-            state.start_draft()
-        elif self.config.after_cut == "target":
+        if rejected and self.config.after_cut == "target":
             state.continue_to_end()
-        elif self.question is None:
-            state.start_draft()
+        elif not rejected or self.question is None:
+            self._draft_again(req, len(req.output_ids) + len(tokens))
         else:
             state.continue_segment()
             self._resume_if_done(req, tokens)
@@ -172,14 +192,15 @@ class RoundJudge:
         state = req.parse_state
         if state.phase is not Phase.CONTINUING or not state.resumes:
             return
+        num_written = len(req.output_ids) + len(new_tokens)
         if self.question is None:
-            state.start_draft()
+            self._draft_again(req, num_written)
             return
         written = [*req.output_ids[state.segment_start :], *new_tokens]
         behind_cut = max(0, state.segment_start - len(req.output_ids))
         pieces = [self._piece(token) for token in written[behind_cut:]]
         if segment_is_done(pieces, self.rule):
-            state.start_draft()
+            self._draft_again(req, num_written)
 
     def _piece(self, token_id: int) -> str:
         """A token's text inside a text: some tokenizers drop the space a text starts with."""

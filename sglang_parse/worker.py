@@ -22,7 +22,7 @@ from sglang_parse import admission, patches
 from sglang_parse.commit import release_tail, server_config
 from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
-from sglang_parse.decision import share_tokens
+from sglang_parse.decision import share_plain, share_tokens
 from sglang_parse.draft import DraftModel
 from sglang_parse.eagle3 import Eagle3Head, Written
 from sglang_parse.faults import DraftGuard, end_request, nan_rows
@@ -33,6 +33,7 @@ from sglang_parse.results import padded_result, spread_logprobs
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
 from sglang_parse.spec_input import ParseDraftInput
+from sglang_parse.switch import OffSwitch, Stage, Timed
 from sglang_parse.verify import (
     PassOutput,
     VerifyRows,
@@ -62,10 +63,12 @@ class ParseWorker(BaseSpecWorker):
         if self.config.uses_eagle3:
             path = self.config.eagle3_path
             self._head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, path)
-        self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker))
+        self.switch = OffSwitch(self.config.drafting)
+        self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker), self.switch)
         self._draft_guard = DraftGuard(num_ranks=server_args.tp_size)
         self._head_guard = DraftGuard(num_ranks=server_args.tp_size, model="the EAGLE-3 head")
         self._running: dict[str, Any] = {}
+        self._timed: list[Timed] = []
         self.tally = process_tally()
 
     # -- one iteration ----------------------------------------------------------
@@ -97,8 +100,11 @@ class ParseWorker(BaseSpecWorker):
             req.parse_state.restart(length)
         self._prefill_head(batch, result)
         share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
+        self.switch.num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
         for req in batch.reqs:
             req.parse_state.stats.prefill_ms += share
+            if req.inflight_middle_chunks <= 0:
+                self.judge.start(req)
             self._end_if_faulty(req)
         result.next_draft_input = ParseDraftInput()
         result.new_seq_lens = batch.seq_lens
@@ -127,6 +133,8 @@ class ParseWorker(BaseSpecWorker):
 
     def _decode(self, batch: Any) -> GenerationBatchResult:
         self._running = {req.rid: req for req in batch.reqs}
+        self.switch.num_running = len(batch.reqs)
+        self._timed = []
         self.tally.hold(batch.reqs)
         drafting, verifying, stepping, accelerated, ended = (
             [i for i, req in enumerate(batch.reqs) if req.parse_state.move is move]
@@ -138,11 +146,18 @@ class ParseWorker(BaseSpecWorker):
         output = LogitsProcessorOutput(next_token_logits=None)
         if drafting:
             self._draft(batch, drafting)
+        started = time.perf_counter()
         proposals = self._propose(batch, accelerated)
         if verifying or proposals:
             output = self._verify(batch, verifying, proposals, stepping, emitted)
         elif stepping:
             output = self._step(batch, stepping, emitted)
+        if not verifying and (writing := [*proposals, *stepping]):
+            num_tokens = sum(len(emitted[row]) for row in writing)
+            elapsed_ms = (time.perf_counter() - started) * 1e3
+            self._timed.append(Timed(Stage.STEP, len(writing), num_tokens, elapsed_ms))
+        self.switch.saw(share_plain(self._timed))
+        self.tally.expected_speedup = self.switch.speedup
         for req, tokens in zip(batch.reqs, emitted, strict=True):
             if self._end_if_faulty(req):
                 tokens.clear()
@@ -152,7 +167,7 @@ class ParseWorker(BaseSpecWorker):
         reqs = [batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
         with self._draft_guard.contain(unfinished, is_burst=True):
-            self._draft_worker.burst(batch, rows, self.config.burst_tokens)
+            self._timed.append(self._draft_worker.burst(batch, rows, self.config.burst_tokens))
         if self.config.is_semantic:
             for row in rows:
                 self.judge.plan(batch.reqs[row])
@@ -215,7 +230,11 @@ class ParseWorker(BaseSpecWorker):
         for row in verifying:
             req = batch.reqs[row]
             release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
-        _share_time(batch, parts, set(verifying), (time.perf_counter() - started) * 1e3)
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        if verifying:
+            num_rows = sum(part.layout.num_rows for part in parts)
+            self._timed.append(Timed(Stage.PASS, num_rows, 0, elapsed_ms))
+        _share_time(batch, parts, set(verifying), elapsed_ms)
         return output
 
     def _settle(

@@ -33,8 +33,12 @@ from sglang_parse.demo.servers import COMMON_FLAGS, Server, ServerSpec, awake, s
 from sglang_parse.demo.settings import DEMO_PAIR
 
 NUM_PROBLEMS = 2_000
-SHORT_ROUNDS = ("--parse-draft-tokens", "24", "--parse-burst-tokens", "8")
-"""More rounds and more changes of phase per second than with drafts of a whole answer."""
+SHORT_ROUNDS = (
+    *("--parse-draft-tokens", "24", "--parse-burst-tokens", "8"),
+    *("--parse-drafting", "always"),
+)
+"""More rounds and more changes of phase per second than with drafts of a whole answer; drafts also
+where they cannot pay, because nothing of them may be kept."""
 PATIENCE_S = 600.0
 """Longest wait for one answer: with 64 requests at once on two cores they queue."""
 IDLE_LIMIT_S = 60.0

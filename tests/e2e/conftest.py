@@ -122,9 +122,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
+    """A PARSE server that drafts whatever it brings: these pairs are here to be judged."""
     target, draft = pair
     return (
         *("--model-path", str(target), *PARSE, "--speculative-draft-model-path", str(draft)),
+        *("--parse-drafting", "always"),
         *flags,
     )
 

@@ -96,7 +96,7 @@ def test_flags_table_equals_the_settings():
 def metrics_table() -> str:
     rows = ["| metric | own label | meaning |", "|---|---|---|"]
     for metric in METRICS:
-        kind = "Histogram. " if metric.buckets else ""
+        kind = "Histogram. " if metric.buckets else "Gauge. " if metric.is_gauge else ""
         label = f"`{metric.label}`" if metric.label else ""
         rows.append(f"| `{PREFIX}{metric.name}` | {label} | {kind}{metric.text} |")
     return "\n".join(rows) + "\n"

@@ -106,6 +106,15 @@ def test_ranks_act_alike_though_they_would_not(two_ranks: Client, records: Path)
     assert not any(_has_fault(line["agreed"]) for line in second)
 
 
+def test_ranks_believe_in_the_same_times(two_ranks: Client, records: Path):
+    """Their clocks differ; what follows from the times, to draft or not, must not."""
+    two_ranks.generate_all(random_prompts(4, 76), 4, **LENGTH)
+    first, second = ((records / f"rank{rank}.times").read_text().splitlines() for rank in (0, 1))
+    # One of them may not have written its last line yet.
+    assert all(ours == theirs for ours, theirs in zip(first, second, strict=False))
+    assert sum("Stage.BURST" in line for line in second) > 10
+
+
 def _has_fault(values: list) -> bool:
     """Tokens are marked by -1, readouts of a pass by NaN."""
     return any(math.isnan(value[0]) if isinstance(value, list) else value < 0 for value in values)

@@ -6,6 +6,7 @@ without that variable the plugin does nothing.
 - Every rank but 0 gets noise on all its logits, in both models, and now and then a NaN.
 - ``rank<r>.jsonl`` in the folder: a line per shared decision, the rank's own values and the
   values it acts on.
+- ``rank<r>.times`` there: a line per iteration, the stage times its off switch is told.
 - While a file ``alone`` is in the folder every rank acts on its own values.
 """
 
@@ -35,6 +36,7 @@ def register() -> None:
     for target, hook in (
         ("sglang.srt.model_executor.model_runner.ModelRunner.forward", noise.forward),
         ("sglang_parse.decision.share", noise.share),
+        ("sglang_parse.switch.OffSwitch.saw", noise.saw),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
 
@@ -64,6 +66,11 @@ class RankNoise:
         with (self.folder / f"rank{_rank()}.jsonl").open("a") as lines:
             lines.write(json.dumps({"own": own, "agreed": agreed.tolist()}) + "\n")
         return agreed
+
+    def saw(self, original: Callable, switch: Any, iteration: Any) -> None:
+        with (self.folder / f"rank{_rank()}.times").open("a") as lines:
+            lines.write(f"{iteration}\n")
+        original(switch, iteration)
 
 
 def _rank() -> int:

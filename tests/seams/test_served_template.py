@@ -17,6 +17,7 @@ from sglang_parse.config import ParseConfig  # noqa: E402
 from sglang_parse.phases import Draft, Phase, RequestState  # noqa: E402
 from sglang_parse.question import render_question  # noqa: E402
 from sglang_parse.rounds import RoundJudge  # noqa: E402
+from sglang_parse.switch import OffSwitch  # noqa: E402
 
 CHATML = str(QUESTIONS / "chatml.json")
 
@@ -75,7 +76,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     family = FAMILIES[name]
     config = ParseConfig(question=str(QUESTIONS / f"{family.question}.json"), segment="sentence")
     tokenizer = family.tokenizer()
-    judge = RoundJudge(config, tokenizer, render_question(tokenizer, family.wording))
+    judge = RoundJudge(config, tokenizer, render_question(tokenizer, family.wording), OffSwitch())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(Phase.VERIFYING, threshold=0.5, draft=Draft(draft))
     judge.plan(SimpleNamespace(parse_state=state, origin_input_ids=[], output_ids=[]))
@@ -89,7 +90,7 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     tokenizer = FAMILIES["qwen3-thinking"].tokenizer()
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
     assert question is not None
-    judge = RoundJudge(config, tokenizer, question)
+    judge = RoundJudge(config, tokenizer, question, OffSwitch())
     state = RequestState(Phase.VERIFYING, threshold=0.5)
     req = SimpleNamespace(parse_state=state, origin_input_ids=[5, 6], output_ids=[])
 

@@ -1,0 +1,99 @@
+"""``--parse-drafting``: a server that drafts while it pays, and two that were told.
+
+A draft model slower than its target (the demo pair, exchanged) never pays, the demo pair does.
+Nothing here is timed: what a server decides from its own times shows in its counters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from client import Client, ids_of, parse_info
+from conftest import PARSE, QUESTION, Start, served
+from random_pair import DEMO
+
+from sglang_parse.switch import MIN_ROUNDS
+
+LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
+OFF, EXACT = {"enabled": False}, {"threshold": 1.5}
+
+
+def flags(target: str, draft: str, drafting: str) -> tuple[str, ...]:
+    return (
+        *("--model-path", str(DEMO / target), *PARSE),
+        *("--speculative-draft-model-path", str(DEMO / draft), "--parse-drafting", drafting),
+    )
+
+
+SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-burst-tokens", "8")
+
+
+@pytest.fixture(scope="module")
+def slow(start_server: Start) -> Iterator[Client]:
+    yield from served(
+        start_server, "slow-draft", *flags("draft", "target", "auto"), *SLOW, "--enable-metrics"
+    )
+
+
+@pytest.fixture(scope="module")
+def never(start_server: Start) -> Iterator[Client]:
+    yield from served(start_server, "never", *flags("draft", "target", "never"), *SLOW)
+
+
+@pytest.fixture(scope="module")
+def auto(start_server: Start) -> Iterator[Client]:
+    yield from served(start_server, "auto", *flags("target", "draft", "auto"), *QUESTION)
+
+
+@pytest.fixture(scope="module")
+def prompts(problems: list) -> list[str]:
+    return [problem.prompt for problem in problems[:16]]
+
+
+def total(answers: list[dict], figure: str) -> float:
+    return sum(parse_info(answer)[figure] for answer in answers)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], concurrency: int):
+    slow.generate_all(prompts[:MIN_ROUNDS], 1, **LIMIT)
+    answers = slow.generate_all(prompts, concurrency, **LIMIT)
+    assert ids_of(answers) == ids_of(slow.generate_all(prompts, 8, parse=OFF, **LIMIT))
+    assert total(answers, "skipped_drafts") > len(prompts)
+    # Trials, and those before the plain target's price was known.
+    assert total(answers, "drafted_tokens") < 0.2 * len(prompts) * LIMIT["max_new_tokens"]
+    slow.assert_nothing_lost()
+
+
+def test_the_state_is_among_the_metrics(slow: Client, prompts: list[str]):
+    slow.generate_all(prompts[: MIN_ROUNDS + 2], 1, **LIMIT)
+    page = httpx.get(f"{slow.url}/metrics", timeout=60).text
+    (speedup,) = re.findall(r"^sglang:parse_expected_speedup\{.*\} (\S+)", page, re.MULTILINE)
+    (skipped,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)
+    assert 0 < float(speedup) < 1
+    assert float(skipped) > 0
+
+
+def test_never(never: Client, prompts: list[str]):
+    answers = never.generate_all(prompts[:4], 4, **LIMIT)
+    assert total(answers, "drafted_tokens") == 0 < total(answers, "skipped_drafts")
+    assert {parse_info(answer)["mode"] for answer in answers} == {"parse"}
+    assert ids_of(answers) == ids_of(never.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_drafting_goes_on_where_it_pays(auto: Client, prompts: list[str], concurrency: int):
+    limit = {"max_new_tokens": 200}
+    answers = auto.generate_all(prompts, concurrency, **limit)
+    output = sum(len(ids) for ids in ids_of(answers))
+    assert total(answers, "accepted_tokens") > 0.6 * output
+    auto.assert_nothing_lost()
+
+
+def test_no_draft_is_begun_that_cannot_be_kept(auto: Client, prompts: list[str]):
+    answers = auto.generate_all(prompts[:4], 4, parse=EXACT, **LIMIT)
+    assert total(answers, "drafted_tokens") == 0
+    assert ids_of(answers) == ids_of(auto.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
