@@ -9,7 +9,7 @@ import pytest
 from client import Client
 from conftest import DEMO, QUESTION, Start, parse_flags, served
 
-from sglang_parse.bench import soak
+from sglang_parse.bench import soak, soak_drive
 
 NUM_REQUESTS = 300
 CONCURRENCY = 64
@@ -24,10 +24,12 @@ def soaked(start_server: Start) -> Iterator[Client]:
 
 def test_soak(demo_plain: Client, soaked: Client):
     load = soak.make_load(NUM_REQUESTS, 0, soak.chat_renderer(DEMO / "target"))
-    expected = soak.plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
+    expected = soak_drive.plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
     started = time.monotonic()
-    outcomes = soak.drive(soaked.url, load, expected, CONCURRENCY)
-    report = soak.summarise(load, outcomes, soak.leaks(soaked.url), time.monotonic() - started)
+    outcomes = soak_drive.drive(soaked.url, load, expected, CONCURRENCY)
+    report = soak.summarise(
+        load, outcomes, soak_drive.leaks(soaked.url), time.monotonic() - started
+    )
     assert report.is_clean, report
     # Not vacuous: every end and both ways to be served were seen.
     assert set(report.ends) == {"finished", "aborted", "disconnected"}
