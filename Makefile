@@ -9,7 +9,8 @@ DEMO_FLAGS ?=
 COMPARE_FLAGS ?=
 SOAK_FLAGS ?=
 # Two files of tests at a time: a server under test keeps one core busy.
-PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile
+# The files with servers come first, in the order of their names: the others fill the end.
+PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo compare test bench-kv soak train-demo-pair

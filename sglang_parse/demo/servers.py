@@ -105,12 +105,14 @@ class Server:
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
         """Raises: DemoError, with the log's tail, when it dies or takes too long."""
         deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            self.check_alive()
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health_generate", timeout=20).status_code == 200:
-                    return
-            time.sleep(0.5)
+        # One client: each new one reads the system's certificates, 50 ms of CPU.
+        with httpx.Client(timeout=20) as client:
+            while time.monotonic() < deadline:
+                self.check_alive()
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.get(f"{self.url}/health_generate").status_code == 200:
+                        return
+                time.sleep(0.5)
         raise self._error(f"was not ready after {limit_s:.0f} s")
 
     def check_alive(self) -> None:

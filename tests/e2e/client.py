@@ -15,6 +15,12 @@ from typing import Any
 
 import httpx
 
+HTTP = httpx.Client(
+    timeout=300, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+)
+"""One for all servers, because each new one reads the system's certificates, 50 ms of CPU. It keeps
+no connection: servers are suspended between tests."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -69,7 +75,7 @@ class Client:
         return cls(server.url, Probe(server.log.with_suffix(".probe")))
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=300)
+        return HTTP.post(f"{self.url}{path}", json=body)
 
     def generate(
         self,
@@ -97,16 +103,16 @@ class Client:
 
     def flush(self) -> None:
         """Empty the radix cache; SGLang's idle check fails the server on a lost slot."""
-        response = httpx.post(f"{self.url}/flush_cache", timeout=60)
+        response = HTTP.post(f"{self.url}/flush_cache")
         assert response.status_code == 200, response.text
 
     def state(self) -> dict[str, Any]:
-        info = httpx.get(f"{self.url}/server_info", timeout=60).json()
+        info = HTTP.get(f"{self.url}/server_info").json()
         return info["internal_states"][0]
 
     def page_size(self) -> int:
         """Slots per KV page."""
-        return httpx.get(f"{self.url}/server_info", timeout=60).json()["page_size"]
+        return HTTP.get(f"{self.url}/server_info").json()["page_size"]
 
     def free_slots(self) -> int:
         """KV slots that are free right now."""
@@ -138,7 +144,7 @@ class Client:
         assert self.used_slots() == 0
 
     def used_slots(self) -> int:
-        loads = httpx.get(f"{self.url}/v1/loads", timeout=60).json()["loads"]
+        loads = HTTP.get(f"{self.url}/v1/loads").json()["loads"]
         return sum(load["num_used_tokens"] for load in loads)
 
 

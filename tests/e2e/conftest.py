@@ -48,8 +48,8 @@ THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 Start = Callable[..., Server]
 
 
-MAX_SERVERS = 4
-"""Shared servers alive at a time: each takes 2 GB, and modules start more of their own."""
+MAX_SERVERS = 8
+"""Shared servers alive at a time, per process of tests; modules start more of their own."""
 
 
 class SharedServers:

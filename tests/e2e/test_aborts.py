@@ -8,9 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import httpx
 import pytest
-from client import Client, random_prompts, wait_until
+from client import HTTP, Client, random_prompts, wait_until
 
 PROMPTS = random_prompts(12, 91)
 EXACT = {"threshold": 1.5}
@@ -72,7 +71,7 @@ def test_disconnect_while(semantic: Client, expected: list[list[int]], place: st
         "sampling_params": {"temperature": 0, "custom_params": {"parse": EXACT}, **LONG},
     }
     with semantic.probe.fault(place, "slow", seconds=0.1) as slow:
-        with httpx.stream("POST", f"{semantic.url}/generate", json=body, timeout=60) as response:
+        with HTTP.stream("POST", f"{semantic.url}/generate", json=body, timeout=60) as response:
             lines = response.iter_lines()  # dropping the iterator would hang up already
             next(lines)
             slow.wait_fired()
@@ -191,7 +190,7 @@ def _abort_soon(client: Client, rid: str, rng: random.Random, is_answered: threa
 
 def _hang_up(client: Client, body: dict, after_lines: int) -> str:
     url = f"{client.url}/generate"
-    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as response:
+    with HTTP.stream("POST", url, json=body | {"stream": True}, timeout=60) as response:
         for _, _ in zip(range(after_lines), response.iter_lines(), strict=False):
             pass
     return "disconnected"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import httpx
 import pytest
-from client import Client, ids_of, parse_info
+from client import HTTP, Client, ids_of, parse_info
 from conftest import PARSE, QUESTION, Start, served
 from random_pair import DEMO
 
@@ -70,7 +69,7 @@ def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], 
 
 def test_the_state_is_among_the_metrics(slow: Client, prompts: list[str]):
     slow.generate_all(prompts[: MIN_ROUNDS + 2], 1, **LIMIT)
-    page = httpx.get(f"{slow.url}/metrics", timeout=60).text
+    page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
     (speedup,) = re.findall(r"^sglang:parse_expected_speedup\{.*\} (\S+)", page, re.MULTILINE)
     (skipped,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)
     assert 0 < float(speedup) < 1

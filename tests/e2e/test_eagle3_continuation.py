@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-import httpx
 import pytest
-from client import Client, ids_of, parse_info
+from client import HTTP, Client, ids_of, parse_info
 from conftest import QUESTION, SEED, Start, parse_flags, served
 from random_pair import DEMO
 
@@ -202,7 +201,7 @@ def test_streaming(eagle: Client, prompts: list, expected: list):
     for parse in (OFF, EXACT):
         params = {"temperature": 0, **LIMIT, "custom_params": {"parse": parse}}
         body = {"text": prompts[3], "stream": True, "sampling_params": params}
-        with httpx.stream("POST", f"{eagle.url}/generate", json=body, timeout=120) as response:
+        with HTTP.stream("POST", f"{eagle.url}/generate", json=body, timeout=120) as response:
             lines = [line for line in response.iter_lines() if line.startswith("data: {")]
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
         assert chunks[-1]["text"] == expected[3]["text"]

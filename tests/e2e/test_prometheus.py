@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from client import Client, parse_info, random_prompts
+from client import HTTP, Client, parse_info, random_prompts
 from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -101,7 +100,7 @@ def samples(client: Client) -> Counter[tuple[str, str]]:
 
 
 def page(client: Client) -> str:
-    response = httpx.get(f"{client.url}/metrics", timeout=60)
+    response = HTTP.get(f"{client.url}/metrics", timeout=60)
     response.raise_for_status()
     return response.text
 
@@ -123,7 +122,7 @@ def stream(client: Client, prompt: list[int]) -> dict[str, Any]:
     """The last message of a streamed answer."""
     params = {"temperature": 0, "custom_params": {"parse": ACCEPT_SOME}, **LENGTH}
     body = {"input_ids": prompt, "stream": True, "sampling_params": params}
-    with httpx.stream("POST", f"{client.url}/generate", json=body, timeout=120) as response:
+    with HTTP.stream("POST", f"{client.url}/generate", json=body, timeout=120) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines.pop() == "[DONE]"
     assert len(lines) > 2
@@ -445,4 +444,4 @@ def test_without_metrics_the_line_is_the_same(unwatched: Watched):
     lines = decode_lines(unwatched.lines()[num_lines:])
     assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
     assert printed(lines, "continuing") == 0  # in token mode drafting resumes at once
-    assert httpx.get(f"{client.url}/metrics", timeout=60).status_code == 404
+    assert HTTP.get(f"{client.url}/metrics", timeout=60).status_code == 404

@@ -8,7 +8,6 @@ import re
 import signal
 import string
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,8 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
-from client import Client, wait_until
+from client import HTTP, Client, wait_until
 from conftest import SEED
+from warm import Nursery
 
 from sglang_parse.demo.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
 
@@ -40,14 +40,14 @@ class Routed:
 
     def is_ready(self) -> bool:
         with suppress(httpx.HTTPError):
-            workers = httpx.get(f"{self.url()}/workers", timeout=20).json()["workers"]
+            workers = HTTP.get(f"{self.url()}/workers", timeout=20).json()["workers"]
             if len(workers) == 2 and all(worker["is_healthy"] for worker in workers):
-                answers = [httpx.get(f"{self.url(n)}/health", timeout=20) for n in (100, 200)]
+                answers = [HTTP.get(f"{self.url(n)}/health", timeout=20) for n in (100, 200)]
                 return all(answer.status_code == 200 for answer in answers)
         return False
 
     def requests_by_server(self) -> list[int]:
-        text = httpx.get(f"{self.url(10)}/metrics", timeout=20).text
+        text = HTTP.get(f"{self.url(10)}/metrics", timeout=20).text
         counts = []
         for offset in (100, 200):
             pattern = rf'^smg_worker_cb_outcomes_total{{worker="{self.url(offset)}".*}} (\d+)$'
@@ -56,10 +56,13 @@ class Routed:
 
 
 @pytest.fixture(scope="module")
-def routed(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
+def routed(
+    pair: tuple[Path, Path], nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Routed]:
     (port,) = free_ports(1)
     target, draft = pair
-    log = tmp_path_factory.mktemp("router") / "log"
+    folder = tmp_path_factory.mktemp("router")
+    log = folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
@@ -73,7 +76,7 @@ def routed(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
                 **os.environ,
                 **ENVIRONMENT,
                 "PORT": str(port),
-                "PYTHON": sys.executable,
+                "PYTHON": str(nursery.python(folder / "python")),
             },
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -95,7 +98,7 @@ def routed(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 def chat(url: str, messages: list[dict[str, str]]) -> dict[str, Any]:
     body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 24}
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    response = HTTP.post(f"{url}/v1/chat/completions", json=body, timeout=120)
     response.raise_for_status()
     return response.json()
 
@@ -139,12 +142,12 @@ def test_settings_per_request_need_a_direct_request(routed: Routed):
     modes = []
     for offset in (0, 100):
         body = {"input_ids": [5, 6, 7, 8], "sampling_params": params}
-        response = httpx.post(f"{routed.url(offset)}/generate", json=body, timeout=120)
+        response = HTTP.post(f"{routed.url(offset)}/generate", json=body, timeout=120)
         response.raise_for_status()
         (info,) = response.json()["meta_info"]["parse"]
         modes.append(info["mode"])
     assert modes == ["parse", "plain"]
     body = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
     body |= {"return_meta_info": True, "custom_params": {"parse": {"enabled": False}}}
-    answer = httpx.post(f"{routed.url()}/v1/chat/completions", json=body, timeout=120).json()
+    answer = HTTP.post(f"{routed.url()}/v1/chat/completions", json=body, timeout=120).json()
     assert not answer["choices"][0].get("meta_info")

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from sglang_parse.demo.servers import awake
 
 PROMPT = random_prompts(1, 51)[0]
-NUM_SAMPLES = 240
+NUM_SAMPLES = 160
 NUM_TOKENS = 3
 ACCEPTABLE_P = 1e-3
 

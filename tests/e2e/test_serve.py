@@ -6,6 +6,7 @@ from pathlib import Path
 
 from client import Client, parse_info, random_prompts
 from conftest import parse_flags
+from warm import Nursery
 
 from sglang_parse.demo.servers import Server, ServerSpec, free_ports
 
@@ -13,10 +14,10 @@ from sglang_parse.demo.servers import Server, ServerSpec, free_ports
 SGLANG_SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")
 
 
-def test_sglang_serve(pair: tuple[Path, Path], tmp_path: Path):
+def test_sglang_serve(pair: tuple[Path, Path], nursery: Nursery, tmp_path: Path):
     flags = parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "7")
     spec = ServerSpec("serve", (*flags, "--sleep-on-idle"), launcher=SGLANG_SERVE)
-    server = Server(spec, free_ports(1)[0], tmp_path / "serve.log")
+    server = Server(spec, free_ports(1)[0], tmp_path / "serve.log", nursery.start)
     try:
         server.wait_ready()
         (prompt,) = random_prompts(1, seed=5)

@@ -2,9 +2,8 @@
 
 import json
 
-import httpx
 import pytest
-from client import Client, parse_info, random_prompts
+from client import HTTP, Client, parse_info, random_prompts
 
 PROMPTS = random_prompts(3, 21)
 
@@ -58,10 +57,10 @@ def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_ru
 
 def test_end_token(demo_plain: Client, demo: Client, problems: list):
     """The demo pair ends its answers by itself."""
-    for problem in problems[:6]:
-        params = {"max_new_tokens": 200, "parse": {"threshold": 1.5}}
-        left = demo.generate(problem.prompt, **params)
-        right = demo_plain.generate(problem.prompt, max_new_tokens=200)
+    prompts = [problem.prompt for problem in problems[:6]]
+    lefts = demo.generate_all(prompts, 6, max_new_tokens=200, parse={"threshold": 1.5})
+    rights = demo_plain.generate_all(prompts, 6, max_new_tokens=200)
+    for left, right in zip(lefts, rights, strict=True):
         _same(left, right)
         assert left["meta_info"]["finish_reason"]["type"] == "stop"
 
@@ -82,7 +81,7 @@ def test_streaming_gives_the_same_text(token: Client, free_running: list[dict]):
             "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True},
         }
         chunks = []
-        with httpx.stream("POST", f"{token.url}/generate", json=body, timeout=120) as response:
+        with HTTP.stream("POST", f"{token.url}/generate", json=body, timeout=120) as response:
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     chunks.append(json.loads(line.removeprefix("data: ")))

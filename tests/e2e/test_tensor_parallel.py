@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from client import Client, ids_of, parse_info, random_prompts
+from client import HTTP, Client, ids_of, parse_info, random_prompts
 from conftest import SEMANTIC, Start, parse_flags
 
 from sglang_parse.demo.servers import awake
@@ -130,7 +130,7 @@ def test_without_sharing_the_ranks_part(two_ranks: Client, plain: Client, record
     def ask(prompt: list[int]) -> list[int] | None:
         body = {"input_ids": prompt, "sampling_params": params}
         try:
-            answer = httpx.post(f"{two_ranks.url}/generate", json=body, timeout=HANG_LIMIT_S)
+            answer = HTTP.post(f"{two_ranks.url}/generate", json=body, timeout=HANG_LIMIT_S)
         except httpx.HTTPError:
             return None  # it hangs, or it is gone
         return answer.json()["output_ids"] if answer.status_code == 200 else None

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch.multiprocessing
-from client import Client, parse_info, random_prompts, wait_until
+from client import HTTP, Client, ids_of, parse_info, random_prompts, wait_until
 from conftest import SEED, Start, parse_flags, served
 from random_pair import PairShape, make_pair
 from safetensors.torch import load_file
@@ -93,10 +92,6 @@ def checksum(client: Client, selector: str) -> str:
     return response.json()["per_engine_checksum"]
 
 
-def ids(answers: list[dict]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
-
-
 def accepted_share(answers: list[dict]) -> float:
     infos = [parse_info(answer) for answer in answers]
     return sum(i["accepted_tokens"] for i in infos) / sum(i["drafted_tokens"] for i in infos)
@@ -119,7 +114,7 @@ def test_a_checkpoint_from_disk_is_the_targets(
     updated: Client, plain: Client, plain_new: Client, new_pair: tuple[Path, Path]
 ):
     prompts = random_prompts(6, 81)
-    assert ids(updated.generate_all(prompts, 6, **LENGTH)) == ids(
+    assert ids_of(updated.generate_all(prompts, 6, **LENGTH)) == ids_of(
         plain.generate_all(prompts, 6, **LENGTH)
     )
     target, draft = checksum(updated, "target"), checksum(updated, "draft")
@@ -127,7 +122,7 @@ def test_a_checkpoint_from_disk_is_the_targets(
     assert checksum(updated, "target") != target
     assert checksum(updated, "draft") == draft
     answers = updated.generate_all(prompts, 6, **LENGTH)
-    assert ids(answers) == ids(plain_new.generate_all(prompts, 6, **LENGTH))
+    assert ids_of(answers) == ids_of(plain_new.generate_all(prompts, 6, **LENGTH))
     # The old target's KV of the same prompts is not used.
     assert {answer["meta_info"]["cached_tokens"] for answer in answers} == {0}
     assert {parse_info(answer)["mode"] for answer in answers} == {"parse"}
@@ -137,14 +132,14 @@ def test_the_draft_is_updated_by_tensor(
     updated: Client, plain_new: Client, new_pair: tuple[Path, Path]
 ):
     prompts = random_prompts(6, 82)
-    expected = ids(plain_new.generate_all(prompts, 6, **LENGTH))
+    expected = ids_of(plain_new.generate_all(prompts, 6, **LENGTH))
     load_target(updated, new_pair[0])
     target = checksum(updated, "target")
     before = updated.generate_all(prompts, 6, **LENGTH)
     load_draft(updated, new_pair[0])
     assert checksum(updated, "target") == target
     after = updated.generate_all(prompts, 6, **LENGTH)
-    assert ids(before) == ids(after) == expected
+    assert ids_of(before) == ids_of(after) == expected
     # A strange draft is right by chance only, the target's own copy always.
     assert accepted_share(before) < 0.1 < 0.95 < accepted_share(after)
 
@@ -172,7 +167,7 @@ def test_the_same_tensors_for_both_models_are_refused(
 
 def test_pauses_in_place_change_nothing(updated: Client, plain: Client):
     prompts = random_prompts(6, 83)
-    expected = ids(plain.generate_all(prompts, 6, **LENGTH))
+    expected = ids_of(plain.generate_all(prompts, 6, **LENGTH))
     seen: set[str] = set()
     with generating(updated, prompts, LENGTH) as jobs:
         while not all(job.done() for job in jobs):
@@ -182,7 +177,7 @@ def test_pauses_in_place_change_nothing(updated: Client, plain: Client):
             time.sleep(0.05)
             assert updated.look()["running"] == running
             updated.post("/continue_generation", {}).raise_for_status()
-        assert ids([job.result() for job in jobs]) == expected
+        assert ids_of([job.result() for job in jobs]) == expected
     assert {"drafting", "verifying"} <= seen
 
 
@@ -190,7 +185,7 @@ def test_new_weights_in_the_middle_of_drafts(
     updated: Client, plain: Client, plain_new: Client, new_pair: tuple[Path, Path]
 ):
     """Paused requests give up their KV; their next token comes from the new target."""
-    prompts = random_prompts(6, 84, longest=SHORT)
+    prompts = random_prompts(4, 84, longest=SHORT)
     with generating(updated, prompts, LONG) as jobs:
         _wait_for_output(updated, len(prompts))
         updated.post("/pause_generation", {"mode": "retract"}).raise_for_status()
@@ -199,7 +194,7 @@ def test_new_weights_in_the_middle_of_drafts(
         assert state["probe"]["free_slots"] == state["memory_usage"]["token_capacity"]
         updated.post("/continue_generation", {}).raise_for_status()
         answers = [job.result() for job in jobs]
-    old = ids(plain.generate_all(prompts, 6, **LONG))
+    old = ids_of(plain.generate_all(prompts, 6, **LONG))
     num_mixed = 0
     for prompt, answer, before in zip(prompts, answers, old, strict=True):
         output = answer["output_ids"]
@@ -237,7 +232,7 @@ def test_a_pause_that_aborts_leaves_nothing_behind(updated: Client):
 @pytest.mark.parametrize("call", ["release_memory_occupation", "resume_memory_occupation"])
 @pytest.mark.parametrize("tags", [None, ["kv_cache"], ["weights"]])
 def test_memory_is_not_released(updated: Client, call: str, tags: list[str] | None):
-    response = httpx.post(f"{updated.url}/{call}", json={"tags": tags}, timeout=60)
+    response = HTTP.post(f"{updated.url}/{call}", json={"tags": tags}, timeout=60)
     assert response.status_code == 400
     assert "PARSE: memory cannot be released" in response.text
     assert "Fix: " in response.text

@@ -4,7 +4,7 @@ Of a server's start, most is imports: three processes, each up to 20 seconds of 
 process imports once and is forked for each process of each server; everything behind the imports
 is the real thing: ``python -m sglang.launch_server`` with its own arguments and environment, and
 the processes it starts, each its child, with the arguments and environment multiprocessing's
-"spawn" gives them. test_readme.py, test_router.py and test_serve.py start servers without this.
+"spawn" gives them. test_readme.py's server and test_faults.py's start without this.
 
     Nursery (in pytest) --unix socket--> this file as a program --fork--> a server's first process,
     which forks itself, before it does anything else, into spares that wait to be its children.
@@ -21,6 +21,7 @@ import os
 import re
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sglang_parse.demo.servers import Process, start_process
@@ -40,6 +42,21 @@ PRELOADED = (
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",
 )
+READ_ON_IMPORT = {
+    "SGLANG_TEST_RETRACT": ("sglang.srt.managers.scheduler", "TEST_RETRACT", bool),
+    "SGLANG_TEST_RETRACT_INTERVAL": (
+        "sglang.srt.managers.scheduler",
+        "TEST_RETRACT_INTERVAL",
+        int,
+    ),
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": (
+        "sglang.srt.managers.schedule_policy",
+        "CLIP_MAX_NEW_TOKENS",
+        int,
+    ),
+}
+"""Variables SGLang reads only once, where it keeps each, and of what type."""
+READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND",)
 NUM_SPARES = 3
 """Two schedulers (tensor parallel) and a detokenizer; more are started by multiprocessing."""
 SPAWN = re.compile(r"spawn_main\((.*)\)")
@@ -50,38 +67,52 @@ class Nursery:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         name = f"sglang-parse-{uuid.uuid4().hex}"
-        self._address = _address(name)
+        self._name = name
         self._settings = _sglang_settings(env)
         self._process = subprocess.Popen(
             [sys.executable, __file__, name], env=dict(env), start_new_session=True
         )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> Process:
-        """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...].
+        """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...], or
+        [python, -c, program, words...].
 
-        SGLang reads some of its variables when it is imported: a server with others of them than
-        this nursery has starts anew.
+        SGLang reads some of its variables when it is imported. A server with others than this
+        nursery has starts anew, unless it is known what they change.
 
         Args:
             output: an open file for stdout and stderr.
         """
         if _sglang_settings(env) != self._settings:
             return start_process(command, env, output)
-        connection = socket.socket(socket.AF_UNIX)
         while True:  # it is still importing
             with contextlib.suppress(ConnectionRefusedError):
-                connection.connect(self._address)
-                break
+                return ask(self._name, command[1:], env, output.fileno())
             if self._process.poll() is not None:
                 raise RuntimeError(f"the nursery ended with {self._process.returncode}")
             time.sleep(0.1)
-        content = {"argv": [str(word) for word in command[3:]], "env": dict(env)}
-        _send(connection, content | {"module": command[2]}, [output.fileno()])
-        return WarmProcess(connection)
+
+    def python(self, path: Path) -> Path:
+        """Writes a program that stands for ``python`` in scripts: servers start from here."""
+        python, here = shlex.quote(sys.executable), shlex.quote(__file__)
+        path.write_text(
+            f'#!/bin/sh\n[ "$2" = sglang.launch_server ] && exec {python} {here} --ask '
+            f'{self._name} "$@"\nexec {python} "$@"\n'
+        )
+        path.chmod(0o755)
+        return path
 
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def ask(name: str, command: Sequence[str], env: Mapping[str, str], output: int) -> WarmProcess:
+    """A server from the nursery of that name. Raises: ConnectionRefusedError, not there yet."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(_address(name))
+    _send(connection, {"command": [str(word) for word in command], "env": dict(env)}, [output])
+    return WarmProcess(connection)
 
 
 class WarmProcess:
@@ -113,11 +144,12 @@ class WarmProcess:
 
 
 def _sglang_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Without PARSE's own, which nobody reads on import."""
+    """What must be the same when SGLang is imported; PARSE's own are read by nobody then."""
+    known = (*READ_ON_IMPORT, *READ_WHEN_USED)
     return {
         name: value
         for name, value in env.items()
-        if name.startswith("SGLANG_") and not name.startswith("SGLANG_PARSE_")
+        if name.startswith("SGLANG_") and not name.startswith("SGLANG_PARSE_") and name not in known
     }
 
 
@@ -200,8 +232,13 @@ def _become_server(content: dict[str, Any], output: int) -> None:
     _take_environment(content["env"])
     if not _leave_spares():
         return  # this is a spare, and its work is done
-    sys.argv = [content["module"], *content["argv"]]
-    runpy.run_module(content["module"], run_name="__main__", alter_sys=True)
+    how, what, *words = content["command"]
+    if how == "-c":
+        sys.argv = [how, *words]
+        exec(what, sys.modules["__main__"].__dict__)
+    else:
+        sys.argv = [what, *words]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 def _take_environment(env: dict[str, str]) -> None:
@@ -209,6 +246,10 @@ def _take_environment(env: dict[str, str]) -> None:
     os.environ.update(env)
     paths = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    for name, (module, constant, kind) in READ_ON_IMPORT.items():
+        if name in env:
+            assert hasattr(sys.modules[module], constant), f"SGLang keeps {name} elsewhere now"
+            setattr(sys.modules[module], constant, kind(int(env[name])))
 
 
 def _leave_spares() -> bool:
@@ -276,5 +317,23 @@ def _place(places: dict[int, int]) -> None:
         os.close(fd)
 
 
+# -- a stand-in for python --------------------------------------------------------
+
+
+def stand_in(name: str, command: Sequence[str]) -> int:
+    """Be a server's first process, for whoever started this one: its signals, its exit code."""
+    server = ask(name, command, os.environ, sys.stdout.fileno())
+
+    def pass_on(number: int, _: Any) -> None:
+        os.kill(server.pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    code = server.wait()
+    return code if code >= 0 else 128 - code
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--ask":
+        sys.exit(stand_in(sys.argv[2], sys.argv[3:]))
     serve(sys.argv[1])
