@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -206,6 +207,22 @@ def runs() -> list[dict]:
     return json.loads(RECORD.read_text())["runs"]
 
 
+@cache
+def recorded(kind: str) -> dict[int, list[tuple[int, float]]]:
+    """A stage's (amount, ms) in all runs, by its size."""
+    by_size: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for run in runs():
+        for line in run["seen"]:
+            if line[0] == kind:
+                by_size[line[1]].append((line[2], line[3]))
+    return by_size
+
+
+@cache
+def nearest(kind: str, size: int) -> int:
+    return min(recorded(kind), key=lambda known: abs(known - size))
+
+
 @dataclass
 class Machine:
     """Stages take what they took on a real server when they were about that large."""
@@ -213,29 +230,20 @@ class Machine:
     rng: random.Random
     slower_draft: float = 1.0
 
-    def __post_init__(self) -> None:
-        seen = [line for run in runs() for line in run["seen"]]
-        self.seen = {
-            kind: [line[1:] for line in seen if line[0] == kind]
-            for kind in ("burst", "pass", "step")
-        }
-
-    def time(self, kind: str, size: int) -> tuple[int, int, float]:
-        """(size, amount, ms) of one like it."""
-        nearest = min(abs(line[0] - size) for line in self.seen[kind])
-        alike = [line for line in self.seen[kind] if abs(line[0] - size) <= 1.1 * nearest]
-        return self.rng.choice(alike)
+    def time(self, kind: str, size: int) -> tuple[int, float]:
+        """(amount, ms) of one like it."""
+        return self.rng.choice(recorded(kind)[nearest(kind, size)])
 
     def burst(self, count: int, steps: int) -> Timed:
-        _, amount, ms = self.time("burst", count)
+        amount, ms = self.time("burst", count)
         return Timed(Stage.BURST, count, steps, self.slower_draft * ms / amount * steps)
 
     def one_pass(self, num_rows: int) -> Timed:
-        size, _, ms = self.time("pass", num_rows)
-        return Timed(Stage.PASS, num_rows, 0, ms * num_rows / size)
+        _, ms = self.time("pass", num_rows)
+        return Timed(Stage.PASS, num_rows, 0, ms * num_rows / nearest("pass", num_rows))
 
     def step(self, count: int) -> Timed:
-        return Timed(Stage.STEP, count, count, self.time("step", count)[2])
+        return Timed(Stage.STEP, count, count, self.time("step", count)[1])
 
 
 @dataclass
@@ -305,6 +313,7 @@ class Scenario:
         return total
 
 
+@cache
 def rounds_at(threshold: float) -> list[list]:
     return [
         line
