@@ -49,11 +49,13 @@ def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
         semantic.probe.fault(place, "slow", seconds=0.4, skip=2 * ("prefill" not in place)) as slow,
         ThreadPoolExecutor(2) as pool,
     ):
+        top = {"rid": f"slow-{place}"}
+        job = pool.submit(semantic.generate, PROMPTS[0], parse=EXACT, top=top, **LONG)
+        if "prefill" in place:
+            slow.wait_fired()  # the other's prefill would be the first, before this one is known
         other = pool.submit(
             semantic.generate, PROMPTS[1], parse=EXACT, max_new_tokens=6, ignore_eos=True
         )
-        top = {"rid": f"slow-{place}"}
-        job = pool.submit(semantic.generate, PROMPTS[0], parse=EXACT, top=top, **LONG)
         slow.wait_fired()
         semantic.abort(f"slow-{place}")
         answer = job.result()

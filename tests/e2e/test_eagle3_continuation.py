@@ -47,6 +47,19 @@ def tight(start_server: Start) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
+def two_ranks(start_server: Start) -> Iterator[Client]:
+    flags = parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
+    cores = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as environ:
+        # SGLang asks for it where there are more ranks than NUMA nodes.
+        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+        server = start_server("two-ranks-eagle3", *flags)
+    with awake(server):
+        yield Client.of(server)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
 def prompts(problems: list) -> list[str]:
     return [problem.prompt for problem in problems[:16]]
 
@@ -323,3 +336,12 @@ def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: lis
         info = parse_info(left)
         assert (info["rounds"], info["accepted_tokens"]) == (1, 0)
         assert 1.5 < info["eagle3_tokens"] / info["eagle3_steps"] <= 3
+
+
+@pytest.mark.parametrize("parse", [EXACT, OFF])
+def test_two_ranks(two_ranks: Client, prompts: list, expected: list, parse: dict):
+    """One decision for both, with the head ahead too."""
+    answers = two_ranks.generate_all(prompts[:4], 4, parse=parse, max_new_tokens=60)
+    assert ids_of(answers) == [ids[:60] for ids in ids_of(expected[:4])]
+    assert _accept_length(answers) > 1.5
+    two_ranks.assert_nothing_lost()
