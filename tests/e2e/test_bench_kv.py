@@ -20,7 +20,7 @@ from sglang_parse.demo.settings import DEMO_PAIR
 def test_bench_kv(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv, "Server", partial(Server, start=nursery.start))
     output = tmp_path / "bench_kv.json"
-    kv.run(Namespace(pair=DEMO_PAIR, problems=6, concurrency=3, output=output), Console(quiet=True))
+    kv.run(Namespace(pair=DEMO_PAIR, problems=4, concurrency=2, output=output), Console(quiet=True))
     parse, short, long = json.loads(output.read_text()).values()
     draft_tokens = ParseConfig().draft_tokens
     # A standing reserve: two windows for every request in every iteration.

@@ -47,7 +47,7 @@ def _check_prefixes(draft: list[int], ends: list[int], tokenizer) -> None:
 @pytest.fixture(scope="module")
 def plain_answers(demo_plain: Client, problems: list) -> list[list[int]]:
     prompts = [problem.prompt for problem in problems[:8]]
-    return [a["output_ids"] for a in demo_plain.generate_all(prompts, 8, max_new_tokens=128)]
+    return [a["output_ids"] for a in demo_plain.generate_all(prompts, 8, max_new_tokens=90)]
 
 
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 3), (8, 8)])
@@ -55,7 +55,7 @@ def test_exact_above_one(
     demo: Client, plain_answers: list, problems: list, concurrency: int, count: int
 ):
     prompts = [problem.prompt for problem in problems[:count]]
-    ours = demo.generate_all(prompts, concurrency, parse={"threshold": 1.5}, max_new_tokens=128)
+    ours = demo.generate_all(prompts, concurrency, parse={"threshold": 1.5}, max_new_tokens=90)
     assert [answer["output_ids"] for answer in ours] == plain_answers[:count]
 
 

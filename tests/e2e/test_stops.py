@@ -66,10 +66,11 @@ def test_end_token(demo_plain: Client, demo: Client, problems: list):
 
 
 def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
-    for problem in problems[:2]:
-        params = {"max_new_tokens": 220, "ignore_eos": True}
-        left = demo.generate(problem.prompt, parse={"threshold": 1.5}, **params)
-        _same(left, demo_plain.generate(problem.prompt, **params))
+    prompts = [problem.prompt for problem in problems[:2]]
+    params = {"max_new_tokens": 220, "ignore_eos": True}
+    lefts = demo.generate_all(prompts, 2, parse={"threshold": 1.5}, **params)
+    for left, right in zip(lefts, demo_plain.generate_all(prompts, 2, **params), strict=True):
+        _same(left, right)
         assert left["meta_info"]["completion_tokens"] == 220
 
 

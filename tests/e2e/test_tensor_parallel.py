@@ -48,7 +48,7 @@ def two_ranks(start_server: Start, pair: tuple[Path, Path], records: Path) -> It
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("parse", [EXACT, {"enabled": False}])
 def test_exact_mode(two_ranks: Client, plain: Client, parse: dict, concurrency: int):
-    prompts = random_prompts(6, 71)
+    prompts = random_prompts(2 if concurrency == 1 else 6, 71)
     answers = two_ranks.generate_all(prompts, concurrency, parse=parse, **LENGTH)
     assert ids_of(answers) == ids_of(plain.generate_all(prompts, 6, **LENGTH))
     if parse is EXACT:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 SHORT = 9
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
-LONG = {"max_new_tokens": 400, "ignore_eos": True}
+LONG = {"max_new_tokens": 250, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

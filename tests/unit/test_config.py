@@ -32,6 +32,7 @@ CHANGED = ParseConfig(
     after_cut="target",
     continuation="eagle3",
     eagle3_path="head",
+    drafting="never",
     default="off",
 )
 
