@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accuracy-problems",
         type=at_least(0),
-        default=500,
+        default=300,
         help="held-out problems per server in all, for the accuracy (default %(default)s)",
     )
     parser.add_argument(
