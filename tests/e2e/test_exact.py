@@ -57,7 +57,7 @@ def test_prefills_join_while_others_draft(token: Client, expected: dict):
 
 
 def test_switched_off_requests_ride_beside_drafting_ones(token: Client, expected: dict):
-    seed = SEEDS[2]
+    seed = SEEDS[0]
     prompts = random_prompts(6, seed)
     bodies = [None, {"enabled": False}]
     from concurrent.futures import ThreadPoolExecutor
