@@ -1,5 +1,7 @@
 """Exactness: token mode and a threshold above 1 give the plain server's tokens (fp32, greedy)."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from client import Client, ids_of, parse_info, random_prompts
 
@@ -60,8 +62,6 @@ def test_switched_off_requests_ride_beside_drafting_ones(token: Client, expected
     seed = SEEDS[0]
     prompts = random_prompts(6, seed)
     bodies = [None, {"enabled": False}]
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(12) as pool:
         jobs = [
             pool.submit(
