@@ -9,7 +9,7 @@ DEMO_FLAGS ?=
 COMPARE_FLAGS ?=
 SOAK_FLAGS ?=
 # Two files of tests at a time: a server under test keeps one core busy.
-# The files with servers come first, in the order of their names: the others fill the end.
+# In the order they are collected: files with servers first, the longest of them before all.
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

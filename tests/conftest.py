@@ -8,9 +8,19 @@ import torch
 # Two threads that wait for each other are slower than one when a server runs beside them.
 torch.set_num_threads(1)
 KINDS = ("unit", "seams", "e2e", "gpu")
+LONG = (
+    "test_eagle3_continuation",
+    "test_readme",
+    "test_compare",
+    "test_sampling",
+    "test_stock_speculative",
+    "test_weight_updates",
+)
+"""Files that take minutes come first: with two at a time, none is left alone in the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: Path(item.path).stem not in LONG)
     for item in items:
         folder = Path(item.path).parent.name
         if folder in KINDS:

@@ -20,7 +20,7 @@ from sglang_parse.tasks.demo import demo_items
 
 SMALL = (
     *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),
-    *("--problems", "8", "--sweep-problems", "4", "--looks", "2"),
+    *("--problems", "5", "--sweep-problems", "3", "--looks", "1"),
 )
 
 
@@ -69,7 +69,7 @@ def test_answers_are_graded_and_tested(results: dict):
         test = found[way]["test"]
         assert (test["better"], test["worse"], test["p_value"]) == (0, 0, 1)
     assert results["noise"] == found["eagle3", None]["test"]
-    assert found["parse", 0.0]["problems"] == 4
+    assert found["parse", 0.0]["problems"] == 3
 
 
 def test_stage_times_follow_the_threshold(results: dict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import os
 import re
 import runpy
 import shlex
@@ -351,11 +352,15 @@ def test_verdicts_computed_again(server: Server, tmp_path: Path, capsys: Any):
     assert "prefix of" in capsys.readouterr().out
 
 
-def test_engine_program(tmp_path: Path):
+def test_engine_program(tmp_path: Path, nursery: Nursery):
     # A file, because the engine's processes import the main program again.
-    program = tmp_path / "engine.py"
+    program, printed = tmp_path / "engine.py", tmp_path / "printed"
     program.write_text(find_block("sgl.Engine("), encoding="utf-8")
-    assert "'mode': 'parse'" in run(None, [sys.executable, str(program)], 600)
+    environment = {**servers.DEFAULTS, **os.environ, **servers.ENVIRONMENT}
+    with printed.open("wb") as output:
+        process = nursery.start([sys.executable, str(program)], environment, output)
+    assert process.wait(600) == 0, printed.read_text()
+    assert "'mode': 'parse'" in printed.read_text()
 
 
 def write_tables() -> None:

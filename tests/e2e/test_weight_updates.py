@@ -17,7 +17,7 @@ from random_pair import PairShape, make_pair
 from safetensors.torch import load_file
 
 SHORT = 9
-LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
+LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
 LONG = {"max_new_tokens": 250, "ignore_eos": True}
 
 

@@ -4,7 +4,7 @@ Of a server's start, most is imports: three processes, each up to 20 seconds of 
 process imports once and is forked for each process of each server; everything behind the imports
 is the real thing: ``python -m sglang.launch_server`` with its own arguments and environment, and
 the processes it starts, each its child, with the arguments and environment multiprocessing's
-"spawn" gives them. test_readme.py's server and test_faults.py's start without this.
+"spawn" gives them. The README's server starts without this.
 
     Nursery (in pytest) --unix socket--> this file as a program --fork--> a server's first process,
     which forks itself, before it does anything else, into spares that wait to be its children.
@@ -34,6 +34,7 @@ from typing import Any
 
 from sglang_parse.demo.servers import Process, start_process
 
+ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -70,12 +71,12 @@ class Nursery:
         self._name = name
         self._settings = _sglang_settings(env)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, name], env=dict(env), start_new_session=True
+            [sys.executable, __file__, name], env=dict(env), cwd=ROOT, start_new_session=True
         )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> Process:
-        """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...], or
-        [python, -c, program, words...].
+        """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...],
+        [python, -c, program, words...] or [python, file, words...].
 
         SGLang reads some of its variables when it is imported. A server with others than this
         nursery has starts anew, unless it is known what they change.
@@ -232,13 +233,19 @@ def _become_server(content: dict[str, Any], output: int) -> None:
     _take_environment(content["env"])
     if not _leave_spares():
         return  # this is a spare, and its work is done
-    how, what, *words = content["command"]
-    if how == "-c":
-        sys.argv = [how, *words]
-        exec(what, sys.modules["__main__"].__dict__)
+    _run_as_python(*content["command"])
+
+
+def _run_as_python(first: str, *words: str) -> None:
+    if first == "-c":
+        sys.argv = [first, *words[1:]]
+        exec(words[0], sys.modules["__main__"].__dict__)
+    elif first == "-m":
+        sys.argv = list(words)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [what, *words]
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        sys.argv = [first, *words]
+        runpy.run_path(first, run_name="__main__")
 
 
 def _take_environment(env: dict[str, str]) -> None:
