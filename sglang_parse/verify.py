@@ -121,7 +121,7 @@ class PassOutput:
         logits: [sum of len(part.logits_rows), vocab], the parts' rows in order.
         starts: per part, its first row in ``logits``; at the end, their number.
         hidden: [rows of the pass, width] what an EAGLE-3 head reads of each row, if captured.
-        row_starts: per part, its first row in ``hidden``.
+        row_starts: per part, its first row in the pass; at the end, their number.
     """
 
     logits: torch.Tensor

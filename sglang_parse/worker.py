@@ -232,9 +232,8 @@ class ParseWorker(BaseSpecWorker):
             release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if verifying:
-            num_rows = sum(part.layout.num_rows for part in parts)
-            self._timed.append(Timed(Stage.PASS, num_rows, 0, elapsed_ms))
-        _share_time(batch, parts, set(verifying), elapsed_ms)
+            self._timed.append(Timed(Stage.PASS, passed.row_starts[-1], 0, elapsed_ms))
+        _share_time(batch, parts, set(verifying), elapsed_ms / passed.row_starts[-1])
         return output
 
     def _settle(
@@ -350,13 +349,12 @@ class ParseWorker(BaseSpecWorker):
 
 
 def _share_time(
-    batch: Any, parts: Sequence[VerifyRows], verifying: set[int], elapsed_ms: float
+    batch: Any, parts: Sequence[VerifyRows], verifying: set[int], ms_per_row: float
 ) -> None:
     """Charge a pass to its requests by their rows."""
-    total_rows = sum(part.layout.num_rows for part in parts)
     for part in parts:
         stats = batch.reqs[part.row].parse_state.stats
-        share = elapsed_ms * part.layout.num_rows / total_rows
+        share = ms_per_row * part.layout.num_rows
         if part.row in verifying:
             stats.verification_ms += share
         else:

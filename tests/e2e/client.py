@@ -103,16 +103,16 @@ class Client:
 
     def flush(self) -> None:
         """Empty the radix cache; SGLang's idle check fails the server on a lost slot."""
-        response = HTTP.post(f"{self.url}/flush_cache")
+        response = HTTP.post(f"{self.url}/flush_cache", timeout=60)
         assert response.status_code == 200, response.text
 
     def state(self) -> dict[str, Any]:
-        info = HTTP.get(f"{self.url}/server_info").json()
+        info = HTTP.get(f"{self.url}/server_info", timeout=60).json()
         return info["internal_states"][0]
 
     def page_size(self) -> int:
         """Slots per KV page."""
-        return HTTP.get(f"{self.url}/server_info").json()["page_size"]
+        return HTTP.get(f"{self.url}/server_info", timeout=60).json()["page_size"]
 
     def free_slots(self) -> int:
         """KV slots that are free right now."""
@@ -144,7 +144,7 @@ class Client:
         assert self.used_slots() == 0
 
     def used_slots(self) -> int:
-        loads = HTTP.get(f"{self.url}/v1/loads").json()["loads"]
+        loads = HTTP.get(f"{self.url}/v1/loads", timeout=60).json()["loads"]
         return sum(load["num_used_tokens"] for load in loads)
 
 

@@ -116,6 +116,16 @@ def probe_environment(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def two_ranks_environment() -> Iterator[None]:
+    """Servers started in this block may have two ranks: SGLang asks for their cores where there
+    are more ranks than NUMA nodes."""
+    cores = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+        yield
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_pair(tmp_path_factory.mktemp("pair"), PairShape(seed=1))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from client import HTTP, Client, ids_of, parse_info
-from conftest import PARSE, QUESTION, Start, served
+from conftest import QUESTION, Start, parse_flags, served
 from random_pair import DEMO
 
 from sglang_parse.switch import MIN_ROUNDS
@@ -21,10 +21,8 @@ OFF, EXACT = {"enabled": False}, {"threshold": 1.5}
 
 
 def flags(target: str, draft: str, drafting: str) -> tuple[str, ...]:
-    return (
-        *("--model-path", str(DEMO / target), *PARSE),
-        *("--speculative-draft-model-path", str(DEMO / draft), "--parse-drafting", drafting),
-    )
+    # Of a flag given twice the last counts.
+    return parse_flags((DEMO / target, DEMO / draft), "--parse-drafting", drafting)
 
 
 SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-burst-tokens", "8")

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 from client import HTTP, Client, ids_of, parse_info
-from conftest import QUESTION, SEED, Start, parse_flags, served
+from conftest import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
 from random_pair import DEMO
 
 from sglang_parse.demo.servers import awake
@@ -49,10 +49,7 @@ def tight(start_server: Start) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def two_ranks(start_server: Start) -> Iterator[Client]:
     flags = parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
-    cores = sorted(os.sched_getaffinity(0))
-    with pytest.MonkeyPatch.context() as environ:
-        # SGLang asks for it where there are more ranks than NUMA nodes.
-        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+    with two_ranks_environment():
         server = start_server("two-ranks-eagle3", *flags)
     with awake(server):
         yield Client.of(server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from client import HTTP, Client, parse_info, random_prompts
-from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags
+from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, two_ranks_environment
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_parse.demo.servers import awake
@@ -71,10 +70,7 @@ def unwatched(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]
 
 @pytest.fixture(scope="module")
 def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
-    cores = sorted(os.sched_getaffinity(0))
-    with pytest.MonkeyPatch.context() as environ:
-        # SGLang asks for it where there are more ranks than NUMA nodes.
-        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+    with two_ranks_environment():
         server = start_server(
             "metrics-two-ranks",
             *parse_flags(pair, *SEMANTIC, "--tp-size", "2"),

@@ -287,19 +287,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-def run(server: Server | None, command: list[str], limit_s: float) -> str:
+def run(server: Server, command: list[str], limit_s: float) -> str:
     """Standard output of a program that must succeed, run in the repository's root."""
-    if server is None:
-        return _run(command, limit_s)
     command = [word.replace(PORT, str(server.port)) for word in command]
     with awake(server):
-        return _run(command, limit_s)
-
-
-def _run(command: list[str], limit_s: float) -> str:
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
-    )
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from client import HTTP, Client, ids_of, parse_info, random_prompts
-from conftest import SEMANTIC, Start, parse_flags
+from conftest import SEMANTIC, Start, parse_flags, two_ranks_environment
 
 from sglang_parse.demo.servers import awake
 
@@ -34,12 +34,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(start_server: Start, pair: tuple[Path, Path], records: Path) -> Iterator[Client]:
     """As ``semantic``, on two ranks that differ."""
-    cores = sorted(os.sched_getaffinity(0))
-    with pytest.MonkeyPatch.context() as environ:
+    with pytest.MonkeyPatch.context() as environ, two_ranks_environment():
         environ.setenv("RANK_NOISE_DIR", str(records))
         environ.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
-        # SGLang asks for it where there are more ranks than NUMA nodes.
-        environ.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
         server = start_server("two-ranks", *parse_flags(pair, *SEMANTIC, "--tp-size", "2"))
     with awake(server):
         yield Client.of(server)

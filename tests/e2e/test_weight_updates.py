@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing
-from client import HTTP, Client, ids_of, parse_info, random_prompts, wait_until
+from client import Client, ids_of, parse_info, random_prompts, wait_until
 from conftest import SEED, Start, parse_flags, served
 from random_pair import PairShape, make_pair
 from safetensors.torch import load_file
@@ -232,7 +232,7 @@ def test_a_pause_that_aborts_leaves_nothing_behind(updated: Client):
 @pytest.mark.parametrize("call", ["release_memory_occupation", "resume_memory_occupation"])
 @pytest.mark.parametrize("tags", [None, ["kv_cache"], ["weights"]])
 def test_memory_is_not_released(updated: Client, call: str, tags: list[str] | None):
-    response = HTTP.post(f"{updated.url}/{call}", json={"tags": tags}, timeout=60)
+    response = updated.post(f"/{call}", {"tags": tags})
     assert response.status_code == 400
     assert "PARSE: memory cannot be released" in response.text
     assert "Fix: " in response.text

@@ -14,6 +14,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,12 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 from client import Client  # noqa: E402
 from demo_problems import held_out  # noqa: E402
 
-from sglang_parse.demo.servers import Server, ServerSpec, free_ports  # noqa: E402
+from sglang_parse.demo.records import PARSE  # noqa: E402
+from sglang_parse.demo.run import specs  # noqa: E402
+from sglang_parse.demo.servers import Server, free_ports  # noqa: E402
+from sglang_parse.demo.settings import DEMO_PAIR  # noqa: E402
 
 TO = ROOT / "tests" / "unit" / "stage_times.json"
-PAIR = ROOT / "examples" / "demo_pair"
-FLAGS = (
-    *("--model-path", str(PAIR / "target"), "--speculative-algorithm", "PARSE"),
-    *("--speculative-draft-model-path", str(PAIR / "draft")),
-    *("--parse-question", str(PAIR / "question.json")),
-)
 CONCURRENCIES = (1, 2, 4, 8)
 THRESHOLDS = (0.5, 0.999, 1.0)
 WARM_UP = 8
@@ -48,7 +46,8 @@ def main() -> None:
 def _serve(drafting: str, thresholds: Sequence[float]) -> list[dict[str, Any]]:
     """What one server saw, load by load."""
     (port,) = free_ports(1)
-    spec = ServerSpec("recorded", (*FLAGS, "--parse-drafting", drafting))
+    (parse,) = [spec for spec in specs(DEMO_PAIR) if spec.name == PARSE]
+    spec = replace(parse, flags=(*parse.flags, "--parse-drafting", drafting))
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"
         os.environ["STAGE_TIMES"] = str(lines)
