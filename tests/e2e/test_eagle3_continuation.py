@@ -33,14 +33,15 @@ def eagle(start_server: Start) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def tight(start_server: Start) -> Iterator[Client]:
     """Token mode; after a cut the target, with its head, writes to the end. Too few KV slots."""
-    server = start_server(
-        "tight-eagle3",
-        *parse_flags(PAIR, "--parse-verification", "token", "--parse-after-cut", "target"),
-        *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-burst-tokens", "6"),
-        *("--max-total-tokens", "720", "--page-size", "4", "--speculative-num-steps", "2"),
-        # Admits more requests than the pool can hold.
-        *("--schedule-conservativeness", "0.05"),
-    )
+    with pytest.MonkeyPatch.context() as environ:
+        # Admits many more requests than the pool can hold.
+        environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
+        server = start_server(
+            "tight-eagle3",
+            *parse_flags(PAIR, "--parse-verification", "token", "--parse-after-cut", "target"),
+            *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-burst-tokens", "6"),
+            *("--max-total-tokens", "720", "--page-size", "4", "--speculative-num-steps", "2"),
+        )
     with awake(server):
         yield Client.of(server)
     server.stop()
@@ -307,11 +308,16 @@ def test_a_failing_head_ends_drafting_requests_only(
 
 def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     """Drafting requests beside accelerated ones: retracted, waiting, and right."""
-    jobs = [(prompt, parse) for prompt in prompts for parse in (NORMAL, OFF)]
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(
-            pool.map(lambda job: tight.generate(job[0], parse=job[1], max_new_tokens=90), jobs)
-        )
+    # In one HTTP request: all are there before the first is done, however slow this client is.
+    wishes = [
+        {"temperature": 0, "max_new_tokens": 90, "custom_params": {"parse": parse}}
+        for parse in (NORMAL, OFF)
+    ]
+    body = {
+        "text": [prompt for prompt in prompts for _ in wishes],
+        "sampling_params": wishes * len(prompts),
+    }
+    answers = tight.post("/generate", body).raise_for_status().json()
     assert ids_of(answers) == [ids[:90] for ids in ids_of(expected) for _ in range(2)]
     list(map(_assert_adds_up, answers))
     # Not vacuous: slots were short, for some steps the head stood still, for others it did not.
