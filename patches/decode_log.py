@@ -42,6 +42,8 @@ class DecodeLine(logging.Filter):
         share = accepted / judged if judged else 0.0
         speedup = self.tally.expected_speedup
         pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
+        if self.tally.simulated is not None:
+            pays += f"SIMULATED acceptance: {self.tally.simulated:g}, "
         phases = "".join(f"#{name}: {count}, " for name, count in self.tally.phases().items())
         return (
             f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "

@@ -14,6 +14,7 @@ import jinja2
 from sglang_parse import compat
 from sglang_parse.config import ParseConfig, RequestOptions, flag
 from sglang_parse.question import Question, QuestionWording, render_question
+from sglang_parse.simulation import SimulatedAcceptance
 
 SUPPORTED_BACKENDS = ("torch_native",)
 
@@ -33,6 +34,7 @@ def validate_server_args(server_args: Any) -> None:
     """
     compat.check()
     config = ParseConfig.from_env()
+    SimulatedAcceptance.from_env(config)
     _check_settings(server_args)
     tokenizer = _tokenizer(server_args, server_args.tokenizer_path or server_args.model_path)
     target = _check_models(server_args, tokenizer)

@@ -68,6 +68,11 @@ METRICS = (
         "What drafting was last expected to bring over the plain target; below 1 it rests.",
         is_gauge=True,
     ),
+    Metric(
+        "simulated_acceptance",
+        "Share of each draft that is kept where verdicts are ignored, for benchmarks.",
+        is_gauge=True,
+    ),
     Metric("verdict", "Verdicts, one per judged prefix.", buckets=(0.01, *TENTHS, 0.99, 1.0)),
     Metric(
         "cut_fraction",
@@ -125,9 +130,11 @@ def response_info(req: Any) -> dict[str, Any]:
     reason "not started".
     """
     state = getattr(req, "parse_state", None)
+    simulated = process_tally().simulated
+    note = {} if simulated is None else {"simulated": simulated}
     if state is None:
-        return {"mode": "plain", "reason": "not started"}
-    info: dict[str, Any] = {"mode": "plain" if state.is_plain else "parse"}
+        return {"mode": "plain", "reason": "not started", **note}
+    info: dict[str, Any] = {"mode": "plain" if state.is_plain else "parse", **note}
     if state.is_plain:
         info["reason"] = state.plain_reason
     shown = figures(req)
@@ -157,6 +164,7 @@ class Tally:
             take them then.
         latest: the requests of the latest iteration.
         expected_speedup: as ``switch.OffSwitch.speedup``.
+        simulated: share of every draft that is kept in place of the verdicts (``simulation``).
     """
 
     def __init__(self) -> None:
@@ -164,6 +172,7 @@ class Tally:
         self.keeps_samples = False
         self.latest: Sequence[Any] = ()
         self.expected_speedup: float | None = None
+        self.simulated: float | None = None
         self._samples: dict[str, list[float]] = defaultdict(list)
 
     def count(self, name: str, amount: float = 1.0, label_value: str = "") -> None:

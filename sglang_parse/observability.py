@@ -72,8 +72,13 @@ class ParseMetrics:
             if growth > 0:
                 self._child(by_name[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
-        if tally.expected_speedup is not None:
-            self._child(by_name["expected_speedup"], "").set(tally.expected_speedup)
+        gauges = {
+            "expected_speedup": tally.expected_speedup,
+            "simulated_acceptance": tally.simulated,
+        }
+        for name, value in gauges.items():
+            if value is not None:
+                self._child(by_name[name], "").set(value)
         for name, values in tally.take_samples().items():
             child = self._child(by_name[name], "")
             for value in values:

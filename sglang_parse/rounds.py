@@ -14,6 +14,8 @@ from sglang_parse.question import Question
 from sglang_parse.readout import Readout, trace_record
 from sglang_parse.segment import segment_is_done
 from sglang_parse.selection import matching_tokens, select_cut
+from sglang_parse.simulation import ENV_VAR as SIMULATION
+from sglang_parse.simulation import SimulatedAcceptance
 from sglang_parse.switch import OffSwitch
 from sglang_parse.verify import VerifyRows, plan_questions
 
@@ -36,6 +38,7 @@ class RoundJudge:
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}
         self._low_mass_reported = False
+        self._simulated = _simulated_acceptance(config)
 
     def start(self, req: Any) -> None:
         """After a prefill: a draft, or the target's own first segment."""
@@ -124,6 +127,8 @@ class RoundJudge:
         if self.question is None:
             matched = matching_tokens(draft.token_ids, readout.choices)
             return 0 if state.threshold > 1 else matched
+        if self._simulated and state.threshold <= 1:  # above 1 is exact, simulated or not
+            return self._simulated.cut(len(draft.token_ids), draft.prefix_ends)
         return select_cut(
             readout.verdicts, draft.prefix_ends, state.threshold, self.config.selection
         )
@@ -223,3 +228,18 @@ class RoundJudge:
                 mean,
                 LOW_MASS,
             )
+
+
+def _simulated_acceptance(config: ParseConfig) -> SimulatedAcceptance | None:
+    """What ``simulation`` was asked for; never without saying so."""
+    simulated = SimulatedAcceptance.from_env(config)
+    if simulated is not None:
+        process_tally().simulated = simulated.fraction
+        logger.warning(
+            "PARSE: acceptance is simulated (%s=%g): verdicts are computed and ignored, %.0f %% of "
+            "every draft is kept. For benchmarks only: answers mean nothing.",
+            SIMULATION,
+            simulated.fraction,
+            100 * simulated.fraction,
+        )
+    return simulated

@@ -82,3 +82,12 @@ def test_lines_change_only_where_parse_serves(serves: bool):
         "target-written: 0, #drafting: 0, #verifying: 0, #continuing: 0, #plain: 0, #queue-req: 0"
     )
     assert record.getMessage() == (expected if serves else text)
+
+
+def test_simulated_acceptance_is_in_the_decode_line():
+    from sglang_parse.patches.decode_log import DecodeLine
+
+    tally = Tally()
+    assert "SIMULATED" not in DecodeLine(tally).figures()
+    tally.simulated = 0.75
+    assert "SIMULATED acceptance: 0.75, " in DecodeLine(tally).figures()

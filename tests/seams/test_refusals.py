@@ -236,6 +236,21 @@ def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
         ParseConfig.from_env()
 
 
+@pytest.mark.parametrize(
+    ("value", "flags", "message"),
+    [
+        ("2", (), r"SGLANG_PARSE_SIMULATE_ACCEPTANCE is '2'; use a number from 0"),
+        ("0.5", ("--parse-verification", "token"), r"is '0.5' while --parse-verification is 'tok"),
+    ],
+)
+def test_simulated_acceptance(pair, monkeypatch: pytest.MonkeyPatch, value, flags, message):
+    from sglang_parse.simulation import ENV_VAR
+
+    monkeypatch.setenv(ENV_VAR, value)
+    with pytest.raises(Exception, match=message):
+        launch(pair, *flags)
+
+
 def test_flags_are_in_help(capsys: pytest.CaptureFixture[str], pair):
     with pytest.raises(SystemExit):
         launch(pair, "--help")

@@ -14,7 +14,17 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sglang_parse"
-CORE = ("segment", "question", "layout", "mask", "selection", "reference", "phases", "config")
+CORE = (
+    "segment",
+    "question",
+    "layout",
+    "mask",
+    "selection",
+    "reference",
+    "phases",
+    "config",
+    "simulation",
+)
 CORE_MAY_IMPORT = {"torch", "sglang_parse", *sys.stdlib_module_names}
 WORKPLACE_PATH = re.compile(r"(?<![\w./-])/(?:work|tmp/bash_jobs)(?![\w-])")
 

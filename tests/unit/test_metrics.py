@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.metrics import METRICS, Tally, Window, figures, response_info
+from sglang_parse.metrics import METRICS, Tally, Window, figures, process_tally, response_info
 from sglang_parse.phases import Phase, RequestState, Stats
 
 pytestmark = pytest.mark.unit
@@ -124,6 +124,13 @@ def test_requests_that_never_started_are_not_counted():
     tally.settle_latest()
     assert counted(tally) == {}
     assert response_info(req) == {"mode": "plain", "reason": "not started"}
+
+
+def test_simulated_acceptance_is_in_every_response(monkeypatch: pytest.MonkeyPatch):
+    unstarted = Request(parse_state=None)
+    monkeypatch.setattr(process_tally(), "simulated", 0.75)
+    for req in (request(), request("grammar"), unstarted):
+        assert response_info(req)["simulated"] == 0.75
 
 
 def test_judged_drafts():

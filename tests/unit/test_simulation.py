@@ -1,0 +1,67 @@
+"""Simulated acceptance: where drafts are cut, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_parse.config import ConfigError, ParseConfig
+from sglang_parse.segment import thin_out
+from sglang_parse.simulation import ENV_VAR, SimulatedAcceptance
+
+pytestmark = pytest.mark.unit
+
+SIXTEENTHS = range(32, 513, 32)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "cut"), [(0, 0), (0.25, 128), (0.5, 256), (0.75, 384), (1, 512)]
+)
+def test_a_prefix_that_ends_at_the_wanted_share_is_the_cut_every_time(fraction: float, cut: int):
+    simulated = SimulatedAcceptance(fraction)
+    assert [simulated.cut(512, SIXTEENTHS) for _ in range(5)] == [cut] * 5
+
+
+def test_what_one_cut_keeps_too_little_the_next_ones_keep_more():
+    simulated = SimulatedAcceptance(0.25)
+    assert [simulated.cut(8, [8]) for _ in range(8)] == [0, 0, 8, 0, 0, 0, 8, 0]
+
+
+def test_a_tail_that_is_no_prefix_is_not_made_up_for_in_other_drafts():
+    simulated = SimulatedAcceptance(0.5)
+    for _ in range(100):
+        assert simulated.cut(100, [10]) == 10
+    assert simulated.cut(10, range(1, 11)) == 10  # owes at most one draft of this length
+    assert [simulated.cut(10, range(1, 11)) for _ in range(30)][-1] == 5
+
+
+@given(
+    fraction=st.floats(0, 1),
+    drafts=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 16)), min_size=1, max_size=60),
+)
+def test_the_average_is_the_wanted_share(fraction: float, drafts: list[tuple[int, int]]):
+    simulated = SimulatedAcceptance(fraction)
+    kept = drafted = longest = 0
+    for length, max_prefixes in drafts:
+        ends = thin_out(range(1, length + 1), max_prefixes)
+        cut = simulated.cut(length, ends)
+        assert cut == 0 or cut in ends
+        kept, drafted, longest = kept + cut, drafted + length, max(longest, length)
+    assert abs(kept - fraction * drafted) <= longest + 1e-6
+
+
+@pytest.mark.parametrize("text", ["1.5", "-0.1", "nan", "half", "75%"])
+def test_what_is_no_share_is_refused(text: str):
+    with pytest.raises(ConfigError, match=rf"{ENV_VAR} is '{text}'; use a number from 0"):
+        SimulatedAcceptance.from_env(ParseConfig(), {ENV_VAR: text})
+
+
+def test_exact_mode_stays_exact():
+    with pytest.raises(ConfigError, match=rf"{ENV_VAR} is '0.5' while --parse-verification is"):
+        SimulatedAcceptance.from_env(ParseConfig(verification="token"), {ENV_VAR: "0.5"})
+
+
+@pytest.mark.parametrize("environ", [{}, {ENV_VAR: ""}])
+def test_it_is_off_unless_asked_for(environ: dict[str, str]):
+    assert SimulatedAcceptance.from_env(ParseConfig(), environ) is None
