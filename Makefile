@@ -8,12 +8,13 @@ PAIR ?= build/demo_pair
 DEMO_FLAGS ?=
 COMPARE_FLAGS ?=
 SOAK_FLAGS ?=
+BENCH_FLAGS ?=
 # Two files of tests at a time: a server under test keeps one core busy.
 # In the order they are collected: files with servers first, the longest of them before all.
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test bench-kv soak train-demo-pair
+.PHONY: help setup demo compare test bench-kv bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -44,6 +45,9 @@ test: setup  ## every check: ruff, mypy, pytest (PYTEST_FLAGS='-m unit' runs a p
 
 bench-kv: setup  ## KV slots held per request, PARSE against stock STANDALONE (minutes)
 	$(RUN) -m sglang_parse.cli bench-kv
+
+bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/bench.html (BENCH_FLAGS=...)
+	$(RUN) -m sglang_parse.cli bench --limit $(BENCH_FLAGS)
 
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
 	$(RUN) -m sglang_parse.cli soak $(SOAK_FLAGS)

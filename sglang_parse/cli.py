@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 
@@ -23,7 +25,7 @@ class Command:
 
 def _commands() -> tuple[Command, ...]:
     # Here, so that importing this module costs nothing.
-    from sglang_parse.bench import kv, soak
+    from sglang_parse.bench import kv, soak, speed_settings
     from sglang_parse.compare import settings as compare_settings
     from sglang_parse.demo import run, settings
 
@@ -36,6 +38,15 @@ def _commands() -> tuple[Command, ...]:
             "reported and is no failure.",
             settings.add_arguments,
             run.main,
+        ),
+        Command(
+            "bench",
+            "real shapes without weights, simulated acceptance: speed against the limit",
+            "Starts the plain target, the draft alone and PARSE at several accepted fractions, one "
+            "server after the other, and measures them: results.json, bench.html. Exit code 1 when "
+            "anything failed; a figure that misses its mark is reported and is no failure.",
+            speed_settings.add_arguments,
+            partial(_with_extra, "sglang_parse.bench.speed"),
         ),
         Command(
             "bench-kv",
@@ -61,7 +72,7 @@ def _commands() -> tuple[Command, ...]:
             "bench_serving; grades its answers; writes results.json and report.html. Exit code 1 "
             "when anything failed; a figure that misses its mark is reported and is no failure.",
             compare_settings.add_arguments,
-            _compare,
+            partial(_with_extra, "sglang_parse.compare.run"),
         ),
     )
 
@@ -96,14 +107,16 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
+def _with_extra(module: str, arguments: argparse.Namespace) -> int:
+    """Run a module's ``main``; it may need packages that are an extra of ours."""
     try:
-        from sglang_parse.compare import run
+        main_of = importlib.import_module(module).main
     except ModuleNotFoundError as error:
         fix = "pip install 'sglang-parse[compare]'"
-        print(f"sglang-parse compare: {error.name} is not installed; fix: {fix}", file=sys.stderr)
+        what = f"sglang-parse {arguments.command}: {error.name} is not installed"
+        print(f"{what}; fix: {fix}", file=sys.stderr)
         return 1
-    return run.main(arguments)
+    return main_of(arguments)
 
 
 if __name__ == "__main__":

@@ -48,13 +48,14 @@ DEFAULTS = {"OMP_NUM_THREADS": "1"}
 class ServerSpec:
     """How to start one server: ``flags`` come on top of ``common``.
 
-    ``launcher``: what Python runs, before the flags.
+    ``launcher``: what Python runs, before the flags. ``environment``: on top of all variables.
     """
 
     name: str
     flags: tuple[str, ...]
     common: tuple[str, ...] = COMMON_FLAGS
     launcher: tuple[str, ...] = ("-m", "sglang.launch_server")
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 class Process(Protocol):
@@ -95,8 +96,13 @@ class Server:
         self.is_suspended = False
         command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
-            environment = {**DEFAULTS, **os.environ, **ENVIRONMENT}
+            environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
             self._process = start([*command, "--port", str(port)], environment, output)
+
+    @property
+    def pid(self) -> int:
+        """Of its first process, whose descendants are the others."""
+        return self._process.pid
 
     @property
     def url(self) -> str:

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,8 +26,9 @@ import pytest
 from warm import Nursery
 
 from sglang_parse import cli, config
+from sglang_parse.bench import limits
 from sglang_parse.demo import servers
-from sglang_parse.demo.figures import make_figures
+from sglang_parse.demo.figures import Check, make_figures
 from sglang_parse.demo.records import Answer, Leg
 from sglang_parse.demo.report import report
 from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
@@ -47,8 +48,10 @@ RUN_BY = {
     "make demo ": "test_make_targets_exist",
     "make compare ": "test_make_targets_exist",
     "make bench-kv ": "test_make_targets_exist",
+    "make bench-gpu ": "test_make_targets_exist",
     "make soak ": "test_make_targets_exist",
     "make train-demo-pair ": "test_make_targets_exist",
+    "-m sglang_parse.cli bench ": "test_bench",
     "-m sglang.launch_server": "server (fixture)",
     "30000/v1/chat/completions": "test_curl",
     "30000/metrics": "test_metrics",
@@ -156,9 +159,9 @@ def demo_keys(content: Any, path: str = "") -> Iterator[str]:
             yield from demo_keys(value, f"{path}.{names.get(key, key)}".lstrip("."))
 
 
-def documented_demo_keys() -> set[str]:
+def documented_keys(table: str) -> set[str]:
     found: set[str] = set()
-    for line in marked("demo keys").splitlines()[2:]:
+    for line in marked(table).splitlines()[2:]:
         names = re.findall(r"`([^`]+)`", line.split("|")[1])
         parent = names[0].rpartition(".")[0]
         found.update(parent + name if name.startswith(".") else name for name in names)
@@ -173,7 +176,7 @@ def test_demo_json_keys_are_documented():
     legs = [Leg(name, 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
     settings = Settings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
     content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
-    assert documented_demo_keys() == set(demo_keys(content))
+    assert documented_keys("demo keys") == set(demo_keys(content))
 
 
 # -- file map -------------------------------------------------------------------
@@ -240,9 +243,7 @@ def test_every_runner_has_a_block():
     assert [mark for mark in RUN_BY if not any(mark in block for block in blocks())] == []
 
 
-@pytest.mark.parametrize(
-    "mark", ["make demo ", "make compare ", "make bench-kv ", "make soak ", "make train-demo-pair "]
-)
+@pytest.mark.parametrize("mark", [mark for mark in RUN_BY if mark.startswith("make ")])
 def test_make_targets_exist(mark: str):
     """They take minutes to hours, so only what they would do is asked for."""
     for line in find_block(mark).splitlines():
@@ -266,6 +267,40 @@ def test_make_demo_runs_a_small_demo(
     assert {"servers", "limit", "checks"} <= set(figures)
     assert figures["servers"]["parse"]["accuracy"] >= 0.8
     assert figures["limit"]["limit"] > 1
+
+
+def test_bench(
+    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Tiny shapes without weights: real servers, and the share that was asked for is kept."""
+    monkeypatch.setattr(servers, "Server", partial(Server, start=nursery.start))
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(limits, "MIN_SECONDS", 0.05)
+    words = shlex.split(find_block("-m sglang_parse.cli bench ").replace("\\\n", " "))
+    assert cli.main([*words[3:], "--output", str(tmp_path)]) == 0
+    assert "simulated acceptance" in capsys.readouterr().out
+    content = json.loads((tmp_path / "results.json").read_text())
+    one, two = content["speeds"]
+    for row in (one, two):  # 32 tokens behind the first: all drafted, half of them kept
+        assert (row["kept"], row["drafted"]) == pytest.approx((16 / 33, 32 / 33), abs=1e-3)
+        cost = row["r"] + row["v"] + 0.5
+        assert row["limit"] == pytest.approx(1 / cost, rel=1e-3)
+        assert row["ratio"] == pytest.approx(row["share_of_limit"] * row["limit"], rel=1e-3)
+    judged = content["pass"]
+    assert judged["rows"] == 1 + 32 + 16 * judged["question_tokens"]
+    assert 0 < judged["prefill_ms"] < judged["ms"]
+    log = (tmp_path / "logs" / "parse-0.5.log").read_text()
+    assert "PARSE: acceptance is simulated (SGLANG_PARSE_SIMULATE_ACCEPTANCE=0.5)" in log
+    assert "simulated acceptance" in (tmp_path / "bench.html").read_text()
+    assert_bench_keys_are_documented(content)
+
+
+def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
+    conditions = content.pop("conditions")
+    assert content["checks"] == []  # they are an H200's
+    content["checks"] = [asdict(Check("", 0.0, "", reached=False))]
+    keys = {f"conditions.{key}" for key in conditions} | set(demo_keys(content))
+    assert documented_keys("bench keys") == keys
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,102 @@
+"""Bytes and arithmetic of the stages: counted by hand, and against the mask and real modules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_parse.bench import limits
+from sglang_parse.bench.limits import Card, Work
+from sglang_parse.bench.shape import Shape, shape_names
+from sglang_parse.demo.records import DemoError
+from sglang_parse.layout import RequestLayout
+from sglang_parse.mask import dense_mask
+
+pytestmark = pytest.mark.unit
+
+LAYOUT = RequestLayout(prefix_len=7, num_draft_rows=5, cuts=(3, 5), question_lens=(2, 4))
+
+
+def test_the_pair_has_the_sizes_in_its_names():
+    assert Shape.read("qwen3_32b").num_weights == pytest.approx(32.8e9, rel=0.01)
+    assert Shape.read("qwen3_1_7b").num_weights == pytest.approx(1.72e9, rel=0.01)
+    target, draft = Shape.read("qwen3_32b"), Shape.read("qwen3_1_7b")
+    assert target.vocab == draft.vocab == 151_936
+
+
+def test_every_shape_is_one():
+    assert {"qwen3_32b", "qwen3_1_7b", "tiny_target", "tiny_draft"} == set(shape_names())
+    assert all(Shape.read(name).num_weights > 0 for name in shape_names())
+
+
+@pytest.mark.parametrize("name", ["tiny_target", "tiny_draft"])
+def test_weights_are_those_of_the_real_model(name: str):
+    transformers = pytest.importorskip("transformers")
+    shape = Shape.read(name)
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(shape.config.parent)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    matrices = {p for p in model.parameters() if p.dim() == 2}
+    assert shape.num_weights == sum(p.numel() for p in matrices)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is no shape; use qwen3_1_7b, .*, or a folder with a config.json"),
+        ({"hidden_size": 8}, "has no 'num_attention_heads'"),
+        ({"num_experts": 8}, "mixture of experts"),
+    ],
+)
+def test_what_is_no_shape_is_refused(tmp_path: Path, content: dict | None, message: str):
+    if content is not None:
+        if "num_experts" in content:
+            content |= json.loads(Shape.read("tiny_draft").config.read_text())
+        (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(DemoError, match=message):
+        Shape.read(str(tmp_path))
+
+
+def test_attended_pairs_are_the_ones_of_the_mask():
+    assert limits.attended_pairs(LAYOUT) == int(dense_mask(LAYOUT).sum())
+
+
+def small() -> Shape:
+    """A layer of 2 x 4 numbers in each projection, an MLP of 3 x 2 x 5, 7 words."""
+    return Shape("small", Path(), 1, 2, 2, 1, 2, 5, 7, tied=False)
+
+
+def test_a_decode_step_by_hand():
+    # Queries and output 2 x 4 each, keys and values 2 x 2 each; MLP 3 x 2 x 5; head 2 x 7.
+    assert small().layer_weights == 8 + 8 + 4 + 4 + 30
+    work = limits.step_work(small(), num_requests=3, context_len=10, item_bytes=2)
+    assert work.bytes == 2 * (54 + 14 + 3 * 10 * 4)
+    assert work.flops == 2 * (54 + 14) * 3 + 4 * 2 * 2 * 10 * 3
+
+
+def test_a_pass_reads_the_weights_once_and_multiplies_them_with_every_row():
+    one, three = (limits.pass_work(small(), LAYOUT, n, 5, item_bytes=2) for n in (1, 3))
+    assert one.bytes == 2 * (54 + 14 + 18 * 4)
+    assert three.bytes - one.bytes == 2 * 2 * 18 * 4
+    pairs = int(dense_mask(LAYOUT).sum())
+    assert one.flops == 2 * (54 * 11 + 14 * 5) + 4 * 2 * 2 * pairs
+    assert three.flops == 3 * one.flops
+
+
+def test_the_longer_of_the_two_is_the_bound():
+    card = Card(bandwidth=100.0, rate=1000.0)
+    memory = limits.bound("step", 1, Work(bytes=10, flops=50), card, measured_ms=200)
+    assert (memory.by, memory.floor_ms, memory.share) == ("memory", 100, 0.5)
+    arithmetic = limits.bound("pass", 1, Work(bytes=10, flops=500), card, measured_ms=500)
+    assert (arithmetic.by, arithmetic.floor_ms, arithmetic.share) == ("arithmetic", 500, 1)
+
+
+def test_this_machine_moves_and_multiplies(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MIN_SECONDS", 0.01)
+    card = limits.measure_card("cpu", torch.float32)
+    assert 1e8 < card.bandwidth < 1e13
+    assert 1e8 < card.rate < 1e15
+    assert 0 < limits.mask_build_ms([LAYOUT] * 2, "cpu") < 1e3

@@ -1,0 +1,145 @@
+"""The speed benchmark: what is refused, which servers follow, and its figures by hand."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sglang_parse.bench import speed_figures
+from sglang_parse.bench.limits import attended_pairs
+from sglang_parse.bench.speed_figures import Figures, Pass
+from sglang_parse.bench.speed_settings import Settings, add_arguments, fraction_of
+from sglang_parse.demo.records import Answer, DemoError, Leg
+from sglang_parse.simulation import ENV_VAR as SIMULATE
+
+pytestmark = pytest.mark.unit
+
+TINY = ("--device", "cpu", "--target", "tiny_target", "--draft", "tiny_draft")
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def settings(*words: str) -> Settings:
+    return Settings.read(parsed(*words))
+
+
+@pytest.fixture(autouse=True)
+def _no_tokenizer(monkeypatch: pytest.MonkeyPatch):
+    """How long the question is takes a tokenizer; here it is this long."""
+    monkeypatch.setattr(Settings, "question_len", 40)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "qwen3_7b"), "'qwen3_7b' is no shape; use qwen3_1_7b, qwen3_32b"),
+        (("--draft", "tiny_draft"), "--draft tiny_draft has 1024 words, --target .*151936"),
+        (("--output-len", "500"), "--output-len is 500, which --prefixes 16 does not divide"),
+        (("--output-len", "16384"), "--output-len or --prefixes: .*16384; use a whole number"),
+        (("--prefixes", "512"), "--output-len or --prefixes: --parse-max-prefixes is 512"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(words: tuple[str, ...], message: str):
+    with pytest.raises(DemoError, match=message):
+        settings(*words)
+
+
+@pytest.mark.parametrize("words", [("--acceptance", "1.5"), ("--concurrency", "0,1")])
+def test_what_is_out_of_range_is_refused(words: tuple[str, ...], capsys):
+    with pytest.raises(SystemExit):
+        parsed(*words)
+    assert "; use " in capsys.readouterr().err
+
+
+def test_the_defaults_fit_a_card_of_141_gb_and_no_small_one():
+    defaults = settings()
+    assert defaults.bytes_needed > 64 * 2**30
+    defaults.check_memory(141 * 10**9)
+    with pytest.raises(DemoError, match="qwen3_32b and qwen3_1_7b need about .*; use smaller"):
+        defaults.check_memory(80 * 10**9)
+
+
+def test_a_draft_is_an_answer_in_prefixes_of_one_length():
+    layout = settings().layout()
+    assert (layout.num_draft_rows, layout.num_rows) == (513, 513 + 16 * 40)
+    assert layout.cuts == tuple(range(33, 514, 32))
+    assert attended_pairs(layout) > layout.num_rows * layout.prefix_len
+
+
+def simulated(words: tuple[str, ...], tmp_path: Path) -> dict[str, str | None]:
+    specs = settings(*TINY, *words, "--output", str(tmp_path)).specs()
+    return {spec.name: dict(spec.environment).get(SIMULATE) for spec in specs}
+
+
+def test_servers_and_what_they_simulate(tmp_path: Path):
+    plain = {"plain": None, "draft": None}
+    fractions = {"parse-0.25": "0.25", "parse-1": "1"}
+    words = ("--acceptance", "1,0.25")
+    assert simulated(words, tmp_path) == plain | {"price": "1"} | fractions
+    # Where all servers always draft, none is needed for the price.
+    assert simulated((*words, "--drafting", "always"), tmp_path) == plain | fractions
+    assert fraction_of("plain") is None
+    assert [fraction_of(name) for name in ("price", *fractions)] == [1, 0.25, 1]
+
+
+def leg(server: str, run: int, seconds: float, **parse: float) -> Leg:
+    """Two requests at a time with 50 output tokens each."""
+    return Leg(server, run, 2, seconds, (Answer(0, "", True, 50, 0.0, parse),) * 2)
+
+
+def legs() -> list[Leg]:
+    """Plain 10 tokens/s, draft 50, PARSE 20; a pass of 500 ms a request."""
+    judged = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
+    found = []
+    for run, late in enumerate((0, 5, 1)):  # the median run is late by 1 s
+        found += [leg("plain", run, 9 + late), leg("draft", run, 1 + late)]
+        found.append(leg("price", run, 9, **judged, verification_ms=500))
+        found.append(leg("parse-0.5", run, 4 + late, **judged, verification_ms=700))
+    return found
+
+
+def test_a_row_of_the_table_by_hand():
+    row = speed_figures.speed(legs(), 0.5, 2, "price")
+    rates = (row.plain_tokens_per_s, row.draft_tokens_per_s, row.tokens_per_s)
+    assert rates == (10, 50, 20)
+    # 10 ms of verification per output token, while the plain target takes 100.
+    assert (row.r, row.v, row.limit) == pytest.approx((0.2, 0.1, 1 / 0.8))
+    assert (row.ratio, row.share_of_limit) == pytest.approx((2, 1.6))
+    assert (row.kept, row.drafted) == (0.5, 1)
+
+
+def test_times_of_the_stages_by_hand():
+    # 10 ms of a burst for each of two requests' tokens; two passes' worth of rows in one.
+    assert speed_figures.stage_ms(legs(), 2, "price") == {
+        "draft step": 20,
+        "decode step": 200,
+        "verification pass": 1000,
+    }
+
+
+def test_what_was_not_measured_is_an_error():
+    with pytest.raises(DemoError, match=r"nothing was measured of parse-0.75 at 2 requests"):
+        speed_figures.speed(legs(), 0.75, 2, "price")
+
+
+def test_figures_to_reach():
+    row = replace(speed_figures.speed(legs(), 0.5, 2, "price"), concurrency=8)
+    speeds = tuple(replace(row, acceptance=a, ratio=2.4, share_of_limit=0.96) for a in (0, 0.5, 1))
+    one = Pass(1153, 512, 16, 40, 1, ms=12, prefill_ms=10, prefill_rows_ms=11)
+    figures = Figures(speeds, one, (), (), {}, None, ())
+    found = {check.name: check.reached for check in speed_figures.checks(figures)}
+    assert found == {
+        "acceptance 0, 8 at a time: speedup": True,
+        "acceptance 0, 8 at a time: share of the limit": True,
+        "acceptance 0.5, 8 at a time: share of the limit": True,
+        "acceptance 1, 8 at a time: speedup": False,
+        "acceptance 1, 8 at a time: share of the limit": True,
+        "pass / plain prefill": False,
+    }
