@@ -10,7 +10,6 @@ Source: the broadcasts of ``sglang.srt.speculative.eagle_utils.eagle_sample``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -28,16 +27,23 @@ def share(values: torch.Tensor) -> torch.Tensor:
     return get_parallel().tp_group.broadcast(values.contiguous(), src=0)
 
 
-def share_tokens(tokens: torch.Tensor, is_bad: Sequence[bool]) -> list[int | None]:
-    """Rank 0's choice per row; None where its logits held a NaN.
+NO_TOKEN = -1
+
+
+def share_choices(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:
+    """Rank 0's choice per row, ``NO_TOKEN`` where its logits held a NaN: int64 [n], on the device.
 
     Args:
         tokens: integers [n], this rank's choices.
-        is_bad: [n] whether the row's logits held a NaN on this rank.
+        is_bad: bool [n], whether the row's logits held a NaN on this rank.
     """
-    bad = torch.tensor(is_bad, dtype=torch.bool, device=tokens.device)
-    shared = share(tokens.to(torch.int64).masked_fill(bad, -1)).tolist()
-    return [None if token < 0 else token for token in shared]
+    return share(tokens.to(torch.int64).masked_fill(is_bad, NO_TOKEN))
+
+
+def share_tokens(tokens: torch.Tensor, is_bad: torch.Tensor) -> list[int | None]:
+    """As ``share_choices``, on the host; None where there is no token."""
+    shared = share_choices(tokens, is_bad).tolist()
+    return [None if token == NO_TOKEN else token for token in shared]
 
 
 def share_plain(value: T) -> T:

@@ -25,11 +25,14 @@ from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.commit import draft_budget, is_stop_token, sequence_slice
-from sglang_parse.decision import share_tokens
+from sglang_parse.decision import NO_TOKEN, share_choices
 from sglang_parse.faults import nan_rows
 from sglang_parse.phases import Phase
 from sglang_parse.sampling import RowSampler
 from sglang_parse.switch import Stage, Timed
+
+PADDING_SLOT = 0
+"""KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
 
 
 class DraftModel(EagleDraftWorkerBase):
@@ -56,6 +59,8 @@ class DraftModel(EagleDraftWorkerBase):
             )
         self.draft_runner = self.draft_worker.model_runner
         self.device = self.draft_runner.device
+        self.steps_unseen = 1 if self.device == "cpu" else None
+        """Steps of a burst between two looks at its tokens; None: the whole burst."""
 
     def draft(self) -> None:
         """Abstract upstream; PARSE drafts with ``burst``."""
@@ -82,7 +87,8 @@ class DraftModel(EagleDraftWorkerBase):
         self.draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        self.draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+        """Bursts are plain decode steps: unlike SGLang's own draft models, this one wants them."""
+        self.draft_worker.init_cuda_graphs()
 
     # -- forwards ---------------------------------------------------------------
 
@@ -150,7 +156,7 @@ class DraftModel(EagleDraftWorkerBase):
         reqs: Sequence[Any],
         mode: ForwardMode,
         *,
-        ids: Sequence[int],
+        ids: Sequence[int] | torch.Tensor,
         positions: Sequence[int],
         counts: Sequence[int],
         seq_lens: Sequence[int],
@@ -166,11 +172,13 @@ class DraftModel(EagleDraftWorkerBase):
         pool_indices = torch.tensor([req.kv.req_pool_idx for req in reqs], device=device)
         lens_cpu = torch.tensor(seq_lens)
         flat_positions = torch.tensor(positions, device=device)
-        owners = torch.repeat_interleave(pool_indices, torch.tensor(counts, device=device))
+        owners = torch.repeat_interleave(
+            pool_indices, torch.tensor(counts, device=device), output_size=sum(counts)
+        )
         return ForwardBatch(
             forward_mode=mode,
             batch_size=len(reqs),
-            input_ids=torch.tensor(ids, device=device),
+            input_ids=torch.as_tensor(ids, device=device),
             req_pool_indices=pool_indices,
             seq_lens=lens_cpu.to(device),
             seq_lens_cpu=lens_cpu,
@@ -190,7 +198,13 @@ class DraftModel(EagleDraftWorkerBase):
 
 
 class _Burst:
-    """One burst over some requests; rows drop out as they finish."""
+    """One burst over some requests, in stretches.
+
+    Within a stretch nothing is read from the device: each step's tokens are the next one's input
+    there. Between stretches requests leave that have finished. On a CPU a stretch is one step, so
+    nobody drafts past an end; on a GPU it is the whole burst, because waiting for it at every
+    token costs more than a few tokens nobody needs.
+    """
 
     def __init__(self, model: DraftModel, batch: Any, rows: list[int]) -> None:
         self.model = model
@@ -200,72 +214,89 @@ class _Burst:
 
     def run(self, num_steps: int) -> int:
         """How many steps were made."""
-        logits = self._first_step()
-        for step in range(1, num_steps + 1):
-            self._append(self._choose(logits))
-            if not self.rows or step == num_steps:
-                break
-            logits = self._next_step()
-        return step
+        done = 0
+        while self.rows and done < num_steps:
+            wanted = max(draft_budget(req) - _num_drafted(req) for req in self._reqs())
+            stretch = min(num_steps - done, wanted, self.model.steps_unseen or num_steps)
+            self._append(self._stretch(stretch))
+            done += stretch
+        return done
 
     def _reqs(self) -> list[Any]:
         return [self.batch.reqs[row] for row in self.rows]
 
-    def _length(self, req: Any) -> int:
-        """Tokens of the sequence so far, the draft included."""
-        return req.kv.kv_committed_len + 1 + len(req.parse_state.draft.token_ids)
+    def _stretch(self, num_steps: int) -> list[list[int]]:
+        """Per request its next ``num_steps`` tokens; ``NO_TOKEN`` where its logits hold a NaN."""
+        logits = self._first_step()
+        chosen = [self._choose(logits, 0)]
+        for step in range(1, num_steps):
+            logits = self._step(chosen[-1].clamp(min=0), step)
+            chosen.append(self._choose(logits, step))
+        return torch.stack(chosen, dim=1).tolist()
+
+    def _lengths(self, step: int) -> list[int]:
+        """Tokens of each sequence before its ``step``-th token of this stretch is chosen."""
+        return [req.kv.kv_committed_len + 1 + _num_drafted(req) + step for req in self._reqs()]
 
     def _first_step(self) -> torch.Tensor:
-        reqs = self._reqs()
-        ends = [self._length(req) for req in reqs]
-        if all(
-            req.parse_state.draft_kv_len + 1 == end for req, end in zip(reqs, ends, strict=True)
-        ):
-            return self._next_step()
-        logits = self.model._extend(reqs, ends)
-        for req, end in zip(reqs, ends, strict=True):
-            req.parse_state.draft_kv_len = end
-        return logits
-
-    def _next_step(self) -> torch.Tensor:
-        reqs = self._reqs()
-        lengths = [self._length(req) for req in reqs]
+        reqs, ends = self._reqs(), self._lengths(0)
+        if any(req.parse_state.draft_kv_len + 1 < end for req, end in zip(reqs, ends, strict=True)):
+            return self.model._extend(reqs, ends)
         last_ids = [(req.parse_state.draft.token_ids or req.output_ids)[-1] for req in reqs]
+        return self._step(torch.tensor(last_ids, device=self.model.device), 0)
+
+    def _step(self, last_ids: torch.Tensor, step: int) -> torch.Tensor:
+        """A decode step. A request past its budget has no slots left: it writes to SGLang's
+        padding slot, sees what is its own, and its tokens are dropped."""
+        reqs, lengths = self._reqs(), self._lengths(step)
+        owned = [min(n, req.kv.kv_allocated_len) for n, req in zip(lengths, reqs, strict=True)]
         forward_batch = self.model._hand_built(
             reqs,
             ForwardMode.DECODE,
             ids=last_ids,
-            positions=[length - 1 for length in lengths],
+            positions=[length - 1 for length in owned],
             counts=[1] * len(reqs),
-            seq_lens=lengths,
+            seq_lens=owned,
         )
-        logits = self.model._run(forward_batch)
-        for req, length in zip(reqs, lengths, strict=True):
-            req.parse_state.draft_kv_len = length
-        return logits
+        is_past = torch.tensor([own < n for own, n in zip(owned, lengths, strict=True)])
+        forward_batch.out_cache_loc.masked_fill_(is_past.to(self.model.device), PADDING_SLOT)
+        return self.model._run(forward_batch)
 
-    def _choose(self, logits: torch.Tensor) -> list[int | None]:
-        """The draft's next token per row; None where its logits hold a NaN."""
+    def _choose(self, logits: torch.Tensor, step: int) -> torch.Tensor:
+        """int64 [rows] the draft's next token."""
         is_bad = nan_rows(logits)
-        positions = torch.tensor(
-            [self._length(req) - 1 for req in self._reqs()], device=logits.device
-        )
+        positions = torch.tensor([n - 1 for n in self._lengths(step)], device=logits.device)
         tokens, _ = self.sampler.sample(logits, self.rows, positions)
-        return share_tokens(tokens, is_bad)
+        return share_choices(tokens, is_bad)
 
-    def _append(self, tokens: Sequence[int | None]) -> None:
+    def _append(self, stretches: Sequence[Sequence[int]]) -> None:
+        """Keep each request's tokens up to its end; drop those of ``rows`` that are done."""
         staying = []
-        for row, token in zip(self.rows, tokens, strict=True):
+        for row, tokens in zip(self.rows, stretches, strict=True):
             req = self.batch.reqs[row]
-            if token is None:
-                req.parse_state.fault = "NaN in the draft model's logits"
-                continue
-            draft = req.parse_state.draft
-            draft.token_ids.append(token)
-            req.parse_state.stats.drafted_tokens += 1
-            draft.finished = is_stop_token(req, token)
-            if draft.finished or len(draft.token_ids) >= draft_budget(req):
-                req.parse_state.phase = Phase.VERIFYING
-            else:
+            state = req.parse_state
+            _keep(req, tokens)
+            # The last token's KV may not be written yet.
+            state.draft_kv_len = req.kv.kv_committed_len + _num_drafted(req)
+            if not state.fault and state.phase is Phase.DRAFTING:
                 staying.append(row)
         self.rows = staying
+
+
+def _num_drafted(req: Any) -> int:
+    return len(req.parse_state.draft.token_ids)
+
+
+def _keep(req: Any, tokens: Sequence[int]) -> None:
+    """Add tokens to the request's draft until it is over."""
+    state = req.parse_state
+    for token in tokens:
+        if token == NO_TOKEN:
+            state.fault = "NaN in the draft model's logits"
+            return
+        state.draft.token_ids.append(token)
+        state.stats.drafted_tokens += 1
+        state.draft.finished = is_stop_token(req, token)
+        if state.draft.finished or _num_drafted(req) >= draft_budget(req):
+            state.phase = Phase.VERIFYING
+            return

@@ -88,21 +88,17 @@ def _give_up_draft_kv(req: Any, reason: str) -> None:
         req.parse_state.fault = reason
 
 
-def nan_rows(logits: torch.Tensor) -> list[bool]:
-    """Which rows of logits [n, vocab] hold a NaN. Their NaNs become 0, so that sampling the
-    other rows of the same tensor cannot fail."""
-    # A NaN anywhere makes the row's sum NaN: one reduction, no [n, vocab] temporary.
-    bad = torch.isnan(logits.sum(dim=-1))
-    flags = bad.tolist()
-    if any(flags):
-        # Inf - Inf is NaN too, and legal where tokens are masked out: look again at those rows.
-        bad = torch.isnan(logits[bad]).any(dim=-1)
-        rows = [i for i, flag in enumerate(flags) if flag]
-        flags = [False] * len(flags)
-        for row, is_nan in zip(rows, bad.tolist(), strict=True):
-            flags[row] = is_nan
-        torch.nan_to_num_(logits, nan=0.0, posinf=float("inf"), neginf=float("-inf"))
-    return flags
+def nan_rows(logits: torch.Tensor) -> torch.Tensor:
+    """Which rows of logits [n, vocab] hold a NaN: bool [n] on their device.
+
+    Those rows become 0, so that sampling the other rows of the same tensor cannot fail. Without a
+    wait for the device; on a CPU, where looking is free, only what must be written is written.
+    """
+    # The largest logit of a row is NaN if any is: one reduction, no [n, vocab] temporary.
+    bad = torch.isnan(logits.amax(dim=-1))
+    if logits.device.type != "cpu" or bad.any():
+        logits.masked_fill_(bad[:, None], 0)
+    return bad
 
 
 def end_request(req: Any, reason: str) -> None:

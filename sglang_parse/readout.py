@@ -49,7 +49,7 @@ def read_pass(
         sampler: the target's sampler over the scheduler's batch.
         question: what was asked; None in token mode.
     """
-    is_bad = torch.tensor(nan_rows(logits), device=logits.device)
+    is_bad = nan_rows(logits)
     # One row per row of logits: a token id (exact in float64), or a verdict and its mass.
     values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
     if question is not None:

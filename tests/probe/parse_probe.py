@@ -7,6 +7,7 @@ each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
   whose KV was written there and its fingerprint, in every model) and the running requests.
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
+- With ``PARSE_PROBE_UNSEEN`` set, bursts run as on a GPU: nobody looks at their tokens meanwhile.
 - Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
   ``--enable-deterministic-inference``, which it refuses on a CPU for lack of kernels; the noise
   comes from another hash of the same three numbers.
@@ -70,6 +71,14 @@ def register() -> None:
         ),
     ):
         HookRegistry.register(target, hook, kind)
+    if os.environ.get("PARSE_PROBE_UNSEEN"):
+        HookRegistry.register(
+            "sglang_parse.draft.DraftModel.init_cuda_graphs", draft_unseen, HookType.BEFORE
+        )
+
+
+def draft_unseen(model: Any) -> None:
+    model.steps_unseen = None
 
 
 class Probe:
