@@ -8,19 +8,19 @@
 # More flags for the server go behind the command and win over those here.
 #
 # NOT RUN YET. The flags are parsed and checked with these models' shapes by a test, without
-# weights. The only attention backend PARSE has so far is torch_native, on a CPU; on a GPU it is
-# neither tested nor fast. Numbers below are computed from the models' shapes.
+# weights; PARSE's passes on FlashInfer are tested on a CPU up to the kernel itself (README, "On a
+# GPU"). Numbers below are computed from the models' shapes.
 #
 # Hardware: four GPUs of 80 GB (H100), or two of 141 GB (H200) with --tp-size 2.
 # Memory:   weights 141 GB + 3 GB in bf16, 36 GB on each of four; KV 320 KiB a token for the target
 #           and 32 KiB for the draft, a quarter of it on each. With the fraction below on 80 GB:
-#           about 390,000 tokens of KV, which take 32 GB for the target and 3 GB for the draft on
-#           each GPU; 9 GB are left for activations and logits.
+#           about 355,000 tokens of KV, which take 29 GB for the target and 3 GB for the draft on
+#           each GPU; 12 GB are left.
 #
 # --tp-size 4                  Both models are spread over the four GPUs; it must divide the
 #                              draft's 32 attention heads.
-# --mem-fraction-static 0.85   SGLang sizes the KV pool for the target alone, and the draft's KV
-#                              (a tenth of it) comes on top.
+# --mem-fraction-static 0.85   What weights and both models' KV may take; the rest is for
+#                              activations, logits and CUDA graphs.
 # --context-length 32768       The same for both models. Both can do 131,072; raise it if you need
 #                              to, each request then reserves a longer row of slot numbers.
 # --parse-question llama3      A question with verdicts that are single tokens for Llama 3.
@@ -28,7 +28,7 @@
 # --parse-draft-tokens 128     A 1B draft goes wrong early in hard answers: short rounds.
 # --parse-max-prefixes 16      About 60 rows of question for each prefix: at most 960 a pass.
 # --parse-threshold 0.7        A guess. Measure accuracy and acceptance with your own tasks.
-# --attention-backend torch_native   The one PARSE has, see above.
+# --attention-backend flashinfer   Takes the pass's mask; triton and fa3 are the others PARSE can use.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 set -eu
 
@@ -40,7 +40,7 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --tp-size 4 \
   --mem-fraction-static 0.85 \
   --context-length 32768 \
-  --attention-backend torch_native \
+  --attention-backend flashinfer \
   --parse-question llama3 \
   --parse-segment line \
   --parse-draft-tokens 128 \

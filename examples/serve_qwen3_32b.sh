@@ -7,16 +7,16 @@
 # More flags for the server go behind the command and win over those here.
 #
 # NOT RUN YET. The flags are parsed and checked with these models' shapes by a test, without
-# weights. The only attention backend PARSE has so far is torch_native, on a CPU; on a GPU it is
-# neither tested nor fast. Numbers below are computed from the models' shapes.
+# weights; PARSE's passes on FlashInfer are tested on a CPU up to the kernel itself (README, "On a
+# GPU"). Numbers below are computed from the models' shapes.
 #
 # Hardware: one GPU of 141 GB (H200), or two of 80 GB with --tp-size 2.
 # Memory:   weights 66 GB + 4 GB in bf16; KV 256 KiB a token for the target and 112 KiB for the
-#           draft. With the fraction below on 141 GB: about 140,000 tokens of KV, which take 37 GB
-#           for the target and 16 GB for the draft; 19 GB are left for activations and logits.
+#           draft. With the fraction below on 141 GB: about 143,000 tokens of KV, which take 38 GB
+#           for the target and 16 GB for the draft; 17 GB are left.
 #
-# --mem-fraction-static 0.75   SGLang sizes the KV pool for the target alone, and the draft's KV
-#                              comes on top: the default leaves no room for it.
+# --mem-fraction-static 0.88   What weights and both models' KV may take; the rest is for
+#                              activations, logits and CUDA graphs.
 # --context-length 32768       The same for both models; longer prompts need YaRN for both.
 # --reasoning-parser qwen3     Thoughts apart from the answer in the OpenAI API; not PARSE's.
 # --parse-question qwen3_thinking   Asks about thoughts while they are unfinished; also right for
@@ -25,7 +25,7 @@
 # --parse-draft-tokens 256     Long thoughts: fewer passes, each over more prefixes.
 # --parse-max-prefixes 16      About 60 rows of question for each prefix: at most 960 a pass.
 # --parse-threshold 0.7        A guess. Measure accuracy and acceptance with your own tasks.
-# --attention-backend torch_native   The one PARSE has, see above.
+# --attention-backend flashinfer   Takes the pass's mask; triton and fa3 are the others PARSE can use.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 set -eu
 
@@ -34,9 +34,9 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --speculative-algorithm PARSE \
   --speculative-draft-model-path "${DRAFT:?set DRAFT to Qwen3-1.7B}" \
   --port "${PORT:-30000}" \
-  --mem-fraction-static 0.75 \
+  --mem-fraction-static 0.88 \
   --context-length 32768 \
-  --attention-backend torch_native \
+  --attention-backend flashinfer \
   --reasoning-parser qwen3 \
   --parse-question qwen3_thinking \
   --parse-segment line \

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from sglang_parse.patches import (
     cli_flags,
+    decode_graphs,
     decode_log,
+    draft_kv_pool,
     draft_path,
     draft_slots_cpu,
     draft_steps_cpu,
@@ -35,7 +37,9 @@ from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
 
 PATCHES: tuple[Patch, ...] = (
     cli_flags.PATCH,
+    decode_graphs.PATCH,
     decode_log.PATCH,
+    draft_kv_pool.PATCH,
     draft_path.PATCH,
     draft_slots_cpu.PATCH,
     draft_steps_cpu.PATCH,

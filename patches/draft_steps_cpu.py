@@ -50,16 +50,16 @@ _HOOKS = hook_patch(
 
 def _register() -> None:
     # SGLang's own registry, ATTENTION_BACKENDS.
-    from sglang_parse.attention.native import register_masked_backend
+    from sglang_parse.attention.registry import register_backends
 
     _HOOKS.register()
-    register_masked_backend()
+    register_backends("torch_native")
 
 
 def _is_applied() -> bool:
-    from sglang_parse.attention.native import is_registered
+    from sglang_parse.attention.registry import is_registered
 
-    return _HOOKS.is_applied() and is_registered()
+    return _HOOKS.is_applied() and is_registered("torch_native")
 
 
 PATCH = Patch("draft_steps_cpu", _register, _is_applied, on_cpu_only)

@@ -190,7 +190,7 @@ def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[
     from sglang_parse.config import ParseConfig
 
     models = write_models(tmp_path, recipe)
-    module, *argv = run_recipe(recipe, tmp_path, models, "--device", "cpu")[1:]
+    module, *argv = run_recipe(recipe, tmp_path, models, "--device", "cuda")[1:]
     assert module == "sglang.launch_server"
     flags = [word for word in argv if word.startswith("--")]
     assert set(flags) <= known_flags
