@@ -12,11 +12,10 @@ from typing import Any
 import jinja2
 
 from sglang_parse import compat
+from sglang_parse.attention.support import check_backends, choose_layout
 from sglang_parse.config import ParseConfig, RequestOptions, flag
 from sglang_parse.question import Question, QuestionWording, render_question
 from sglang_parse.simulation import SimulatedAcceptance
-
-SUPPORTED_BACKENDS = ("torch_native",)
 
 
 class AdmissionError(ValueError):
@@ -30,12 +29,14 @@ def validate_server_args(server_args: Any) -> None:
         server_args: SGLang's stand-in for ``ServerArgs``; writes become declared overrides.
 
     Raises:
-        AdmissionError, ConfigError, QuestionError, CompatError: with setting, value and fix.
+        AdmissionError, BackendError, ConfigError, QuestionError, CompatError: with setting, value
+            and fix.
     """
-    compat.check()
+    compat.check(server_args.attention_backend)
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
     _check_settings(server_args)
+    pass_layout(server_args, config)
     tokenizer = _tokenizer(server_args, server_args.tokenizer_path or server_args.model_path)
     target = _check_models(server_args, tokenizer)
     num_steps = _check_head(server_args, config, target) if config.uses_eagle3 else 1
@@ -50,11 +51,11 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_num_draft_tokens = tail
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
-    from sglang_parse.attention.native import register_masked_backend
+    from sglang_parse.attention.registry import register_backends
     from sglang_parse.observability import with_parse_metrics
 
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
-    register_masked_backend()
+    register_backends()
 
 
 def _refuse(setting: str, value: object, fix: str) -> None:
@@ -62,22 +63,17 @@ def _refuse(setting: str, value: object, fix: str) -> None:
 
 
 def _check_settings(args: Any) -> None:
-    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-        value = getattr(args, name, None)
-        if value is not None and value not in SUPPORTED_BACKENDS:
-            _refuse(
-                f"--{name.replace('_', '-')}",
-                value,
-                f"use one that can run PARSE's mask: {', '.join(SUPPORTED_BACKENDS)}",
+    phases = ("prefill", "decode", "speculative_draft")
+    check_backends(
+        args.device,
+        args.attention_backend,
+        {
+            f"--{phase.replace('_', '-')}-attention-backend": getattr(
+                args, f"{phase}_attention_backend", None
             )
-    if args.attention_backend is None:
-        _refuse("--attention-backend", None, f"set it to {SUPPORTED_BACKENDS[0]}")
-    if args.speculative_draft_attention_backend not in (None, *SUPPORTED_BACKENDS):
-        _refuse(
-            "--speculative-draft-attention-backend",
-            args.speculative_draft_attention_backend,
-            "leave it unset",
-        )
+            for phase in phases
+        },
+    )
     for name, allowed, fix in (
         ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
         ("enable_dp_attention", (False,), "PARSE runs without DP attention"),
@@ -90,6 +86,11 @@ def _check_settings(args: Any) -> None:
         value = getattr(args, name, allowed[0])
         if value not in allowed:
             _refuse(f"--{name.replace('_', '-')}", value, fix)
+
+
+def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:
+    """The layout of a server's verification passes, and why. Raises: BackendError."""
+    return choose_layout(config.layout, args.attention_backend, args.page_size or 1)
 
 
 def check_draft_path(path: str | None) -> None:
@@ -146,6 +147,16 @@ def _check_models(args: Any, tokenizer: Any) -> Any:
         )
     _check_tokenizers(args, tokenizer, draft_path)
     return target
+
+
+def slot_sharers(args: Any) -> list[Any]:
+    """``ModelConfig`` of every model that keeps its own KV under the target's slot numbers."""
+    config = ParseConfig.from_env()
+    setting = "--speculative-draft-model-path"
+    sharers = [_model_config(args, args.speculative_draft_model_path, None, setting)]
+    if config.uses_eagle3:
+        sharers.append(_model_config(args, config.eagle3_path, None, flag("eagle3_path")))
+    return sharers
 
 
 def _check_head(args: Any, config: ParseConfig, target: Any) -> int:
@@ -282,26 +293,6 @@ def _served_template(setting: str | None) -> str | None:
         )
     with open(setting, encoding="utf-8") as file:
         return file.read().strip("\n").replace("\\n", "\n")
-
-
-def assert_backend_registered() -> None:
-    """Put the masked backend in place in a scheduler process, and see that it stays there."""
-    from sglang_parse.attention.native import is_registered, register_masked_backend
-
-    register_masked_backend()
-    if not is_registered():
-        raise AdmissionError("PARSE: another plugin replaced the torch_native attention backend")
-
-
-def assert_masked(backend: Any) -> None:
-    """Raises: AdmissionError, when the target's attention backend would ignore PARSE's mask."""
-    from sglang_parse.attention.native import MaskedTorchNativeBackend
-
-    if not isinstance(backend, MaskedTorchNativeBackend):
-        raise AdmissionError(
-            f"PARSE: the target's attention backend is {type(backend).__name__}, which would "
-            f"ignore the verification mask. Fix: --attention-backend {SUPPORTED_BACKENDS[0]}"
-        )
 
 
 # What PARSE cannot serve faithfully: reason -> does the request ask for it?

@@ -271,11 +271,53 @@ SEAMS = (
         "what the worker returns",
     ),
     Seam(
+        f"{_SPEC}.dflash_utils.dflash_draft_cell_size_per_token",
+        ("draft_model_config", "draft_num_layers", "draft_kv_cache_dtype", "tp_size"),
+        "counts the draft's KV when the pool is sized",
+    ),
+    Seam(
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
         ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "custom_logit_processor"),
         "sampling parameters of some rows of a batch",
     ),
 )
+
+_ATTENTION = "sglang.srt.layers.attention"
+BACKEND_SEAMS = {
+    "flashinfer": (
+        Seam(
+            f"{_ATTENTION}.flashinfer_backend.FlashInferIndicesUpdaterPrefill.update_single_wrapper",
+            ("req_pool_indices", "seq_lens", "prefill_wrappers", "use_ragged", "spec_info", "plan"),
+            "plans a masked pass",
+        ),
+        Seam(
+            f"{_ATTENTION}.flashinfer_backend.PrefillMetadata",
+            ("prefill_wrappers", "use_ragged", "extend_no_prefix"),
+            "says that a pass reads all its KV from the pool",
+        ),
+    ),
+    "triton": (
+        Seam(
+            f"{_ATTENTION}.triton_backend.ForwardMetadata",
+            (
+                *("custom_mask", "mask_indptr", "qo_indptr", "kv_indptr", "kv_indices"),
+                "max_extend_len",
+            ),
+            "takes the mask, or the pseudo-sequences",
+        ),
+    ),
+    "fa3": (
+        Seam(
+            f"{_ATTENTION}.flashattention_backend.FlashAttentionMetadata",
+            (
+                *("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens_int32", "page_table"),
+                *("max_seq_len_q", "max_seq_len_k"),
+            ),
+            "takes the pseudo-sequences",
+        ),
+    ),
+}
+"""Looked at where the backend is used: their modules want a GPU's libraries."""
 
 
 def pinned_version() -> str:
@@ -326,7 +368,7 @@ def _problem(seam: Seam) -> str:
     return ""
 
 
-def check() -> None:
+def check(attention_backend: str = "") -> None:
     """Everything above, for the start of a server."""
     check_version()
-    check_seams()
+    check_seams((*SEAMS, *BACKEND_SEAMS.get(attention_backend, ())))

@@ -26,6 +26,7 @@ _CHOICES = {
     "after_cut": ("target", "redraft"),
     "continuation": ("target", "eagle3"),
     "drafting": ("auto", "always", "never"),
+    "layout": ("auto", "mask", "alias"),
     "default": ("on", "off"),
 }
 MAX_OPTIONS = 16
@@ -54,6 +55,8 @@ _HELP = {
     "eagle3_path": "The EAGLE-3 head for the target; needed by --parse-continuation eagle3.",
     "drafting": "Whether drafts are begun: 'auto' while they pay, by what drafts, passes and plain "
     "steps took lately and how much of the drafts was kept; or 'always', or 'never'.",
+    "layout": "How a verification pass is run: under a 'mask', or as pseudo-sequences that 'alias' "
+    "their request's KV slots; 'auto' knows what the attention backend does best.",
     "default": "Whether requests use PARSE unless they say otherwise.",
 }
 
@@ -78,6 +81,7 @@ class ParseConfig:
     continuation: str = "target"
     eagle3_path: str = ""
     drafting: str = "auto"
+    layout: str = "auto"
     default: str = "on"
 
     def __post_init__(self) -> None:

@@ -8,6 +8,12 @@ already in the KV cache:
 
 Columns of the attention matrix: [0, prefix_len) context, then one per row in the same order.
 In a server the first draft row is the last committed token, whose KV is not written yet.
+
+Two ways to run these rows, equal in result (``--parse-layout``):
+
+    mask     one sequence per request, under the mask of ``mask.flat_mask``
+    alias    pseudo-sequences, causal and without a mask: the draft rows are one, each question is
+             another whose context are the columns it may see, in the request's own KV slots
 """
 
 from __future__ import annotations
@@ -15,6 +21,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoSequence:
+    """Rows that attend as one ordinary sequence: to ``context`` columns, then causally.
+
+    Attributes:
+        request: index of the request whose columns these are.
+        start: its first row, counted from the request's first.
+        num_rows: how many rows.
+        context: columns [0, context) of the request that all of its rows see.
+        own_start: the column of its first row; context and own columns need not touch.
+    """
+
+    request: int
+    start: int
+    num_rows: int
+    context: int
+    own_start: int
+
+    @property
+    def kv_len(self) -> int:
+        """Columns its last row sees."""
+        return self.context + self.num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +110,17 @@ class RequestLayout:
             positions.extend(range(start, start + length))
         return positions
 
+    def pseudo_sequences(self, request: int = 0) -> list[PseudoSequence]:
+        """The rows without a mask, in order: the draft, then every question."""
+        prefix = self.prefix_len
+        sequences = [PseudoSequence(request, 0, self.num_draft_rows, prefix, prefix)]
+        for start, cut, length in zip(
+            self.question_starts, self.cuts, self.question_lens, strict=True
+        ):
+            own = PseudoSequence(request, start, length, prefix + cut, prefix + start)
+            sequences.append(own)
+        return sequences
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyLayout:
@@ -97,13 +138,31 @@ class VerifyLayout:
         return list(accumulate((r.num_rows for r in self.requests), initial=0))
 
     @property
+    def kv_indptr(self) -> list[int]:
+        """[len(requests) + 1] CSR offsets of the requests' columns."""
+        return list(accumulate((r.kv_len for r in self.requests), initial=0))
+
+    @property
+    def mask_indptr(self) -> list[int]:
+        """[len(requests) + 1] offsets of the requests' parts of the flat mask."""
+        return list(accumulate((r.num_rows * r.kv_len for r in self.requests), initial=0))
+
+    def pseudo_sequences(self) -> list[PseudoSequence]:
+        """The whole pass without a mask; the rows keep their order."""
+        return [
+            sequence
+            for i, request in enumerate(self.requests)
+            for sequence in request.pseudo_sequences(i)
+        ]
+
+    @property
     def num_rows(self) -> int:
         return sum(r.num_rows for r in self.requests)
 
     @property
     def mask_size(self) -> int:
         """Entries of the flat mask."""
-        return sum(r.num_rows * r.kv_len for r in self.requests)
+        return self.mask_indptr[-1]
 
     def positions(self) -> list[int]:
         return [position for request in self.requests for position in request.positions()]

@@ -7,6 +7,8 @@ later draft, never another question. Valid for the columns ``layout.RequestLayou
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from sglang_parse.layout import RequestLayout, VerifyLayout
@@ -77,7 +79,7 @@ def split_flat_mask(flat: torch.Tensor, layout: VerifyLayout) -> list[torch.Tens
     """
     if flat.numel() != layout.mask_size:
         raise ValueError(f"mask has {flat.numel()} entries, the layout needs {layout.mask_size}")
-    sizes = [r.num_rows * r.kv_len for r in layout.requests]
+    sizes = [end - start for start, end in pairwise(layout.mask_indptr)]
     return [
         part.view(r.num_rows, r.kv_len)
         for part, r in zip(flat.split(sizes), layout.requests, strict=True)

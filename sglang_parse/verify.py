@@ -131,11 +131,18 @@ class PassOutput:
 
 
 def run_pass(
-    target_runner: Any, batch: Any, parts: Sequence[VerifyRows], *, capture: bool = False
+    target_runner: Any,
+    batch: Any,
+    parts: Sequence[VerifyRows],
+    *,
+    is_masked: bool,
+    capture: bool = False,
 ) -> PassOutput:
     """The target forward over ``parts``. Writes the KV of every row into the requests' slots.
 
-    ``capture``: keep the hidden states of all rows.
+    Args:
+        is_masked: in the layout ``mask``, otherwise in ``alias``.
+        capture: keep the hidden states of all rows.
     """
     layout = VerifyLayout.of([part.layout for part in parts])
     device = batch.device
@@ -147,7 +154,7 @@ def run_pass(
     starts.append(len(select))
     spec_info = ParseVerifyInput(
         layout=layout,
-        custom_mask=flat_mask(layout, device),
+        custom_mask=flat_mask(layout, device) if is_masked else None,
         select_index=torch.tensor(select, device=device),
     )
     view = _batch_view(batch, parts, layout, spec_info)

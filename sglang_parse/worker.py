@@ -19,6 +19,8 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_parse import admission, patches
+from sglang_parse.attention import registry
+from sglang_parse.attention.support import MASK
 from sglang_parse.commit import release_tail, server_config
 from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
@@ -54,8 +56,14 @@ class ParseWorker(BaseSpecWorker):
     ) -> None:
         super().__init__()
         patches.assert_applied()
-        admission.assert_backend_registered()
+        registry.assert_registered()
         self.config = server_config()
+        layout, why = admission.pass_layout(server_args, self.config)
+        self._is_masked = layout == MASK
+        logger.info(
+            "PARSE: verification passes run in the layout '%s' on %s: %s",
+            *(layout, server_args.attention_backend, why),
+        )
         self._target_worker = target_worker
         self._draft_worker = DraftModel(server_args, gpu_id, nccl_port, target_worker)
         self.target = PlainTarget(target_worker, capture=self.config.uses_eagle3)
@@ -214,7 +222,13 @@ class ParseWorker(BaseSpecWorker):
         riding = [i for i in stepping if not batch.reqs[i].lora_id]
         alone = [i for i in stepping if batch.reqs[i].lora_id]
         parts += [continuing_rows(i, batch.reqs[i]) for i in riding]
-        passed = run_pass(self.target.runner, batch, parts, capture=self._head is not None)
+        passed = run_pass(
+            self.target.runner,
+            batch,
+            parts,
+            is_masked=self._is_masked,
+            capture=self._head is not None,
+        )
         if verifying:
             self.tally.count("passes_total")
         first = len(parts) - len(riding)
@@ -325,11 +339,11 @@ class ParseWorker(BaseSpecWorker):
             self._head.alloc_memory_pool(**pools)
 
     def init_attention_backends(self) -> None:
-        """After all models have theirs: a target without the mask would judge wrongly."""
+        """After all models have theirs: a target that ignores the layout would judge wrongly."""
         super().init_attention_backends()
         if self._head is not None:
             self._head.init_attention_backends()
-        admission.assert_masked(self.target.runner.attn_backend)
+        registry.assert_used(self.target.runner)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()

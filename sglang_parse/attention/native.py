@@ -1,8 +1,8 @@
-"""SGLang's ``torch_native`` attention for the CPU, with masks.
+"""SGLang's ``torch_native`` attention for the CPU, with verification passes.
 
 Takes the flat mask FlashInfer takes (row-major, query first, full KV length, requests
-concatenated), from PARSE's verification pass and from SGLang's own tree verification. What
-needs no mask goes to the stock backend.
+concatenated), from PARSE's verification pass and from SGLang's own tree verification, or PARSE's
+pseudo-sequences without one. Everything else goes to the stock backend.
 """
 
 from __future__ import annotations
@@ -11,18 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.layers.attention.attention_registry import (
-    ATTENTION_BACKENDS,
-    register_attention_backend,
-)
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_parse.layout import VerifyLayout
 from sglang_parse.mask import split_flat_mask
 from sglang_parse.spec_input import ParseVerifyInput
-
-NAME = "torch_native"
 
 
 class AttentionPart(NamedTuple):
@@ -120,9 +115,11 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 
 
 def _masked_parts(forward_batch: Any, req_to_token: torch.Tensor) -> list[AttentionPart]:
-    """One part per request of a pass that needs a mask; none for any other pass."""
+    """The parts of a verification pass; none for any other pass."""
     spec_info = forward_batch.spec_info
     if isinstance(spec_info, ParseVerifyInput):
+        if spec_info.custom_mask is None:
+            return _alias_parts(spec_info.layout, req_to_token[forward_batch.req_pool_indices])
         masks = split_flat_mask(spec_info.custom_mask, spec_info.layout)
     elif spec_info is not None and forward_batch.forward_mode.is_target_verify():
         masks = _tree_masks(spec_info, forward_batch.seq_lens.tolist())
@@ -138,6 +135,19 @@ def _masked_parts(forward_batch: Any, req_to_token: torch.Tensor) -> list[Attent
         rows = slice(start, start + num_rows)
         parts.append(AttentionPart(rows, req_to_token[request, :kv_len], mask))
         start += num_rows
+    return parts
+
+
+def _alias_parts(layout: VerifyLayout, slots: torch.Tensor) -> list[AttentionPart]:
+    """One part per pseudo-sequence; ``slots`` are the requests' rows of ``req_to_token``."""
+    parts, first = [], layout.qo_indptr
+    for sequence in layout.pseudo_sequences():
+        start = first[sequence.request] + sequence.start
+        own = slice(sequence.own_start, sequence.own_start + sequence.num_rows)
+        row = slots[sequence.request]
+        (mask,) = _causal_masks([sequence.num_rows], [sequence.kv_len])
+        kv_slots = torch.cat((row[: sequence.context], row[own]))
+        parts.append(AttentionPart(slice(start, start + sequence.num_rows), kv_slots, mask))
     return parts
 
 
@@ -164,13 +174,3 @@ def _causal_masks(num_rows: Sequence[int], kv_lens: Sequence[int]) -> list[torch
         torch.ones(rows, kv_len, dtype=torch.bool).tril(kv_len - rows)
         for rows, kv_len in zip(num_rows, kv_lens, strict=True)
     ]
-
-
-def register_masked_backend() -> None:
-    """Put the masked backend into SGLang's registry under the stock name. Idempotent."""
-    if not is_registered():
-        register_attention_backend(NAME)(MaskedTorchNativeBackend)
-
-
-def is_registered() -> bool:
-    return ATTENTION_BACKENDS.get(NAME) is MaskedTorchNativeBackend

@@ -76,7 +76,7 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
     ("flags", "message"),
     [
         (("--speculative-draft-model-path", "/no/such/folder"), r"/no/such/folder.*Fix"),
-        (("--attention-backend", "triton"), r"--attention-backend is 'triton'.*torch_native"),
+        (("--attention-backend", "triton"), r"'triton' with --device cpu.*use torch_native"),
         (("--parse-threshold", "-0.1"), r"--parse-threshold is -0\.1; use a number"),
         (("--parse-threshold", "2.5"), r"--parse-threshold is 2\.5; use a number"),
         (("--parse-draft-tokens", "0"), r"--parse-draft-tokens is 0; use a whole number"),

@@ -33,6 +33,7 @@ CHANGED = ParseConfig(
     continuation="eagle3",
     eagle3_path="head",
     drafting="never",
+    layout="alias",
     default="off",
 )
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_parse.attention.alias import page_table, paged_rows
 from sglang_parse.layout import RequestLayout, VerifyLayout
 from sglang_parse.mask import dense_mask, flat_mask, may_attend, split_flat_mask, tail_mask
 
@@ -134,6 +135,50 @@ def test_rows_of_a_batch(batch):
             layout.question_starts, layout.verdict_rows, layout.question_lens, strict=True
         ):
             assert layout.num_draft_rows <= start <= row == start + length - 1 < layout.num_rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES)
+def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
+    """Layout ``alias``: context, then causal; every row is in exactly one, in order."""
+    seen, rows = [], []
+    for sequence in batch.pseudo_sequences():
+        first = batch.qo_indptr[sequence.request] + sequence.start
+        kv_len = batch.requests[sequence.request].kv_len
+        for i in range(sequence.num_rows):
+            own = range(sequence.own_start, sequence.own_start + i + 1)
+            columns = {*range(sequence.context), *own}
+            seen += [column in columns for column in range(kv_len)]
+            rows.append(first + i)
+        assert sequence.kv_len == len(columns)
+    assert rows == list(range(batch.num_rows))
+    assert seen == flat_mask(batch).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES, st.booleans())
+def test_paged_rows_name_those_slots(batch, with_own):
+    """The tensors paged kernels take, against the pseudo-sequences written out."""
+    width = max(request.kv_len for request in batch.requests) + 2
+    slots = torch.arange(len(batch.requests) * width).view(-1, width) * 7
+    sequences = batch.pseudo_sequences()
+    expected = [
+        [
+            *slots[s.request, : s.context].tolist(),
+            *slots[s.request, s.own_start : s.own_start + s.num_rows * with_own].tolist(),
+        ]
+        for s in sequences
+    ]
+    rows = paged_rows(sequences, slots, with_own=with_own)
+    assert rows.kv_slots.tolist() == [slot for one in expected for slot in one]
+    assert torch.diff(rows.kv_indptr).tolist() == [len(one) for one in expected]
+    assert torch.diff(rows.qo_indptr).tolist() == [s.num_rows for s in sequences]
+    assert rows.longest == max(s.num_rows for s in sequences)
+    if with_own:
+        table = page_table(sequences, slots)
+        assert [
+            row[: s.kv_len].tolist() for row, s in zip(table, sequences, strict=True)
+        ] == expected
 
 
 @pytest.mark.parametrize("extra", [-1, 1])

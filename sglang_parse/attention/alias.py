@@ -1,0 +1,83 @@
+"""KV slots of the layout ``alias``: pseudo-sequences that share their request's slots.
+
+Tensor operations over whole passes; the host's work is one number per pseudo-sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from sglang_parse.layout import PseudoSequence
+
+
+class PagedRows(NamedTuple):
+    """Pseudo-sequences as paged attention takes them; int32 on the device.
+
+    qo_indptr: [n + 1] CSR offsets of their rows; kv_indptr: [n + 1] of their slots;
+    kv_slots: [kv_indptr[-1]] slot of every column, in order; longest: rows of the longest one.
+    """
+
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_slots: torch.Tensor
+    longest: int
+
+
+def paged_rows(
+    sequences: Sequence[PseudoSequence], slots: torch.Tensor, *, with_own: bool
+) -> PagedRows:
+    """Describe ``sequences`` to a kernel that reads KV through slot numbers.
+
+    Args:
+        sequences: the pass's pseudo-sequences in row order.
+        slots: [num_requests, width] the requests' rows of ``req_to_token``.
+        with_own: whether a sequence's own rows count as columns (kernels that read all KV from
+            the pool), or only its context (kernels that take the new rows' KV separately).
+    """
+    device = slots.device
+    kv_lens = [s.kv_len if with_own else s.context for s in sequences]
+    kv_indptr = _indptr(kv_lens, device)
+    owner = torch.repeat_interleave(
+        torch.arange(len(sequences), device=device),
+        torch.tensor(kv_lens, device=device),
+        output_size=sum(kv_lens),  # known here: no wait for the device
+    )
+    place = torch.arange(sum(kv_lens), device=device) - kv_indptr[owner]
+    request, column = _columns(sequences, owner, place)
+    return PagedRows(
+        qo_indptr=_indptr([s.num_rows for s in sequences], device),
+        kv_indptr=kv_indptr,
+        kv_slots=slots[request, column].to(torch.int32),
+        longest=max(s.num_rows for s in sequences),
+    )
+
+
+def page_table(sequences: Sequence[PseudoSequence], slots: torch.Tensor) -> torch.Tensor:
+    """int32 [n, longest kv_len] slot of every column; what is past a sequence's end is never read.
+
+    Args:
+        sequences, slots: see ``paged_rows``.
+    """
+    place = torch.arange(max(s.kv_len for s in sequences), device=slots.device)
+    owner = torch.arange(len(sequences), device=slots.device)[:, None]
+    request, column = _columns(sequences, owner, place[None, :])
+    return slots[request, column.clamp(max=slots.shape[1] - 1)].to(torch.int32)
+
+
+def _indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
+
+
+def _columns(
+    sequences: Sequence[PseudoSequence], owner: torch.Tensor, place: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(request, column in it) of the ``place``-th column of the sequences ``owner``."""
+    numbers = torch.tensor(
+        [[s.request, s.context, s.own_start - s.context] for s in sequences], device=owner.device
+    )
+    request, context, jump = numbers[owner].unbind(-1)
+    return request, torch.where(place < context, place, place + jump)

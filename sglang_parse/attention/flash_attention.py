@@ -1,0 +1,45 @@
+"""SGLang's FlashAttention 3 with PARSE's verification pass as pseudo-sequences: its kernels take
+no mask. Everything else is the stock backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
+from sglang.srt.utils import get_device_capability
+
+from sglang_parse.attention.alias import page_table, paged_rows
+from sglang_parse.attention.support import BackendError
+from sglang_parse.spec_input import ParseVerifyInput
+
+
+class ParseFlashAttentionBackend(FlashAttentionBackend):
+    """``FlashAttentionBackend`` that runs a verification pass without a mask, page size 1."""
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        super().init_forward_metadata(forward_batch)
+        spec_info = forward_batch.spec_info
+        if not isinstance(spec_info, ParseVerifyInput):
+            return
+        sequences = spec_info.layout.pseudo_sequences()
+        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
+        rows = paged_rows(sequences, slots, with_own=True)
+        metadata = self.forward_metadata
+        metadata.cu_seqlens_q, metadata.max_seq_len_q = rows.qo_indptr, rows.longest
+        metadata.cu_seqlens_k = rows.kv_indptr
+        metadata.cache_seqlens_int32 = torch.diff(rows.kv_indptr)
+        metadata.max_seq_len_k = max(sequence.kv_len for sequence in sequences)
+        metadata.page_table = page_table(sequences, slots)
+
+
+def create_backend(runner: Any) -> ParseFlashAttentionBackend:
+    """As ``attention_registry.create_flashattention_v3_backend``, for the models PARSE admits."""
+    capability = get_device_capability()
+    if not (8, 0) <= capability < (10, 0):
+        raise BackendError(
+            f"PARSE: --attention-backend is 'fa3' on a device of compute capability {capability}. "
+            "Fix: use flashinfer or triton; FlashAttention 3 runs on 8.0 to 9.0"
+        )
+    return ParseFlashAttentionBackend(runner)

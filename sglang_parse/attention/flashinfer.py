@@ -1,0 +1,72 @@
+"""SGLang's FlashInfer attention with PARSE's verification pass: a flat custom mask over the full
+KV length, or pseudo-sequences without one. Everything else is the stock backend.
+
+SGLang plans FlashInfer over single slots whatever the page size, so both layouts work with any.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, PrefillMetadata
+
+from sglang_parse.attention.alias import paged_rows
+from sglang_parse.spec_input import ParseVerifyInput
+
+
+class ParseFlashInferBackend(FlashInferAttnBackend):
+    """``FlashInferAttnBackend`` that plans a verification pass as PARSE lays it out."""
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        spec_info = forward_batch.spec_info
+        if not isinstance(spec_info, ParseVerifyInput):
+            super().init_forward_metadata(forward_batch)
+            return
+        if spec_info.custom_mask is None:
+            self._plan_alias(spec_info, forward_batch)
+        else:
+            self._plan_mask(spec_info, forward_batch)
+        # Paged, not ragged: the new rows' KV is written before attention reads it.
+        self.forward_metadata = PrefillMetadata(
+            self.prefill_wrappers_verify, use_ragged=False, extend_no_prefix=False
+        )
+
+    def _plan_mask(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
+        """As SGLang plans its own tree verification."""
+        self.indices_updater_prefill.update(
+            forward_batch.req_pool_indices,
+            forward_batch.seq_lens,
+            forward_batch.seq_lens_cpu,
+            forward_batch.seq_lens_sum,
+            prefix_lens=None,
+            prefill_wrappers=self.prefill_wrappers_verify,
+            use_ragged=False,
+            encoder_lens=None,
+            spec_info=spec_info,
+            plan=forward_batch.kv_loc_plan,
+        )
+
+    def _plan_alias(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
+        """More sequences than SGLang's per-request buffers hold: planned directly."""
+        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
+        rows = paged_rows(spec_info.layout.pseudo_sequences(), slots, with_own=True)
+        updater = self.indices_updater_prefill
+        self.prefill_wrappers_verify[0].begin_forward(
+            rows.qo_indptr,
+            rows.kv_indptr,
+            rows.kv_slots,
+            torch.ones(len(rows.kv_indptr) - 1, dtype=torch.int32, device=slots.device),
+            updater.num_qo_heads,
+            updater.num_kv_heads,
+            updater.head_dim,
+            1,
+            q_data_type=updater.q_data_type,
+            kv_data_type=updater.data_type,
+            non_blocking=True,
+        )
+
+
+def create_backend(runner: Any) -> ParseFlashInferBackend:
+    """As ``attention_registry.create_flashinfer_backend``, for the models PARSE admits."""
+    return ParseFlashInferBackend(runner, init_new_workspace=runner.init_new_workspace)

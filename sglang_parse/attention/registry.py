@@ -1,0 +1,71 @@
+"""PARSE's attention backends in SGLang's registry, under the stock ones' names.
+
+Each is the stock backend but for PARSE's own verification passes.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import Any
+
+from sglang.srt.layers.attention.attention_registry import (
+    ATTENTION_BACKENDS,
+    register_attention_backend,
+)
+
+from sglang_parse.attention.support import SUPPORT, BackendError
+
+_ROOM = __package__
+
+
+class _Factory:
+    """Makes one backend; imports its kernels only then."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, runner: Any) -> Any:
+        return pkgutil.resolve_name(SUPPORT[self.name].factory)(runner)
+
+
+_FACTORIES = {name: _Factory(name) for name in SUPPORT}
+
+
+def register_backends(*names: str) -> None:
+    """Put PARSE's backends (all, or those named) in place. Idempotent."""
+    for name in names or _FACTORIES:
+        register_attention_backend(name)(_FACTORIES[name])
+
+
+def is_registered(name: str) -> bool:
+    return ATTENTION_BACKENDS.get(name) is _FACTORIES[name]
+
+
+def assert_registered() -> None:
+    """Put the backends in place in a scheduler process, and see that they stay there.
+
+    Raises:
+        BackendError: something else is registered under a name.
+    """
+    register_backends()
+    for name in SUPPORT:
+        if not is_registered(name):
+            raise BackendError(
+                f"PARSE: another plugin replaced the {name} attention backend. "
+                "Fix: uninstall that plugin, or PARSE"
+            )
+
+
+def assert_used(runner: Any) -> None:
+    """Raises: BackendError, when a model's attention would not run PARSE's passes as laid out."""
+    backend = runner.attn_backend
+    if not type(backend).__module__.startswith(_ROOM):
+        raise BackendError(
+            f"PARSE: the target's attention backend is {type(backend).__name__}, which would "
+            f"ignore how PARSE lays out its passes. Fix: --attention-backend {', '.join(SUPPORT)}"
+        )
+    if runner.kv_index_translator.reads_are_translated:
+        raise BackendError(
+            "PARSE: the KV pool is a unified memory pool, whose slot numbers are virtual. "
+            "Fix: start without SGLang's unified memory pool"
+        )

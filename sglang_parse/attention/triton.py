@@ -1,0 +1,46 @@
+"""SGLang's Triton attention with PARSE's verification pass. Everything else is the stock backend.
+
+Its extend kernel reads the context through slot numbers and takes the new rows' KV beside them;
+it applies a custom mask among the new rows only, which is all PARSE's mask needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+from sglang_parse.attention.alias import paged_rows
+from sglang_parse.spec_input import ParseVerifyInput
+
+
+class ParseTritonBackend(TritonAttnBackend):
+    """``TritonAttnBackend`` that runs a verification pass as PARSE lays it out."""
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        # The pass looks like a prefill to the stock backend, which plans it causally.
+        super().init_forward_metadata(forward_batch)
+        spec_info = forward_batch.spec_info
+        if not isinstance(spec_info, ParseVerifyInput):
+            return
+        if spec_info.custom_mask is None:
+            self._plan_alias(spec_info, forward_batch)
+        else:
+            self.forward_metadata.custom_mask = spec_info.custom_mask
+            self.forward_metadata.mask_indptr = torch.tensor(
+                spec_info.layout.mask_indptr, device=self.device
+            )
+
+    def _plan_alias(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
+        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
+        rows = paged_rows(spec_info.layout.pseudo_sequences(), slots, with_own=False)
+        metadata = self.forward_metadata
+        metadata.qo_indptr, metadata.kv_indptr = rows.qo_indptr, rows.kv_indptr
+        metadata.kv_indices = rows.kv_slots.to(torch.int64)
+        metadata.max_extend_len = rows.longest
+
+
+def create_backend(runner: Any) -> ParseTritonBackend:
+    """As ``attention_registry.create_triton_backend``, for the models PARSE admits."""
+    return ParseTritonBackend(runner)

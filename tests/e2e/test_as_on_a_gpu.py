@@ -1,0 +1,49 @@
+"""As on a GPU: verification passes without a mask, bursts at whose tokens nobody looks meanwhile.
+
+On real servers with the demo pair, beside one that does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from client import Client, ids_of, parse_info
+from conftest import DEMO, QUESTION, Start, parse_flags, served
+
+
+@pytest.fixture(scope="module")
+def alias(start_server: Start) -> Iterator[Client]:
+    """As ``demo``, in the layout ``alias``, bursts unseen, on pages of 16 slots."""
+    flags = parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION, "--page-size", "16")
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PARSE_PROBE_UNSEEN", "1")
+        yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias")
+
+
+def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, problems: list):
+    prompts = [problem.prompt for problem in problems[:8]]
+    kwargs = {"parse": {"trace": True}, "max_new_tokens": 256}
+    ours, theirs = (server.generate_all(prompts, 4, **kwargs) for server in (alias, demo))
+    assert ids_of(ours) == ids_of(theirs)
+    num_verdicts = 0
+    for left, right in zip(ours, theirs, strict=True):
+        for one, other in zip(parse_info(left)["trace"], parse_info(right)["trace"], strict=True):
+            assert one["draft_token_ids"] == other["draft_token_ids"]
+            assert one["verdicts"] == pytest.approx(other["verdicts"], abs=1e-5)
+            assert one["verdict_mass"] == pytest.approx(other["verdict_mass"], abs=1e-5)
+            num_verdicts += len(one["verdicts"])
+    assert num_verdicts > 8
+    # Drafts end inside a burst, and some begin again: what was drafted past an end is gone.
+    lengths = [len(r["draft_token_ids"]) for a in ours for r in parse_info(a)["trace"]]
+    assert any(length % 16 for length in lengths)
+    assert len(lengths) > len(ours)
+    alias.assert_nothing_lost()
+
+
+def test_exact_above_one(alias: Client, demo_plain: Client, problems: list):
+    prompts = [problem.prompt for problem in problems[:6]]
+    ours = alias.generate_all(prompts, 6, parse={"threshold": 1.5}, max_new_tokens=60)
+    plain = demo_plain.generate_all(prompts, 6, max_new_tokens=60)
+    assert ids_of(ours) == ids_of(plain)
+    alias.assert_nothing_lost()

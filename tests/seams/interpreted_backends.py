@@ -1,0 +1,224 @@
+"""The GPU backends' verification passes on the CPU, as far as a CPU can show them.
+
+Triton: SGLang's real kernels, in Triton's interpreter. FlashInfer and FlashAttention 3: SGLang's
+real planning and index kernels; only their last step, attention itself, is written out here as
+their documentation says it. Run by ``test_attention_backends``, because Triton reads
+``TRITON_INTERPRET`` when it is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+
+sys.path.insert(0, str(Path(__file__).parent))
+assert triton.knobs.runtime.interpret, "run with TRITON_INTERPRET=1"
+
+from paged_pass import DIM, HEADS, KV_HEADS, PagedPass  # noqa: E402
+from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd  # noqa: E402
+from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
+    FlashInferIndicesUpdaterPrefill,
+)
+from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: E402
+
+from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
+from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
+
+# SGLang's FlashAttention module wants the kernels' library, which wants a driver.
+with mock.patch.dict(sys.modules, {"sgl_kernel": mock.MagicMock()}):
+    from sglang.srt.layers.attention.flashattention_backend import (
+        FlashAttentionBackend,
+        FlashAttentionMetadata,
+    )
+
+    from sglang_parse.attention.flash_attention import ParseFlashAttentionBackend
+
+
+def without_constructor(kind: type, given: PagedPass, **fields: Any) -> Any:
+    """A backend with the fields a prefill reads; the stock constructors ask a GPU for its size."""
+    translator = KVIndexTranslator(
+        req_to_token=given.table,
+        token_to_kv_pool_allocator=None,
+        token_to_kv_pool=given.pool,
+        page_size=1,
+        device="cpu",
+    )
+    translator.bind_own_plan(given.forward_batch)
+    backend = object.__new__(kind)
+    vars(backend).update(
+        device="cpu",
+        page_size=1,
+        kv_index_translator=translator,
+        req_to_token_pool=SimpleNamespace(req_to_token=given.table),
+        token_to_kv_pool=given.pool,
+        sliding_window_size=None,
+        use_sliding_window_kv_pool=False,
+        use_mla=False,
+        **fields,
+    )
+    return backend
+
+
+def triton_pass(given: PagedPass) -> torch.Tensor:
+    backend = without_constructor(
+        ParseTritonBackend,
+        given,
+        dllm_attention=None,
+        window_kv_indptr=None,
+        use_dense_fp8_chunked_prefill=False,
+        use_verify_shared_kv=False,
+        use_verify_splitkv=False,
+        enable_deterministic=False,
+        allow_bidirectional_attention_in_extend=False,
+        dcp_size=1,
+        max_context_len=64,
+        kv_indptr=torch.zeros(9, dtype=torch.int32),
+        qo_indptr=torch.zeros(9, dtype=torch.int64),
+        extend_attention_fwd=extend_attention_fwd,
+    )
+    backend.init_forward_metadata(given.forward_batch)
+    return backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch)
+
+
+class Wrapper:
+    """``BatchPrefillWithPagedKVCacheWrapper`` of FlashInfer, as documented, page size 1."""
+
+    def begin_forward(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        *sizes: int,
+        custom_mask: torch.Tensor | None = None,
+        **_: object,
+    ) -> None:
+        assert sizes == (HEADS, KV_HEADS, DIM, 1)
+        assert len(qo_indptr) == len(kv_indptr) == len(last_page_len) + 1
+        assert all(t.dtype == torch.int32 for t in (qo_indptr, kv_indptr, kv_indices))
+        assert (last_page_len == 1).all()
+        self.rows, self.columns = qo_indptr.tolist(), kv_indptr.tolist()
+        self.slots, self.mask = kv_indices.long(), custom_mask
+
+    is_cuda_graph_enabled = False
+
+    def forward(self, q: torch.Tensor, kv: Any, *, causal: bool, **_: object) -> torch.Tensor:
+        output, taken = torch.empty_like(q), 0
+        for i in range(len(self.rows) - 1):
+            rows = slice(self.rows[i], self.rows[i + 1])
+            slots = self.slots[self.columns[i] : self.columns[i + 1]]
+            num_rows, num_columns = rows.stop - rows.start, len(slots)
+            mask = torch.ones(num_rows, num_columns, dtype=torch.bool)
+            if self.mask is not None:
+                size = num_rows * num_columns
+                mask = self.mask[taken : taken + size].view(num_rows, num_columns)
+                taken += size
+            elif causal:
+                mask = mask.tril(num_columns - num_rows)
+            output[rows] = attend(q[rows], kv, slots, mask)
+        return output
+
+
+def attend(q: torch.Tensor, kv: Any, slots: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[rows, HEADS, DIM]"""
+    keys, values = (part[slots].transpose(0, 1) for part in kv)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), keys, values, attn_mask=mask, enable_gqa=True
+    ).transpose(0, 1)
+
+
+def flashinfer_pass(given: PagedPass) -> torch.Tensor:
+    buffers = {
+        "kv_indptr": [torch.zeros(9, dtype=torch.int32)],
+        "qo_indptr": [torch.zeros(9, dtype=torch.int32)],
+        "kv_last_page_len": torch.ones(8, dtype=torch.int32),
+        "num_wrappers": 1,
+        "dispatch_reason": None,
+        "_swa_kv_pool": None,
+        "prefill_wrapper_ragged": None,
+        "prefill_wrappers_verify": [Wrapper()],
+        "flashinfer_kv_cache_dtype": torch.float32,
+        "prefill_uses_dequant_workspace": False,
+        "kv_cache_quant_method": SimpleNamespace(needs_global_scale=lambda: False),
+    }
+    backend = without_constructor(ParseFlashInferBackend, given, **buffers)
+    sizes = {
+        "num_qo_heads": HEADS,
+        "num_kv_heads": KV_HEADS,
+        "head_dim": DIM,
+        "data_type": torch.float32,
+        "q_data_type": torch.float32,
+        "attn_backend": backend,
+        **{name: buffers[name] for name in ("kv_indptr", "qo_indptr", "kv_last_page_len")},
+        "prefill_wrapper_ragged": None,
+    }
+    updater = object.__new__(FlashInferIndicesUpdaterPrefill)
+    vars(updater).update(sizes, update=updater.update_single_wrapper)
+    backend.indices_updater_prefill = updater
+    backend.init_forward_metadata(given.forward_batch)
+    output = backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch)
+    return output.view(len(given.q), -1)
+
+
+def fa3_pass(given: PagedPass) -> torch.Tensor:
+    """What its kernel is told, attended as FlashAttention documents page tables."""
+    backend = without_constructor(ParseFlashAttentionBackend, given)
+
+    def stock(self: Any, _forward_batch: Any) -> None:
+        self.forward_metadata = FlashAttentionMetadata()
+
+    with mock.patch.object(FlashAttentionBackend, "init_forward_metadata", stock):
+        backend.init_forward_metadata(given.forward_batch)
+    given.pool.set_kv_buffer(given.layer, SimpleNamespace(loc=given.new_slots), given.k, given.v)
+    told = backend.forward_metadata
+    starts, lengths = told.cu_seqlens_q.tolist(), told.cache_seqlens_int32.tolist()
+    assert told.cu_seqlens_k.tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    assert told.page_table.dtype == told.cache_seqlens_int32.dtype == torch.int32
+    assert told.page_table.shape == (len(lengths), told.max_seq_len_k)
+    assert told.max_seq_len_q == max(b - a for a, b in zip(starts, starts[1:], strict=False))
+    q, outputs = given.q.view(-1, HEADS, DIM), []
+    for i, length in enumerate(lengths):
+        rows = q[starts[i] : starts[i + 1]]
+        mask = torch.ones(len(rows), length, dtype=torch.bool).tril(length - len(rows))
+        slots = told.page_table[i, :length].long()
+        outputs.append(attend(rows, (given.keys, given.values), slots, mask))
+    return torch.cat(outputs).view(len(q), -1)
+
+
+PASSES: dict[str, tuple[Callable[[PagedPass], torch.Tensor], tuple[bool, ...]]] = {
+    "triton": (triton_pass, (True, False)),
+    "flashinfer": (flashinfer_pass, (True, False)),
+    "fa3": (fa3_pass, (False,)),
+}
+
+
+def main() -> None:
+    for name, (run, layouts) in PASSES.items():
+        for is_masked in layouts:
+            given = PagedPass(is_masked)
+            vars(given.layer).update(
+                is_cross_attention=False,
+                attn_type=AttentionType.DECODER,
+                k_scale=None,
+                v_scale=None,
+                k_scale_float=None,
+                v_scale_float=None,
+                logit_cap=0.0,
+                logit_capping_method="tanh",
+                sliding_window_size=None,
+                xai_temperature_len=-1,
+            )
+            given.check(run(given))
+            print(name, "mask" if is_masked else "alias", "right")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A verification pass over random KV, and its output by hand: what every backend must compute.
+
+Imported by the tests of the backends; the requests' slots lie in no order.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_parse.layout import RequestLayout, VerifyLayout
+from sglang_parse.mask import flat_mask, may_attend
+
+HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
+LAYOUT = VerifyLayout.of(
+    [
+        RequestLayout(5, 4, (2, 4), (2, 3)),
+        RequestLayout(3, 1),
+        RequestLayout(0, 3, (1, 2, 3), (1, 1, 2)),
+        RequestLayout(40, 6, (0, 6, 3), (2, 1, 4)),
+    ]
+)
+"""Questions that see none, some or all of their draft; a request that only continues; no prefix."""
+
+
+class PagedPass:
+    """Pools, tables and inputs of one pass, as SGLang's backends take them."""
+
+    def __init__(self, is_masked: bool, layout: VerifyLayout = LAYOUT) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.layout = layout
+        self.keys, self.values = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM)
+        self.table = torch.zeros(8, 64, dtype=torch.int32)
+        self.pool_indices = torch.tensor([6, 1, 3, 5])
+        self.new_slots = self._deal_slots(torch.randperm(SLOTS, generator=generator))
+        rows = layout.num_rows
+        # As SGLang's RadixAttention hands them on.
+        self.q = random(rows, HEADS * DIM)
+        self.k, self.v = random(rows, KV_HEADS, DIM), random(rows, KV_HEADS, DIM)
+        self.layer = SimpleNamespace(
+            layer_id=0,
+            tp_q_head_num=HEADS,
+            tp_k_head_num=KV_HEADS,
+            tp_v_head_num=KV_HEADS,
+            head_dim=DIM,
+            qk_head_dim=DIM,
+            v_head_dim=DIM,
+            scaling=DIM**-0.5,
+        )
+        self.forward_batch = self._forward_batch(is_masked)
+
+    def _deal_slots(self, order: torch.Tensor) -> torch.Tensor:
+        new, taken = [], 0
+        for index, request in zip(self.pool_indices, self.layout.requests, strict=True):
+            slots = order[taken : taken + request.kv_len]
+            taken += request.kv_len
+            self.table[index, : request.kv_len] = slots.to(torch.int32)
+            new.append(slots[request.prefix_len :])
+        return torch.cat(new)
+
+    def _forward_batch(self, is_masked: bool) -> Any:
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+        from sglang_parse.spec_input import VERIFY_MODE, ParseVerifyInput
+
+        requests = self.layout.requests
+        lens = torch.tensor([r.kv_len for r in requests])
+        spec_info = ParseVerifyInput(
+            layout=self.layout,
+            custom_mask=flat_mask(self.layout) if is_masked else None,
+            select_index=torch.tensor([0]),
+        )
+        batch = ForwardBatch(
+            forward_mode=VERIFY_MODE,
+            batch_size=len(requests),
+            input_ids=torch.zeros(self.layout.num_rows, dtype=torch.int64),
+            req_pool_indices=self.pool_indices,
+            seq_lens=lens,
+            seq_lens_cpu=lens,
+            seq_lens_sum=int(lens.sum()),
+            out_cache_loc=self.new_slots,
+            spec_info=spec_info,
+        )
+        batch.extend_prefix_lens_cpu = [r.prefix_len for r in requests]
+        batch.extend_seq_lens_cpu = [r.num_rows for r in requests]
+        batch.extend_prefix_lens = torch.tensor(batch.extend_prefix_lens_cpu)
+        batch.extend_seq_lens = torch.tensor(batch.extend_seq_lens_cpu)
+        return batch
+
+    @property
+    def pool(self) -> Any:
+        """A KV pool of one layer."""
+
+        def write(_layer: Any, loc: Any, k: torch.Tensor, v: torch.Tensor, *_scales: None) -> None:
+            self.keys[loc.loc] = k
+            self.values[loc.loc] = v
+
+        return SimpleNamespace(
+            get_key_buffer=lambda _: self.keys,
+            get_value_buffer=lambda _: self.values,
+            get_kv_buffer=lambda _: (self.keys, self.values),
+            set_kv_buffer=write,
+        )
+
+    def expected(self) -> torch.Tensor:
+        """[rows, HEADS * DIM], row by row and head by head; after the new KV is written."""
+        query = self.q.view(-1, HEADS, DIM)
+        outputs = []
+        for i, request in enumerate(self.layout.requests):
+            slots = self.table[self.pool_indices[i]].long()
+            first = self.layout.qo_indptr[i]
+            for row in range(request.num_rows):
+                seen = [c for c in range(request.kv_len) if may_attend(request, row, c)]
+                outputs.append(self._attend(query[first + row], slots[seen]))
+        return torch.stack(outputs)
+
+    def _attend(self, query: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        heads = []
+        for head in range(HEADS):
+            kv_head = head // (HEADS // KV_HEADS)
+            weights = torch.softmax(self.keys[slots, kv_head] @ query[head] / DIM**0.5, dim=0)
+            heads.append(weights @ self.values[slots, kv_head])
+        return torch.cat(heads)
+
+    def check(self, output: torch.Tensor) -> None:
+        """Raises: AssertionError, where a backend's output or the KV it wrote is wrong."""
+        assert torch.equal(self.keys[self.new_slots], self.k)
+        torch.testing.assert_close(output, self.expected(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,86 @@
+"""Attention backends' verification passes, in both layouts, against attention by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from paged_pass import PagedPass
+
+from sglang_parse.layout import RequestLayout, VerifyLayout
+
+pytestmark = pytest.mark.seams
+
+INTERPRETED = Path(__file__).parent / "interpreted_backends.py"
+
+
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+def test_torch_native(is_masked: bool):
+    from sglang_parse.attention.native import MaskedTorchNativeBackend
+
+    given = PagedPass(is_masked)
+    runner = SimpleNamespace(
+        device="cpu",
+        req_to_token_pool=SimpleNamespace(req_to_token=given.table),
+        token_to_kv_pool=given.pool,
+    )
+    backend = MaskedTorchNativeBackend(runner)
+    backend.init_forward_metadata(given.forward_batch)
+    given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
+
+
+def test_backends_of_gpus():
+    """Triton's kernels in its interpreter, FlashInfer's and FlashAttention's plans."""
+    done = subprocess.run(
+        [sys.executable, INTERPRETED],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.endswith(" right")] == [
+        "triton mask right",
+        "triton alias right",
+        "flashinfer mask right",
+        "flashinfer alias right",
+        "fa3 alias right",
+    ]
+
+
+def test_stock_names_are_ours_and_stay_so():
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from sglang_parse.attention import registry
+    from sglang_parse.attention.support import SUPPORT, BackendError
+
+    stock = dict(ATTENTION_BACKENDS)
+    try:
+        registry.assert_registered()
+        assert all(map(registry.is_registered, SUPPORT))
+        registry.register_backends()
+        ATTENTION_BACKENDS["triton"] = stock["fa4"]
+        assert not registry.is_registered("triton")
+    finally:
+        ATTENTION_BACKENDS.update(stock)
+    runner = SimpleNamespace(attn_backend=SimpleNamespace())
+    with pytest.raises(BackendError, match="attention backend is SimpleNamespace.*Fix"):
+        registry.assert_used(runner)
+
+
+def test_a_mask_made_for_other_lengths_is_refused():
+    from sglang_parse.spec_input import ParseVerifyInput
+
+    layout = VerifyLayout.of([RequestLayout(2, 2)])
+    with pytest.raises(ValueError, match="mask has 3 entries, the layout needs 8"):
+        ParseVerifyInput(
+            layout=layout,
+            custom_mask=torch.ones(3, dtype=torch.bool),
+            select_index=torch.tensor([0]),
+        )

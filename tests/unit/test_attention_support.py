@@ -1,0 +1,58 @@
+"""Which layout a server's verification passes get, and which backends are refused."""
+
+import pytest
+
+from sglang_parse.attention.support import SUPPORT, BackendError, check_backends, choose_layout
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("setting", "backend", "page_size", "layout"),
+    [
+        ("auto", "torch_native", 1, "mask"),
+        ("auto", "flashinfer", 16, "mask"),
+        ("auto", "triton", 64, "mask"),
+        ("auto", "fa3", 1, "alias"),
+        ("alias", "torch_native", 16, "alias"),
+        ("alias", "flashinfer", 16, "alias"),
+        ("alias", "triton", 1, "alias"),
+        ("mask", "triton", 1, "mask"),
+    ],
+)
+def test_the_layout_and_its_reason(setting: str, backend: str, page_size: int, layout: str):
+    chosen, why = choose_layout(setting, backend, page_size)
+    assert chosen == layout
+    assert why == (SUPPORT[backend].why if setting == "auto" else "--parse-layout asks for it")
+
+
+@pytest.mark.parametrize(
+    ("setting", "page_size", "message"),
+    [
+        ("mask", 1, r"--parse-layout is 'mask' with --attention-backend fa3.*Fix: .*alias"),
+        ("alias", 16, r"--page-size 16: a question's context ends.*Fix: use --page-size 1"),
+        ("auto", 16, r"--page-size 16: a question's context ends.*Fix: use --page-size 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(setting: str, page_size: int, message: str):
+    with pytest.raises(BackendError, match=message):
+        choose_layout(setting, "fa3", page_size)
+
+
+@pytest.mark.parametrize(
+    ("device", "attention", "others", "message"),
+    [
+        ("cuda", None, {}, "--attention-backend is None.*torch_native, flashinfer, triton, fa3"),
+        ("cuda", "aiter", {}, "--attention-backend is 'aiter'"),
+        ("cpu", "flashinfer", {}, "'flashinfer' with --device cpu. Fix: use torch_native"),
+        ("cuda", "fa3", {"--x": "triton"}, "--x is 'triton' beside --attention-backend fa3"),
+    ],
+)
+def test_backends_that_are_refused(device, attention, others, message):
+    with pytest.raises(BackendError, match=message):
+        check_backends(device, attention, others)
+
+
+def test_backends_that_are_not():
+    check_backends("cuda", "flashinfer", {"--x": None, "--y": "flashinfer"})
+    check_backends("cpu", "torch_native", {})
