@@ -41,6 +41,14 @@ def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, prob
     alias.assert_nothing_lost()
 
 
+def test_the_log_says_which_layout_and_why(alias: Client, demo: Client):
+    for server, said in (
+        (alias, "layout 'alias' on torch_native: --parse-layout asks for it"),
+        (demo, "layout 'mask' on torch_native: one attention call per request"),
+    ):
+        assert said in server.probe.folder.with_suffix(".log").read_text()
+
+
 def test_exact_above_one(alias: Client, demo_plain: Client, problems: list):
     prompts = [problem.prompt for problem in problems[:6]]
     ours = alias.generate_all(prompts, 6, parse={"threshold": 1.5}, max_new_tokens=60)
