@@ -34,7 +34,8 @@ SUPPORT = {
     ON_CPU: Support(
         f"{_ROOM}.native:MaskedTorchNativeBackend",
         (MASK, ALIAS),
-        "one attention call per request instead of one per question",
+        "one attention call per request instead of one per question, which gathers the context's "
+        "KV each time (tests/seams/layout_cost.py)",
     ),
     "flashinfer": Support(
         f"{_ROOM}.flashinfer:create_backend",
