@@ -32,11 +32,12 @@ def validate_server_args(server_args: Any) -> None:
         AdmissionError, BackendError, ConfigError, QuestionError, CompatError: with setting, value
             and fix.
     """
-    compat.check(server_args.attention_backend)
+    compat.check()
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
     _check_settings(server_args)
     pass_layout(server_args, config)
+    compat.check_backend(server_args.attention_backend)
     tokenizer = _tokenizer(server_args, server_args.tokenizer_path or server_args.model_path)
     target = _check_models(server_args, tokenizer)
     num_steps = _check_head(server_args, config, target) if config.uses_eagle3 else 1
@@ -58,6 +59,17 @@ def validate_server_args(server_args: Any) -> None:
     register_backends()
 
 
+# Where an attention backend would run a pass through kernels PARSE does not plan for.
+_NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "triton": ("enable_deterministic_inference", bool, "use flashinfer or fa3 with it"),
+    "fa3": (
+        "kv_cache_dtype",
+        lambda dtype: str(dtype).startswith("fp8"),
+        "leave it out, or use flashinfer or triton with it",
+    ),
+}
+
+
 def _refuse(setting: str, value: object, fix: str) -> None:
     raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
 
@@ -74,6 +86,12 @@ def _check_settings(args: Any) -> None:
             for phase in phases
         },
     )
+    if args.attention_backend in _NOT_WITH:
+        name, is_wrong, fix = _NOT_WITH[args.attention_backend]
+        value = getattr(args, name, None)
+        if is_wrong(value):
+            setting = f"--{name.replace('_', '-')} with {args.attention_backend}"
+            _refuse(setting, value, fix)
     for name, allowed, fix in (
         ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
         ("enable_dp_attention", (False,), "PARSE runs without DP attention"),

@@ -368,7 +368,12 @@ def _problem(seam: Seam) -> str:
     return ""
 
 
-def check(attention_backend: str = "") -> None:
-    """Everything above, for the start of a server."""
+def check_backend(attention_backend: str) -> None:
+    """Raises: CompatError, as ``check_seams``, for what only this attention backend needs."""
+    check_seams(BACKEND_SEAMS.get(attention_backend, ()))
+
+
+def check() -> None:
+    """The version and the seams of every server, for its start."""
     check_version()
-    check_seams((*SEAMS, *BACKEND_SEAMS.get(attention_backend, ())))
+    check_seams()

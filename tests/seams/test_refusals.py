@@ -92,6 +92,21 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
 
 
 @pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("triton", "--enable-deterministic-inference"), "deterministic-inference with triton"),
+        (("triton", "--decode-attention-backend", "fa3"), "'fa3' beside --attention-backend tri"),
+        (("fa3", "--kv-cache-dtype", "fp8_e4m3"), "--kv-cache-dtype with fa3 is 'fp8_e4m3'"),
+        (("fa3", "--parse-layout", "mask"), "--parse-layout is 'mask' with .*fa3.*take no mask"),
+        (("fa3", "--page-size", "16"), "ends inside a page.*Fix: use --page-size 1"),
+    ],
+)
+def test_bad_settings_on_a_gpu(pair, flags: tuple[str, ...], message: str):
+    with pytest.raises(Exception, match=message):
+        launch(pair, "--device", "cuda", "--attention-backend", *flags)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "is empty"),
