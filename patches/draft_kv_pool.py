@@ -14,7 +14,7 @@ def _add_drafts(cell_size: int, _configurator: Any, kvc: Any, *_: Any) -> int:
     """Bytes of one slot in the target's KV pool, and in those that share its slot numbers."""
     if kvc.is_draft_worker or not is_parse(kvc.spec_algorithm):
         return cell_size
-    from sglang_parse.admission import slot_sharers
+    from sglang_parse.models import slot_sharers
 
     return cell_size + sum(_cell_size(config, kvc) for config in slot_sharers(kvc.server_args))
 

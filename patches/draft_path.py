@@ -13,7 +13,7 @@ from sglang_parse.patches.base import hook_patch
 def _check_path(server_args: Any) -> None:
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    from sglang_parse.admission import check_draft_path
+    from sglang_parse.models import check_draft_path
 
     view = resolving_view(server_args)
     if (view.speculative_algorithm or "").upper() == NAME:

@@ -138,6 +138,22 @@ def test_unreadable_draft_model(pair, tmp_path: Path):
         launch(pair, "--speculative-draft-model-path", str(tmp_path))
 
 
+def test_a_draft_whose_attention_the_backends_do_not_run(pair, monkeypatch):
+    """Latent attention (DeepSeek's) keeps KV of another form."""
+    from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+
+    original = ModelConfig.__init__
+
+    def latent(self, *args, model_path: str, **kwargs):
+        original(self, *args, model_path=model_path, **kwargs)
+        if model_path == str(pair[1]):
+            self.attention_arch = AttentionArch.MLA
+
+    monkeypatch.setattr(ModelConfig, "__init__", latent)
+    with pytest.raises(Exception, match="attention of the draft model is 'MLA'. Fix: use models"):
+        launch(pair)
+
+
 def test_other_vocabulary_size(pair, tmp_path: Path):
     draft = changed(pair[1], tmp_path / "draft", vocab_size=999)
     with pytest.raises(Exception, match=r"999 tokens, the target has 384"):

@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chat_families import FAMILIES, QUESTIONS  # noqa: E402
 
-from sglang_parse.admission import AdmissionError, question_for  # noqa: E402
+from sglang_parse.admission import question_for  # noqa: E402
 from sglang_parse.config import ParseConfig  # noqa: E402
+from sglang_parse.models import AdmissionError  # noqa: E402
 from sglang_parse.phases import Draft, Phase, RequestState  # noqa: E402
 from sglang_parse.question import render_question  # noqa: E402
 from sglang_parse.rounds import RoundJudge  # noqa: E402
