@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from sglang_parse.bench.kv import Held
 from sglang_parse.bench.limits import Bound, Card
 from sglang_parse.bench.speed_settings import server_at
-from sglang_parse.demo.figures import Check
+from sglang_parse.demo.figures import STAGES, Check
 from sglang_parse.demo.records import DRAFT, PLAIN, DemoError, Leg
 
 SPEEDUPS = {1: 4.5, 8: 2.5, 64: 1.4}
@@ -36,6 +36,8 @@ class Speed:
         share_of_limit: ratio / limit.
         kept: output tokens that are accepted draft tokens, 0 to 1.
         drafted: draft tokens written per output token.
+        request_ms: wall time of a request as its client sees it.
+        ms_per_request: stage -> a request's share of the stage's time on the server.
     """
 
     acceptance: float
@@ -50,6 +52,8 @@ class Speed:
     share_of_limit: float
     kept: float
     drafted: float
+    request_ms: float
+    ms_per_request: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,10 @@ def speed(legs: Sequence[Leg], fraction: float, concurrency: int, price: str) ->
         share_of_limit=parse / plain / at_best,
         kept=median(leg.per_token("accepted_tokens") for leg in own),
         drafted=median(leg.per_token("drafted_tokens") for leg in own),
+        request_ms=median(fmean(answer.wall_ms for answer in leg.answers) for leg in own),
+        ms_per_request={
+            stage: median(leg.per_request(f"{stage}_ms") for leg in own) for stage in STAGES
+        },
     )
 
 

@@ -91,12 +91,13 @@ def test_servers_and_what_they_simulate(tmp_path: Path):
 
 def leg(server: str, run: int, seconds: float, **parse: float) -> Leg:
     """Two requests at a time with 50 output tokens each."""
-    return Leg(server, run, 2, seconds, (Answer(0, "", True, 50, 0.0, parse),) * 2)
+    return Leg(server, run, 2, seconds, (Answer(0, "", True, 50, 4000.0, parse),) * 2)
 
 
 def legs() -> list[Leg]:
     """Plain 10 tokens/s, draft 50, PARSE 20; a pass of 500 ms a request."""
     judged = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
+    judged |= {"prefill_ms": 50, "continuation_ms": 2500}
     found = []
     for run, late in enumerate((0, 5, 1)):  # the median run is late by 1 s
         found += [leg("plain", run, 9 + late), leg("draft", run, 1 + late)]
@@ -112,7 +113,9 @@ def test_a_row_of_the_table_by_hand():
     # 10 ms of verification per output token, while the plain target takes 100.
     assert (row.r, row.v, row.limit) == pytest.approx((0.2, 0.1, 1 / 0.8))
     assert (row.ratio, row.share_of_limit) == pytest.approx((2, 1.6))
-    assert (row.kept, row.drafted) == (0.5, 1)
+    assert (row.kept, row.drafted, row.request_ms) == (0.5, 1, 4000)
+    stages = {"prefill": 50, "draft": 500, "verification": 700, "continuation": 2500}
+    assert row.ms_per_request == stages
 
 
 def test_times_of_the_stages_by_hand():

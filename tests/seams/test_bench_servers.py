@@ -1,0 +1,40 @@
+"""The servers of ``sglang-parse bench`` at real shapes: SGLang's checks and PARSE's pass."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.seams
+
+
+def test_sglang_takes_every_server_at_real_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A small tokenizer beneath large embeddings; room for exactly the pass that is measured."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.server_args import prepare_server_args
+
+    from sglang_parse.bench.speed_settings import Settings, add_arguments
+    from sglang_parse.config import ENV_VAR, ParseConfig
+
+    monkeypatch.setenv(ENV_VAR, "")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["--device", "cpu", "--acceptance", "0.5", "--output", str(tmp_path)]
+    settings = Settings.read(parser.parse_args(words))
+    specs = {spec.name: spec for spec in settings.specs()}
+    assert list(specs) == ["plain", "draft", "price", "parse-0.5"]
+    for spec in specs.values():
+        for name, value in spec.environment:
+            monkeypatch.setenv(name, value)
+        args = prepare_server_args([*spec.common, *spec.flags])
+        args.resolve_once()
+        view = resolved_view(args)
+        assert (view.load_format, view.max_running_requests) == ("dummy", 64)
+    config = ParseConfig.from_env()  # the last server's
+    assert (config.draft_tokens, config.segment, config.drafting) == (512, "tokens:32", "auto")
+    assert view.speculative_num_draft_tokens == settings.layout().num_rows
