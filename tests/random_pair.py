@@ -21,6 +21,7 @@ class PairShape:
 
     num_layers: int = 3
     hidden: int = 64
+    head_dim: int = 16
     noise: float = 0.02
     seed: int = 0
     max_positions: int = 4096
@@ -42,7 +43,7 @@ def make_pair(folder: Path, shape: PairShape = PairShape()) -> tuple[Path, Path]
         num_hidden_layers=shape.num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=shape.head_dim,
         max_position_embeddings=shape.max_positions,
         tie_word_embeddings=False,
         initializer_range=0.2,

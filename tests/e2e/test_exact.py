@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from client import Client, ids_of, parse_info, random_prompts
+from judged_tokens import gaps
 
 SEEDS = (11, 12)
 
@@ -78,6 +79,16 @@ def test_switched_off_requests_ride_beside_drafting_ones(token: Client, expected
             assert info["drafted_tokens"] == 0
         else:
             assert info["mode"] == "parse"
+
+
+def test_tokens_are_judged_one_by_one(plain: Client, expected: dict):
+    """What the GPU tests go by, where rounding decides between tokens that are as good."""
+    prompt, ids = random_prompts(6, SEEDS[0])[0], list(expected[SEEDS[0]][0])
+    assert gaps(plain, prompt, ids) == [0] * len(ids)
+    ids[40] = ids[40] - 1 if ids[40] > 3 else 4
+    found = gaps(plain, prompt, ids)
+    assert found[:40] == [0] * 40
+    assert found[40] > 0.1
 
 
 def test_slots_come_back(token: Client, semantic: Client):

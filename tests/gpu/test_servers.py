@@ -1,0 +1,309 @@
+"""PARSE on a GPU, through real servers: each attention backend, each layout of the pass.
+
+Judged token by token against the plain target on the same backend: kernels round differently for
+a pass of many rows and a step of one, so a token may be another than the plain server's where
+two are as good (``NEAR_TIE``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_parse.selection import select_cut
+
+DTYPES = {"flashinfer": "bfloat16", "triton": "float32", "fa3": "bfloat16"}
+"""FlashInfer and FA3 have no fp32; Triton's products of fp32 are TF32."""
+NEAR_TIE = {"bfloat16": 0.15, "float32": 0.01}
+"""Of two tokens, in log probability. bf16: three times the largest gap that two implementations of
+attention decided otherwise on the random pair (0.047 in 1,352 tokens, on a CPU)."""
+VERDICT = {"bfloat16": 0.01, "float32": 1e-3}
+"""Between a server and the reference in fp32; on a CPU bf16 moved a verdict of the demo pair by
+at most 0.0026."""
+LAYOUTS_DIFFER = {"bfloat16": 1e-3, "float32": 1e-5}
+"""Between the verdicts of two layouts on one backend."""
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+EXACT = {"threshold": 1.5}
+"""Every question is asked, nothing is accepted: the answer is the target's."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to run PARSE; ``flags`` on top of the backend's and the layout's."""
+
+    backend: str
+    layout: str
+    flags: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        return DTYPES[self.backend]
+
+    def __str__(self) -> str:
+        return " ".join((self.backend, self.layout, *self.flags)).replace("--", "")
+
+    @property
+    def on_gpu(self) -> tuple[str, ...]:
+        """Come last, so that they win over the flags for a CPU."""
+        return (
+            *("--device", "cuda", "--attention-backend", self.backend, "--dtype", self.dtype),
+            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs", "16", *self.flags),
+        )
+
+
+SETUPS = (
+    Setup("flashinfer", "auto"),
+    Setup("flashinfer", "mask"),
+    Setup("flashinfer", "alias"),
+    Setup("triton", "auto"),
+    Setup("triton", "mask"),
+    Setup("triton", "alias"),
+    Setup("fa3", "auto"),
+    Setup("fa3", "alias"),
+    Setup("flashinfer", "mask", ("--page-size", "16")),
+    Setup("flashinfer", "alias", ("--page-size", "16")),
+    Setup("flashinfer", "mask", ("--disable-cuda-graph",)),
+    Setup("triton", "alias", ("--disable-cuda-graph",)),
+)
+"""With CUDA graphs unless they say otherwise."""
+LAYOUTS = tuple(setup for setup in SETUPS if setup.layout != "auto" and not setup.flags)
+each_setup = pytest.mark.parametrize("setup", SETUPS, ids=str, indirect=True)
+each_layout = pytest.mark.parametrize("setup", LAYOUTS, ids=str, indirect=True)
+
+
+@pytest.fixture
+def setup(request: pytest.FixtureRequest) -> Setup:
+    chosen: Setup = request.param
+    if chosen.backend == "fa3" and not _has_fa3():
+        pytest.skip("this build of sglang-kernel has no FA3 (sgl_kernel/flash_ops)")
+    return chosen
+
+
+def _has_fa3() -> bool:
+    spec = importlib.util.find_spec("sgl_kernel")
+    folders = spec.submodule_search_locations if spec else ()
+    return any(list(Path(folder).glob("flash_ops*.so")) for folder in folders)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Servers by what they run; each starts when it is first asked for."""
+
+    e2e: ModuleType
+    start: Any
+    random_pair: tuple[Path, Path]
+
+    def _client(self, name: str, flags: tuple[str, ...]) -> Iterator[Any]:
+        return self.e2e.served(self.start, name.replace(" ", "-"), *flags)
+
+    def plain(self, setup: Setup) -> Iterator[Any]:
+        """Stock SGLang with the random target."""
+        plain = Setup(setup.backend, "")
+        flags = ("--model-path", str(self.random_pair[0]), "--disable-overlap-schedule")
+        return self._client(f"plain {plain}", (*flags, *plain.on_gpu))
+
+    def semantic(self, setup: Setup) -> Iterator[Any]:
+        """Random pair: verdicts mean nothing, cuts fall anywhere."""
+        flags = (*self.e2e.SEMANTIC, "--parse-layout", setup.layout, *setup.on_gpu)
+        return self._client(f"semantic {setup}", self.e2e.parse_flags(self.random_pair, *flags))
+
+    def token(self, setup: Setup) -> Iterator[Any]:
+        """Random pair: the longest part of a draft that the target would have written."""
+        flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
+        flags = (*flags, "--parse-burst-tokens", "4", "--parse-layout", setup.layout)
+        return self._client(
+            f"token {setup}", self.e2e.parse_flags(self.random_pair, *flags, *setup.on_gpu)
+        )
+
+    def demo(self, setup: Setup) -> Iterator[Any]:
+        demo = self.e2e.DEMO
+        flags = (*self.e2e.QUESTION, "--parse-layout", setup.layout, *setup.on_gpu)
+        return self._client(
+            f"demo {setup}", self.e2e.parse_flags((demo / "target", demo / "draft"), *flags)
+        )
+
+
+@pytest.fixture(scope="session")
+def servers(e2e: ModuleType, start_server: Any, random_pair: tuple[Path, Path]) -> Servers:
+    return Servers(e2e, start_server, random_pair)
+
+
+@pytest.fixture
+def plain(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.plain(setup)
+
+
+@pytest.fixture
+def semantic(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.semantic(setup)
+
+
+@pytest.fixture
+def token(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.token(setup)
+
+
+@pytest.fixture
+def demo(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.demo(setup)
+
+
+@pytest.fixture(scope="session")
+def target_model(e2e: ModuleType) -> Any:
+    """The demo target in plain transformers, in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    path = e2e.DEMO / "target"
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).cuda().eval()
+
+
+def prompts(count: int = 16) -> list[list[int]]:
+    from client import random_prompts
+
+    return random_prompts(count, 91)
+
+
+def assert_the_targets(plain: Any, setup: Setup, answers: list[dict]) -> None:
+    """Each token of each answer is the plain target's best, or as good as that."""
+    from judged_tokens import gaps
+
+    for prompt, answer in zip(prompts(len(answers)), answers, strict=True):
+        if answer["output_ids"]:
+            found = gaps(plain, prompt, answer["output_ids"])
+            assert max(found) < NEAR_TIE[setup.dtype], found
+
+
+def infos(answers: list[dict]) -> list[dict]:
+    from client import parse_info
+
+    return [parse_info(answer) for answer in answers]
+
+
+# -- exactness ------------------------------------------------------------------------
+
+
+@each_setup
+def test_nothing_accepted_is_the_targets_own_text(plain: Any, semantic: Any, setup: Setup):
+    """Sixteen at once; every round runs a verification pass with questions."""
+    answers = semantic.generate_all(prompts(), 16, parse=EXACT, max_new_tokens=72, ignore_eos=True)
+    assert_the_targets(plain, setup, answers)
+    assert all(info["accepted_tokens"] == 0 and info["rounds"] > 3 for info in infos(answers))
+    assert len({token for answer in answers for token in answer["output_ids"]}) > 50
+    semantic.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        *(Setup(backend, "auto") for backend in DTYPES),
+        Setup("flashinfer", "auto", ("--disable-cuda-graph",)),
+    ],
+    ids=str,
+    indirect=True,
+)
+def test_token_mode(plain: Any, token: Any, setup: Setup, concurrency: int):
+    answers = token.generate_all(prompts(), concurrency, max_new_tokens=72, ignore_eos=True)
+    assert_the_targets(plain, setup, answers)
+    accepted = sum(info["accepted_tokens"] for info in infos(answers))
+    assert 0 < accepted < sum(info["drafted_tokens"] for info in infos(answers))
+    token.assert_nothing_lost()
+
+
+@pytest.mark.skip(reason="PARSE's worker is synchronous: it turns SGLang's overlap schedule off")
+@each_layout
+def test_overlap(plain: Any, semantic: Any, setup: Setup):
+    """Once the worker supports it: the same as without."""
+    raise NotImplementedError
+
+
+# -- cuts -----------------------------------------------------------------------------
+
+
+@each_layout
+def test_cuts_are_the_slow_references(demo: Any, setup: Setup, problems: list, target_model: Any):
+    """The trained pair against one ordinary prompt per prefix, in fp32."""
+    from again import judged_again
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target_model.name_or_path)
+    allowed, num_cut = VERDICT[setup.dtype], 0
+    for problem in problems[:16]:
+        answer = demo.generate(problem.prompt, parse={"trace": True}, max_new_tokens=256)
+        context = tokenizer.encode(problem.prompt, add_special_tokens=False)
+        for record in infos([answer])[0]["trace"]:
+            judged = judged_again(target_model, context, answer["output_ids"], record)
+            ends, verdicts = record["prefix_ends"], judged.verdicts.tolist()
+            assert record["verdicts"] == pytest.approx(verdicts, abs=allowed)
+            assert record["cut"] == select_cut(record["verdicts"], ends, 0.5, "first-reject")
+            if all(abs(verdict - 0.5) > allowed for verdict in verdicts):
+                assert record["cut"] == select_cut(verdicts, ends, 0.5, "first-reject")
+            num_cut += record["cut"] < ends[-1]
+    assert num_cut > 0, "no draft was cut: the test saw only whole drafts"
+    demo.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("backend", ["flashinfer", "triton"])
+def test_both_layouts_give_the_same_verdicts(servers: Servers, backend: str, problems: list):
+    """Of each problem's first draft, the same for both: the draft model knows no layout."""
+    found = []
+    for layout in ("mask", "alias"):
+        served = servers.demo(Setup(backend, layout))
+        demo = next(served)
+        answers = [demo.generate(p.prompt, parse={"trace": True}) for p in problems[:16]]
+        found.append([info["trace"][0] for info in infos(answers)])
+        next(served, None)
+    num_compared = 0
+    for masked, aliased in zip(*found, strict=True):
+        if masked["draft_token_ids"] == aliased["draft_token_ids"]:
+            allowed = LAYOUTS_DIFFER[DTYPES[backend]]
+            assert masked["verdicts"] == pytest.approx(aliased["verdicts"], abs=allowed)
+            num_compared += 1
+    assert num_compared > 12
+
+
+@each_layout
+def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Any, problems: list):
+    answers = demo.generate_all([p.prompt for p in problems[:48]], 16, max_new_tokens=256)
+    right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False))
+    assert right / len(answers) >= 0.9
+    accepted = sum(info["accepted_tokens"] for info in infos(answers))
+    assert accepted > 0.5 * sum(len(answer["output_ids"]) for answer in answers)
+    demo.assert_nothing_lost()
+
+
+# -- aborts ---------------------------------------------------------------------------
+
+
+@each_layout
+def test_aborts_lose_nothing(plain: Any, semantic: Any, setup: Setup):
+    """Sixteen at a time, each aborted somewhere; what they had written is the target's."""
+    rng = random.Random(5)
+    delays = [rng.uniform(0.01, 1.0) for _ in prompts()]
+
+    def aborted(number: int) -> dict:
+        with ThreadPoolExecutor(1) as pool:
+            rid = f"{setup}-{number}"
+            top, prompt = {"rid": rid}, prompts()[number]
+            job = pool.submit(semantic.generate, prompt, parse=EXACT, top=top, **LONG)
+            try:
+                return job.result(delays[number])
+            except TimeoutError:
+                semantic.abort(rid)
+            return job.result()
+
+    with ThreadPoolExecutor(len(delays)) as pool:
+        answers = list(pool.map(aborted, range(len(delays))))
+    kinds = [answer["meta_info"]["finish_reason"]["type"] for answer in answers]
+    assert kinds.count("abort") > 3
+    assert_the_targets(plain, setup, answers)
+    semantic.assert_nothing_lost()
