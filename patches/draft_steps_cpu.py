@@ -15,10 +15,10 @@ _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 def _is_native(factory: Any) -> bool:
     from sglang.srt.runtime_context import attention_backends
 
-    from sglang_parse.attention.native import NAME
+    from sglang_parse.attention.support import ON_CPU
 
     chosen = factory.draft_attn_backend
-    return ({chosen} if chosen else set(attention_backends())) == {NAME}
+    return ({chosen} if chosen else set(attention_backends())) == {ON_CPU}
 
 
 def _decode_backend(original: Callable, factory: Any) -> Any:

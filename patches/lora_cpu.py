@@ -37,7 +37,7 @@ def _register() -> None:
     for name in MODULES:
         importlib.import_module(name).torch = _UnpinnedTorch()  # type: ignore[attr-defined]
     # The method has no module of its own; without an accelerator it can only raise.
-    torch.Tensor.pin_memory = _unpinned  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = _unpinned  # type: ignore[method-assign, assignment]
 
 
 def _is_applied() -> bool:

@@ -26,8 +26,9 @@ from sglang_parse.config import RequestOptions
 from sglang_parse.continuation import PlainTarget
 from sglang_parse.decision import share_plain, share_tokens
 from sglang_parse.draft import DraftModel
-from sglang_parse.eagle3 import Eagle3Head, Written
+from sglang_parse.eagle3 import Eagle3Head
 from sglang_parse.faults import DraftGuard, end_request, nan_rows
+from sglang_parse.guarded_head import GuardedHead
 from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Move, Phase, RequestState
 from sglang_parse.readout import read_pass
@@ -67,14 +68,14 @@ class ParseWorker(BaseSpecWorker):
         self._target_worker = target_worker
         self._draft_worker = DraftModel(server_args, gpu_id, nccl_port, target_worker)
         self.target = PlainTarget(target_worker, capture=self.config.uses_eagle3)
-        self._head: Eagle3Head | None = None
+        head = None
         if self.config.uses_eagle3:
             path = self.config.eagle3_path
-            self._head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, path)
+            head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, path)
         self.switch = OffSwitch(self.config.drafting)
         self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker), self.switch)
         self._draft_guard = DraftGuard(num_ranks=server_args.tp_size)
-        self._head_guard = DraftGuard(num_ranks=server_args.tp_size, model="the EAGLE-3 head")
+        self._head = GuardedHead(head, num_ranks=server_args.tp_size)
         self._running: dict[str, Any] = {}
         self._timed: list[Timed] = []
         self.tally = process_tally()
@@ -106,7 +107,7 @@ class ParseWorker(BaseSpecWorker):
             self._draft_worker.prefill(batch)
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             req.parse_state.restart(length)
-        self._prefill_head(batch, result)
+        self._head.prefill(batch, result)
         share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
         self.switch.num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
         for req in batch.reqs:
@@ -117,14 +118,6 @@ class ParseWorker(BaseSpecWorker):
         result.next_draft_input = ParseDraftInput()
         result.new_seq_lens = batch.seq_lens
         return result
-
-    def _prefill_head(self, batch: Any, result: GenerationBatchResult) -> None:
-        if self._head is None:
-            return
-        output = result.logits_output
-        hidden, output.hidden_states = output.hidden_states, None  # nobody asked for them
-        with self._head_guard.contain(batch.reqs):
-            self._head.prefill(batch, hidden, result.next_token_ids)
 
     def _admit(self, req: Any) -> None:
         """Decide once, at prefill, how a request is served."""
@@ -155,7 +148,7 @@ class ParseWorker(BaseSpecWorker):
         if drafting:
             self._draft(batch, drafting)
         started = time.perf_counter()
-        proposals = self._propose(batch, accelerated)
+        proposals = self._head.propose(batch, accelerated)
         if verifying or proposals:
             output = self._verify(batch, verifying, proposals, stepping, emitted)
         elif stepping:
@@ -180,20 +173,12 @@ class ParseWorker(BaseSpecWorker):
             for row in rows:
                 self.judge.plan(batch.reqs[row])
 
-    def _propose(self, batch: Any, rows: list[int]) -> dict[int, list[int]]:
-        """Row -> what the EAGLE-3 head proposes; nothing where it failed."""
-        proposals: dict[int, list[int]] = {row: [] for row in rows}
-        if self._head is not None and rows:
-            with self._head_guard.contain([batch.reqs[row] for row in rows], is_burst=True):
-                proposals.update(zip(rows, self._head.propose(batch, rows), strict=True))
-        return proposals
-
     def _step(self, batch: Any, rows: list[int], emitted: list[list[int]]) -> LogitsProcessorOutput:
         """No draft to judge: one ordinary decode step of the target."""
         started = time.perf_counter()
         decoded = self.target.decode(batch, rows)
         output = self._sample_steps(batch, rows, decoded.next_token_logits, emitted)
-        self._follow(
+        self._head.follow(
             batch, [(row, i) for i, row in enumerate(rows)], decoded.hidden_states, emitted
         )
         share = (time.perf_counter() - started) * 1e3 / len(rows)
@@ -227,7 +212,7 @@ class ParseWorker(BaseSpecWorker):
             batch,
             parts,
             is_masked=self._is_masked,
-            capture=self._head is not None,
+            capture=self._head.captures,
         )
         if verifying:
             self.tally.count("passes_total")
@@ -240,7 +225,7 @@ class ParseWorker(BaseSpecWorker):
                 logits = torch.cat([logits, self.target.decode(batch, alone).next_token_logits])
             output = self._sample_steps(batch, riding + alone, logits, emitted)
         places = [(part.row, start) for part, start in zip(parts, passed.row_starts, strict=False)]
-        self._follow(batch, places, passed.hidden, emitted)
+        self._head.follow(batch, places, passed.hidden, emitted)
         for row in verifying:
             req = batch.reqs[row]
             release_tail(batch, req, req.kv.kv_committed_len + len(emitted[row]))
@@ -273,29 +258,6 @@ class ParseWorker(BaseSpecWorker):
             for part, readout in zip(checked, readouts, strict=True):
                 req, proposed = batch.reqs[part.row], proposals[part.row]
                 emitted[part.row] = self.judge.settle_proposal(req, proposed, readout)
-
-    def _follow(
-        self,
-        batch: Any,
-        places: Sequence[tuple[int, int]],
-        hidden: torch.Tensor | None,
-        emitted: Sequence[Sequence[int]],
-    ) -> None:
-        """Let the EAGLE-3 head follow what has been written.
-
-        Args:
-            places: (row in the batch, its first row in ``hidden``) of the requests.
-            hidden: the target's captured states; None without a head.
-        """
-        if self._head is None or hidden is None:
-            return
-        written = [
-            Written(row, emitted[row], hidden[start : start + len(emitted[row])])
-            for row, start in places
-            if emitted[row] and not batch.reqs[row].lora_id
-        ]
-        with self._head_guard.contain([batch.reqs[part.row] for part in written]):
-            self._head.follow(batch, written)
 
     def _sample_steps(
         self,
@@ -335,20 +297,17 @@ class ParseWorker(BaseSpecWorker):
             "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
         }
         super().alloc_memory_pool(**pools)
-        if self._head is not None:
-            self._head.alloc_memory_pool(**pools)
+        self._head.alloc_memory_pool(**pools)
 
     def init_attention_backends(self) -> None:
         """After all models have theirs: a target that ignores the layout would judge wrongly."""
         super().init_attention_backends()
-        if self._head is not None:
-            self._head.init_attention_backends()
+        self._head.init_attention_backends()
         registry.assert_used(self.target.runner)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        if self._head is not None:
-            self._head.init_cuda_graphs()
+        self._head.init_cuda_graphs()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Complete the draft's KV before the radix cache takes a finished request's tokens.

@@ -122,8 +122,9 @@ class Probe:
         runners = [scheduler.tp_worker.model_runner]
         if scheduler.draft_worker is not None:
             runners.append(scheduler.draft_worker.draft_worker.draft_runner)
-        if head := getattr(scheduler.draft_worker, "_head", None):
-            runners.append(head.worker.draft_runner)
+        guarded = getattr(scheduler.draft_worker, "_head", None)
+        if guarded is not None and guarded.head is not None:
+            runners.append(guarded.head.worker.draft_runner)
         return [
             {
                 "slots": path,

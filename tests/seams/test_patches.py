@@ -87,6 +87,35 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         assert _add_drafts(1000, None, kvc) == 1000
 
 
+def test_graphs_are_captured_of_plain_steps():
+    """SGLang's own answer while a PARSE model captures: not speculative, one row per request."""
+    from types import SimpleNamespace
+
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_parse.algorithm import ParseAlgorithm
+    from sglang_parse.patches.decode_graphs import _capture_plain_steps
+
+    seen = []
+
+    def capture(runner, *, fails: bool) -> None:
+        is_speculative = runner.spec_algorithm.is_speculative()
+        width = None if is_speculative else ModelRunner.decode_num_tokens_per_req(runner)
+        seen.append((is_speculative, width))
+        if fails:
+            raise RuntimeError
+
+    dense = SimpleNamespace(dllm_algorithm=None)
+    for algorithm in (object.__new__(ParseAlgorithm), SpeculativeAlgorithm.EAGLE):
+        runner = SimpleNamespace(spec_algorithm=algorithm, server_args=dense, is_draft_worker=False)
+        _capture_plain_steps(capture, runner, fails=False)
+        with pytest.raises(RuntimeError):
+            _capture_plain_steps(capture, runner, fails=True)
+        assert runner.spec_algorithm is algorithm
+    assert seen == [(False, 1)] * 2 + [(True, None)] * 2
+
+
 class _CharTokenizer:
     """Token ids are code points."""
 
