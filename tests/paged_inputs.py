@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sglang_parse.layout import RequestLayout, VerifyLayout
 
@@ -264,9 +265,11 @@ def _sdpa(
     q, k, v = (tensor.float().transpose(0, 1) for tensor in (queries, keys, values))
     group = len(q) // len(k)
     k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
-    return torch.nn.functional.scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=allowed
-    )[0].transpose(0, 1)
+    with sdpa_kernel(SDPBackend.MATH):  # in plain fp32 on a GPU too
+        answer = torch.nn.functional.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=allowed
+        )
+    return answer[0].transpose(0, 1)
 
 
 def worst_error(answer: torch.Tensor, reference: torch.Tensor) -> float:

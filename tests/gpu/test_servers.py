@@ -56,7 +56,7 @@ class Setup:
         """Come last, so that they win over the flags for a CPU."""
         return (
             *("--device", "cuda", "--attention-backend", self.backend, "--dtype", self.dtype),
-            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs", "16", *self.flags),
+            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "16", *self.flags),
         )
 
 

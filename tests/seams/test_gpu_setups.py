@@ -1,0 +1,26 @@
+"""The servers of ``tests/gpu``: flags SGLang has, layouts PARSE allows."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+
+from test_servers import SETUPS, Setup  # noqa: E402
+
+from sglang_parse.attention.support import choose_layout  # noqa: E402
+from sglang_parse.demo.servers import COMMON_FLAGS  # noqa: E402
+
+pytestmark = pytest.mark.seams
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+def test_sglang_knows_the_flags_and_the_last_ones_win(setup: Setup):
+    from sglang.srt.server_args import prepare_server_args
+
+    args = prepare_server_args([*COMMON_FLAGS, "--model-path", "any", *setup.on_gpu])
+    assert (args.device, args.attention_backend) == ("cuda", setup.backend)
+    assert args.dtype == setup.dtype
+    chosen, _ = choose_layout(setup.layout, setup.backend, args.page_size or 1)
+    assert setup.layout in ("auto", chosen)
