@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+from sglang.srt.runtime_context import get_schedule
 
 from sglang_parse.commit import sequence_slice
 from sglang_parse.layout import RequestLayout, VerifyLayout
@@ -130,13 +131,60 @@ class PassOutput:
     row_starts: Sequence[int]
 
 
-def run_pass(
+def max_pass_rows() -> int:
+    """Rows of one verification pass: what SGLang keeps memory free for, a chunk of prefill."""
+    schedule = get_schedule()
+    chunk = schedule.chunked_prefill_size or -1
+    return chunk if chunk > 0 else schedule.max_prefill_tokens
+
+
+def run_passes(
     target_runner: Any,
     batch: Any,
     parts: Sequence[VerifyRows],
     *,
     is_masked: bool,
-    capture: bool = False,
+    capture: bool,
+    max_rows: int,
+) -> list[PassOutput]:
+    """``run_pass`` over ``parts`` in order: one, or as few as the memory for activations allows.
+
+    Args:
+        max_rows: of one pass; a request with more has one of its own.
+    """
+    passes: list[list[VerifyRows]] = [[]]
+    num_rows = 0
+    for part in parts:
+        if passes[-1] and num_rows + part.layout.num_rows > max_rows:
+            passes.append([])
+            num_rows = 0
+        passes[-1].append(part)
+        num_rows += part.layout.num_rows
+    return [
+        run_pass(target_runner, batch, some, is_masked=is_masked, capture=capture)
+        for some in passes
+    ]
+
+
+def joined(outputs: Sequence[PassOutput]) -> PassOutput:
+    """Several passes' outputs as if one pass had made them."""
+    if len(outputs) == 1:
+        return outputs[0]
+    starts, row_starts = [0], [0]
+    for output in outputs:
+        starts += [starts[-1] + start for start in output.starts[1:]]
+        row_starts += [row_starts[-1] + start for start in output.row_starts[1:]]
+    hidden = [output.hidden for output in outputs if output.hidden is not None]
+    return PassOutput(
+        logits=torch.cat([output.logits for output in outputs]),
+        starts=starts,
+        hidden=torch.cat(hidden) if hidden else None,
+        row_starts=row_starts,
+    )
+
+
+def run_pass(
+    target_runner: Any, batch: Any, parts: Sequence[VerifyRows], *, is_masked: bool, capture: bool
 ) -> PassOutput:
     """The target forward over ``parts``. Writes the KV of every row into the requests' slots.
 

@@ -41,8 +41,10 @@ from sglang_parse.verify import (
     PassOutput,
     VerifyRows,
     continuing_rows,
+    joined,
+    max_pass_rows,
     proposed_rows,
-    run_pass,
+    run_passes,
     verifying_rows,
 )
 
@@ -207,15 +209,17 @@ class ParseWorker(BaseSpecWorker):
         riding = [i for i in stepping if not batch.reqs[i].lora_id]
         alone = [i for i in stepping if batch.reqs[i].lora_id]
         parts += [continuing_rows(i, batch.reqs[i]) for i in riding]
-        passed = run_pass(
+        passes = run_passes(
             self.target.runner,
             batch,
             parts,
             is_masked=self._is_masked,
             capture=self._head.captures,
+            max_rows=max_pass_rows(),
         )
+        passed = joined(passes)
         if verifying:
-            self.tally.count("passes_total")
+            self.tally.count("passes_total", len(passes))
         first = len(parts) - len(riding)
         self._settle(batch, parts[:first], proposals, passed, emitted)
         output = LogitsProcessorOutput(next_token_logits=None)

@@ -1,6 +1,7 @@
-"""As on a GPU: verification passes without a mask, bursts at whose tokens nobody looks meanwhile.
+"""As on a GPU: verification passes without a mask, bursts at whose tokens nobody looks meanwhile,
+and no more rows in a pass than there is memory for.
 
-On real servers with the demo pair, beside one that does neither.
+On real servers with the demo pair, beside one that does nothing of it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from conftest import DEMO, QUESTION, Start, parse_flags, served
 
 @pytest.fixture(scope="module")
 def alias(start_server: Start) -> Iterator[Client]:
-    """As ``demo``, in the layout ``alias``, bursts unseen, on pages of 16 slots."""
+    """As ``demo``: layout ``alias``, bursts unseen, passes of 512 rows, pages of 16 slots."""
     flags = parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION, "--page-size", "16")
+    flags = (*flags, "--chunked-prefill-size", "512")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("PARSE_PROBE_UNSEEN", "1")
         yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias")
