@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from client import Client, ids_of, parse_info, random_prompts
-from conftest import SEED, Start, parse_flags, served
+from conftest import QUESTION, SEED, Start, parse_flags, served
 
 CONTEXT = 4096
 """Positions of the random pair; chunks of prefill have 256 tokens (``conftest.SMALL_CHUNKS``)."""
@@ -114,8 +114,6 @@ def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, 
 @pytest.fixture(scope="module")
 def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Semantic mode, cut at line ends that random text has none of; the target is the draft."""
-    from conftest import QUESTION
-
     flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-burst-tokens", "7", *SEED)
     yield from served(start_server, "lines", *parse_flags((pair[0], pair[0]), *flags))
 
