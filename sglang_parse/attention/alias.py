@@ -40,7 +40,7 @@ def paged_rows(
     """
     device = slots.device
     kv_lens = [s.kv_len if with_own else s.context for s in sequences]
-    kv_indptr = _indptr(kv_lens, device)
+    kv_indptr = indptr(kv_lens, device)
     owner = torch.repeat_interleave(
         torch.arange(len(sequences), device=device),
         torch.tensor(kv_lens, device=device),
@@ -49,7 +49,7 @@ def paged_rows(
     place = torch.arange(sum(kv_lens), device=device) - kv_indptr[owner]
     request, column = _columns(sequences, owner, place)
     return PagedRows(
-        qo_indptr=_indptr([s.num_rows for s in sequences], device),
+        qo_indptr=indptr([s.num_rows for s in sequences], device),
         kv_indptr=kv_indptr,
         kv_slots=slots[request, column].to(torch.int32),
         longest=max(s.num_rows for s in sequences),
@@ -68,7 +68,8 @@ def page_table(sequences: Sequence[PseudoSequence], slots: torch.Tensor) -> torc
     return slots[request, column.clamp(max=slots.shape[1] - 1)].to(torch.int32)
 
 
-def _indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int32 [n + 1] CSR offsets of runs of these lengths."""
     return torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
 
 

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
 from sglang.srt.utils import get_device_capability
 
-from sglang_parse.attention.alias import page_table, paged_rows
+from sglang_parse.attention.alias import indptr, page_table
 from sglang_parse.attention.support import BackendError
 from sglang_parse.spec_input import ParseVerifyInput
 
@@ -25,12 +25,13 @@ class ParseFlashAttentionBackend(FlashAttentionBackend):
             return
         sequences = spec_info.layout.pseudo_sequences()
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
-        rows = paged_rows(sequences, slots, with_own=True)
+        num_rows = [sequence.num_rows for sequence in sequences]
+        kv_lens = [sequence.kv_len for sequence in sequences]
         metadata = self.forward_metadata
-        metadata.cu_seqlens_q, metadata.max_seq_len_q = rows.qo_indptr, rows.longest
-        metadata.cu_seqlens_k = rows.kv_indptr
-        metadata.cache_seqlens_int32 = torch.diff(rows.kv_indptr)
-        metadata.max_seq_len_k = max(sequence.kv_len for sequence in sequences)
+        metadata.cu_seqlens_q = indptr(num_rows, slots.device)
+        metadata.cu_seqlens_k = indptr(kv_lens, slots.device)
+        metadata.cache_seqlens_int32 = torch.diff(metadata.cu_seqlens_k)
+        metadata.max_seq_len_q, metadata.max_seq_len_k = max(num_rows), max(kv_lens)
         metadata.page_table = page_table(sequences, slots)
 
 
