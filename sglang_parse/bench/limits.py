@@ -87,11 +87,10 @@ def pass_work(
 
 def attended_pairs(layout: RequestLayout) -> int:
     """Ones in the request's mask."""
-    draft = layout.num_draft_rows
-    pairs = layout.num_rows * layout.prefix_len + draft * (draft + 1) // 2
-    for cut, length in zip(layout.cuts, layout.question_lens, strict=True):
-        pairs += length * cut + length * (length + 1) // 2
-    return pairs
+    return sum(
+        rows.num_rows * rows.context + rows.num_rows * (rows.num_rows + 1) // 2
+        for rows in layout.pseudo_sequences()
+    )
 
 
 def _attention_flops(shape: Shape, pairs: float) -> float:

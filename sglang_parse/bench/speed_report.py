@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,7 +15,7 @@ from rich.table import Table
 
 from sglang_parse.bench.speed_figures import Figures
 from sglang_parse.bench.speed_settings import Settings
-from sglang_parse.compare.conditions import PACKAGES, machine
+from sglang_parse.compare.conditions import machine, versions
 from sglang_parse.compare.lineup import command_of
 from sglang_parse.demo.figures import Check, rounded
 from sglang_parse.demo.servers import ServerSpec
@@ -71,10 +69,7 @@ def _conditions(settings: Settings, specs: Sequence[ServerSpec], seconds: float)
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "seconds": seconds,
         "machine": machine(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in PACKAGES},
-        },
+        "versions": versions(),
         "target": settings.target.name,
         "draft": settings.draft.name,
         "device": settings.device,

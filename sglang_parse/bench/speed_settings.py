@@ -155,8 +155,7 @@ class Settings:
         from sglang_parse.question import QuestionWording, render_question
 
         tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-        question = render_question(tokenizer, QuestionWording.read(str(QUESTION)))
-        return max(len(question.partial_ids), len(question.complete_ids))
+        return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
 
     def layout(self) -> RequestLayout:
         """One request's rows of a verification pass: the anchor, the draft, the questions."""

@@ -29,10 +29,7 @@ def conditions(
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "minutes": round(seconds / 60, 1),
         "machine": machine(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in PACKAGES},
-        },
+        "versions": versions(),
         "servers": {TITLES[spec.name]: command_of(spec) for spec in specs}
         | {TITLES[name]: remote.url for name, remote in settings.remotes.items()},
         "environment": environment | ENVIRONMENT if specs else {},
@@ -50,6 +47,14 @@ def conditions(
         "notes": [NOTES[name] for name in settings.servers if name in NOTES],
         "order": "the servers take turns in every run, in reverse order in every second run; "
         "those not in use are suspended or ended",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages the figures depend on."""
+    return {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in PACKAGES},
     }
 
 
