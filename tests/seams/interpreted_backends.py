@@ -18,9 +18,11 @@ from unittest import mock
 import torch
 import triton
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 assert triton.knobs.runtime.interpret, "run with TRITON_INTERPRET=1"
 
+from paged_inputs import PagedInputs, attend  # noqa: E402
 from paged_pass import DIM, HEADS, KV_HEADS, PagedPass  # noqa: E402
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd  # noqa: E402
 from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
@@ -105,34 +107,19 @@ class Wrapper:
         assert len(qo_indptr) == len(kv_indptr) == len(last_page_len) + 1
         assert all(t.dtype == torch.int32 for t in (qo_indptr, kv_indptr, kv_indices))
         assert (last_page_len == 1).all()
-        self.rows, self.columns = qo_indptr.tolist(), kv_indptr.tolist()
-        self.slots, self.mask = kv_indices.long(), custom_mask
+        self.told = (qo_indptr, kv_indptr, kv_indices, last_page_len, custom_mask)
 
     is_cuda_graph_enabled = False
 
     def forward(self, q: torch.Tensor, kv: Any, *, causal: bool, **_: object) -> torch.Tensor:
-        output, taken = torch.empty_like(q), 0
-        for i in range(len(self.rows) - 1):
-            rows = slice(self.rows[i], self.rows[i + 1])
-            slots = self.slots[self.columns[i] : self.columns[i + 1]]
-            num_rows, num_columns = rows.stop - rows.start, len(slots)
-            mask = torch.ones(num_rows, num_columns, dtype=torch.bool)
-            if self.mask is not None:
-                size = num_rows * num_columns
-                mask = self.mask[taken : taken + size].view(num_rows, num_columns)
-                taken += size
-            elif causal:
-                mask = mask.tril(num_columns - num_rows)
-            output[rows] = attend(q[rows], kv, slots, mask)
-        return output
+        assert causal
+        return attend(paged(q, kv, *self.told))
 
 
-def attend(q: torch.Tensor, kv: Any, slots: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[rows, HEADS, DIM]"""
-    keys, values = (part[slots].transpose(0, 1) for part in kv)
-    return torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1), keys, values, attn_mask=mask, enable_gqa=True
-    ).transpose(0, 1)
+def paged(q: torch.Tensor, kv: Any, *told: Any) -> PagedInputs:
+    """What the kernel is told, over caches of pages of one slot."""
+    keys, values = (cache.unsqueeze(1) for cache in kv)
+    return PagedInputs(q, keys, values, *told)
 
 
 def flashinfer_pass(given: PagedPass) -> torch.Tensor:
@@ -184,13 +171,11 @@ def fa3_pass(given: PagedPass) -> torch.Tensor:
     assert told.page_table.dtype == told.cache_seqlens_int32.dtype == torch.int32
     assert told.page_table.shape == (len(lengths), told.max_seq_len_k)
     assert told.max_seq_len_q == max(b - a for a, b in zip(starts, starts[1:], strict=False))
-    q, outputs = given.q.view(-1, HEADS, DIM), []
-    for i, length in enumerate(lengths):
-        rows = q[starts[i] : starts[i + 1]]
-        mask = torch.ones(len(rows), length, dtype=torch.bool).tril(length - len(rows))
-        slots = told.page_table[i, :length].long()
-        outputs.append(attend(rows, (given.keys, given.values), slots, mask))
-    return torch.cat(outputs).view(len(q), -1)
+    pages = [row[:length] for row, length in zip(told.page_table, lengths, strict=True)]
+    offsets = told.cu_seqlens_q, told.cu_seqlens_k
+    ones = torch.ones(len(lengths), dtype=torch.int32)
+    q, kv = given.q.view(-1, HEADS, DIM), (given.keys, given.values)
+    return attend(paged(q, kv, *offsets, torch.cat(pages), ones)).view(len(q), -1)
 
 
 PASSES: dict[str, tuple[Callable[[PagedPass], torch.Tensor], tuple[bool, ...]]] = {
