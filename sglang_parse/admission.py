@@ -14,7 +14,14 @@ import jinja2
 from sglang_parse import compat
 from sglang_parse.attention.support import check_backends, choose_layout
 from sglang_parse.config import ParseConfig, RequestOptions, flag
-from sglang_parse.models import AdmissionError, check_head, check_models, refuse, tokenizer_of
+from sglang_parse.models import (
+    AdmissionError,
+    check_head,
+    check_models,
+    flag_of,
+    refuse,
+    tokenizer_of,
+)
 from sglang_parse.question import Question, QuestionWording, render_question
 from sglang_parse.simulation import SimulatedAcceptance
 
@@ -49,11 +56,9 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_num_draft_tokens = tail
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
-    from sglang_parse.attention.registry import register_backends
     from sglang_parse.observability import with_parse_metrics
 
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
-    register_backends()
 
 
 # Where an attention backend would run a pass through kernels PARSE does not plan for.
@@ -73,18 +78,15 @@ def _check_settings(args: Any) -> None:
         args.device,
         args.attention_backend,
         {
-            f"--{phase.replace('_', '-')}-attention-backend": getattr(
-                args, f"{phase}_attention_backend", None
-            )
-            for phase in phases
+            flag_of(name): getattr(args, name, None)
+            for name in (f"{phase}_attention_backend" for phase in phases)
         },
     )
     if args.attention_backend in _NOT_WITH:
         name, is_wrong, fix = _NOT_WITH[args.attention_backend]
         value = getattr(args, name, None)
         if is_wrong(value):
-            setting = f"--{name.replace('_', '-')} with {args.attention_backend}"
-            refuse(setting, value, fix)
+            refuse(f"{flag_of(name)} with {args.attention_backend}", value, fix)
     for name, allowed, fix in (
         ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
         ("enable_dp_attention", (False,), "PARSE runs without DP attention"),
@@ -96,7 +98,7 @@ def _check_settings(args: Any) -> None:
     ):
         value = getattr(args, name, allowed[0])
         if value not in allowed:
-            refuse(f"--{name.replace('_', '-')}", value, fix)
+            refuse(flag_of(name), value, fix)
 
 
 def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:

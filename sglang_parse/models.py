@@ -16,6 +16,11 @@ def refuse(setting: str, value: object, fix: str) -> None:
     raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
 
 
+def flag_of(field: str) -> str:
+    """SGLang's command-line flag of a field of ``ServerArgs``; ``config.flag`` is for our own."""
+    return f"--{field.replace('_', '-')}"
+
+
 def check_draft_path(path: str | None) -> None:
     """Raises: AdmissionError, when no draft model is named or its folder is none.
 
@@ -106,8 +111,7 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
         "speculative_draft_window_size",
     ):
         if value := getattr(args, name, None):
-            setting = f"--{name.replace('_', '-')}"
-            refuse(setting, value, f"leave it out with {flag('continuation')} eagle3")
+            refuse(flag_of(name), value, f"leave it out with {flag('continuation')} eagle3")
     path, setting = config.eagle3_path, flag("eagle3_path")
     _check_folder(path, setting)
     head = _model_config(args, path, None, setting)

@@ -59,7 +59,7 @@ class ParseWorker(BaseSpecWorker):
     ) -> None:
         super().__init__()
         patches.assert_applied()
-        registry.assert_registered()
+        registry.register_backends()
         self.config = server_config()
         layout, why = admission.pass_layout(server_args, self.config)
         self._is_masked = layout == MASK

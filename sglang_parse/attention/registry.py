@@ -41,21 +41,6 @@ def is_registered(name: str) -> bool:
     return ATTENTION_BACKENDS.get(name) is _FACTORIES[name]
 
 
-def assert_registered() -> None:
-    """Put the backends in place in a scheduler process, and see that they stay there.
-
-    Raises:
-        BackendError: something else is registered under a name.
-    """
-    register_backends()
-    for name in SUPPORT:
-        if not is_registered(name):
-            raise BackendError(
-                f"PARSE: another plugin replaced the {name} attention backend. "
-                "Fix: uninstall that plugin, or PARSE"
-            )
-
-
 def assert_used(runner: Any) -> None:
     """Raises: BackendError, when a model's attention would not run PARSE's passes as laid out."""
     backend = runner.attn_backend
