@@ -32,6 +32,7 @@ from sglang_parse.patches import (
     tree_cpu,
     verify_sampling_cpu,
     weight_updates,
+    whole_batches,
 )
 from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
 
@@ -60,6 +61,7 @@ PATCHES: tuple[Patch, ...] = (
     tree_cpu.PATCH,
     verify_sampling_cpu.PATCH,
     weight_updates.PATCH,
+    whole_batches.PATCH,
 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jinja2
+from sglang.srt.utils import is_confidential_compute
 
 from sglang_parse import compat
 from sglang_parse.attention.support import check_backends, choose_layout
@@ -49,8 +50,7 @@ def validate_server_args(server_args: Any) -> None:
     tail = 1 + config.draft_tokens
     if question is not None:
         tail += config.max_prefixes * question.max_len
-    # The worker is synchronous. For a registered algorithm overlap stays on unless told so.
-    server_args.disable_overlap_schedule = True
+    server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
     # slots themselves are allocated by phase.
     server_args.speculative_num_draft_tokens = tail
@@ -104,6 +104,24 @@ def _check_settings(args: Any) -> None:
 def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:
     """The layout of a server's verification passes, and why. Raises: BackendError."""
     return choose_layout(config.layout, args.attention_backend, args.page_size or 1)
+
+
+def overlaps(args: Any, config: ParseConfig) -> bool:
+    """Whether a server runs with the overlap schedule. Raises: AdmissionError.
+
+    On a CPU a launched iteration is over when the call returns: nothing is won, and a result is
+    sent one iteration later.
+    """
+    if config.overlap == "on" and args.disable_overlap_schedule:
+        refuse("--disable-overlap-schedule", True, f"leave it out, or use {flag('overlap')} auto")
+    # There SGLang has a thread of its own for results, which would not wait for PARSE's.
+    if is_confidential_compute():
+        if config.overlap == "on":
+            refuse(flag("overlap"), "on", "use auto: not with NVIDIA Confidential Computing")
+        return False
+    if config.overlap == "auto":
+        return args.device != "cpu" and not args.disable_overlap_schedule
+    return config.overlap == "on"
 
 
 def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
@@ -180,17 +198,17 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
 
 def plain_reason(req: Any, options: RequestOptions) -> str:
     """Why a request is served by plain target decoding; "" when PARSE serves it."""
-    return "switched off" if not options.enabled else _special_wish(req)
+    return "switched off" if not options.enabled else special_wish(req)
 
 
 def continuation(req: Any, config: ParseConfig) -> str:
     """What writes when no draft does, for ``RequestState.continuation``."""
     if not config.uses_eagle3:
         return ""
-    return "target" if _special_wish(req) else "eagle3"
+    return "target" if special_wish(req) else "eagle3"
 
 
-def _special_wish(req: Any) -> str:
+def special_wish(req: Any) -> str:
     """What a request asks for that needs the target's tokens one by one; "" for nothing."""
     for reason, asks in _PLAIN_REASONS:
         if asks(req):

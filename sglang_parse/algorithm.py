@@ -23,9 +23,9 @@ class ParseAlgorithm(CustomSpecAlgo):
 
     def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
         """``SpeculativeAlgorithm.create_future_map`` of the built-in enum."""
-        from sglang.srt.managers.overlap_utils import FutureMap
+        from sglang_parse.relay import HostRelay
 
-        return FutureMap(device, self, req_to_token_pool, **kwargs)
+        return HostRelay(device, self, req_to_token_pool, **kwargs)
 
 
 def is_parse(algorithm: object) -> bool:

@@ -5,7 +5,8 @@
     [kv_allocated_len, row width)          nothing
 
 The last output token (the anchor) has no KV yet: its slot is the first of the middle part.
-SGLang advances ``kv_committed_len`` itself when it processes a result.
+SGLang advances ``kv_committed_len`` itself when it processes a result; PARSE goes by its own
+``committed_len``, which under overlap is an iteration ahead.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.runtime_context import get_spec, max_speculative_num_draft_tokens
 
+from sglang_parse import overlap
 from sglang_parse.config import ParseConfig
 from sglang_parse.grants import Grant, Holding, Move, cost, pages_up, share_out
 from sglang_parse.phases import Phase, RequestState, tail_len
+from sglang_parse.views import on_device
 
 
 @lru_cache(maxsize=1)
@@ -52,9 +55,37 @@ def is_accelerated(req: Any) -> bool:
     return steps and tokens_left(req) > 1
 
 
+def committed_len(req: Any) -> int:
+    """Leading tokens of the sequence whose KV is final once what is under way has run."""
+    return req.parse_state.committed + req.parse_state.num_unread
+
+
 def tokens_left(req: Any) -> int:
     """Tokens until the request's length limit."""
-    return req.sampling_params.max_new_tokens - len(req.output_ids)
+    state: RequestState = req.parse_state
+    return req.sampling_params.max_new_tokens - len(state.output_ids) - state.num_unread
+
+
+def is_gone(req: Any) -> bool:
+    """Whether SGLang has ended or retracted the request while an iteration with it was under way.
+
+    Its slots are not its own any more, and what the iteration wrote is dropped.
+    """
+    return req.finished() or req.is_retracted
+
+
+def has_ended(req: Any) -> bool:
+    """Whether there is nothing to do but for SGLang to process what has been emitted.
+
+    SGLang decides what ends a request. Should it have processed everything and go on, so does
+    PARSE.
+    """
+    state: RequestState = req.parse_state
+    if req.to_finish is not None:
+        return True
+    if len(state.output_ids) + state.num_unread <= len(req.output_ids):
+        return False
+    return tokens_left(req) <= 0 or is_stop_token(req, state.output_ids[-1])
 
 
 def holding(req: Any) -> Holding:
@@ -66,6 +97,8 @@ def holding(req: Any) -> Holding:
     kv = req.kv
     if state is None:
         return Holding(Phase.PLAIN, kv.kv_committed_len, kv.kv_allocated_len, tail=1)
+    if has_ended(req):
+        return Holding(state.phase, committed_len(req), kv.kv_allocated_len, tail=0, has_ended=True)
     config = server_config()
     accelerated = is_accelerated(req)
     rows = 1 + get_spec().speculative_num_steps if accelerated else 1
@@ -73,7 +106,7 @@ def holding(req: Any) -> Holding:
     num_questions = min(config.max_prefixes, tail)
     return Holding(
         phase=state.phase,
-        committed=kv.kv_committed_len,
+        committed=committed_len(req),
         allocated=kv.kv_allocated_len,
         tail=tail,
         judged_tail=1 + tail + num_questions * longest_question(),
@@ -89,6 +122,7 @@ def slots_required(batch: Any, requests: Sequence[Any], page_size: int) -> int:
     More than there are only where plain decoding would not fit either; then SGLang retracts.
     Twin of ``prepare_for_decode``. Source: ``_new_tokens_required_next_decode_spec_v2``.
     """
+    overlap.pipeline().before_planning(requests)
     holdings = [holding(req) for req in requests]
     grants = share_out(holdings, _available(batch), page_size)
     return max(0, cost(holdings, grants, page_size))
@@ -105,8 +139,8 @@ def prepare_for_decode(batch: Any) -> None:
 
     Source: ``sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode``.
     """
-    if batch.sampling_info.penalizer_orchestrator.is_required:
-        batch.cumulate_penalty_output_tokens()
+    overlap.pipeline().before_planning(batch.reqs)
+    _count_penalties(batch)
     page_size = batch.token_to_kv_pool_allocator.page_size
     holdings = [holding(req) for req in batch.reqs]
     grants = share_out(holdings, _available(batch), page_size)
@@ -114,6 +148,17 @@ def prepare_for_decode(batch: Any) -> None:
         req.decode_batch_idx += 1
         _apply(batch, req, grant)
     _allocate(batch, grants, page_size)
+
+
+def _count_penalties(batch: Any) -> None:
+    """``ScheduleBatch.cumulate_penalty_output_tokens`` over what the worker has read.
+
+    Under overlap SGLang's own goes by a token that is one step old.
+    """
+    orchestrator = batch.sampling_info.penalizer_orchestrator
+    if orchestrator.is_required:
+        last_ids = [req.parse_state.output_ids[-1] for req in batch.reqs]
+        orchestrator.cumulate_output_tokens(on_device(last_ids, batch.device))
 
 
 def _apply(batch: Any, req: Any, grant: Grant) -> None:
@@ -126,19 +171,19 @@ def _apply(batch: Any, req: Any, grant: Grant) -> None:
         state.phase = Phase.VERIFYING
     elif grant.move is Move.GIVE_UP:
         state.stats.short_drafts += 1
-        state.segment_start = len(req.output_ids)
-        state.draft_kv_len = min(state.draft_kv_len, req.kv.kv_committed_len)
+        state.segment_start = len(state.output_ids)
+        state.draft_kv_len = min(state.draft_kv_len, committed_len(req))
         state.continue_segment()
-        release_tail(batch, req, req.kv.kv_committed_len + 1)
+        release_tail(batch, req, committed_len(req) + 1)
         state.move = Move.STEP
     elif grant.move is Move.STEP and is_accelerated(req):
-        release_tail(batch, req, req.kv.kv_committed_len + 1)
+        release_tail(batch, req, committed_len(req) + 1)
 
 
 def _allocate(batch: Any, grants: Sequence[Grant], page_size: int) -> None:
     held = [req.kv.kv_allocated_len for req in batch.reqs]
     wanted = [
-        max(have, pages_up(req.kv.kv_committed_len + (grant.tail or 0), page_size))
+        max(have, pages_up(committed_len(req) + (grant.tail or 0), page_size))
         for have, req, grant in zip(held, batch.reqs, grants, strict=True)
     ]
     held_cpu = torch.tensor(held, dtype=torch.int32)
@@ -175,7 +220,7 @@ def release_tail(batch: Any, req: Any, keep_len: int) -> None:
 
 def sequence_slice(req: Any, start: int, end: int, draft: Sequence[int] = ()) -> list[int]:
     """Token ids [start, end) of prompt + output + draft."""
-    prompt, output = req.origin_input_ids, req.output_ids
+    prompt, output = req.origin_input_ids, req.parse_state.output_ids
     ids: list[int] = []
     for part in (prompt, output, draft):
         low, high = max(0, start), max(0, min(end, len(part)))

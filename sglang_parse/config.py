@@ -27,6 +27,7 @@ _CHOICES = {
     "continuation": ("target", "eagle3"),
     "drafting": ("auto", "always", "never"),
     "layout": ("auto", "mask", "alias"),
+    "overlap": ("auto", "on", "off"),
     "default": ("on", "off"),
 }
 MAX_OPTIONS = 16
@@ -57,6 +58,8 @@ _HELP = {
     "steps took lately and how much of the drafts was kept; or 'always', or 'never'.",
     "layout": "How a verification pass is run: under a 'mask', or as pseudo-sequences that 'alias' "
     "their request's KV slots; 'auto' knows what the attention backend does best.",
+    "overlap": "Whether the scheduler works on an iteration's results while the next one runs: "
+    "'auto' does on a GPU, unless --disable-overlap-schedule says no.",
     "default": "Whether requests use PARSE unless they say otherwise.",
 }
 
@@ -82,6 +85,7 @@ class ParseConfig:
     eagle3_path: str = ""
     drafting: str = "auto"
     layout: str = "auto"
+    overlap: str = "auto"
     default: str = "on"
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
 )
 
+from sglang_parse.commit import committed_len
 from sglang_parse.decision import share_tokens
 from sglang_parse.faults import nan_rows
 from sglang_parse.views import select_requests
@@ -57,14 +58,21 @@ class PlainTarget:
         result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
         return result
 
-    def decode(self, batch: Any, rows: Sequence[int]) -> LogitsProcessorOutput:
+    def decode(
+        self, batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None = None
+    ) -> LogitsProcessorOutput:
         """One decode step of the requests ``rows``.
+
+        Args:
+            batch: the scheduler's batch.
+            rows: [n] indices into its requests.
+            last_ids: int64 [n] their last output tokens, where only the device has them.
 
         Returns:
             Logits [len(rows), vocab] and, if captured, hidden states [len(rows), width].
         """
         forward_batch = ForwardBatch.init_new(
-            _decode_view(batch, rows),
+            _decode_view(batch, rows, last_ids),
             self.runner,
             capture_hidden_mode=self._capture_mode,
             return_hidden_states_before_norm=False,
@@ -72,11 +80,14 @@ class PlainTarget:
         return self.runner.forward(forward_batch).logits_output
 
 
-def _decode_view(batch: Any, rows: Sequence[int]) -> Any:
+def _decode_view(batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None) -> Any:
     """An ordinary decode step of some requests: their last output token, one slot each."""
-    committed = [batch.reqs[row].kv.kv_committed_len for row in rows]
-    last_ids = [batch.reqs[row].output_ids[-1] for row in rows]
-    view = select_requests(batch, rows, [length + 1 for length in committed], last_ids)
+    lengths = [committed_len(batch.reqs[row]) + 1 for row in rows]
+    if last_ids is None:
+        known = [batch.reqs[row].parse_state.output_ids[-1] for row in rows]
+        view = select_requests(batch, rows, lengths, known)
+    else:
+        view = select_requests(batch, rows, lengths, last_ids)
     table = batch.req_to_token_pool.req_to_token
     view.out_cache_loc = table[view.req_pool_indices, view.seq_lens - 1].to(torch.int64)
     view.forward_mode = ForwardMode.DECODE

@@ -7,7 +7,6 @@ The draft model sees every token of the context at its true position.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +23,18 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
-from sglang_parse.commit import draft_budget, is_stop_token, sequence_slice
+from sglang_parse.commit import (
+    committed_len,
+    draft_budget,
+    is_gone,
+    is_stop_token,
+    sequence_slice,
+)
 from sglang_parse.decision import NO_TOKEN, share_choices
 from sglang_parse.faults import nan_rows
 from sglang_parse.phases import Phase
 from sglang_parse.sampling import RowSampler
-from sglang_parse.switch import Stage, Timed
+from sglang_parse.views import Readback, on_device
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -63,7 +68,7 @@ class DraftModel(EagleDraftWorkerBase):
         """Steps of a burst between two looks at its tokens; None: the whole burst."""
 
     def draft(self) -> None:
-        """Abstract upstream; PARSE drafts with ``burst``."""
+        """Abstract upstream; PARSE drafts with ``Burst``."""
         raise NotImplementedError
 
     def draft_extend(self) -> None:
@@ -114,19 +119,6 @@ class DraftModel(EagleDraftWorkerBase):
         self._extend([req], [end])
         state.draft_kv_len = end
 
-    def burst(self, batch: Any, rows: Sequence[int], num_steps: int) -> Timed:
-        """Let the requests ``rows`` of ``batch`` draft up to ``num_steps`` more tokens each.
-
-        A request leaves the burst at its budget or a stop token; its phase becomes VERIFYING
-        then. NaN logits end the request (``faults``).
-        """
-        started = time.perf_counter()
-        num_done = _Burst(self, batch, list(rows)).run(num_steps)
-        elapsed_ms = (time.perf_counter() - started) * 1e3
-        for row in rows:
-            batch.reqs[row].parse_state.stats.draft_ms += elapsed_ms / len(rows)
-        return Timed(Stage.BURST, len(rows), num_done, elapsed_ms)
-
     def _extend(self, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
         """Forward [draft_kv_len, end) of each request; logits [len(reqs), vocab] of the last."""
         starts = [req.parse_state.draft_kv_len for req in reqs]
@@ -137,17 +129,23 @@ class DraftModel(EagleDraftWorkerBase):
             ids += sequence_slice(req, start, end, req.parse_state.draft.token_ids)
             positions += range(start, end)
         forward_batch = self._hand_built(
-            reqs, ForwardMode.EXTEND, ids=ids, positions=positions, counts=lens, seq_lens=ends
+            reqs,
+            ForwardMode.EXTEND,
+            ids=on_device(ids, self.device),
+            positions=positions,
+            counts=lens,
+            seq_lens=ends,
         )
-        device = self.device
-        forward_batch.extend_prefix_lens = torch.tensor(starts, dtype=torch.int32, device=device)
-        forward_batch.extend_seq_lens = torch.tensor(lens, dtype=torch.int32, device=device)
+        row_starts = [sum(lens[:i]) for i in range(len(lens))]
+        for name, values in (
+            ("extend_prefix_lens", starts),
+            ("extend_seq_lens", lens),
+            ("extend_start_loc", row_starts),
+        ):
+            setattr(forward_batch, name, on_device(values, self.device, torch.int32))
         forward_batch.extend_prefix_lens_cpu = starts
         forward_batch.extend_seq_lens_cpu = lens
         forward_batch.extend_num_tokens = sum(lens)
-        forward_batch.extend_start_loc = torch.tensor(
-            [sum(lens[:i]) for i in range(len(lens))], dtype=torch.int32, device=device
-        )
         forward_batch.extend_logprob_start_lens_cpu = lens
         return self._run(forward_batch)
 
@@ -156,7 +154,7 @@ class DraftModel(EagleDraftWorkerBase):
         reqs: Sequence[Any],
         mode: ForwardMode,
         *,
-        ids: Sequence[int] | torch.Tensor,
+        ids: torch.Tensor,
         positions: Sequence[int],
         counts: Sequence[int],
         seq_lens: Sequence[int],
@@ -164,27 +162,27 @@ class DraftModel(EagleDraftWorkerBase):
         """A ``ForwardBatch`` over some requests, writing KV at ``positions`` of their rows.
 
         Args:
-            ids, positions: [sum(counts)], the requests' new tokens concatenated in order.
+            ids: int64 [sum(counts)] on the device, the requests' new tokens in order.
+            positions: [sum(counts)] where they stand.
             counts: [len(reqs)] new tokens per request.
             seq_lens: [len(reqs)] lengths, the new tokens included.
         """
         device = self.device
-        pool_indices = torch.tensor([req.kv.req_pool_idx for req in reqs], device=device)
-        lens_cpu = torch.tensor(seq_lens)
-        flat_positions = torch.tensor(positions, device=device)
-        owners = torch.repeat_interleave(
-            pool_indices, torch.tensor(counts, device=device), output_size=sum(counts)
-        )
+        rows = [req.kv.req_pool_idx for req in reqs]
+        owners = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+        flat_positions = on_device(positions, device)
+        slots = self.req_to_token[on_device(owners, device), flat_positions]
+        lens = on_device(seq_lens, device)
         return ForwardBatch(
             forward_mode=mode,
             batch_size=len(reqs),
-            input_ids=torch.as_tensor(ids, device=device),
-            req_pool_indices=pool_indices,
-            seq_lens=lens_cpu.to(device),
-            seq_lens_cpu=lens_cpu,
+            input_ids=ids,
+            req_pool_indices=on_device(rows, device),
+            seq_lens=lens,
+            seq_lens_cpu=torch.tensor(seq_lens),
             seq_lens_sum=sum(seq_lens),
-            orig_seq_lens=lens_cpu.to(device=device, dtype=torch.int32),
-            out_cache_loc=self.req_to_token[owners, flat_positions].to(torch.int64),
+            orig_seq_lens=lens.to(torch.int32),
+            out_cache_loc=slots.to(torch.int64),
             positions=flat_positions,
             spec_algorithm=self.draft_runner.spec_algorithm,
             capture_hidden_mode=CaptureHiddenMode.NULL,
@@ -197,53 +195,68 @@ class DraftModel(EagleDraftWorkerBase):
         return output.next_token_logits
 
 
-class _Burst:
-    """One burst over some requests, in stretches.
+class Burst:
+    """Some requests draft on, in stretches.
 
     Within a stretch nothing is read from the device: each step's tokens are the next one's input
     there. Between stretches requests leave that have finished. On a CPU a stretch is one step, so
     nobody drafts past an end; on a GPU it is the whole burst, because waiting for it at every
     token costs more than a few tokens nobody needs.
+
+    A request leaves the burst at its budget or a stop token; its phase becomes VERIFYING then.
+    NaN logits end the request (``faults``).
+
+    Attributes:
+        num_done: steps made.
     """
 
-    def __init__(self, model: DraftModel, batch: Any, rows: list[int]) -> None:
+    def __init__(self, model: DraftModel, batch: Any, rows: Sequence[int]) -> None:
         self.model = model
         self.batch = batch
         self.sampler = RowSampler(model.draft_runner, batch)
-        self.rows = rows
+        self.rows = list(rows)
+        self.num_done = 0
+        self._unread: Readback | None = None
 
-    def run(self, num_steps: int) -> int:
-        """How many steps were made."""
-        done = 0
-        while self.rows and done < num_steps:
+    def launch(self, num_steps: int) -> None:
+        """Up to ``num_steps`` more tokens for each request; the last stretch stays unread."""
+        while self.num_done < num_steps:
+            self.read()
+            if not self.rows:
+                return
             wanted = max(draft_budget(req) - _num_drafted(req) for req in self._reqs())
-            stretch = min(num_steps - done, wanted, self.model.steps_unseen or num_steps)
-            self._append(self._stretch(stretch))
-            done += stretch
-        return done
+            stretch = min(num_steps - self.num_done, wanted, self.model.steps_unseen or num_steps)
+            self._unread = Readback(self._stretch(stretch))
+            self.num_done += stretch
+
+    def read(self) -> None:
+        """Wait for the last stretch; its tokens join their requests' drafts."""
+        readback, self._unread = self._unread, None
+        if readback is not None:
+            self._append(readback.tolist())
 
     def _reqs(self) -> list[Any]:
         return [self.batch.reqs[row] for row in self.rows]
 
-    def _stretch(self, num_steps: int) -> list[list[int]]:
-        """Per request its next ``num_steps`` tokens; ``NO_TOKEN`` where its logits hold a NaN."""
+    def _stretch(self, num_steps: int) -> torch.Tensor:
+        """int64 [requests, num_steps]: next tokens, ``NO_TOKEN`` where logits held a NaN."""
         logits = self._first_step()
         chosen = [self._choose(logits, 0)]
         for step in range(1, num_steps):
             logits = self._step(chosen[-1].clamp(min=0), step)
             chosen.append(self._choose(logits, step))
-        return torch.stack(chosen, dim=1).tolist()
+        return torch.stack(chosen, dim=1)
 
     def _lengths(self, step: int) -> list[int]:
         """Tokens of each sequence before its ``step``-th token of this stretch is chosen."""
-        return [req.kv.kv_committed_len + 1 + _num_drafted(req) + step for req in self._reqs()]
+        return [committed_len(req) + 1 + _num_drafted(req) + step for req in self._reqs()]
 
     def _first_step(self) -> torch.Tensor:
         reqs, ends = self._reqs(), self._lengths(0)
         if any(req.parse_state.draft_kv_len + 1 < end for req, end in zip(reqs, ends, strict=True)):
             return self.model._extend(reqs, ends)
-        last_ids = [(req.parse_state.draft.token_ids or req.output_ids)[-1] for req in reqs]
-        return self._step(torch.tensor(last_ids, device=self.model.device), 0)
+        last_ids = [_last_id(req) for req in reqs]
+        return self._step(on_device(last_ids, self.model.device), 0)
 
     def _step(self, last_ids: torch.Tensor, step: int) -> torch.Tensor:
         """A decode step. A request past its budget has no slots left: it writes to SGLang's
@@ -258,14 +271,16 @@ class _Burst:
             counts=[1] * len(reqs),
             seq_lens=owned,
         )
-        is_past = torch.tensor([own < n for own, n in zip(owned, lengths, strict=True)])
-        forward_batch.out_cache_loc.masked_fill_(is_past.to(self.model.device), PADDING_SLOT)
+        is_past = [own < n for own, n in zip(owned, lengths, strict=True)]
+        if any(is_past):
+            past = on_device(is_past, self.model.device, torch.bool)
+            forward_batch.out_cache_loc.masked_fill_(past, PADDING_SLOT)
         return self.model._run(forward_batch)
 
     def _choose(self, logits: torch.Tensor, step: int) -> torch.Tensor:
         """int64 [rows] the draft's next token."""
         is_bad = nan_rows(logits)
-        positions = torch.tensor([n - 1 for n in self._lengths(step)], device=logits.device)
+        positions = on_device([n - 1 for n in self._lengths(step)], logits.device)
         tokens, _ = self.sampler.sample(logits, self.rows, positions)
         return share_choices(tokens, is_bad)
 
@@ -275,12 +290,19 @@ class _Burst:
         for row, tokens in zip(self.rows, stretches, strict=True):
             req = self.batch.reqs[row]
             state = req.parse_state
+            if is_gone(req):
+                continue
             _keep(req, tokens)
             # The last token's KV may not be written yet.
-            state.draft_kv_len = req.kv.kv_committed_len + _num_drafted(req)
+            state.draft_kv_len = committed_len(req) + _num_drafted(req)
             if not state.fault and state.phase is Phase.DRAFTING:
                 staying.append(row)
         self.rows = staying
+
+
+def _last_id(req: Any) -> int:
+    state = req.parse_state
+    return (state.draft.token_ids or state.output_ids)[-1]
 
 
 def _num_drafted(req: Any) -> int:

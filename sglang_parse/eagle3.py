@@ -41,7 +41,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_parse.commit import tokens_left
+from sglang_parse.commit import committed_len, tokens_left
 from sglang_parse.decision import share
 from sglang_parse.views import select_requests
 
@@ -150,14 +150,14 @@ class Eagle3Head:
         reqs = [batch.reqs[part.row] for part in written]
         for req in reqs:
             req.parse_state.head = None  # until the forward below has succeeded
-        starts = [req.kv.kv_committed_len for req in reqs]
+        starts = [committed_len(req) for req in reqs]
         lens = [len(part.token_ids) for part in written]
         ends = [start + length for start, length in zip(starts, lens, strict=True)]
         # The tokens at these positions; SGLang moves them on by one for the head.
         ids = [
             token
             for req, part in zip(reqs, written, strict=True)
-            for token in (req.output_ids[-1], *part.token_ids[:-1])
+            for token in (req.parse_state.output_ids[-1], *part.token_ids[:-1])
         ]
         view = select_requests(batch, [part.row for part in written], ends, ids)
         table = batch.req_to_token_pool.req_to_token
@@ -193,7 +193,7 @@ class Eagle3Head:
         """
         started = time.perf_counter()
         reqs = [batch.reqs[row] for row in rows]
-        committed = [req.kv.kv_committed_len for req in reqs]
+        committed = [committed_len(req) for req in reqs]
         view = select_requests(batch, rows, committed, ())
         view.input_ids = None
         view.seq_lens_sum = sum(committed)
@@ -205,7 +205,9 @@ class Eagle3Head:
             topk_index=torch.cat([state.topk_index for state in states]),
             hidden_states=torch.cat([state.hidden for state in states]),
             bonus_tokens=torch.tensor(
-                [req.output_ids[-1] for req in reqs], dtype=torch.int32, device=batch.device
+                [req.parse_state.output_ids[-1] for req in reqs],
+                dtype=torch.int32,
+                device=batch.device,
             ),
         )
         with self._forward():

@@ -31,13 +31,14 @@ class Holding:
 
     Attributes:
         phase: its phase.
-        committed, allocated: SGLang's ``kv_committed_len`` and ``kv_allocated_len``.
+        committed, allocated: tokens whose KV is final, and SGLang's ``kv_allocated_len``.
         tail: slots behind the committed ones its phase's move needs (``phases.tail_len``).
         judged_tail: while it drafts, the most slots behind the committed ones that judging the
             draft after this burst can need.
         num_drafted: draft tokens it holds.
         waited: iterations in a row it has waited.
         is_accelerated: its move is made with an EAGLE-3 head, ``tail`` counts what that needs.
+        has_ended: its answer is over; SGLang takes its slots back after this iteration.
     """
 
     phase: Phase
@@ -48,6 +49,7 @@ class Holding:
     num_drafted: int = 0
     waited: int = 0
     is_accelerated: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def share_out(holdings: Sequence[Holding], available: int, page_size: int = 1) -
 
 
 def _wish(holding: Holding, accelerate: bool) -> Grant:
+    if holding.has_ended:
+        return Grant(Move.WAIT, None)
     if holding.is_accelerated:
         return Grant(Move.EAGLE, holding.tail) if accelerate else Grant(Move.STEP, 1)
     return Grant(_OWN_MOVE[holding.phase], holding.tail)
@@ -103,7 +107,7 @@ def _cost(holding: Holding, grant: Grant, page_size: int) -> int:
 
 def _judging_cost(holding: Holding, page_size: int) -> int:
     """Slots to keep free so that the draft of one burst more can be judged."""
-    if holding.phase is not Phase.DRAFTING:
+    if holding.phase is not Phase.DRAFTING or holding.has_ended:
         return 0
     return pages_up(holding.judged_tail - holding.tail, page_size)
 
@@ -122,11 +126,14 @@ class _Shortage:
         self.holdings, self.left = holdings, available
         self.page_size, self.reserve = page_size, reserve
         self.grants: dict[int, Grant] = {}
+        self.ended = {i for i, h in enumerate(holdings) if h.has_ended}
 
     def share_out(self) -> list[Grant]:
         # Steps first: they are what ends requests and returns whole rows of slots.
         for i in self._in(Phase.CONTINUING, Phase.PLAIN):
             self._give(i, Grant(Move.STEP, 1))
+        for i in self.ended:
+            self._give(i, Grant(Move.WAIT, None))
         # A pass returns slots in the same iteration: those who waited longest go first.
         waiting = sorted(self._in(Phase.VERIFYING), key=lambda i: -self.holdings[i].waited)
         for i in waiting:
@@ -137,7 +144,7 @@ class _Shortage:
         return [self.grants[i] for i in range(len(self.holdings))]
 
     def _in(self, *phases: Phase) -> list[int]:
-        return [i for i, h in enumerate(self.holdings) if h.phase in phases]
+        return [i for i, h in enumerate(self.holdings) if h.phase in phases and i not in self.ended]
 
     def _give(self, index: int, grant: Grant) -> None:
         self.left -= _cost(self.holdings[index], grant, self.page_size)
@@ -156,12 +163,15 @@ class _Shortage:
         return Grant(Move.JUDGE, None) if holding.num_drafted else Grant(Move.GIVE_UP, 1)
 
     def _give_up_until_something_moves(self) -> None:
-        """Drop drafts, the shortest first, while slots are overdrawn or nobody moves."""
+        """Drop drafts, the shortest first, while slots are overdrawn or nobody moves.
+
+        A request that has ended counts as moving: its slots come back after this iteration.
+        """
         idle = (Move.WAIT, Move.JUDGE)
         shortest_first = sorted(self.grants, key=lambda i: self.holdings[i].num_drafted)
         for i in shortest_first:
             somebody_moves = any(grant.move not in idle for grant in self.grants.values())
-            if self.left >= 0 and somebody_moves:
+            if self.left >= 0 and (somebody_moves or self.ended):
                 return
-            if self.grants[i].move in idle:
+            if i not in self.ended and self.grants[i].move in idle:
                 self._give(i, Grant(Move.GIVE_UP, 1))

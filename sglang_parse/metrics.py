@@ -111,8 +111,10 @@ def figures(req: Any) -> dict[str, float]:
     """The counters of one request that has reached the worker, as its client sees them."""
     stats = req.parse_state.stats
     values = {name: getattr(stats, name) for name in _STATS}
-    num_visible = len(req.output_ids_through_stop)
-    values["accepted_tokens"] -= _accepted_behind_the_stop(req, num_visible)
+    num_visible = len(req.parse_state.output_ids)
+    if req.finished():
+        num_visible = len(req.output_ids_through_stop)
+        values["accepted_tokens"] -= _accepted_behind_the_stop(req, num_visible)
     values["target_tokens"] = num_visible - values["accepted_tokens"]
     return values
 
@@ -200,21 +202,24 @@ class Tally:
             self.observe("kv_slots_held", (held,))
 
     def settle(self, req: Any) -> None:
-        """Count what a request has added; SGLang must have processed its last result."""
+        """Count what a request has added.
+
+        What a retraction takes back (``RequestState.restart``) is not counted again.
+        """
         state = getattr(req, "parse_state", None)
         if state is None:
             return
         now = {**figures(req), "requests": 1, "faults": int(bool(state.fault))}
         for figure, value in now.items():
             change = value - state.settled.get(figure, 0)
-            if change:
+            if change > 0:
+                state.settled[figure] = value
                 name, label_value, factor = _COUNTERS[figure]
                 if state.is_plain and figure == "requests":
                     name, label_value = "plain_requests_total", state.plain_reason
                 elif state.is_plain and figure == "target_tokens":
                     label_value = "plain"
                 self.count(name, change * factor, label_value)
-        state.settled = now
 
     def settle_latest(self) -> None:
         for req in self.latest:

@@ -5,12 +5,14 @@
     CONTINUING  the target writes on after a cut; DRAFTING resumes when its segment is done
     PLAIN       plain target decoding from prefill to end: what PARSE cannot serve faithfully
 
-``committed`` always means SGLang's ``kv_committed_len``: tokens whose KV is final. The last
-output token (the anchor) has no KV yet; it is the first row of whatever runs next.
+``committed`` counts the tokens whose KV is final. The last output token (the anchor) has no KV
+yet; it is the first row of whatever runs next. Both are what the worker knows; SGLang's
+``kv_committed_len`` and ``output_ids`` follow when it processes the iteration's result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -31,7 +33,7 @@ class Move(Enum):
     STEP = "step"  # the target writes one token
     EAGLE = "eagle"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
     JUDGE = "judge"  # no slots to draft on: the draft is over, the next pass judges it
-    WAIT = "wait"  # no slots for its pass now
+    WAIT = "wait"  # no slots for its pass now, or nothing left to do
     GIVE_UP = "give up"  # the draft is dropped, then as STEP
 
 
@@ -83,6 +85,10 @@ class RequestState:
             token; None where there is none.
         move: what it does in this iteration, by ``grants.share_out``.
         waited: iterations in a row it has waited for KV slots.
+        steps_unread: whether plain steps may be launched before the last one's token is read.
+        output_ids: output tokens that have been read from the device.
+        committed: leading tokens of the sequence whose KV is final.
+        num_unread: tokens the target has written behind them that nobody has read yet.
         settled: what ``metrics.Tally`` has counted of it.
     """
 
@@ -105,18 +111,41 @@ class RequestState:
     head: object | None = None
     move: Move = Move.STEP
     waited: int = 0
+    steps_unread: bool = True
+    output_ids: list[int] = field(default_factory=list)
+    committed: int = 0
+    num_unread: int = 0
     settled: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:
         return bool(self.plain_reason)
 
-    def restart(self, prefilled_len: int) -> None:
-        """After a prefill (the first, or one that follows a retraction): no draft, KV complete."""
+    def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
+        """After a prefill (the first, or one that follows a retraction): no draft, KV complete.
+
+        Args:
+            prefilled_len: tokens prefilled so far.
+            output_ids: those of them that are output.
+        """
         self.phase = Phase.PLAIN if self.is_plain else Phase.DRAFTING
         self.draft = Draft()
-        self.draft_kv_len = prefilled_len
+        self.draft_kv_len = self.committed = prefilled_len
+        self._take_back(len(self.output_ids) - len(output_ids))
+        self.output_ids = list(output_ids)
+        self.num_unread = self.num_read = 0
         self.head = None
+
+    def _take_back(self, num_lost: int) -> None:
+        """A retraction under overlap loses the last run: SGLang had not processed it yet."""
+        self.stats.accepted_tokens -= max(0, num_lost - self.target_run)
+        start = len(self.output_ids) - num_lost
+        self.trace = [record for record in self.trace if record["output_start"] < start]
+
+    def write(self, token_ids: Sequence[int]) -> None:
+        """Tokens a decode iteration emitted."""
+        self.output_ids.extend(token_ids)
+        self.committed += len(token_ids)
 
     def start_draft(self) -> None:
         self.draft = Draft()

@@ -16,6 +16,7 @@ from sglang_parse.phases import RequestState
 from sglang_parse.question import Question
 from sglang_parse.sampling import RowSampler
 from sglang_parse.verify import VerifyRows
+from sglang_parse.views import Readback, on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +36,55 @@ class Readout:
     is_faulty: bool
 
 
-def read_pass(
-    parts: Sequence[VerifyRows],
-    logits: torch.Tensor,
-    sampler: RowSampler,
-    question: Question | None,
-) -> list[Readout]:
-    """Read the verifying requests' part of a pass: one broadcast, one copy to the host.
+class PassReading:
+    """The reading of some requests' part of a pass: one broadcast, one copy to the host.
 
     Args:
-        parts: the verifying requests' rows.
+        parts: the requests' rows; may be empty.
         logits: [sum of len(part.logits_rows), vocab] in the parts' order; overwritten.
         sampler: the target's sampler over the scheduler's batch.
         question: what was asked; None in token mode.
     """
+
+    def __init__(
+        self,
+        parts: Sequence[VerifyRows],
+        logits: torch.Tensor,
+        sampler: RowSampler,
+        question: Question | None,
+    ) -> None:
+        self.parts = parts
+        self._readback = None
+        if parts:
+            self._readback = Readback(share(_measure(parts, logits, sampler, question)))
+
+    def readouts(self) -> list[tuple[VerifyRows, Readout]]:
+        """Each request's rows with what the target says about them; waits for it."""
+        values = iter(self._readback.tolist() if self._readback else ())
+        return [
+            (part, _readout(part, list(islice(values, len(part.logits_rows)))))
+            for part in self.parts
+        ]
+
+
+def _measure(
+    parts: Sequence[VerifyRows],
+    logits: torch.Tensor,
+    sampler: RowSampler,
+    question: Question | None,
+) -> torch.Tensor:
+    """float64 [rows of logits, 2]: a token id (exact there) or a verdict and its mass; or NaN."""
     is_bad = nan_rows(logits)
-    # One row per row of logits: a token id (exact in float64), or a verdict and its mass.
     values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
     if question is not None:
-        asked = torch.tensor(_verdict_rows(parts), device=logits.device)
+        asked = on_device(_verdict_rows(parts), logits.device)
         values[asked] = read_verdicts(logits[asked], question).double()
-    cuts = torch.tensor(_cut_rows(parts), device=logits.device)
+    cuts = on_device(_cut_rows(parts), logits.device)
     cut_logits = logits if question is None else logits[cuts]
     tokens = _choose(parts, cut_logits, sampler)
     values[cuts, 0] = tokens.double()
     values[is_bad] = float("nan")
-    shared = iter(share(values).tolist())
-    return [_readout(part, list(islice(shared, len(part.logits_rows)))) for part in parts]
+    return values
 
 
 def read_verdicts(logits: torch.Tensor, question: Question) -> torch.Tensor:
@@ -80,9 +103,7 @@ def _choose(
     for part in parts:
         requests.extend([part.row] * part.num_cut_rows)
         positions.extend(part.layout.prefix_len + cut for cut in part.cut_rows)
-    tokens, _ = sampler.sample(
-        cut_logits, requests, torch.tensor(positions, device=cut_logits.device)
-    )
+    tokens, _ = sampler.sample(cut_logits, requests, on_device(positions, cut_logits.device))
     return tokens
 
 
@@ -125,12 +146,11 @@ def trace_record(
     cut: int,
     next_token_id: int | None,
     question: Question | None,
-    output_start: int,
 ) -> dict[str, Any]:
     """One round for ``meta_info``: enough to compute every verdict again elsewhere."""
     draft = state.draft
     return {
-        "output_start": output_start,
+        "output_start": len(state.output_ids),
         "draft_token_ids": list(draft.token_ids),
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,41 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.spec_input import ParseDraftInput
+from sglang_parse.views import on_device
+
+
+class PendingResult(GenerationBatchResult):
+    """The result of an iteration under way: filled when the iteration is read.
+
+    SGLang reads a result after it has waited for ``copy_done``. That is where this one is read,
+    if the next iteration's plan has not done so before.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        """``settle``: reads the iteration and calls ``fill``; does nothing the second time."""
+        super().__init__(next_draft_input=ParseDraftInput())
+        self._settle = settle
+
+    def fill(self, result: GenerationBatchResult) -> None:
+        """Take over an iteration's result."""
+        for name in (
+            "logits_output",
+            "next_token_ids",
+            "accept_lens",
+            "new_seq_lens",
+            "speculative_num_draft_tokens",
+            "speculative_output_stride",
+            "num_non_draft_tokens_per_req",
+        ):
+            setattr(self, name, getattr(result, name))
+
+    def copy_to_cpu(self, **_: Any) -> None:
+        """What SGLang calls when the worker has returned; nothing is copied yet."""
+        self.copy_done = self
+
+    def synchronize(self) -> None:
+        """As ``copy_done``: the result is on the host."""
+        self._settle()
 
 
 def padded_result(
@@ -21,12 +56,12 @@ def padded_result(
     for tokens in emitted:
         flat.extend(tokens)
         flat.extend([0] * (stride - len(tokens)))
-    accept_lens = torch.tensor([len(tokens) for tokens in emitted], dtype=torch.int32)
+    lens = [len(tokens) for tokens in emitted]
     return GenerationBatchResult(
         logits_output=output,
         next_token_ids=torch.tensor(flat),
-        accept_lens=accept_lens,
-        new_seq_lens=batch.seq_lens + accept_lens.to(batch.seq_lens.device),
+        accept_lens=torch.tensor(lens, dtype=torch.int32),
+        new_seq_lens=batch.seq_lens + on_device(lens, batch.seq_lens.device),
         next_draft_input=ParseDraftInput(),
         speculative_num_draft_tokens=stride,
         speculative_output_stride=stride,

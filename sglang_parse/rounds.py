@@ -42,8 +42,9 @@ class RoundJudge:
 
     def start(self, req: Any) -> None:
         """After a prefill: a draft, or the target's own first segment."""
-        if req.parse_state.phase is Phase.DRAFTING:
-            self._draft_again(req, len(req.output_ids))
+        state: RequestState = req.parse_state
+        if state.phase is Phase.DRAFTING:
+            self._draft_again(req, len(state.output_ids))
 
     def _draft_again(self, req: Any, num_written: int) -> None:
         """Drafting may start; it does where it pays. Else the target writes one segment more."""
@@ -76,9 +77,9 @@ class RoundJudge:
             return False
         if not state.num_read:
             state.is_thinking = thinking.is_open_after(req.origin_input_ids)
-        new = req.output_ids[state.num_read :]
+        new = state.output_ids[state.num_read :]
         state.is_thinking = thinking.is_open_after(new, state.is_thinking)
-        state.num_read = len(req.output_ids)
+        state.num_read = len(state.output_ids)
         return state.is_thinking
 
     def settle_round(self, req: Any, part: VerifyRows, readout: Readout) -> list[int]:
@@ -103,9 +104,7 @@ class RoundJudge:
         if self._ends_answer(req, cut):
             next_token = None
         if state.keep_trace:
-            state.trace.append(
-                trace_record(state, readout, cut, next_token, self.question, len(req.output_ids))
-            )
+            state.trace.append(trace_record(state, readout, cut, next_token, self.question))
         tokens = state.draft.token_ids[:cut] + ([] if next_token is None else [next_token])
         process_tally().judged(len(state.draft.token_ids), cut, readout.verdicts)
         state.stats.rounds += 1
@@ -135,9 +134,10 @@ class RoundJudge:
 
     def _ends_answer(self, req: Any, cut: int) -> bool:
         """Whether the kept draft ends the answer: its end, or the request's length limit."""
-        draft = req.parse_state.draft
+        state: RequestState = req.parse_state
+        draft = state.draft
         whole = draft.finished and cut == len(draft.token_ids)
-        return whole or len(req.output_ids) + cut >= req.sampling_params.max_new_tokens
+        return whole or len(state.output_ids) + cut >= req.sampling_params.max_new_tokens
 
     def _after_round(self, req: Any, part: VerifyRows, cut: int, tokens: list[int]) -> None:
         state = req.parse_state
@@ -145,11 +145,11 @@ class RoundJudge:
         # The draft's KV is right up to its own kept tokens; the target's next token is new.
         state.draft_kv_len = min(state.draft_kv_len, committed + 1 + cut)
         rejected = cut < (state.draft.prefix_ends or [len(state.draft.token_ids)])[-1]
-        state.segment_start = len(req.output_ids) + cut
+        state.segment_start = len(state.output_ids) + cut
         if rejected and self.config.after_cut == "target":
             state.continue_to_end()
         elif not rejected or self.question is None:
-            self._draft_again(req, len(req.output_ids) + len(tokens))
+            self._draft_again(req, len(state.output_ids) + len(tokens))
         else:
             state.continue_segment()
             self._resume_if_done(req, tokens)
@@ -197,12 +197,12 @@ class RoundJudge:
         state = req.parse_state
         if state.phase is not Phase.CONTINUING or not state.resumes:
             return
-        num_written = len(req.output_ids) + len(new_tokens)
+        num_written = len(state.output_ids) + len(new_tokens)
         if self.question is None:
             self._draft_again(req, num_written)
             return
-        written = [*req.output_ids[state.segment_start :], *new_tokens]
-        behind_cut = max(0, state.segment_start - len(req.output_ids))
+        written = [*state.output_ids[state.segment_start :], *new_tokens]
+        behind_cut = max(0, state.segment_start - len(state.output_ids))
         pieces = [self._piece(token) for token in written[behind_cut:]]
         if segment_is_done(pieces, self.rule):
             self._draft_again(req, num_written)

@@ -13,6 +13,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
+from sglang_parse.views import on_device
+
 
 def select_sampling_info(
     info: SamplingBatchInfo, reqs: Sequence[Any], rows: Sequence[int]
@@ -25,7 +27,7 @@ def select_sampling_info(
         reqs: the batch's requests.
         rows: indices into ``reqs``.
     """
-    index = torch.tensor(rows, dtype=torch.long, device=info.device)
+    index = on_device(rows, info.device)
     changes: dict[str, Any] = {
         f.name: _select(getattr(info, f.name), len(reqs), rows, index)
         for f in dataclasses.fields(info)
@@ -61,7 +63,7 @@ def _select_custom_processors(selected: SamplingBatchInfo, rows: Sequence[int]) 
     for key, entry in selected.custom_logit_processor.items():
         kept = [place for place, row in enumerate(rows) if row in entry.rows]
         if kept:
-            indices = torch.tensor(kept, dtype=torch.long, device=selected.device)
+            indices = on_device(kept, selected.device)
             entries[key] = ProcessorEntry(entry.processor, kept, indices)
     selected.custom_logit_processor = entries
     selected.has_custom_logit_processor = bool(entries)
@@ -119,14 +121,15 @@ class RowSampler:
             tokens = logits.argmax(dim=-1)
             if others:
                 picked = [rows[place] for place in others]
-                tokens[others], _ = self.sample(logits[others], picked, positions[others])
+                index = on_device(others, logits.device)
+                tokens[index], _ = self.sample(logits[index], picked, positions[index])
             return tokens, LogitsProcessorOutput(next_token_logits=logits)
         output = LogitsProcessorOutput(next_token_logits=logits)
         view = _SamplingView(
             sampling_info=select_sampling_info(batch.sampling_info, batch.reqs, rows),
             positions=positions,
             seq_lens=positions + 1,
-            req_pool_indices=batch.req_pool_indices[torch.tensor(rows)],
+            req_pool_indices=batch.req_pool_indices[on_device(rows, batch.device)],
             return_logprob=return_logprob,
             top_logprobs_nums=_pick(batch.top_logprobs_nums, rows),
             token_ids_logprobs=_pick(batch.token_ids_logprobs, rows),

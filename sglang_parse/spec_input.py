@@ -23,6 +23,9 @@ VERIFY_MODE = ForwardMode.DRAFT_EXTEND_V2
 class ParseDraftInput(SpecInput):
     """What the scheduler carries between iterations: nothing, the state lives on each ``Req``."""
 
+    # What the overlap relay looks for (``RelayPayload.from_draft_input``).
+    bonus_tokens = topk_p = topk_index = hidden_states = dsa_topk_indices = None
+
     def __init__(self) -> None:
         super().__init__(SpecInputType.EAGLE_DRAFT)
         self.capture_hidden_mode = CaptureHiddenMode.NULL

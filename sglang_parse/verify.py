@@ -14,14 +14,14 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.runtime_context import get_schedule
 
-from sglang_parse.commit import sequence_slice
+from sglang_parse.commit import committed_len, sequence_slice
 from sglang_parse.layout import RequestLayout, VerifyLayout
 from sglang_parse.mask import flat_mask
 from sglang_parse.phases import Draft
 from sglang_parse.question import Question
 from sglang_parse.segment import SegmentRule, prefix_ends
 from sglang_parse.spec_input import VERIFY_MODE, ParseVerifyInput
-from sglang_parse.views import select_requests
+from sglang_parse.views import on_device, select_requests
 
 
 def plan_questions(
@@ -87,8 +87,8 @@ def continuing_rows(row: int, req: Any) -> VerifyRows:
 def proposed_rows(row: int, req: Any, proposed: Sequence[int]) -> VerifyRows:
     """A request whose target is accelerated: its anchor and ``proposed``, logits at all of them."""
     num_rows = 1 + len(proposed)
-    layout = RequestLayout(prefix_len=req.kv.kv_committed_len, num_draft_rows=num_rows)
-    ids = [req.output_ids[-1], *proposed]
+    layout = RequestLayout(prefix_len=committed_len(req), num_draft_rows=num_rows)
+    ids = [req.parse_state.output_ids[-1], *proposed]
     return VerifyRows(row, layout, ids, tuple(range(num_rows)), num_rows)
 
 
@@ -98,7 +98,7 @@ def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
     In semantic mode logits are needed at every cut (row 0: nothing kept) and every question's
     last row; in token mode at the anchor and every draft token.
     """
-    committed = req.kv.kv_committed_len
+    committed = committed_len(req)
     draft = req.parse_state.draft
     num_draft_rows = 1 + len(draft.token_ids)
     layout = RequestLayout(
@@ -203,7 +203,7 @@ def run_pass(
     spec_info = ParseVerifyInput(
         layout=layout,
         custom_mask=flat_mask(layout, device) if is_masked else None,
-        select_index=torch.tensor(select, device=device),
+        select_index=on_device(select, device),
     )
     view = _batch_view(batch, parts, layout, spec_info)
     forward_batch = ForwardBatch.init_new(
@@ -213,7 +213,7 @@ def run_pass(
         return_hidden_states_before_norm=False,
     )
     # Questions share positions with later draft tokens: only the layout knows them.
-    forward_batch.positions = torch.tensor(layout.positions(), device=device)
+    forward_batch.positions = on_device(layout.positions(), device)
     output = target_runner.forward(forward_batch).logits_output
     return PassOutput(output.next_token_logits, starts, output.hidden_states, layout.qo_indptr)
 

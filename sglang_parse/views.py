@@ -1,4 +1,8 @@
-"""Views of the scheduler's batch: some of its requests, ready for a forward of our own."""
+"""Views of the scheduler's batch, ready for a forward of our own, and the ways to the device.
+
+Under overlap nothing on the way to an iteration's launch may wait for the one before it: what goes
+to the device goes through pinned memory, and what comes back is waited for where it is read.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sglang.srt.utils.common import async_d2h, is_pin_memory_available
+
+
+def on_device(
+    values: Sequence[int] | Sequence[bool], device: Any, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """``values`` as a tensor [len(values)] on ``device``, without a wait for what runs there."""
+    host = torch.tensor(values, dtype=dtype, pin_memory=is_pin_memory_available(device))
+    return host.to(device, non_blocking=True)
+
+
+class Readback:
+    """A device tensor on its way to the host."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = async_d2h(tensor)
+        self._copied = torch.get_device_module(tensor.device).Event()
+        self._copied.record()
+
+    def tolist(self) -> list:
+        """The numbers; waits for them, not for what was launched later."""
+        self._copied.synchronize()
+        return self._host.tolist()
 
 
 def select_requests(
-    batch: Any, rows: Sequence[int], seq_lens: Sequence[int], input_ids: Sequence[int]
+    batch: Any,
+    rows: Sequence[int],
+    seq_lens: Sequence[int],
+    input_ids: Sequence[int] | torch.Tensor,
 ) -> Any:
     """A shallow copy of a ``ScheduleBatch`` for a forward of some requests; the original stays.
 
@@ -21,17 +51,18 @@ def select_requests(
         batch: the scheduler's batch.
         rows: [n] indices into ``batch.reqs``.
         seq_lens: [n] lengths with the new rows included.
-        input_ids: the new rows' tokens, requests concatenated.
+        input_ids: the new rows' tokens, requests concatenated; if a tensor, on the device.
     """
     view = copy.copy(batch)
-    index = torch.tensor(rows)
     view.reqs = [batch.reqs[row] for row in rows]
-    view.req_pool_indices = batch.req_pool_indices[index.to(batch.device)]
+    view.req_pool_indices = batch.req_pool_indices[on_device(rows, batch.device)]
     view.seq_lens_cpu = torch.tensor(seq_lens)
-    view.seq_lens = view.seq_lens_cpu.to(batch.device)
+    view.seq_lens = on_device(seq_lens, batch.device)
     view.seq_lens_sum = None
     view.orig_seq_lens = view.seq_lens.to(torch.int32)
-    view.input_ids = torch.tensor(input_ids, device=batch.device)
+    if not isinstance(input_ids, torch.Tensor):
+        input_ids = on_device(input_ids, batch.device)
+    view.input_ids = input_ids
     view.multimodal_inputs = None
     view.return_logprob = False
     view.sampling_info = None

@@ -132,12 +132,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
-    """A PARSE server that drafts whatever it brings: these pairs are here to be judged."""
+    """A PARSE server that drafts whatever it brings: these pairs are here to be judged.
+
+    ``PARSE_TEST_FLAGS`` runs a whole suite another way: "--parse-overlap on", for one.
+    """
     target, draft = pair
     return (
         *("--model-path", str(target), *PARSE, "--speculative-draft-model-path", str(draft)),
         *("--parse-drafting", "always"),
         *flags,
+        *os.environ.get("PARSE_TEST_FLAGS", "").split(),
     )
 
 

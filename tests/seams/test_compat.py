@@ -6,7 +6,8 @@ from importlib import metadata
 import pytest
 
 from sglang_parse import compat
-from sglang_parse.compat import CompatError, Seam
+from sglang_parse.compat import CompatError
+from sglang_parse.seams import Seam
 
 pytestmark = pytest.mark.seams
 

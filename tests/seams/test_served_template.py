@@ -80,7 +80,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     judge = RoundJudge(config, tokenizer, render_question(tokenizer, family.wording), OffSwitch())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(Phase.VERIFYING, threshold=0.5, draft=Draft(draft))
-    judge.plan(SimpleNamespace(parse_state=state, origin_input_ids=[], output_ids=[]))
+    judge.plan(SimpleNamespace(parse_state=state, origin_input_ids=[]))
     texts = [tokenizer.decode(draft[:end]) for end in state.draft.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
 
@@ -93,10 +93,10 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     assert question is not None
     judge = RoundJudge(config, tokenizer, question, OffSwitch())
     state = RequestState(Phase.VERIFYING, threshold=0.5)
-    req = SimpleNamespace(parse_state=state, origin_input_ids=[5, 6], output_ids=[])
+    req = SimpleNamespace(parse_state=state, origin_input_ids=[5, 6])
 
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:
-        req.output_ids += tokenizer.encode(output)
+        state.output_ids += tokenizer.encode(output)
         state.draft = Draft(tokenizer.encode(draft), finished=finished)
         judge.plan(req)
         return state.draft.question_ids

@@ -34,6 +34,7 @@ CHANGED = ParseConfig(
     eagle3_path="head",
     drafting="never",
     layout="alias",
+    overlap="on",
     default="off",
 )
 

@@ -45,6 +45,23 @@ def test_with_room_for_all_everyone_makes_its_phases_move():
     assert [grant.tail for grant in grants] == [4, 13, 1]
 
 
+def ended(phase: Phase = Phase.DRAFTING) -> Holding:
+    return Holding(phase, 20, 30, tail=0, has_ended=True)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("available", [0, 1000])
+def test_an_ended_request_waits_and_gives_nothing_up(phase, available):
+    assert share_out([ended(phase)], available) == [Grant(Move.WAIT, None)]
+    grants = share_out([ended(phase), stepper()], available)
+    assert moves(grants) == [Move.WAIT, Move.STEP]
+
+
+def test_short_of_slots_others_wait_for_those_of_an_ended_request():
+    assert moves(share_out([judged()], 0)) == [Move.GIVE_UP]
+    assert moves(share_out([judged(), ended()], 0)) == [Move.WAIT, Move.WAIT]
+
+
 def test_a_burst_leaves_room_to_judge_it():
     need = 4 + 1 + 3 * 4
     assert moves(share_out([drafter()], need)) == [Move.BURST]

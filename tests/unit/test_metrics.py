@@ -30,6 +30,7 @@ class Request:
     def emit(self, accepted: int, target: int) -> None:
         """One iteration's result: accepted draft tokens, then the target's own."""
         self.output_ids += [7] * (accepted + target)
+        self.parse_state.write([7] * (accepted + target))
         self.parse_state.stats.accepted_tokens += accepted
         self.parse_state.target_run = target
 
@@ -195,7 +196,7 @@ def test_every_figure_of_a_request_has_its_metric():
     req = request()
     for number, stat in enumerate(fields(Stats), 1):
         setattr(req.parse_state.stats, stat.name, number)
-    req.output_ids = [7] * 50
+    req.output_ids = req.parse_state.output_ids = [7] * 50
     req.parse_state.fault = "some"
     tally = Tally()
     tally.settle(req)

@@ -98,5 +98,31 @@ def test_a_prefill_restarts_in_the_phase_decided_before(reason, phase):
     """The first prefill, or the one after a retraction: no draft, the KV as long as told."""
     restarted = busy()
     restarted.plain_reason = reason
-    restarted.restart(12)
+    restarted.restart(12, [])
     assert (restarted.phase, restarted.draft, restarted.draft_kv_len) == (phase, Draft(), 12)
+    assert (restarted.committed, restarted.output_ids) == (12, [])
+
+
+def test_what_is_written_is_output_and_committed():
+    state = busy()
+    state.restart(12, [])
+    state.output_ids.append(5)  # the prefill's token: it has no KV yet
+    state.write([6, 7])
+    assert (state.output_ids, state.committed) == ([5, 6, 7], 14)
+
+
+def test_a_retraction_takes_back_a_run_that_was_never_sent():
+    """Under overlap: SGLang had not processed it. It was three draft tokens and the target's."""
+    state = busy()
+    state.restart(12, [])
+    state.output_ids.append(5)
+    state.stats.accepted_tokens = 2
+    state.trace = [{"output_start": 1}, {"output_start": 4}]
+    state.write([6, 6, 7])
+    state.stats.accepted_tokens += 3
+    state.write([8, 8, 8, 9])
+    state.target_run = 1
+    state.restart(16, [5, 6, 6, 7])
+    assert (state.output_ids, state.committed) == ([5, 6, 6, 7], 16)
+    assert state.stats.accepted_tokens == 2
+    assert state.trace == [{"output_start": 1}]
