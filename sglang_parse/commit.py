@@ -78,10 +78,12 @@ def has_ended(req: Any) -> bool:
     """Whether there is nothing to do but for SGLang to process what has been emitted.
 
     SGLang decides what ends a request. Should it have processed everything and go on, so does
-    PARSE.
+    PARSE. Those that return sampling masks go on until then: SGLang wants a row for each.
     """
     state: RequestState = req.parse_state
-    if req.to_finish is not None:
+    if req.return_sampling_mask:
+        return False
+    if state.fault:
         return True
     if len(state.output_ids) + state.num_unread <= len(req.output_ids):
         return False
@@ -186,17 +188,15 @@ def _allocate(batch: Any, grants: Sequence[Grant], page_size: int) -> None:
         max(have, pages_up(committed_len(req) + (grant.tail or 0), page_size))
         for have, req, grant in zip(held, batch.reqs, grants, strict=True)
     ]
-    held_cpu = torch.tensor(held, dtype=torch.int32)
-    wanted_cpu = torch.tensor(wanted, dtype=torch.int32)
     alloc_for_spec_decode(
         batch.tree_cache,
         batch.req_to_token_pool,
         reqs=batch.reqs,
         req_pool_indices=batch.req_pool_indices,
-        cur_kv_lens=held_cpu.to(batch.device),
-        cur_kv_lens_cpu=held_cpu,
-        nxt_kv_lens=wanted_cpu.to(batch.device),
-        nxt_kv_lens_cpu=wanted_cpu,
+        cur_kv_lens=on_device(held, batch.device, torch.int32),
+        cur_kv_lens_cpu=torch.tensor(held, dtype=torch.int32),
+        nxt_kv_lens=on_device(wanted, batch.device, torch.int32),
+        nxt_kv_lens_cpu=torch.tensor(wanted, dtype=torch.int32),
         num_needed_tokens=sum(wanted) - sum(held),
         batch=batch,
     )

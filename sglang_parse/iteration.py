@@ -45,6 +45,9 @@ from sglang_parse.verify import (
 from sglang_parse.views import Readback, on_device
 
 
+_STEPPING = (Phase.CONTINUING, Phase.PLAIN)
+
+
 @dataclass(frozen=True, slots=True)
 class Equipment:
     """What iterations work with, the same for all of a server's."""
@@ -69,13 +72,15 @@ class _Steps:
         rows: [n] their rows of the batch.
         tokens: int64 [n] on the device, ``NO_TOKEN`` where the logits held a NaN.
         readback: the same on their way to the host.
-        output: the record with their log probabilities; None where nobody asked for any.
+        output: the sampler's record.
+        has_logprobs: whether it holds log probabilities.
     """
 
     rows: Sequence[int]
     tokens: torch.Tensor
     readback: Readback
-    output: LogitsProcessorOutput | None
+    output: LogitsProcessorOutput
+    has_logprobs: bool
 
 
 class Iteration:
@@ -190,7 +195,7 @@ class Iteration:
         sampler = RowSampler(self._e.target.runner, batch)
         tokens, output = sampler.sample(logits, rows, positions, return_logprob=want_logprob)
         shared = share_choices(tokens, is_bad)
-        return _Steps(rows, shared, Readback(shared), output if want_logprob else None)
+        return _Steps(rows, shared, Readback(shared), output, want_logprob)
 
     # -- read -------------------------------------------------------------------
 
@@ -237,7 +242,7 @@ class Iteration:
         places = [(row, i) for i, row in enumerate(steps.rows)]
         self._e.head.follow(self.batch, places, hidden, self._emitted)
         elapsed_ms = self._ms_since(started)
-        self._wrote(steps.rows, elapsed_ms)
+        self._timed.append(Timed(Stage.STEP, len(steps.rows), len(steps.rows), elapsed_ms))
         for row in steps.rows:
             stats = self.batch.reqs[row].parse_state.stats
             stats.continuation_ms += elapsed_ms / len(steps.rows)
@@ -245,14 +250,15 @@ class Iteration:
     def _read_steps(self, steps: _Steps) -> None:
         for row, token in zip(steps.rows, steps.readback.tolist(), strict=True):
             req = self.batch.reqs[row]
-            if is_gone(req):
-                continue
+            if is_gone(req) or req.parse_state.phase not in _STEPPING:
+                continue  # SGLang, or the token before this one, has ended what it continued
             if token == NO_TOKEN:
                 req.parse_state.fault = "NaN in the target model's logits"
             else:
                 self._emitted[row] = self._e.judge.after_steps(req, [token])
-        if steps.output is not None:
-            self._output = spread_logprobs(steps.output, steps.rows, len(self.batch.reqs))
+        self._output = steps.output
+        if steps.has_logprobs:
+            spread_logprobs(steps.output, steps.rows, len(self.batch.reqs))
 
     def _read_pass(
         self,
@@ -284,13 +290,10 @@ class Iteration:
         if verifying:
             self._timed.append(Timed(Stage.PASS, passed.row_starts[-1], 0, elapsed_ms))
         else:
-            self._wrote([*proposals, *(steps.rows if steps else ())], elapsed_ms)
+            rows = [*proposals, *(steps.rows if steps else ())]
+            num_tokens = sum(len(self._emitted[row]) for row in rows)
+            self._timed.append(Timed(Stage.STEP, len(rows), num_tokens, elapsed_ms))
         _share_time(batch, parts, verifying, elapsed_ms / passed.row_starts[-1])
-
-    def _wrote(self, rows: Sequence[int], elapsed_ms: float) -> None:
-        """The target wrote on, and no draft was judged: a step, for the off switch."""
-        num_tokens = sum(len(self._emitted[row]) for row in rows)
-        self._timed.append(Timed(Stage.STEP, len(rows), num_tokens, elapsed_ms))
 
     # -- overlap ----------------------------------------------------------------
 
@@ -302,7 +305,7 @@ class Iteration:
         return all(
             req.rid in stepping
             and req.parse_state.steps_unread
-            and req.parse_state.phase in (Phase.CONTINUING, Phase.PLAIN)
+            and req.parse_state.phase in _STEPPING
             for req in reqs
         )
 

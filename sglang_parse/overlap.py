@@ -9,8 +9,8 @@ An iteration's numbers stay on the device until somebody needs them. That is the
 iteration, whose shape follows from drafts and verdicts: it reads them first. But after plain steps
 of the target alone the next step needs their tokens only on the device: it is launched unread, and
 the tokens reach the host while it runs, when SGLang processes their result. A request whose
-segment such a token ended has then been given one step more; the token is the target's own and
-stays.
+segment such a token ended has then been given a step too many: what it wrote is dropped, so that
+answers do not depend on the schedule.
 
 Without overlap every iteration is read at once, and none of this shows.
 """

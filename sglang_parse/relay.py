@@ -17,7 +17,14 @@ from sglang_parse.views import on_device
 
 
 class HostRelay(FutureMap):
-    """Relays nothing; fills in the lengths of the requests' sequences."""
+    """Relays nothing; fills in the lengths of the requests' sequences.
+
+    Arguments: as ``FutureMap``; the host always has the lengths.
+    """
+
+    def __init__(self, *args: Any, needs_cpu_seq_lens: bool = True, **kwargs: Any) -> None:
+        del needs_cpu_seq_lens
+        super().__init__(*args, needs_cpu_seq_lens=True, **kwargs)
 
     def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
         """Set ``batch.seq_lens``, before the batch is launched and outside the forward stream.

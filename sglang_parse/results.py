@@ -51,6 +51,9 @@ def padded_result(
     batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
 ) -> GenerationBatchResult:
     """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
+    if batch.return_logprob and output.next_token_logprobs is None:
+        # Whoever asked for them has ended; SGLang looks for them all the same.
+        output.next_token_logprobs = torch.zeros(len(batch.reqs), 1)
     stride = max(1, *(len(tokens) for tokens in emitted))
     flat: list[int] = []
     for tokens in emitted:
@@ -70,9 +73,7 @@ def padded_result(
     )
 
 
-def spread_logprobs(
-    output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int
-) -> LogitsProcessorOutput:
+def spread_logprobs(output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int) -> None:
     """Put the sampled rows' log probabilities at their requests' places, width 1.
 
     Requests under PARSE never ask for log probabilities; their places stay empty.
@@ -90,7 +91,6 @@ def spread_logprobs(
         setattr(output, name, _spread(map(torch.as_tensor, values or ()), rows, num_reqs))
     requested_ids = output.next_token_token_ids_logprobs_idx
     output.next_token_token_ids_logprobs_idx = _spread(requested_ids or (), rows, num_reqs)
-    return output
 
 
 def _spread(values: Iterable[Any], rows: Sequence[int], num_reqs: int) -> list[Any] | None:

@@ -300,6 +300,11 @@ BACKEND_SEAMS = {
             "plans a masked pass",
         ),
         Seam(
+            f"{_ATTENTION}.flashinfer_backend.FlashInferAttnBackend.init_forward_metadata_out_graph",
+            ("self", "forward_batch", "in_capture"),
+            "plans a step that replays a CUDA graph: waits for the plan before",
+        ),
+        Seam(
             f"{_ATTENTION}.flashinfer_backend.PrefillMetadata",
             ("prefill_wrappers", "use_ragged", "extend_no_prefix"),
             "says that a pass reads all its KV from the pool",

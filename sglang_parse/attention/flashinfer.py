@@ -6,6 +6,8 @@ SGLang plans FlashInfer over single slots whatever the page size, so both layout
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +18,35 @@ from sglang_parse.spec_input import ParseVerifyInput
 
 
 class ParseFlashInferBackend(FlashInferAttnBackend):
-    """``FlashInferAttnBackend`` that plans a verification pass as PARSE lays it out."""
+    """``FlashInferAttnBackend`` that plans a verification pass as PARSE lays it out.
+
+    FlashInfer writes every plan into the same pinned buffer and only queues its copy to the
+    device. Nothing makes the host wait between the steps of a burst, so a plan waits until the
+    one before it has been copied: the host is one step ahead of the device, and no more.
+    """
+
+    _planned: Any = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
+        with self._planning(forward_batch.seq_lens.device):
+            self._plan(forward_batch)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        if in_capture:  # nothing runs beside a capture, which an event of ours would break
+            super().init_forward_metadata_out_graph(forward_batch, in_capture)
+            return
+        with self._planning(forward_batch.seq_lens.device):
+            super().init_forward_metadata_out_graph(forward_batch, in_capture)
+
+    @contextmanager
+    def _planning(self, device: torch.device) -> Iterator[None]:
+        if self._planned is None:
+            self._planned = torch.get_device_module(device).Event()
+        self._planned.synchronize()  # returns at once before the first record
+        yield
+        self._planned.record()
+
+    def _plan(self, forward_batch: Any) -> None:
         spec_info = forward_batch.spec_info
         if not isinstance(spec_info, ParseVerifyInput):
             super().init_forward_metadata(forward_batch)

@@ -155,6 +155,7 @@ def served(start_server: Start, name: str, *flags: str) -> Iterator[Client]:
 # SGLang draws from one generator per server.
 SEED = ("--random-seed", "7")
 SMALL_CHUNKS = ("--chunked-prefill-size", "256")
+OVERLAP = ("--parse-overlap", "on")
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
     *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6"),
@@ -195,6 +196,13 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """
     flags = parse_flags(pair, *SEMANTIC, "--page-size", "16")
     yield from served(start_server, "semantic", *flags)
+
+
+@pytest.fixture(scope="module")
+def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """As ``semantic``, with the overlap schedule."""
+    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP)
+    yield from served(start_server, "overlap", *flags)
 
 
 @pytest.fixture(scope="module")

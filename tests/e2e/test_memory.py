@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from client import Client, parse_info, random_prompts
-from conftest import QUESTION, SEED, Start, parse_flags
+from conftest import OVERLAP, QUESTION, SEED, Start, parse_flags
 
 from sglang_parse.demo.servers import awake
 
@@ -22,7 +22,9 @@ SERVERS = {
     "tight-semantic": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640"),
     "tight-token": ("--parse-verification", "token", *SHORT_DRAFTS, "--max-total-tokens", "520"),
     "tight-pages": (*SEMANTIC, *SHORT_DRAFTS, "--page-size", "16", "--max-total-tokens", "880"),
+    "tight-overlap": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640", *OVERLAP),
     "retracting": ("--parse-verification", "token", *SHORT_DRAFTS),
+    "retracting-overlap": ("--parse-verification", "token", *SHORT_DRAFTS, *OVERLAP),
 }
 
 
@@ -53,7 +55,7 @@ def tight(
 ) -> Iterator[Tight]:
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
-        if request.param == "retracting":
+        if request.param.startswith("retracting"):
             environ.setenv("SGLANG_TEST_RETRACT", "1")
             environ.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
         server = start_server(request.param, *parse_flags(pair, *SERVERS[request.param]))

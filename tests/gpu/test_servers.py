@@ -73,8 +73,9 @@ SETUPS = (
     Setup("flashinfer", "alias", ("--page-size", "16")),
     Setup("flashinfer", "mask", ("--disable-cuda-graph",)),
     Setup("triton", "alias", ("--disable-cuda-graph",)),
+    *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
 )
-"""With CUDA graphs unless they say otherwise."""
+"""With CUDA graphs and the overlap schedule unless they say otherwise."""
 LAYOUTS = tuple(setup for setup in SETUPS if setup.layout != "auto" and not setup.flags)
 each_setup = pytest.mark.parametrize("setup", SETUPS, ids=str, indirect=True)
 each_layout = pytest.mark.parametrize("setup", LAYOUTS, ids=str, indirect=True)
@@ -207,6 +208,7 @@ def test_nothing_accepted_is_the_targets_own_text(plain: Any, semantic: Any, set
     [
         *(Setup(backend, "auto") for backend in DTYPES),
         Setup("flashinfer", "auto", ("--disable-cuda-graph",)),
+        *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
     ],
     ids=str,
     indirect=True,
@@ -217,13 +219,6 @@ def test_token_mode(plain: Any, token: Any, setup: Setup, concurrency: int):
     accepted = sum(info["accepted_tokens"] for info in infos(answers))
     assert 0 < accepted < sum(info["drafted_tokens"] for info in infos(answers))
     token.assert_nothing_lost()
-
-
-@pytest.mark.skip(reason="PARSE's worker is synchronous: it turns SGLang's overlap schedule off")
-@each_layout
-def test_overlap(plain: Any, semantic: Any, setup: Setup):
-    """Once the worker supports it: the same as without."""
-    raise NotImplementedError
 
 
 # -- cuts -----------------------------------------------------------------------------

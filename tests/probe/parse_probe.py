@@ -54,6 +54,8 @@ def register() -> None:
     for target, hook, kind in (
         (f"{scheduler}.run_batch", probe.run_batch, HookType.AROUND),
         (f"{scheduler}.get_internal_state", probe.add_state, HookType.AFTER),
+        (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
+        ("sglang_parse.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
@@ -89,12 +91,15 @@ class Probe:
         self.stage = "fill"
         self.seen: Counter[str] = Counter()
         """Forwards seen at the place of each fault, by the fault's id."""
+        self.num_launched = self.num_processed = 0
+        self.num_late = self.num_unread = 0
         self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
         """Model -> slot -> token whose KV was written there last."""
 
     # -- looking ----------------------------------------------------------------
 
     def run_batch(self, original: Callable, scheduler: Any, batch: Any, *args: Any) -> Any:
+        self.num_launched += 1
         self.stage = "prefill" if batch.forward_mode.is_extend() else "decode"
         if self.stage == "decode" and (self.folder / "record").exists():
             with (self.folder / "iterations.jsonl").open("a") as lines:
@@ -104,11 +109,23 @@ class Probe:
         finally:
             self.stage = "fill"
 
+    def process_result(self, *_: Any) -> None:
+        self.num_processed += 1
+        self.num_late += self.num_launched > self.num_processed
+
+    def step_unread(self, *_: Any) -> None:
+        self.num_unread += 1
+
     def add_state(self, result: Any, scheduler: Any, *_: Any) -> Any:
         result.internal_state["probe"] = {
             "tree": self._tree(scheduler),
             "running": [held_by(req) for req in scheduler.running_batch.reqs],
             "waiting": len(scheduler.waiting_queue),
+            "overlap": {
+                "launched": self.num_launched,
+                "processed_late": self.num_late,  # when the next one had been launched
+                "steps_unread": self.num_unread,  # launched before the last token was read
+            },
             "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
         }
         return result
