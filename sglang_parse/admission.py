@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jinja2
+from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
 
 from sglang_parse import compat
@@ -87,6 +88,9 @@ def _check_settings(args: Any) -> None:
         value = getattr(args, name, None)
         if is_wrong(value):
             refuse(f"{flag_of(name)} with {args.attention_backend}", value, fix)
+    if args.cuda_graph_config.prefill.backend == Backend.FULL:
+        # Attention inside the graph knows neither masks nor pseudo-sequences.
+        refuse("--cuda-graph-backend-prefill", Backend.FULL, f"use {Backend.BREAKABLE}")
     for name, allowed, fix in (
         ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
         ("enable_dp_attention", (False,), "PARSE runs without DP attention"),

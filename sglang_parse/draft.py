@@ -187,6 +187,8 @@ class DraftModel(EagleDraftWorkerBase):
             spec_algorithm=self.draft_runner.spec_algorithm,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_logprob=False,
+            # Where a graph's rows are more than these, attention leaves out the rest.
+            global_num_token_non_padded_cpu=len(positions),
         )
 
     def _run(self, forward_batch: ForwardBatch) -> torch.Tensor:

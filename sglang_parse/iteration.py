@@ -44,7 +44,6 @@ from sglang_parse.verify import (
 )
 from sglang_parse.views import Readback, on_device
 
-
 _STEPPING = (Phase.CONTINUING, Phase.PLAIN)
 
 

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from sglang_parse.bench.soak_drive import Outcome, drive, leaks, plain_answers
 from sglang_parse.bench.soak_load import Render, SoakRequest, make_request
+from sglang_parse.config import flag
 from sglang_parse.demo.records import PARSE, PLAIN, DemoError
 from sglang_parse.demo.run import load_problems, make_progress, specs
 from sglang_parse.demo.servers import COMMON_FLAGS, Server, ServerSpec, awake, servers
@@ -123,6 +124,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=64, help="default %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the load and of both servers")
     parser.add_argument("--output", type=Path, default=Path("build/soak.json"))
+    parser.add_argument(
+        "--overlap",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help=f"PARSE's {flag('overlap')}; default %(default)s",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -157,8 +164,11 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
         *("--max-running-requests", str(arguments.concurrency)),
         *("--random-seed", str(arguments.seed)),
     )
-    # No overlap, as PARSE runs: with it, penalties come a step late in stock SGLang.
-    more = {PLAIN: ("--disable-overlap-schedule",), PARSE: SHORT_ROUNDS}
+    more = {
+        # With overlap penalties come a step late in stock SGLang; under PARSE they do not.
+        PLAIN: ("--disable-overlap-schedule",),
+        PARSE: (*SHORT_ROUNDS, flag("overlap"), arguments.overlap),
+    }
     return [
         replace(spec, common=common, flags=(*spec.flags, *more[spec.name]))
         for spec in specs(arguments.pair)

@@ -27,7 +27,8 @@ WITH_PARSE = (PARSE, PARSE_EAGLE3)
 NOTES = {
     STANDALONE: "SGLang's STANDALONE shifts the prompt by one token, as EAGLE needs it: its draft "
     "model never sees the first token and accepts less than it could. PARSE's sees all of it.",
-    PARSE: "SGLang schedules the plain target and the draft alone with overlap, PARSE without.",
+    PARSE: "On a CPU SGLang schedules the plain target and the draft alone with overlap, PARSE "
+    "without, because a CPU that works through an iteration has nothing else to do.",
 }
 """What a fair reader must know about a server that takes part."""
 

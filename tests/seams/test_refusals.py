@@ -68,8 +68,26 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
     from sglang.srt.arg_groups.overrides import resolved_view
 
     view = resolved_view(launch(pair, "--parse-draft-tokens", "40", "--parse-max-prefixes", "4"))
-    assert view.disable_overlap_schedule is True
     assert view.speculative_num_draft_tokens > 41
+
+
+ON_A_GPU = ("--device", "cuda", "--attention-backend", "triton")
+
+
+@pytest.mark.parametrize(
+    ("flags", "overlaps"),
+    [
+        ((), False),
+        (("--parse-overlap", "on"), True),
+        (ON_A_GPU, True),
+        ((*ON_A_GPU, "--parse-overlap", "off"), False),
+        ((*ON_A_GPU, "--disable-overlap-schedule"), False),
+    ],
+)
+def test_where_the_schedule_overlaps(pair, flags: tuple[str, ...], overlaps: bool):
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    assert resolved_view(launch(pair, *flags)).disable_overlap_schedule is not overlaps
 
 
 @pytest.mark.parametrize(
@@ -82,6 +100,7 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
         (("--parse-draft-tokens", "0"), r"--parse-draft-tokens is 0; use a whole number"),
         (("--parse-burst-tokens", "99999"), r"--parse-burst-tokens is 99999"),
         (("--parse-max-prefixes", "0"), r"--parse-max-prefixes is 0; use a whole number"),
+        (("--parse-overlap", "on", "--disable-overlap-schedule"), "leave it out, or use --parse-o"),
         (("--parse-segment", "tokens:0"), r"--parse-segment: expected 'line'"),
         (("--parse-question", "/no/such/file"), r"'/no/such/file' cannot be read"),
     ],
@@ -98,6 +117,7 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
         (("triton", "--decode-attention-backend", "fa3"), "'fa3' beside --attention-backend tri"),
         (("fa3", "--kv-cache-dtype", "fp8_e4m3"), "--kv-cache-dtype with fa3 is 'fp8_e4m3'"),
         (("fa3", "--parse-layout", "mask"), "--parse-layout is 'mask' with .*fa3.*take no mask"),
+        (("fa3", "--cuda-graph-backend-prefill", "full"), "prefill is 'full'.*use breakable"),
         (("fa3", "--page-size", "16"), "ends inside a page.*Fix: use --page-size 1"),
     ],
 )
