@@ -23,7 +23,7 @@ class PendingResult(GenerationBatchResult):
     def __init__(self, settle: Callable[[], None]) -> None:
         """``settle``: reads the iteration and calls ``fill``; does nothing the second time."""
         super().__init__(next_draft_input=ParseDraftInput())
-        self._settle = settle
+        self._copy_done = _CopyDone(settle)
 
     def fill(self, result: GenerationBatchResult) -> None:
         """Take over an iteration's result."""
@@ -40,11 +40,19 @@ class PendingResult(GenerationBatchResult):
 
     def copy_to_cpu(self, **_: Any) -> None:
         """What SGLang calls when the worker has returned; nothing is copied yet."""
-        self.copy_done = self
+        self.copy_done = self._copy_done
+
+
+class _CopyDone:
+    """In the place of the event SGLang waits for before it reads a result."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle: Callable[[], None] | None = settle
 
     def synchronize(self) -> None:
-        """As ``copy_done``: the result is on the host."""
-        self._settle()
+        settle, self._settle = self._settle, None  # or iteration and result keep each other
+        if settle is not None:
+            settle()
 
 
 def padded_result(
