@@ -150,6 +150,12 @@ def response_info(req: Any) -> dict[str, Any]:
     return info
 
 
+def slots_held(req: Any) -> int:
+    """KV slots of a request behind its final ones."""
+    state = req.parse_state
+    return req.kv.kv_allocated_len - state.committed - state.num_unread
+
+
 Totals = dict[tuple[str, str], float]
 """(counter, value of its label) -> total."""
 
@@ -164,7 +170,8 @@ class Tally:
         totals: the counters.
         keeps_samples: whether histograms' samples are kept until they are taken; somebody must
             take them then.
-        latest: the requests of the latest iteration.
+        latest: the requests of the latest iteration; under overlap of the one before, too, whose
+            result comes after the launch.
         expected_speedup: as ``switch.OffSwitch.speedup``.
         simulated: share of every draft that is kept in place of the verdicts (``simulation``).
     """
@@ -173,6 +180,7 @@ class Tally:
         self.totals: Totals = defaultdict(float)
         self.keeps_samples = False
         self.latest: Sequence[Any] = ()
+        self._launched: Sequence[Any] = ()
         self.expected_speedup: float | None = None
         self.simulated: float | None = None
         self._samples: dict[str, list[float]] = defaultdict(list)
@@ -195,11 +203,16 @@ class Tally:
         self.observe("cut_fraction", (cut / max(1, num_drafted),))
         self.observe("verdict", verdicts)
 
+    def launched(self, reqs: Sequence[Any], *, overlap: bool) -> None:
+        """An iteration of these requests has begun."""
+        before = self._launched if overlap else ()
+        self.latest = list({req.rid: req for req in (*reqs, *before)}.values())
+        self._launched = reqs
+
     def hold(self, reqs: Sequence[Any]) -> None:
         """A decode iteration starts: its slots are allocated."""
         if self.keeps_samples:
-            held = sum(req.kv.kv_allocated_len - req.kv.kv_committed_len for req in reqs)
-            self.observe("kv_slots_held", (held,))
+            self.observe("kv_slots_held", (sum(map(slots_held, reqs)),))
 
     def settle(self, req: Any) -> None:
         """Count what a request has added.
@@ -228,7 +241,7 @@ class Tally:
     def phases(self) -> dict[str, int]:
         """Requests still running after the latest iteration, by phase."""
         counts = {phase.value: 0 for phase in Phase}
-        for req in self.latest:
+        for req in self._launched:
             if not req.finished():
                 counts[req.parse_state.phase.value] += 1
         return counts

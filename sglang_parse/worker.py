@@ -91,7 +91,7 @@ class ParseWorker(BaseSpecWorker):
             on_publish: for the overlap relay; PARSE's knows the lengths without (``relay``).
         """
         del on_publish
-        self.tally.latest = batch.reqs
+        self.tally.launched(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
             return self._prefill(batch, **kwargs)

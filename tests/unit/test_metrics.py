@@ -159,10 +159,12 @@ def test_held_slots_are_those_behind_the_committed_tokens():
     tally = Tally()
     tally.keeps_samples = True
     slots = [(10, 12), (20, 36)]
-    reqs = [
-        Request(None, kv=SimpleNamespace(kv_committed_len=low, kv_allocated_len=high))
-        for low, high in slots
-    ]
+    reqs = []
+    for low, high in slots:
+        req = request()
+        req.parse_state.committed = low
+        req.kv = SimpleNamespace(kv_allocated_len=high)
+        reqs.append(req)
     tally.hold(reqs)
     tally.hold(reqs[:1])
     assert tally.take_samples() == {"kv_slots_held": [18, 2]}
@@ -173,8 +175,18 @@ def test_phases_of_the_requests_that_go_on():
     reqs = [request() for _ in range(4)]
     reqs[1].parse_state.phase = reqs[2].parse_state.phase = Phase.CONTINUING
     reqs[2].finished_len = 0
-    tally.latest = reqs
+    tally.launched(reqs, overlap=False)
     assert tally.phases() == {"drafting": 2, "verifying": 0, "continuing": 1, "plain": 0}
+
+
+def test_under_overlap_a_result_comes_after_the_next_launch():
+    tally = Tally()
+    first, second = ([SimpleNamespace(rid=rid) for rid in rids] for rids in ("ab", "bc"))
+    for overlap in (False, True):
+        tally.launched(first, overlap=overlap)
+        tally.launched(second, overlap=overlap)
+        rids = {req.rid for req in tally.latest}
+        assert rids == ({"a", "b", "c"} if overlap else {"b", "c"})
 
 
 def test_a_window_shows_what_was_added_since_the_last_look():
