@@ -206,7 +206,7 @@ class Tally:
     def launched(self, reqs: Sequence[Any], *, overlap: bool) -> None:
         """An iteration of these requests has begun."""
         before = self._launched if overlap else ()
-        self.latest = list({req.rid: req for req in (*reqs, *before)}.values())
+        self.latest = list({id(req): req for req in (*reqs, *before)}.values())
         self._launched = reqs
 
     def hold(self, reqs: Sequence[Any]) -> None:
