@@ -1,0 +1,30 @@
+"""What an iteration's launch sends to the device, and brings back, waits for nothing there."""
+
+from typing import Any
+
+import torch
+
+
+def transfer() -> Any:
+    """Numbers to a busy device and back; returns once they are on their way."""
+    from sglang_parse.views import Readback, on_device
+
+    values = on_device([3, 1, 2], "cuda")
+    flags = on_device([True, False, True], "cuda", torch.bool)
+    return Readback(values.masked_fill(flags, 7))
+
+
+def test_no_transfer_waits_until_it_is_read():
+    transfer()  # pinned memory is taken from the system once
+    busy = torch.ones(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(50):
+            busy = busy @ busy * 1e-4
+        readback = transfer()
+        is_idle = torch.cuda.current_stream().query()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not is_idle, "the device was idle: nothing was shown"
+    assert readback.tolist() == [7, 1, 7]
