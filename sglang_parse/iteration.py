@@ -48,7 +48,7 @@ _STEPPING = (Phase.CONTINUING, Phase.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Equipment:
+class Kit:
     """What iterations work with, the same for all of a server's."""
 
     config: ParseConfig
@@ -86,14 +86,14 @@ class Iteration:
     """One step of every running request.
 
     Args:
-        equipment: see there.
+        kit: see there.
         batch: SGLang's ``ScheduleBatch``, isolated; a view of it is kept until all is read.
     """
 
-    def __init__(self, equipment: Equipment, batch: Any) -> None:
-        self._e = equipment
+    def __init__(self, kit: Kit, batch: Any) -> None:
+        self._kit = kit
         self.batch = copy.copy(batch)
-        self.result = PendingResult(partial(equipment.pipeline.settle, self))
+        self.result = PendingResult(partial(kit.pipeline.settle, self))
         self._emitted: list[list[int]] = [[] for _ in batch.reqs]
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._timed: list[Timed] = []
@@ -110,7 +110,7 @@ class Iteration:
             for move in (Move.BURST, Move.PASS, Move.STEP, Move.EAGLE, Move.JUDGE)
         )
         for row in ended:
-            self._e.judge.plan(reqs[row])
+            self._kit.judge.plan(reqs[row])
         if drafting:
             self._launch_burst(drafting)
         if verifying or stepping or accelerated:
@@ -123,10 +123,10 @@ class Iteration:
     def _launch_burst(self, rows: list[int]) -> None:
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
-        burst = Burst(self._e.draft, self.batch, rows)
+        burst = Burst(self._kit.draft, self.batch, rows)
         self._read = partial(self._read_burst, burst, rows, time.perf_counter())
-        with self._e.draft_guard.contain(unfinished, is_burst=True):
-            burst.launch(self._e.config.burst_tokens)
+        with self._kit.draft_guard.contain(unfinished, is_burst=True):
+            burst.launch(self._kit.config.burst_tokens)
 
     def _launch_steps(self, rows: list[int], *, is_all: bool) -> None:
         """No draft to judge: one ordinary decode step of the target.
@@ -134,8 +134,8 @@ class Iteration:
         ``is_all``: nothing else happens in this iteration.
         """
         started = time.perf_counter()
-        unread = self._e.pipeline.unread_tokens([self.batch.reqs[row] for row in rows])
-        decoded = self._e.target.decode(self.batch, rows, unread)
+        unread = self._kit.pipeline.unread_tokens([self.batch.reqs[row] for row in rows])
+        decoded = self._kit.target.decode(self.batch, rows, unread)
         steps = self._sample(rows, decoded.next_token_logits)
         for row in rows:
             self.batch.reqs[row].parse_state.num_unread += 1
@@ -150,37 +150,37 @@ class Iteration:
         But for requests with an adapter: SGLang's LoRA kernels know no ragged verification rows,
         so these take a decode step of their own.
         """
-        e, batch, started = self._e, self.batch, time.perf_counter()
-        proposals = e.head.propose(batch, accelerated)
+        kit, batch, started = self._kit, self.batch, time.perf_counter()
+        proposals = kit.head.propose(batch, accelerated)
         judged = [
-            verifying_rows(i, batch.reqs[i], semantic=e.config.is_semantic) for i in verifying
+            verifying_rows(i, batch.reqs[i], semantic=kit.config.is_semantic) for i in verifying
         ]
         checked = [proposed_rows(i, batch.reqs[i], tokens) for i, tokens in proposals.items()]
         riding = [i for i in stepping if not batch.reqs[i].lora_id]
         alone = [i for i in stepping if batch.reqs[i].lora_id]
         parts = [*judged, *checked, *(continuing_rows(i, batch.reqs[i]) for i in riding)]
         passes = run_passes(
-            e.target.runner,
+            kit.target.runner,
             batch,
             parts,
-            is_masked=e.is_masked,
-            capture=e.head.captures,
+            is_masked=kit.is_masked,
+            capture=kit.head.captures,
             max_rows=max_pass_rows(),
         )
         if verifying:
-            e.tally.count("passes_total", len(passes))
+            kit.tally.count("passes_total", len(passes))
         passed = joined(passes)
-        sampler = RowSampler(e.target.runner, batch)
+        sampler = RowSampler(kit.target.runner, batch)
         middle, end = passed.starts[len(judged)], passed.starts[len(judged) + len(checked)]
         readings = (
-            PassReading(judged, passed.logits[:middle], sampler, e.judge.question),
+            PassReading(judged, passed.logits[:middle], sampler, kit.judge.question),
             PassReading(checked, passed.logits[middle:end], sampler, None),
         )
         steps = None
         if stepping:
             logits = passed.logits[end:]
             if alone:
-                logits = torch.cat([logits, e.target.decode(batch, alone).next_token_logits])
+                logits = torch.cat([logits, kit.target.decode(batch, alone).next_token_logits])
             steps = self._sample(riding + alone, logits)
         self._read = partial(self._read_pass, parts, passed, readings, proposals, steps, started)
 
@@ -191,7 +191,7 @@ class Iteration:
         )
         is_bad = nan_rows(logits)
         want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
-        sampler = RowSampler(self._e.target.runner, batch)
+        sampler = RowSampler(self._kit.target.runner, batch)
         tokens, output = sampler.sample(logits, rows, positions, return_logprob=want_logprob)
         shared = share_choices(tokens, is_bad)
         return _Steps(rows, shared, Readback(shared), output, want_logprob)
@@ -200,11 +200,11 @@ class Iteration:
 
     def settle(self) -> None:
         """Read the last stage; requests move on, the result is filled."""
+        kit = self._kit
         self._read_stage()
-        e = self._e
-        e.pipeline.last_read = time.perf_counter()
-        e.switch.saw(share_plain(self._timed))
-        e.tally.expected_speedup = e.switch.speedup
+        kit.pipeline.last_read = time.perf_counter()
+        kit.switch.saw(share_plain(self._timed))
+        kit.tally.expected_speedup = kit.switch.speedup
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):
                 tokens.clear()
@@ -222,7 +222,7 @@ class Iteration:
 
     def _ms_since(self, started: float) -> float:
         """What a stage took: not the time it waited for the iteration before."""
-        return (time.perf_counter() - max(started, self._e.pipeline.last_read)) * 1e3
+        return (time.perf_counter() - max(started, self._kit.pipeline.last_read)) * 1e3
 
     def _read_burst(self, burst: Burst, rows: list[int], started: float) -> None:
         burst.read()
@@ -232,14 +232,14 @@ class Iteration:
             req = self.batch.reqs[row]
             req.parse_state.stats.draft_ms += elapsed_ms / len(rows)
             if not is_gone(req):
-                self._e.judge.plan(req)
+                self._kit.judge.plan(req)
 
     def _read_steps_alone(self, steps: _Steps, hidden: torch.Tensor | None, started: float) -> None:
         for row in steps.rows:
             self.batch.reqs[row].parse_state.num_unread -= 1
         self._read_steps(steps)
         places = [(row, i) for i, row in enumerate(steps.rows)]
-        self._e.head.follow(self.batch, places, hidden, self._emitted)
+        self._kit.head.follow(self.batch, places, hidden, self._emitted)
         elapsed_ms = self._ms_since(started)
         self._timed.append(Timed(Stage.STEP, len(steps.rows), len(steps.rows), elapsed_ms))
         for row in steps.rows:
@@ -254,7 +254,7 @@ class Iteration:
             if token == NO_TOKEN:
                 req.parse_state.fault = "NaN in the target model's logits"
             else:
-                self._emitted[row] = self._e.judge.after_steps(req, [token])
+                self._emitted[row] = self._kit.judge.after_steps(req, [token])
         self._output = steps.output
         if steps.has_logprobs:
             spread_logprobs(steps.output, steps.rows, len(self.batch.reqs))
@@ -268,19 +268,19 @@ class Iteration:
         steps: _Steps | None,
         started: float,
     ) -> None:
-        e, batch = self._e, self.batch
+        kit, batch = self._kit, self.batch
         judged, checked = readings
         for part, readout in judged.readouts():
             if not is_gone(req := batch.reqs[part.row]):
-                self._emitted[part.row] = e.judge.settle_round(req, part, readout)
+                self._emitted[part.row] = kit.judge.settle_round(req, part, readout)
         for part, readout in checked.readouts():
             if not is_gone(req := batch.reqs[part.row]):
                 proposed = proposals[part.row]
-                self._emitted[part.row] = e.judge.settle_proposal(req, proposed, readout)
+                self._emitted[part.row] = kit.judge.settle_proposal(req, proposed, readout)
         if steps is not None:
             self._read_steps(steps)
         places = [(part.row, start) for part, start in zip(parts, passed.row_starts, strict=False)]
-        e.head.follow(batch, places, passed.hidden, self._emitted)
+        kit.head.follow(batch, places, passed.hidden, self._emitted)
         verifying = {part.row for part in judged.parts}
         for row in verifying:
             if not is_gone(req := batch.reqs[row]):
@@ -298,11 +298,11 @@ class Iteration:
 
     def may_be_followed_unread(self, reqs: Sequence[Any]) -> bool:
         """See ``overlap.Underway``: plain steps alone, for requests that need nothing of them."""
-        if self._steps is None or self._e.head.captures:
+        if self._steps is None or self._kit.head.captures:
             return False
-        stepping = {self.batch.reqs[row].rid for row in self._steps.rows}
+        stepping = {id(self.batch.reqs[row]) for row in self._steps.rows}
         return all(
-            req.rid in stepping
+            id(req) in stepping
             and req.parse_state.steps_unread
             and req.parse_state.phase in _STEPPING
             for req in reqs
@@ -311,8 +311,8 @@ class Iteration:
     def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor:
         """See ``overlap.Underway``; 0 in place of ``NO_TOKEN``, whose request ends."""
         assert self._steps is not None
-        places = {self.batch.reqs[row].rid: i for i, row in enumerate(self._steps.rows)}
-        index = on_device([places[req.rid] for req in reqs], self.batch.device)
+        places = {id(self.batch.reqs[row]): i for i, row in enumerate(self._steps.rows)}
+        index = on_device([places[id(req)] for req in reqs], self.batch.device)
         return self._steps.tokens[index].clamp(min=0)
 
 

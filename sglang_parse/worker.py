@@ -25,7 +25,7 @@ from sglang_parse.draft import DraftModel
 from sglang_parse.eagle3 import Eagle3Head
 from sglang_parse.faults import DraftGuard, end_request
 from sglang_parse.guarded_head import GuardedHead
-from sglang_parse.iteration import Equipment, Iteration
+from sglang_parse.iteration import Iteration, Kit
 from sglang_parse.metrics import process_tally
 from sglang_parse.overlap import pipeline
 from sglang_parse.phases import Phase, RequestState
@@ -65,7 +65,7 @@ class ParseWorker(BaseSpecWorker):
         self._running: dict[str, Any] = {}
         self.tally = process_tally()
         self.pipeline = pipeline()
-        self._equipment = Equipment(
+        self._kit = Kit(
             config=self.config,
             target=self.target,
             draft=self._draft_worker,
@@ -142,7 +142,7 @@ class ParseWorker(BaseSpecWorker):
         self._running = {req.rid: req for req in batch.reqs}
         self.switch.num_running = len(batch.reqs)
         self.tally.hold(batch.reqs)
-        iteration = Iteration(self._equipment, batch)
+        iteration = Iteration(self._kit, batch)
         iteration.launch()
         self.pipeline.add(iteration)
         if not batch.enable_overlap:
