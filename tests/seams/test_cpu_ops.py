@@ -139,7 +139,9 @@ def test_random_trees_from_sglangs_own_selection():
     )
 
     torch.manual_seed(0)
-    later = getattr(_select_top_k_tokens_later, "_torchdynamo_orig_callable", None)
+    # Without torch.compile, or where TORCHDYNAMO_DISABLE was set before the import.
+    compiled = _select_top_k_tokens_later
+    later = getattr(compiled, "_torchdynamo_orig_callable", compiled)
     topk, steps, width, num = 3, 4, 9, 5
     lists: tuple[list, list, list] = ([], [], [])
     texts: dict[tuple[int, int], tuple[int, ...]] = {}  # (request, token) -> the text it ends
