@@ -103,10 +103,14 @@ class Iteration:
     # -- launch -----------------------------------------------------------------
 
     def launch(self) -> None:
-        """Everything on its way on the device, all but the last stage read."""
+        """Everything on its way on the device, all but the last stage read.
+
+        Beside a grammar SGLang processes the last result between a batch's plan and its launch:
+        a request may have ended there, and its slots are no longer its own.
+        """
         reqs = self.batch.reqs
         drafting, verifying, stepping, accelerated, ended = (
-            [i for i, req in enumerate(reqs) if req.parse_state.move is move]
+            [i for i, r in enumerate(reqs) if r.parse_state.move is move and not is_gone(r)]
             for move in (Move.BURST, Move.PASS, Move.STEP, Move.EAGLE, Move.JUDGE)
         )
         for row in ended:

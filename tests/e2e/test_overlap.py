@@ -128,6 +128,30 @@ def test_what_depends_on_the_last_token_sees_it(overlap: Client, plain: Client, 
     assert {parse_info(answer)["mode"] for answer in beside} == {"plain"}
 
 
+def test_requests_end_between_a_plan_and_its_launch(overlap: Client, plain: Client):
+    """There SGLang processes a result while a grammar is in the batch. Stop strings end a request
+    without the worker's knowing."""
+    grammar = {"regex": "[a-z ]{300,400}", "max_new_tokens": 150}
+    stopping = []
+    for prompt in PROMPTS:
+        text = plain.generate(prompt, **LONG)["text"]
+        start = len(text) // 3
+        stopping.append({**LONG, "stop": text[start : start + 3]})
+    with ThreadPoolExecutor(8) as pool:
+        longest = pool.submit(overlap.generate, PROMPTS[0], **grammar)
+        jobs = [
+            pool.submit(overlap.generate, prompt, parse=parse, **sampling)
+            for prompt, sampling in zip(PROMPTS, stopping, strict=True)
+            for parse in (EXACT, {"enabled": False})
+        ]
+        answers = [job.result() for job in jobs]
+    for i, (prompt, sampling) in enumerate(zip(PROMPTS, stopping, strict=True)):
+        expected = plain.generate(prompt, **sampling)["output_ids"]
+        assert ids_of(answers[2 * i : 2 * i + 2]) == [expected, expected]
+    assert longest.result()["output_ids"] == plain.generate(PROMPTS[0], **grammar)["output_ids"]
+    overlap.assert_nothing_lost()
+
+
 def test_log_probabilities_are_those_of_the_tokens(overlap: Client, plain: Client):
     top = {"return_logprob": True, "top_logprobs_num": 2}
     theirs, ours = (server.generate(PROMPTS[0], top=top, **LONG) for server in (plain, overlap))
