@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from scipy import stats
-
 from sglang_parse.compare.lineup import (
     EAGLE3,
     PARSE,
@@ -21,10 +19,10 @@ from sglang_parse.compare.lineup import (
     STANDALONE,
     TITLES,
 )
+from sglang_parse.compare.quality import PairedTest, Quality, paired_test, quality_of
 from sglang_parse.compare.records import (
     LATENCIES,
     PERCENTILES,
-    CompareError,
     Look,
     Marks,
     Timed,
@@ -65,39 +63,6 @@ class SpeedAt:
     tokens_per_s: Spread
     over: dict[str, Spread]
     latency_ms: dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class PairedTest:
-    """Do two ways answer the same problems equally well?
-
-    Attributes:
-        method: ``McNemar, exact`` for right and wrong answers, ``Wilcoxon`` for other scores.
-        better, worse: problems on which the way's score is above, below the baseline's.
-        p_value: of "no difference"; 1 where no problem differs.
-    """
-
-    method: str
-    problems: int
-    better: int
-    worse: int
-    p_value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """One way's answers.
-
-    Attributes:
-        score: mean, 0 to 1: the share of right answers for most tasks; None if not graded.
-        interval: 95 % (Wilson), for right and wrong answers only.
-        test: against the baseline's first pass.
-    """
-
-    problems: int
-    score: float | None
-    interval: tuple[float, float] | None
-    test: PairedTest | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +179,7 @@ def _way_figures(
         server=way.server,
         threshold=way.threshold,
         speeds=tuple(_speed_at(way, timed, concurrency) for concurrency in concurrencies),
-        quality=None if graded is None else _quality(graded, baseline),
+        quality=None if graded is None else quality_of(graded, baseline),
         accept_length=None if graded is None else accept_length(graded.replies),
         time=_where_time_goes(looked) if looked else None,
     )
@@ -265,52 +230,6 @@ def accept_length(replies: Sequence[Reply]) -> float | None:
     return kept / passes if passes else None
 
 
-def _quality(graded: Marks, baseline: Marks | None) -> Quality:
-    scores = [score for score in graded.scores if score is not None]
-    if not scores:
-        return Quality(len(graded.scores), None, None, None)
-    interval = None
-    if is_binary(scores):
-        found = stats.binomtest(round(sum(scores)), len(scores)).proportion_ci(method="wilson")
-        interval = (float(found.low), float(found.high))
-    test = None
-    if baseline is not None and baseline.way != graded.way:
-        # A sweep may answer only the first of the problems.
-        test = paired_test(graded.scores, baseline.scores[: len(graded.scores)])
-    return Quality(len(scores), fmean(scores), interval, test)
-
-
-def is_binary(scores: Iterable[float | None]) -> bool:
-    return set(scores) <= {0, 1}
-
-
-def paired_test(
-    scores: Sequence[float | None], baseline: Sequence[float | None]
-) -> PairedTest | None:
-    """Two ways' scores for the same problems, in the same order; None if not graded.
-
-    McNemar's exact test is the binomial test of the problems on which the two differ.
-
-    Raises:
-        CompareError: the numbers of problems differ.
-    """
-    if len(scores) != len(baseline):
-        raise CompareError(f"a paired test of {len(scores)} scores with {len(baseline)}")
-    pairs = [
-        (a, b) for a, b in zip(scores, baseline, strict=True) if a is not None and b is not None
-    ]
-    if not pairs:
-        return None
-    differences = [ours - theirs for ours, theirs in pairs if ours != theirs]
-    better = sum(difference > 0 for difference in differences)
-    if is_binary(score for pair in pairs for score in pair):
-        method, test = "McNemar, exact", lambda: stats.binomtest(better, len(differences))
-    else:
-        method, test = "Wilcoxon", lambda: stats.wilcoxon(differences)
-    p_value = float(test().pvalue) if differences else 1.0
-    return PairedTest(method, len(pairs), better, len(differences) - better, p_value)
-
-
 def _where_time_goes(looks: Sequence[Look]) -> WhereTimeGoes:
     def per_request(key: str) -> float:
         return median(fmean(reply.parse[key] for reply in look.replies) for look in looks)
@@ -355,9 +274,3 @@ def _composition_goals(ways: Sequence[WayFigures], timed: Sequence[Timed]) -> It
         share, ratio = min(levels, key=lambda level: abs(level[0] - MIDDLE))
         name = f"the same nearest the middle, {share:.0%} accepted: faster than both"
         yield Goal(name, ratio, "above 1.0", ratio > 1, max(0.0, 1 - ratio))
-
-
-def label(way: Way) -> str:
-    """A way's name on the page."""
-    title = TITLES.get(way.server, way.server)
-    return title if way.threshold is None else f"{title} at {way.threshold:g}"

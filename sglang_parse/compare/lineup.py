@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_parse.compare.records import CompareError
+from sglang_parse.compare.records import CompareError, Way
 from sglang_parse.demo.records import DRAFT, PARSE, PLAIN
 from sglang_parse.demo.records import TITLES as DEMO_TITLES
 from sglang_parse.demo.servers import ServerSpec
@@ -31,6 +31,12 @@ NOTES = {
     "without, because a CPU that works through an iteration has nothing else to do.",
 }
 """What a fair reader must know about a server that takes part."""
+
+
+def label(way: Way) -> str:
+    """A way's name on the page."""
+    title = TITLES.get(way.server, way.server)
+    return title if way.threshold is None else f"{title} at {way.threshold:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from sglang_parse.compare.figures import Figures, Spread, WayFigures, label
+from sglang_parse.compare.figures import Figures, Spread, WayFigures
 from sglang_parse.compare.lineup import (
     DRAFT,
     EAGLE3,
@@ -20,6 +20,7 @@ from sglang_parse.compare.lineup import (
     PLAIN,
     STANDALONE,
     TITLES,
+    label,
 )
 from sglang_parse.compare.records import PERCENTILES
 from sglang_parse.demo.figures import STAGES

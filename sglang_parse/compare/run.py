@@ -17,8 +17,8 @@ from rich.console import Console
 
 from sglang_parse.compare.conditions import conditions
 from sglang_parse.compare.drive import Load, bench, command_of
-from sglang_parse.compare.figures import label, make_figures
-from sglang_parse.compare.lineup import PLAIN, TITLES, WITH_PARSE, lineup
+from sglang_parse.compare.figures import make_figures
+from sglang_parse.compare.lineup import PLAIN, TITLES, WITH_PARSE, label, lineup
 from sglang_parse.compare.page import write_page
 from sglang_parse.compare.pool import Pool
 from sglang_parse.compare.records import CompareError, Look, Marks, Timed, Way

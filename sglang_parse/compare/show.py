@@ -6,8 +6,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sglang_parse.compare.figures import Figures, Quality, Spread, WayFigures, label
-from sglang_parse.compare.lineup import PLAIN
+from sglang_parse.compare.figures import Figures, Spread, WayFigures
+from sglang_parse.compare.lineup import PLAIN, label
+from sglang_parse.compare.quality import Quality
 from sglang_parse.compare.settings import Settings
 from sglang_parse.demo.show import show_checks
 

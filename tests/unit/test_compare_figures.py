@@ -9,10 +9,10 @@ from sglang_parse.compare.figures import (
     accept_length,
     make_checks,
     make_figures,
-    paired_test,
     speedups,
 )
 from sglang_parse.compare.page import render
+from sglang_parse.compare.quality import paired_test
 from sglang_parse.compare.records import CompareError, Look, Marks, Way
 
 
