@@ -116,16 +116,17 @@ def overlaps(args: Any, config: ParseConfig) -> bool:
     On a CPU a launched iteration is over when the call returns: nothing is won, and a result is
     sent one iteration later.
     """
-    if config.overlap == "on" and args.disable_overlap_schedule:
-        refuse("--disable-overlap-schedule", True, f"leave it out, or use {flag('overlap')} auto")
-    # There SGLang has a thread of its own for results, which would not wait for PARSE's.
-    if is_confidential_compute():
-        if config.overlap == "on":
-            refuse(flag("overlap"), "on", "use auto: not with NVIDIA Confidential Computing")
+    if config.overlap == "off":
         return False
+    # There SGLang has a thread of its own for results, which would not wait for PARSE's.
+    is_confidential = is_confidential_compute()
     if config.overlap == "auto":
-        return args.device != "cpu" and not args.disable_overlap_schedule
-    return config.overlap == "on"
+        return args.device != "cpu" and not args.disable_overlap_schedule and not is_confidential
+    if args.disable_overlap_schedule:
+        refuse("--disable-overlap-schedule", True, f"leave it out, or use {flag('overlap')} auto")
+    if is_confidential:
+        refuse(flag("overlap"), "on", "use auto: not with NVIDIA Confidential Computing")
+    return True
 
 
 def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
@@ -200,21 +201,21 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
 )
 
 
-def plain_reason(req: Any, options: RequestOptions) -> str:
-    """Why a request is served by plain target decoding; "" when PARSE serves it."""
-    return "switched off" if not options.enabled else special_wish(req)
-
-
-def continuation(req: Any, config: ParseConfig) -> str:
-    """What writes when no draft does, for ``RequestState.continuation``."""
-    if not config.uses_eagle3:
-        return ""
-    return "target" if special_wish(req) else "eagle3"
-
-
 def special_wish(req: Any) -> str:
     """What a request asks for that needs the target's tokens one by one; "" for nothing."""
     for reason, asks in _PLAIN_REASONS:
         if asks(req):
             return reason
     return ""
+
+
+def plain_reason(wish: str, options: RequestOptions) -> str:
+    """Why a request with this special wish is served by plain target decoding; "" under PARSE."""
+    return wish if options.enabled else "switched off"
+
+
+def continuation(wish: str, config: ParseConfig) -> str:
+    """What writes when no draft does, for ``RequestState.continuation``."""
+    if not config.uses_eagle3:
+        return ""
+    return "target" if wish else "eagle3"

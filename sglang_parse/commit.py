@@ -6,7 +6,7 @@
 
 The last output token (the anchor) has no KV yet: its slot is the first of the middle part.
 SGLang advances ``kv_committed_len`` itself when it processes a result; PARSE goes by its own
-``committed_len``, which under overlap is an iteration ahead.
+``RequestState.committed_len``, which under overlap is an iteration ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import get_spec, max_speculative_num_draft_token
 from sglang_parse import overlap
 from sglang_parse.config import ParseConfig
 from sglang_parse.grants import Grant, Holding, Move, cost, pages_up, share_out
-from sglang_parse.phases import Phase, RequestState, tail_len
+from sglang_parse.phases import STEPPING, Phase, RequestState, tail_len
 from sglang_parse.views import on_device
 
 
@@ -51,13 +51,8 @@ def is_accelerated(req: Any) -> bool:
     Not for an answer's last token: there is nothing to be ahead of.
     """
     state: RequestState = req.parse_state
-    steps = state.phase in (Phase.CONTINUING, Phase.PLAIN) and state.head is not None
+    steps = state.phase in STEPPING and state.head is not None
     return steps and tokens_left(req) > 1
-
-
-def committed_len(req: Any) -> int:
-    """Leading tokens of the sequence whose KV is final once what is under way has run."""
-    return req.parse_state.committed + req.parse_state.num_unread
 
 
 def tokens_left(req: Any) -> int:
@@ -100,7 +95,9 @@ def holding(req: Any) -> Holding:
     if state is None:
         return Holding(Phase.PLAIN, kv.kv_committed_len, kv.kv_allocated_len, tail=1)
     if has_ended(req):
-        return Holding(state.phase, committed_len(req), kv.kv_allocated_len, tail=0, has_ended=True)
+        return Holding(
+            state.phase, state.committed_len, kv.kv_allocated_len, tail=0, has_ended=True
+        )
     config = server_config()
     accelerated = is_accelerated(req)
     rows = 1 + get_spec().speculative_num_steps if accelerated else 1
@@ -108,7 +105,7 @@ def holding(req: Any) -> Holding:
     num_questions = min(config.max_prefixes, tail)
     return Holding(
         phase=state.phase,
-        committed=committed_len(req),
+        committed=state.committed_len,
         allocated=kv.kv_allocated_len,
         tail=tail,
         judged_tail=1 + tail + num_questions * longest_question(),
@@ -174,18 +171,18 @@ def _apply(batch: Any, req: Any, grant: Grant) -> None:
     elif grant.move is Move.GIVE_UP:
         state.stats.short_drafts += 1
         state.segment_start = len(state.output_ids)
-        state.draft_kv_len = min(state.draft_kv_len, committed_len(req))
+        state.draft_kv_len = min(state.draft_kv_len, state.committed_len)
         state.continue_segment()
-        release_tail(batch, req, committed_len(req) + 1)
+        release_tail(batch, req, state.committed_len + 1)
         state.move = Move.STEP
     elif grant.move is Move.STEP and is_accelerated(req):
-        release_tail(batch, req, committed_len(req) + 1)
+        release_tail(batch, req, state.committed_len + 1)
 
 
 def _allocate(batch: Any, grants: Sequence[Grant], page_size: int) -> None:
     held = [req.kv.kv_allocated_len for req in batch.reqs]
     wanted = [
-        max(have, pages_up(committed_len(req) + (grant.tail or 0), page_size))
+        max(have, pages_up(req.parse_state.committed_len + (grant.tail or 0), page_size))
         for have, req, grant in zip(held, batch.reqs, grants, strict=True)
     ]
     alloc_for_spec_decode(

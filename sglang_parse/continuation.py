@@ -15,9 +15,8 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
 )
 
-from sglang_parse.commit import committed_len
 from sglang_parse.decision import share_tokens
-from sglang_parse.faults import nan_rows
+from sglang_parse.faults import NAN_IN_TARGET, nan_rows
 from sglang_parse.views import select_requests
 
 
@@ -54,7 +53,7 @@ class PlainTarget:
         shared = share_tokens(tokens, is_bad)
         for req, token in zip(batch.reqs, shared, strict=True):
             if token is None:
-                req.parse_state.fault = "NaN in the target model's logits"
+                req.parse_state.fault = NAN_IN_TARGET
         result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
         return result
 
@@ -82,7 +81,7 @@ class PlainTarget:
 
 def _decode_view(batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None) -> Any:
     """An ordinary decode step of some requests: their last output token, one slot each."""
-    lengths = [committed_len(batch.reqs[row]) + 1 for row in rows]
+    lengths = [batch.reqs[row].parse_state.committed_len + 1 for row in rows]
     if last_ids is None:
         known = [batch.reqs[row].parse_state.output_ids[-1] for row in rows]
         view = select_requests(batch, rows, lengths, known)

@@ -24,7 +24,6 @@ from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.commit import (
-    committed_len,
     draft_budget,
     is_gone,
     is_stop_token,
@@ -251,7 +250,9 @@ class Burst:
 
     def _lengths(self, step: int) -> list[int]:
         """Tokens of each sequence before its ``step``-th token of this stretch is chosen."""
-        return [committed_len(req) + 1 + _num_drafted(req) + step for req in self._reqs()]
+        return [
+            req.parse_state.committed_len + 1 + _num_drafted(req) + step for req in self._reqs()
+        ]
 
     def _first_step(self) -> torch.Tensor:
         reqs, ends = self._reqs(), self._lengths(0)
@@ -296,7 +297,7 @@ class Burst:
                 continue
             _keep(req, tokens)
             # The last token's KV may not be written yet.
-            state.draft_kv_len = committed_len(req) + _num_drafted(req)
+            state.draft_kv_len = state.committed_len + _num_drafted(req)
             if not state.fault and state.phase is Phase.DRAFTING:
                 staying.append(row)
         self.rows = staying

@@ -41,7 +41,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_parse.commit import committed_len, tokens_left
+from sglang_parse.commit import tokens_left
 from sglang_parse.decision import share
 from sglang_parse.views import select_requests
 
@@ -150,7 +150,7 @@ class Eagle3Head:
         reqs = [batch.reqs[part.row] for part in written]
         for req in reqs:
             req.parse_state.head = None  # until the forward below has succeeded
-        starts = [committed_len(req) for req in reqs]
+        starts = [req.parse_state.committed_len for req in reqs]
         lens = [len(part.token_ids) for part in written]
         ends = [start + length for start, length in zip(starts, lens, strict=True)]
         # The tokens at these positions; SGLang moves them on by one for the head.
@@ -193,7 +193,7 @@ class Eagle3Head:
         """
         started = time.perf_counter()
         reqs = [batch.reqs[row] for row in rows]
-        committed = [committed_len(req) for req in reqs]
+        committed = [req.parse_state.committed_len for req in reqs]
         view = select_requests(batch, rows, committed, ())
         view.input_ids = None
         view.seq_lens_sum = sum(committed)

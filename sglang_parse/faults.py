@@ -22,6 +22,8 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 logger = logging.getLogger(__name__)
 
+NAN_IN_TARGET = "NaN in the target model's logits"
+"""Why a request ends whose row the target cannot compute."""
 MAX_DRAFT_FAILURES = 3
 """Failures in a row of the draft model after which the server ends: it would answer nothing."""
 

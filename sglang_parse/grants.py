@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_parse.phases import Move, Phase
+from sglang_parse.phases import STEPPING, Move, Phase
 
 PATIENCE = 8
 """Iterations in a row a request may wait for slots before its draft is given up."""
@@ -74,17 +74,25 @@ def share_out(holdings: Sequence[Holding], available: int, page_size: int = 1) -
         available: slots nobody holds, those the radix cache can evict included.
         page_size: slots are taken and given back in whole pages of this many.
     """
+    going_on = [holding for holding in holdings if not holding.has_ended]
+    frees_soon = len(going_on) < len(holdings)
+    grants = iter(_share_out(going_on, available, page_size, frees_soon))
+    return [Grant(Move.WAIT, None) if h.has_ended else next(grants) for h in holdings]
+
+
+def _share_out(
+    holdings: Sequence[Holding], available: int, page_size: int, frees_soon: bool
+) -> list[Grant]:
+    """``share_out`` among those that go on; ``frees_soon``: others give their slots back."""
     reserve = max((_judging_cost(h, page_size) for h in holdings), default=0)
     for accelerate in (True, False):
         full = [_wish(h, accelerate) for h in holdings]
         if cost(holdings, full, page_size) + reserve <= available:
             return full
-    return _Shortage(holdings, available, page_size, reserve).share_out()
+    return _Shortage(holdings, available, page_size, reserve, frees_soon).share_out()
 
 
 def _wish(holding: Holding, accelerate: bool) -> Grant:
-    if holding.has_ended:
-        return Grant(Move.WAIT, None)
     if holding.is_accelerated:
         return Grant(Move.EAGLE, holding.tail) if accelerate else Grant(Move.STEP, 1)
     return Grant(_OWN_MOVE[holding.phase], holding.tail)
@@ -107,7 +115,7 @@ def _cost(holding: Holding, grant: Grant, page_size: int) -> int:
 
 def _judging_cost(holding: Holding, page_size: int) -> int:
     """Slots to keep free so that the draft of one burst more can be judged."""
-    if holding.phase is not Phase.DRAFTING or holding.has_ended:
+    if holding.phase is not Phase.DRAFTING:
         return 0
     return pages_up(holding.judged_tail - holding.tail, page_size)
 
@@ -121,19 +129,21 @@ class _Shortage:
     """Sharing out when not everyone can make its move."""
 
     def __init__(
-        self, holdings: Sequence[Holding], available: int, page_size: int, reserve: int
+        self,
+        holdings: Sequence[Holding],
+        available: int,
+        page_size: int,
+        reserve: int,
+        frees_soon: bool,
     ) -> None:
         self.holdings, self.left = holdings, available
-        self.page_size, self.reserve = page_size, reserve
+        self.page_size, self.reserve, self.frees_soon = page_size, reserve, frees_soon
         self.grants: dict[int, Grant] = {}
-        self.ended = {i for i, h in enumerate(holdings) if h.has_ended}
 
     def share_out(self) -> list[Grant]:
         # Steps first: they are what ends requests and returns whole rows of slots.
-        for i in self._in(Phase.CONTINUING, Phase.PLAIN):
+        for i in self._in(*STEPPING):
             self._give(i, Grant(Move.STEP, 1))
-        for i in self.ended:
-            self._give(i, Grant(Move.WAIT, None))
         # A pass returns slots in the same iteration: those who waited longest go first.
         waiting = sorted(self._in(Phase.VERIFYING), key=lambda i: -self.holdings[i].waited)
         for i in waiting:
@@ -144,7 +154,7 @@ class _Shortage:
         return [self.grants[i] for i in range(len(self.holdings))]
 
     def _in(self, *phases: Phase) -> list[int]:
-        return [i for i, h in enumerate(self.holdings) if h.phase in phases and i not in self.ended]
+        return [i for i, h in enumerate(self.holdings) if h.phase in phases]
 
     def _give(self, index: int, grant: Grant) -> None:
         self.left -= _cost(self.holdings[index], grant, self.page_size)
@@ -165,13 +175,13 @@ class _Shortage:
     def _give_up_until_something_moves(self) -> None:
         """Drop drafts, the shortest first, while slots are overdrawn or nobody moves.
 
-        A request that has ended counts as moving: its slots come back after this iteration.
+        Slots that come back after this iteration are as good as somebody who moves.
         """
         idle = (Move.WAIT, Move.JUDGE)
         shortest_first = sorted(self.grants, key=lambda i: self.holdings[i].num_drafted)
         for i in shortest_first:
             somebody_moves = any(grant.move not in idle for grant in self.grants.values())
-            if self.left >= 0 and (somebody_moves or self.ended):
+            if self.left >= 0 and (somebody_moves or self.frees_soon):
                 return
-            if i not in self.ended and self.grants[i].move in idle:
+            if self.grants[i].move in idle:
                 self._give(i, Grant(Move.GIVE_UP, 1))

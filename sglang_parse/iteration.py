@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from sglang_parse.commit import committed_len, is_gone, release_tail
+from sglang_parse.commit import is_gone, release_tail
 from sglang_parse.config import ParseConfig
 from sglang_parse.continuation import PlainTarget
 from sglang_parse.decision import NO_TOKEN, share_choices, share_plain
 from sglang_parse.draft import Burst, DraftModel
-from sglang_parse.faults import DraftGuard, end_request, nan_rows
+from sglang_parse.faults import NAN_IN_TARGET, DraftGuard, end_request, nan_rows
 from sglang_parse.guarded_head import GuardedHead
 from sglang_parse.metrics import Tally
 from sglang_parse.overlap import Pipeline
-from sglang_parse.phases import Move, Phase
+from sglang_parse.phases import STEPPING, Move, Phase
 from sglang_parse.readout import PassReading
-from sglang_parse.results import PendingResult, padded_result, spread_logprobs
+from sglang_parse.results import PendingResult, spread_logprobs
 from sglang_parse.rounds import RoundJudge
 from sglang_parse.sampling import RowSampler
 from sglang_parse.switch import OffSwitch, Stage, Timed
@@ -43,8 +43,6 @@ from sglang_parse.verify import (
     verifying_rows,
 )
 from sglang_parse.views import Readback, on_device
-
-_STEPPING = (Phase.CONTINUING, Phase.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,7 @@ class Iteration:
     def _sample(self, rows: Sequence[int], logits: torch.Tensor) -> _Steps:
         batch = self.batch
         positions = on_device(  # of the input tokens
-            [committed_len(batch.reqs[row]) for row in rows], batch.device
+            [batch.reqs[row].parse_state.committed_len for row in rows], batch.device
         )
         is_bad = nan_rows(logits)
         want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
@@ -217,7 +215,7 @@ class Iteration:
                 tokens.clear()
             else:
                 req.parse_state.write(tokens)
-        self.result.fill(padded_result(self.batch, self._emitted, self._output))
+        self.result.fill(self.batch, self._emitted, self._output)
 
     def _read_stage(self) -> None:
         read, self._read = self._read, None
@@ -253,10 +251,10 @@ class Iteration:
     def _read_steps(self, steps: _Steps) -> None:
         for row, token in zip(steps.rows, steps.readback.tolist(), strict=True):
             req = self.batch.reqs[row]
-            if is_gone(req) or req.parse_state.phase not in _STEPPING:
+            if is_gone(req) or req.parse_state.phase not in STEPPING:
                 continue  # SGLang, or the token before this one, has ended what it continued
             if token == NO_TOKEN:
-                req.parse_state.fault = "NaN in the target model's logits"
+                req.parse_state.fault = NAN_IN_TARGET
             else:
                 self._emitted[row] = self._kit.judge.after_steps(req, [token])
         self._output = steps.output
@@ -288,7 +286,7 @@ class Iteration:
         verifying = {part.row for part in judged.parts}
         for row in verifying:
             if not is_gone(req := batch.reqs[row]):
-                release_tail(batch, req, committed_len(req) + len(self._emitted[row]))
+                release_tail(batch, req, req.parse_state.committed_len + len(self._emitted[row]))
         elapsed_ms = self._ms_since(started)
         if verifying:
             self._timed.append(Timed(Stage.PASS, passed.row_starts[-1], 0, elapsed_ms))
@@ -308,7 +306,7 @@ class Iteration:
         return all(
             id(req) in stepping
             and req.parse_state.steps_unread
-            and req.parse_state.phase in _STEPPING
+            and req.parse_state.phase in STEPPING
             for req in reqs
         )
 

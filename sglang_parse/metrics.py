@@ -152,8 +152,7 @@ def response_info(req: Any) -> dict[str, Any]:
 
 def slots_held(req: Any) -> int:
     """KV slots of a request behind its final ones."""
-    state = req.parse_state
-    return req.kv.kv_allocated_len - state.committed - state.num_unread
+    return req.kv.kv_allocated_len - req.parse_state.committed_len
 
 
 Totals = dict[tuple[str, str], float]

@@ -25,6 +25,10 @@ class Phase(Enum):
     PLAIN = "plain"
 
 
+STEPPING = (Phase.CONTINUING, Phase.PLAIN)
+"""Where the target writes."""
+
+
 class Move(Enum):
     """What a request does in one iteration."""
 
@@ -116,6 +120,11 @@ class RequestState:
     committed: int = 0
     num_unread: int = 0
     settled: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def committed_len(self) -> int:
+        """Leading tokens of the sequence whose KV is final once what is under way has run."""
+        return self.committed + self.num_unread
 
     @property
     def is_plain(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from sglang.srt.managers.overlap_utils import FutureMap
 
-from sglang_parse.commit import committed_len
 from sglang_parse.overlap import pipeline
 from sglang_parse.views import on_device
 
@@ -36,7 +35,7 @@ class HostRelay(FutureMap):
         if batch.forward_mode.is_extend():
             pipeline().settle()
             return
-        lengths = [committed_len(req) for req in batch.reqs]
+        lengths = [req.parse_state.committed_len for req in batch.reqs]
         batch.seq_lens_cpu = torch.tensor(lengths)
         batch.seq_lens = on_device(lengths, batch.device)
         batch.seq_lens_sum = sum(lengths)

@@ -22,21 +22,32 @@ class PendingResult(GenerationBatchResult):
 
     def __init__(self, settle: Callable[[], None]) -> None:
         """``settle``: reads the iteration and calls ``fill``; does nothing the second time."""
-        super().__init__(next_draft_input=ParseDraftInput())
+        super().__init__(
+            next_draft_input=ParseDraftInput(),
+            # 1, the default, makes the first iteration that emits nothing crash the scheduler.
+            num_non_draft_tokens_per_req=0,
+        )
         self._copy_done = _CopyDone(settle)
 
-    def fill(self, result: GenerationBatchResult) -> None:
-        """Take over an iteration's result."""
-        for name in (
-            "logits_output",
-            "next_token_ids",
-            "accept_lens",
-            "new_seq_lens",
-            "speculative_num_draft_tokens",
-            "speculative_output_stride",
-            "num_non_draft_tokens_per_req",
-        ):
-            setattr(self, name, getattr(result, name))
+    def fill(
+        self, batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
+    ) -> None:
+        """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
+        if batch.return_logprob and output.next_token_logprobs is None:
+            # Whoever asked for them has ended; SGLang looks for them all the same.
+            output.next_token_logprobs = torch.zeros(len(batch.reqs), 1)
+        lens = [len(tokens) for tokens in emitted]
+        stride = max(1, *lens)
+        flat: list[int] = []
+        for tokens in emitted:
+            flat.extend(tokens)
+            flat.extend([0] * (stride - len(tokens)))
+        self.logits_output = output
+        self.next_token_ids = torch.tensor(flat)
+        self.accept_lens = torch.tensor(lens, dtype=torch.int32)
+        if not batch.enable_overlap:  # there the relay knows the lengths
+            self.new_seq_lens = batch.seq_lens + on_device(lens, batch.seq_lens.device)
+        self.speculative_num_draft_tokens = self.speculative_output_stride = stride
 
     def copy_to_cpu(self, **_: Any) -> None:
         """What SGLang calls when the worker has returned; nothing is copied yet."""
@@ -53,32 +64,6 @@ class _CopyDone:
         settle, self._settle = self._settle, None  # or iteration and result keep each other
         if settle is not None:
             settle()
-
-
-def padded_result(
-    batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
-) -> GenerationBatchResult:
-    """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
-    if batch.return_logprob and output.next_token_logprobs is None:
-        # Whoever asked for them has ended; SGLang looks for them all the same.
-        output.next_token_logprobs = torch.zeros(len(batch.reqs), 1)
-    stride = max(1, *(len(tokens) for tokens in emitted))
-    flat: list[int] = []
-    for tokens in emitted:
-        flat.extend(tokens)
-        flat.extend([0] * (stride - len(tokens)))
-    lens = [len(tokens) for tokens in emitted]
-    return GenerationBatchResult(
-        logits_output=output,
-        next_token_ids=torch.tensor(flat),
-        accept_lens=torch.tensor(lens, dtype=torch.int32),
-        new_seq_lens=batch.seq_lens + on_device(lens, batch.seq_lens.device),
-        next_draft_input=ParseDraftInput(),
-        speculative_num_draft_tokens=stride,
-        speculative_output_stride=stride,
-        # 1, the default, makes the first iteration that emits nothing crash the scheduler.
-        num_non_draft_tokens_per_req=0,
-    )
 
 
 def spread_logprobs(output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_parse.commit import is_stop_token, tokens_left
 from sglang_parse.config import ParseConfig
+from sglang_parse.faults import NAN_IN_TARGET
 from sglang_parse.metrics import process_tally
 from sglang_parse.phases import Phase, RequestState
 from sglang_parse.question import Question
@@ -96,7 +97,7 @@ class RoundJudge:
         """
         state = req.parse_state
         if readout.is_faulty:
-            state.fault = "NaN in the target model's logits"
+            state.fault = NAN_IN_TARGET
             return []
         self._watch_mass(readout)
         cut = self._cut(state, readout)
@@ -167,7 +168,7 @@ class RoundJudge:
         """
         state = req.parse_state
         if readout.is_faulty:
-            state.fault = "NaN in the target model's logits"
+            state.fault = NAN_IN_TARGET
             return []
         matched = matching_tokens(proposed, readout.choices)
         written = readout.choices[: matched + 1][: max(1, tokens_left(req))]

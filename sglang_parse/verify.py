@@ -14,7 +14,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.runtime_context import get_schedule
 
-from sglang_parse.commit import committed_len, sequence_slice
+from sglang_parse.commit import sequence_slice
 from sglang_parse.layout import RequestLayout, VerifyLayout
 from sglang_parse.mask import flat_mask
 from sglang_parse.phases import Draft
@@ -87,7 +87,7 @@ def continuing_rows(row: int, req: Any) -> VerifyRows:
 def proposed_rows(row: int, req: Any, proposed: Sequence[int]) -> VerifyRows:
     """A request whose target is accelerated: its anchor and ``proposed``, logits at all of them."""
     num_rows = 1 + len(proposed)
-    layout = RequestLayout(prefix_len=committed_len(req), num_draft_rows=num_rows)
+    layout = RequestLayout(prefix_len=req.parse_state.committed_len, num_draft_rows=num_rows)
     ids = [req.parse_state.output_ids[-1], *proposed]
     return VerifyRows(row, layout, ids, tuple(range(num_rows)), num_rows)
 
@@ -98,7 +98,7 @@ def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
     In semantic mode logits are needed at every cut (row 0: nothing kept) and every question's
     last row; in token mode at the anchor and every draft token.
     """
-    committed = committed_len(req)
+    committed = req.parse_state.committed_len
     draft = req.parse_state.draft
     num_draft_rows = 1 + len(draft.token_ids)
     layout = RequestLayout(

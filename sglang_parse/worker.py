@@ -129,13 +129,14 @@ class ParseWorker(BaseSpecWorker):
         if getattr(req, "parse_state", None) is not None:
             return
         options = RequestOptions.read(req.sampling_params.custom_params, self.config)
+        wish = admission.special_wish(req)
         req.parse_state = RequestState(
             phase=Phase.DRAFTING,
             threshold=options.threshold,
             keep_trace=options.trace,
-            plain_reason=admission.plain_reason(req, options),
-            continuation=admission.continuation(req, self.config),
-            steps_unread=not admission.special_wish(req),
+            plain_reason=admission.plain_reason(wish, options),
+            continuation=admission.continuation(wish, self.config),
+            steps_unread=not wish,
         )
 
     def _decode(self, batch: Any) -> GenerationBatchResult:

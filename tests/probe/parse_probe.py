@@ -227,7 +227,7 @@ def model_of(runner: Any) -> str:
 def held_by(req: Any) -> dict[str, Any]:
     """Which phase a request is in, and how many slots it holds behind its final ones."""
     state = getattr(req, "parse_state", None)
-    committed = state.committed + state.num_unread if state else req.kv.kv_committed_len
+    committed = state.committed_len if state else req.kv.kv_committed_len
     return {
         "rid": req.rid,
         "phase": state.phase.value if state else None,
