@@ -5,6 +5,7 @@ Both with the request's own temperature, top-p, top-k and min-p; seeds reproduce
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +47,10 @@ class Rule:
     def _kept(self, row: list[float]) -> list[bool]:
         kept = [False] * len(row)
         before, most = 0.0, max(row)
+        # A sum of all but the last few tokens may round to more than 1.
+        top_p = self.top_p if self.top_p < 1 else math.inf
         for rank, token in enumerate(sorted(range(len(row)), key=row.__getitem__, reverse=True)):
-            in_top = (self.top_k < 0 or rank < self.top_k) and before <= self.top_p
+            in_top = (self.top_k < 0 or rank < self.top_k) and before <= top_p
             kept[token] = in_top and row[token] >= self.min_p * most
             before += row[token]
         return kept
