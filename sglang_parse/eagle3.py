@@ -43,7 +43,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_parse.commit import tokens_left
 from sglang_parse.decision import share
-from sglang_parse.views import select_requests
+from sglang_parse.views import on_device, select_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Eagle3Head:
         view.extend_num_tokens = sum(lens)
         view.extend_logprob_start_lens = lens
         view.chunked_req_next_prompt_token = None
-        last = torch.tensor([part.token_ids[-1] for part in written], device=batch.device)
+        last = on_device([part.token_ids[-1] for part in written], batch.device)
         self._extend(view, torch.cat([part.hidden for part in written]), last)
 
     def _extend(self, view: Any, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> None:
@@ -196,7 +196,6 @@ class Eagle3Head:
         committed = [req.parse_state.committed_len for req in reqs]
         view = select_requests(batch, rows, committed, ())
         view.input_ids = None
-        view.seq_lens_sum = sum(committed)
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.forward_mode = ForwardMode.DECODE
         states = [req.parse_state.head for req in reqs]
@@ -204,10 +203,8 @@ class Eagle3Head:
             topk_p=torch.cat([state.topk_p for state in states]),
             topk_index=torch.cat([state.topk_index for state in states]),
             hidden_states=torch.cat([state.hidden for state in states]),
-            bonus_tokens=torch.tensor(
-                [req.parse_state.output_ids[-1] for req in reqs],
-                dtype=torch.int32,
-                device=batch.device,
+            bonus_tokens=on_device(
+                [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),
         )
         with self._forward():

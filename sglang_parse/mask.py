@@ -42,12 +42,12 @@ def tail_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torc
 
     Tensor operations over row owners; the cost does not depend on the context's length.
     """
-    lengths = torch.tensor([layout.num_draft_rows, *layout.question_lens], device=device)
+    # Neither the copy nor the repetition, whose size is known here, waits for the device.
+    numbers = [[layout.num_draft_rows, *part] for part in (layout.question_lens, layout.cuts)]
+    lengths, draft_seen = torch.tensor(numbers).to(device, non_blocking=True)
     ids = torch.arange(-1, layout.num_questions, device=device)
-    owner = torch.repeat_interleave(ids, lengths)
-    sees_draft = torch.repeat_interleave(
-        torch.tensor([layout.num_draft_rows, *layout.cuts], device=device), lengths
-    )
+    place = torch.repeat_interleave(lengths, output_size=layout.num_rows)
+    owner, sees_draft = ids[place], draft_seen[place]
     row = torch.arange(layout.num_rows, device=device)
     causal = row[None, :] <= row[:, None]
     same_owner = owner[None, :] == owner[:, None]

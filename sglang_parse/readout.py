@@ -83,13 +83,13 @@ def _measure(
     cut_logits = logits if question is None else logits[cuts]
     tokens = _choose(parts, cut_logits, sampler)
     values[cuts, 0] = tokens.double()
-    values[is_bad] = float("nan")
-    return values
+    return values.masked_fill_(is_bad[:, None], float("nan"))
 
 
 def read_verdicts(logits: torch.Tensor, question: Question) -> torch.Tensor:
     """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
-    pair = logits[:, [question.accept_id, question.reject_id]].float()
+    # Column by column: a list of both would be sent to the device, and waited for.
+    pair = torch.stack([logits[:, question.accept_id], logits[:, question.reject_id]], -1).float()
     mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
     return torch.stack([pair.softmax(-1)[:, 0], mass], dim=-1)
 

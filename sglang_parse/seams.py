@@ -51,6 +51,11 @@ SEAMS = (
         "replaced for PARSE: an iteration may emit nothing",
     ),
     Seam(
+        "sglang.srt.utils.common.async_h2d",
+        ("args", "dtype", "device"),
+        "sends an iteration's numbers to the device without a wait",
+    ),
+    Seam(
         "sglang.srt.utils.common.async_d2h",
         ("tensor",),
         "starts the copy of an iteration's numbers to the host",

@@ -16,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 
 from sglang_parse.layout import VerifyLayout
+from sglang_parse.views import on_device
 
 VERIFY_MODE = ForwardMode.DRAFT_EXTEND_V2
 
@@ -89,8 +90,8 @@ class ParseVerifyInput(SpecInput):
         Source: ``EagleVerifyInput.generate_attn_arg_prefill``.
         """
         device = req_pool_indices.device
-        kv_indptr = torch.tensor(self.layout.kv_indptr, dtype=torch.int32, device=device)
-        qo_indptr = torch.tensor(self.layout.qo_indptr, dtype=torch.int32, device=device)
+        kv_indptr = on_device(self.layout.kv_indptr, device, torch.int32)
+        qo_indptr = on_device(self.layout.qo_indptr, device, torch.int32)
         kv_indices = torch.empty(paged_kernel_lens_sum, dtype=torch.int32, device=device)
         translator.pack_read_stream(
             plan,

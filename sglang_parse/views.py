@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sglang.srt.utils.common import async_d2h, is_pin_memory_available
+from sglang.srt.utils.common import async_d2h, async_h2d
 
 
 def on_device(
     values: Sequence[int] | Sequence[bool], device: Any, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
     """``values`` as a tensor [len(values)] on ``device``, without a wait for what runs there."""
-    host = torch.tensor(values, dtype=dtype, pin_memory=is_pin_memory_available(device))
-    return host.to(device, non_blocking=True)
+    return async_h2d(values, dtype=dtype, device=device)
 
 
 class Readback:
@@ -58,7 +57,7 @@ def select_requests(
     view.req_pool_indices = batch.req_pool_indices[on_device(rows, batch.device)]
     view.seq_lens_cpu = torch.tensor(seq_lens)
     view.seq_lens = on_device(seq_lens, batch.device)
-    view.seq_lens_sum = None
+    view.seq_lens_sum = sum(seq_lens)
     view.orig_seq_lens = view.seq_lens.to(torch.int32)
     if not isinstance(input_ids, torch.Tensor):
         input_ids = on_device(input_ids, batch.device)

@@ -43,7 +43,7 @@ def paged_rows(
     kv_indptr = indptr(kv_lens, device)
     owner = torch.repeat_interleave(
         torch.arange(len(sequences), device=device),
-        torch.tensor(kv_lens, device=device),
+        _sent(kv_lens, device),
         output_size=sum(kv_lens),  # known here: no wait for the device
     )
     place = torch.arange(sum(kv_lens), device=device) - kv_indptr[owner]
@@ -70,15 +70,20 @@ def page_table(sequences: Sequence[PseudoSequence], slots: torch.Tensor) -> torc
 
 def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
     """int32 [n + 1] CSR offsets of runs of these lengths."""
-    return torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
+    return _sent([*accumulate(lengths, initial=0)], device, torch.int32)
 
 
 def _columns(
     sequences: Sequence[PseudoSequence], owner: torch.Tensor, place: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(request, column in it) of the ``place``-th column of the sequences ``owner``."""
-    numbers = torch.tensor(
-        [[s.request, s.context, s.own_start - s.context] for s in sequences], device=owner.device
-    )
-    request, context, jump = numbers[owner].unbind(-1)
+    numbers = [n for s in sequences for n in (s.request, s.context, s.own_start - s.context)]
+    request, context, jump = _sent(numbers, owner.device).view(-1, 3)[owner].unbind(-1)
     return request, torch.where(place < context, place, place + jump)
+
+
+def _sent(
+    values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """``views.on_device`` for what runs without SGLang."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

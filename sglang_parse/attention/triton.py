@@ -13,6 +13,7 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 from sglang_parse.attention.alias import paged_rows
 from sglang_parse.spec_input import ParseVerifyInput
+from sglang_parse.views import on_device
 
 
 class ParseTritonBackend(TritonAttnBackend):
@@ -28,9 +29,7 @@ class ParseTritonBackend(TritonAttnBackend):
             self._plan_alias(spec_info, forward_batch)
         else:
             self.forward_metadata.custom_mask = spec_info.custom_mask
-            self.forward_metadata.mask_indptr = torch.tensor(
-                spec_info.layout.mask_indptr, device=self.device
-            )
+            self.forward_metadata.mask_indptr = on_device(spec_info.layout.mask_indptr, self.device)
 
     def _plan_alias(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]

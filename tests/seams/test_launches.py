@@ -1,0 +1,306 @@
+"""On a GPU an iteration's launch waits for nothing, and no tensor lies on the wrong side.
+
+The worker's own code on a GPU without numbers (``fake_gpu``); the models' forwards and SGLang's
+sampler are stood in for, because their kernels have no fake form.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import GPU, HostWaits, fake_gpu
+
+from sglang_parse.config import ParseConfig
+from sglang_parse.layout import RequestLayout, VerifyLayout
+from sglang_parse.overlap import Pipeline
+from sglang_parse.phases import Draft, Move, Phase, RequestState
+
+pytestmark = pytest.mark.seams
+
+VOCAB, WIDTH, PROMPT = 32, 64, 20
+CONFIG = ParseConfig(draft_tokens=8, burst_tokens=4)
+QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What asks for a driver, as it behaves where there is one."""
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_parse import commit, decision, readout, views
+
+    def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+    def async_d2h(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu", non_blocking=True)
+
+    class Event:
+        record = synchronize = staticmethod(lambda *_: None)
+
+    monkeypatch.setattr(views, "async_h2d", async_h2d)
+    monkeypatch.setattr(views, "async_d2h", async_d2h)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(readout, "share", lambda values: values)
+    monkeypatch.setattr(decision, "share", lambda values: values)
+    monkeypatch.setattr(commit, "server_config", lambda: CONFIG)
+    nothing = forward_batch_info.CaptureHiddenMode.NULL
+    no_positions = (torch.zeros(0), torch.zeros(0))  # a kernel's; a pass has its own
+    for name, answer in (
+        ("get_server_return_hidden_states_mode", nothing),
+        ("compute_position", no_positions),
+    ):
+        monkeypatch.setattr(forward_batch_info, name, lambda *_, answer=answer: answer)
+    one_rank = dict.fromkeys(("moe_ep_size", "attn_dcp_size", "attn_dp_size", "attn_cp_size"), 1)
+    with get_parallel().override(**one_rank), fake_gpu():
+        yield
+
+
+class Runner:
+    """A model runner whose forward gives logits of the right shape."""
+
+    device = GPU
+    spec_algorithm = lora_manager = None
+    is_draft_worker = False
+    model_config = SimpleNamespace(model_is_mrope=False, requires_mm_token_modalities=False)
+    ngram_embedding_manager = SimpleNamespace(enabled=False)
+    prefill_attention_backend_str = ""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+
+        self.forwards: list[Any] = []
+        self.kv_index_translator = KVIndexTranslator(
+            req_to_token=table,
+            token_to_kv_pool_allocator=None,
+            token_to_kv_pool=None,
+            page_size=1,
+            device=GPU,
+        )
+
+    def forward(self, forward_batch: Any) -> Any:
+        self.forwards.append(forward_batch)
+        spec_info = forward_batch.spec_info
+        num_rows = len(forward_batch.seq_lens)
+        if spec_info is not None:
+            num_rows = len(spec_info.select_index)
+        for name in ("input_ids", "positions", "out_cache_loc", "seq_lens", "req_pool_indices"):
+            assert getattr(forward_batch, name).device == GPU, name
+        logits = torch.zeros(num_rows, VOCAB, device=GPU)
+        return SimpleNamespace(
+            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None)
+        )
+
+    def sample(self, output: Any, view: Any) -> torch.Tensor:
+        for tensor in (view.positions, view.sampling_info.temperatures, view.req_pool_indices):
+            assert len(tensor) == len(output.next_token_logits)
+            assert tensor.device == GPU
+        return output.next_token_logits.argmax(-1).to(torch.int32)
+
+
+def request(number: int, phase: Phase, move: Move, *, top_k: int = 1, draft: int = 0) -> Any:
+    """A running request behind a prompt and one output token."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    questions = {"prefix_ends": [draft], "question_ids": [[1, 2]]} if move is Move.PASS else {}
+    params = SamplingParams(top_k=top_k, max_new_tokens=30, ignore_eos=True)
+    req = Req(str(number), "", array("q", [1] * PROMPT), params, vocab_size=VOCAB)
+    req.kv.req_pool_idx, req.kv.kv_allocated_len = number, PROMPT + 8
+    req.parse_state = RequestState(
+        phase=phase,
+        threshold=0.5,
+        move=move,
+        output_ids=[7],
+        committed=PROMPT,
+        draft_kv_len=PROMPT,
+        draft=Draft(token_ids=[5] * draft, **questions),
+    )
+    return req
+
+
+def batch_of(*reqs: Any) -> Any:
+    """SGLang's batch of these requests."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    def column(value: float) -> torch.Tensor:
+        return torch.full((len(reqs),), value, device=GPU)
+
+    info = SamplingBatchInfo(
+        temperatures=column(1.0),
+        top_ps=column(1.0),
+        top_ks=column(1),
+        min_ps=column(0.0),
+        is_all_greedy=False,
+        is_any_greedy=True,
+        need_top_p_sampling=False,
+        need_top_k_sampling=False,
+        need_min_p_sampling=False,
+        vocab_size=VOCAB,
+        device=GPU,
+    )
+    table = torch.zeros(len(reqs), WIDTH, dtype=torch.int32, device=GPU)
+    return ScheduleBatch(
+        reqs=list(reqs),
+        device=GPU,
+        req_pool_indices=torch.arange(len(reqs), device=GPU),
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        sampling_info=info,
+        return_logprob=False,
+    )
+
+
+def kit_for(batch: Any, *, is_masked: bool) -> Any:
+    """What a server's iterations work with, over runners that compute nothing."""
+    from sglang_parse.continuation import PlainTarget
+    from sglang_parse.draft import DraftModel
+    from sglang_parse.faults import DraftGuard
+    from sglang_parse.guarded_head import GuardedHead
+    from sglang_parse.iteration import Kit
+
+    table = batch.req_to_token_pool.req_to_token
+    target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
+    vars(target).update(runner=Runner(table), _capture_mode=None)
+    vars(draft).update(
+        draft_runner=Runner(table), device=GPU, steps_unseen=None, req_to_token=table
+    )
+    return Kit(
+        config=CONFIG,
+        target=target,
+        draft=draft,
+        draft_guard=DraftGuard(1),
+        head=GuardedHead(None, 1),
+        judge=SimpleNamespace(question=QUESTION, plan=lambda _: None),
+        switch=SimpleNamespace(),
+        tally=SimpleNamespace(count=lambda *_: None),
+        pipeline=Pipeline(),
+        is_masked=is_masked,
+    )
+
+
+def launched(batch: Any, *, is_masked: bool = True, kit: Any = None) -> tuple[Any, Any]:
+    """An iteration of ``batch``, launched and not read; and what it worked with."""
+    from sglang_parse.iteration import Iteration
+
+    kit = kit or kit_for(batch, is_masked=is_masked)
+    iteration = Iteration(kit, batch)
+    iteration.launch()
+    return iteration, kit
+
+
+def test_what_the_fake_gpu_refuses():
+    """The test can fail."""
+    values = torch.zeros(3, device=GPU)
+    for waits in (
+        lambda: torch.tensor([1, 2], device=GPU),
+        lambda: values.to("cpu"),
+        lambda: values.copy_(torch.zeros(3)),
+        lambda: values[[0, 2]],
+    ):
+        with pytest.raises(HostWaits):
+            waits()
+    for looks in (values.tolist, values.nonzero, lambda: bool(values.any())):
+        with pytest.raises(RuntimeError):
+            looks()
+    with pytest.raises(RuntimeError, match="device"):
+        values + torch.zeros(3)
+
+
+def test_a_burst():
+    """Requests that begin, go on, need their draft KV completed, sample, or end before the rest."""
+    begins, goes_on = (request(i, Phase.DRAFTING, Move.BURST, draft=2 * i) for i in (0, 1))
+    samples = request(2, Phase.DRAFTING, Move.BURST, top_k=5)
+    ends = request(3, Phase.DRAFTING, Move.BURST, draft=7)
+    goes_on.parse_state.draft_kv_len = PROMPT + 3
+    ends.parse_state.draft_kv_len = PROMPT + 8
+    _, kit = launched(batch_of(begins, goes_on, samples, ends))
+    modes = [forward.forward_mode.name for forward in kit.draft.draft_runner.forwards]
+    assert modes == ["DECODE"] * CONFIG.burst_tokens
+    begins.parse_state.draft_kv_len = PROMPT - 4
+    _, kit = launched(batch_of(begins, samples))
+    modes = [forward.forward_mode.name for forward in kit.draft.draft_runner.forwards]
+    assert modes == ["EXTEND"] + ["DECODE"] * (CONFIG.burst_tokens - 1)
+
+
+def test_steps_behind_unread_steps():
+    reqs = [request(i, Phase.PLAIN, Move.STEP, top_k=1 + 4 * i) for i in range(3)]
+    batch = batch_of(*reqs)
+    first, kit = launched(batch)
+    assert first.may_be_followed_unread(reqs[1:])
+    kit.pipeline.add(first)
+    launched(batch_of(*reqs[1:]), kit=kit)
+    assert [len(forward.seq_lens) for forward in kit.target.runner.forwards] == [3, 2]
+    assert [req.parse_state.num_unread for req in reqs] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+@pytest.mark.parametrize("question", [QUESTION, None], ids=["semantic", "token"])
+def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch):
+    """Drafts are judged, one request samples, another only continues."""
+    from sglang_parse import iteration
+
+    monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
+    batch = batch_of(
+        request(0, Phase.VERIFYING, Move.PASS, draft=5),
+        request(1, Phase.VERIFYING, Move.PASS, draft=1, top_k=5),
+        request(2, Phase.CONTINUING, Move.STEP),
+    )
+    kit = kit_for(batch, is_masked=is_masked)
+    kit.judge.question = question
+    launched(batch, kit=kit)
+    (forward,) = kit.target.runner.forwards
+    layout = forward.spec_info.layout
+    assert len(forward.input_ids) == len(forward.positions) == layout.num_rows
+    mask = forward.spec_info.custom_mask
+    assert mask.device == GPU if is_masked else mask is None
+
+
+def test_the_lengths_of_a_batch_under_overlap():
+    from sglang_parse.relay import HostRelay
+
+    batch = batch_of(*(request(i, Phase.PLAIN, Move.STEP) for i in range(2)))
+    batch.forward_mode = SimpleNamespace(is_extend=lambda: False)
+    HostRelay.resolve_seq_lens_cpu(object.__new__(HostRelay), batch)
+    assert batch.seq_lens.device == GPU
+    assert batch.seq_lens_cpu.device.type == "cpu"
+
+
+LAYOUT = VerifyLayout.of(
+    [RequestLayout(9, 6, (2, 6), (3, 4)), RequestLayout(0, 4, (4,), (2,)), RequestLayout(7, 1)]
+)
+
+
+def test_how_a_backend_plans_a_pass():
+    """With a mask: index arrays; without: pseudo-sequences, as slots in a row or as a table."""
+    from sglang_parse.attention.alias import page_table, paged_rows
+    from sglang_parse.mask import flat_mask
+    from sglang_parse.spec_input import ParseVerifyInput
+
+    spec_info = ParseVerifyInput(
+        layout=LAYOUT,
+        custom_mask=flat_mask(LAYOUT, GPU),
+        select_index=torch.zeros(1, dtype=torch.int64, device=GPU),
+    )
+    lens = torch.zeros(3, dtype=torch.int64, device=GPU)
+    planned = spec_info.generate_attn_arg_prefill(
+        req_pool_indices=lens,
+        paged_kernel_lens=lens,
+        paged_kernel_lens_sum=LAYOUT.kv_indptr[-1],
+        translator=SimpleNamespace(pack_read_stream=lambda *_, **__: None),
+        plan=None,
+        kind=None,
+    )
+    slots = torch.zeros(3, WIDTH, dtype=torch.int32, device=GPU)
+    sequences = LAYOUT.pseudo_sequences()
+    for with_own in (True, False):
+        *rows, _ = paged_rows(sequences, slots, with_own=with_own)
+        assert all(part.device == GPU for part in rows)
+    for part in (*planned, page_table(sequences, slots)):
+        assert part.device == GPU
