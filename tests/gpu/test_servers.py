@@ -106,11 +106,11 @@ class Servers:
     def _client(self, name: str, flags: tuple[str, ...]) -> Iterator[Any]:
         return self.e2e.served(self.start, name.replace(" ", "-"), *flags)
 
-    def plain(self, setup: Setup) -> Iterator[Any]:
-        """Stock SGLang with the random target."""
-        plain = Setup(setup.backend, "")
-        flags = ("--model-path", str(self.random_pair[0]), "--disable-overlap-schedule")
-        return self._client(f"plain {plain}", (*flags, *plain.on_gpu))
+    def plain(self, setup: Setup, target: Path | None = None) -> Iterator[Any]:
+        """Stock SGLang with ``target``, the random one if there is none."""
+        plain, target = Setup(setup.backend, ""), target or self.random_pair[0]
+        flags = ("--model-path", str(target), "--disable-overlap-schedule")
+        return self._client(f"plain {target.parent.name} {plain}", (*flags, *plain.on_gpu))
 
     def semantic(self, setup: Setup) -> Iterator[Any]:
         """Random pair: verdicts mean nothing, cuts fall anywhere."""
@@ -125,12 +125,15 @@ class Servers:
             f"token {setup}", self.e2e.parse_flags(self.random_pair, *flags, *setup.on_gpu)
         )
 
-    def demo(self, setup: Setup) -> Iterator[Any]:
+    def demo(self, setup: Setup, *, has_head: bool = False) -> Iterator[Any]:
+        """The trained pair; ``has_head``: and its EAGLE-3 head, where no draft is written."""
         demo = self.e2e.DEMO
         flags = (*self.e2e.QUESTION, "--parse-layout", setup.layout, *setup.on_gpu)
-        return self._client(
-            f"demo {setup}", self.e2e.parse_flags((demo / "target", demo / "draft"), *flags)
-        )
+        if has_head:
+            path = str(demo / "eagle3")
+            flags = (*flags, "--parse-continuation", "eagle3", "--parse-eagle3-path", path)
+        name = f"{'head' if has_head else 'demo'} {setup}"
+        return self._client(name, self.e2e.parse_flags((demo / "target", demo / "draft"), *flags))
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +161,16 @@ def demo(servers: Servers, setup: Setup) -> Iterator[Any]:
     yield from servers.demo(setup)
 
 
+@pytest.fixture
+def demo_plain(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.plain(setup, servers.e2e.DEMO / "target")
+
+
+@pytest.fixture
+def head(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.demo(setup, has_head=True)
+
+
 @pytest.fixture(scope="session")
 def target_model(e2e: ModuleType) -> Any:
     """The demo target in plain transformers, in fp32."""
@@ -167,17 +180,27 @@ def target_model(e2e: ModuleType) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).cuda().eval()
 
 
+@pytest.fixture(scope="session")
+def tokenizer(e2e: ModuleType) -> Any:
+    """The demo pair's."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(e2e.DEMO / "target")
+
+
 def prompts(count: int = 16) -> list[list[int]]:
     from client import random_prompts
 
     return random_prompts(count, 91)
 
 
-def assert_the_targets(plain: Any, setup: Setup, answers: list[dict]) -> None:
+def assert_the_targets(
+    plain: Any, setup: Setup, answers: list[dict], asked: list[list[int]] | None = None
+) -> None:
     """Each token of each answer is the plain target's best, or as good as that."""
     from judged_tokens import gaps
 
-    for prompt, answer in zip(prompts(len(answers)), answers, strict=True):
+    for prompt, answer in zip(asked or prompts(len(answers)), answers, strict=True):
         if answer["output_ids"]:
             found = gaps(plain, prompt, answer["output_ids"])
             assert max(found) < NEAR_TIE[setup.dtype], found
@@ -221,16 +244,40 @@ def test_token_mode(plain: Any, token: Any, setup: Setup, concurrency: int):
     token.assert_nothing_lost()
 
 
+@pytest.mark.parametrize(
+    "setup",
+    [
+        *(Setup(backend, "auto") for backend in DTYPES),
+        Setup("flashinfer", "auto", ("--disable-cuda-graph",)),
+    ],
+    ids=str,
+    indirect=True,
+)
+@pytest.mark.parametrize("options", [EXACT, {"enabled": False}], ids=["cut", "plain"])
+def test_an_eagle3_head_changes_no_token(
+    demo_plain: Any, head: Any, setup: Setup, options: dict, problems: list, tokenizer: Any
+):
+    """Its steps are passes; an answer's last token is a plain step, from a CUDA graph."""
+    asked = [tokenizer.encode(p.prompt, add_special_tokens=False) for p in problems[:16]]
+    answers = head.generate_all(asked, 16, parse=options, max_new_tokens=40, ignore_eos=True)
+    assert_the_targets(demo_plain, setup, answers, asked)
+    ahead, steps = (
+        sum(info[name] for info in infos(answers)) for name in ("eagle3_tokens", "eagle3_steps")
+    )
+    assert ahead > 1.5 * steps > 0
+    head.assert_nothing_lost()
+
+
 # -- cuts -----------------------------------------------------------------------------
 
 
 @each_layout
-def test_cuts_are_the_slow_references(demo: Any, setup: Setup, problems: list, target_model: Any):
+def test_cuts_are_the_slow_references(
+    demo: Any, setup: Setup, problems: list, target_model: Any, tokenizer: Any
+):
     """The trained pair against one ordinary prompt per prefix, in fp32."""
     from again import judged_again
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(target_model.name_or_path)
     allowed, num_cut = VERDICT[setup.dtype], 0
     for problem in problems[:16]:
         answer = demo.generate(problem.prompt, parse={"trace": True}, max_new_tokens=256)

@@ -116,6 +116,42 @@ def test_graphs_are_captured_of_plain_steps():
     assert seen == [(False, 1)] * 2 + [(True, None)] * 2
 
 
+def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
+    """SGLang's own answer while decode graphs are captured, and after."""
+    from types import SimpleNamespace
+
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.runtime_context import _ConfigBag
+
+    from sglang_parse.config import ENV_VAR, ParseConfig
+    from sglang_parse.patches import head_states
+
+    features = _ConfigBag("exec.features")
+    features._set("return_hidden_states_mode", None)
+    features._set("enable_return_hidden_states", False)
+    spec = SimpleNamespace(speculative_algorithm="PARSE")
+    for module in (head_states, forward_batch_info):
+        monkeypatch.setattr(module, "get_exec", lambda: SimpleNamespace(features=features))
+    monkeypatch.setattr(head_states, "get_spec", lambda: spec)
+    kept = forward_batch_info.get_server_return_hidden_states_mode
+
+    def captured(is_draft_worker: bool = False) -> str:
+        runner = SimpleNamespace(is_draft_worker=is_draft_worker)
+        mode = head_states._capture_with_states(lambda **_: kept(), model_runner=runner)
+        assert kept().name == "NULL"
+        return mode.name
+
+    monkeypatch.setenv(ENV_VAR, "")
+    assert captured() == "NULL"
+    environ: dict[str, str] = {}
+    ParseConfig(continuation="eagle3", eagle3_path="head").to_env(environ)
+    monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
+    assert captured() == "FULL"
+    assert captured(is_draft_worker=True) == "NULL"
+    spec.speculative_algorithm = "EAGLE3"
+    assert captured() == "NULL"
+
+
 class _CharTokenizer:
     """Token ids are code points."""
 
