@@ -96,13 +96,18 @@ class Eagle3Head:
 
     @contextmanager
     def _as_eagle3(self) -> Iterator[None]:
-        """SGLang's settings as its EAGLE-3 worker wants to find them when it is made."""
-        steps = get_spec().speculative_num_steps
+        """SGLang's settings as its EAGLE-3 worker wants to find them when it is made.
+
+        It takes memory for as many tokens at once as these say: not those of a draft and its
+        questions, but what the head proposes, and one.
+        """
+        proposed = get_spec().speculative_num_steps + 1
         with get_spec().override(
             speculative_algorithm=SpeculativeAlgorithm.EAGLE3.name,
             speculative_draft_model_path=self._path,
             speculative_draft_model_revision="main",
-            speculative_num_draft_tokens=steps + 1,
+            speculative_num_draft_tokens=proposed,
+            max_speculative_num_draft_tokens=proposed,
         ):
             yield
 

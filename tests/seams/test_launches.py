@@ -30,6 +30,7 @@ QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What asks for a driver, as it behaves where there is one."""
+    from sglang.kernels.ops.memory import small_copy
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import get_parallel
 
@@ -57,6 +58,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("compute_position", no_positions),
     ):
         monkeypatch.setattr(forward_batch_info, name, lambda *_, answer=answer: answer)
+    # A kernel too; SGLang copies without it where it does not fit.
+    monkeypatch.setattr(small_copy, "try_small_copy", lambda *_: False)
     one_rank = dict.fromkeys(("moe_ep_size", "attn_dcp_size", "attn_dp_size", "attn_cp_size"), 1)
     with get_parallel().override(**one_rank), fake_gpu():
         yield
@@ -92,9 +95,32 @@ class Runner:
             num_rows = len(spec_info.select_index)
         for name in ("input_ids", "positions", "out_cache_loc", "seq_lens", "req_pool_indices"):
             assert getattr(forward_batch, name).device == GPU, name
+        if forward_batch.forward_mode.is_decode():
+            self._load_graph(forward_batch)
         logits = torch.zeros(num_rows, VOCAB, device=GPU)
         return SimpleNamespace(
             logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None)
+        )
+
+    def _load_graph(self, forward_batch: Any) -> None:
+        """What SGLang does before it replays the CUDA graph of a step."""
+        from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
+
+        num_reqs, captured = len(forward_batch.seq_lens), 8
+        registry = build_decode_registry(
+            device=GPU,
+            max_bs=captured,
+            max_num_token=captured,
+            seq_len_fill_value=1,
+            cache_loc_dtype=torch.int64,
+            share_pool=False,
+        )
+        registry.fill_from(
+            forward_batch,
+            raw_bs=num_reqs,
+            padded_bs=captured,
+            raw_num_tokens=num_reqs,
+            padded_num_tokens=captured,
         )
 
     def sample(self, output: Any, view: Any) -> torch.Tensor:
