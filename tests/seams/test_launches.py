@@ -269,7 +269,8 @@ def test_steps_behind_unread_steps():
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("question", [QUESTION, None], ids=["semantic", "token"])
 def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch):
-    """Drafts are judged, one request samples, another only continues."""
+    """Drafts are judged, one request samples; one only continues, one does so with an adapter, and
+    one has a head's proposals checked."""
     from sglang_parse import iteration
 
     monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
@@ -277,11 +278,16 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
         request(0, Phase.VERIFYING, Move.PASS, draft=5),
         request(1, Phase.VERIFYING, Move.PASS, draft=1, top_k=5),
         request(2, Phase.CONTINUING, Move.STEP),
+        request(3, Phase.PLAIN, Move.STEP),
+        request(4, Phase.CONTINUING, Move.EAGLE),
     )
+    batch.reqs[3].lora_id = "adapter"
     kit = kit_for(batch, is_masked=is_masked)
     kit.judge.question = question
+    monkeypatch.setattr(kit.head, "propose", lambda *_: {4: [8, 9]})
     launched(batch, kit=kit)
-    (forward,) = kit.target.runner.forwards
+    forward, alone = kit.target.runner.forwards
+    assert (len(forward.seq_lens), len(alone.seq_lens)) == (4, 1)
     layout = forward.spec_info.layout
     assert len(forward.input_ids) == len(forward.positions) == layout.num_rows
     mask = forward.spec_info.custom_mask
