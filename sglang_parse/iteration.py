@@ -182,8 +182,6 @@ class Iteration:
         if stepping:
             logits = passed.logits[end:]
             if alone:
-                # SGLang's graphs share one buffer for logits: a step may overwrite a pass's.
-                logits = logits.clone()
                 logits = torch.cat([logits, kit.target.decode(batch, alone).next_token_logits])
             steps = self._sample(riding + alone, logits)
         self._read = partial(self._read_pass, parts, passed, readings, proposals, steps, started)

@@ -116,7 +116,7 @@ def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass computed.
+    """What a pass computed, in memory of its own.
 
     Attributes:
         logits: [sum of len(part.logits_rows), vocab], the parts' rows in order.
@@ -215,7 +215,9 @@ def run_pass(
     # Questions share positions with later draft tokens: only the layout knows them.
     forward_batch.positions = on_device(layout.positions(), device)
     output = target_runner.forward(forward_batch).logits_output
-    return PassOutput(output.next_token_logits, starts, output.hidden_states, layout.qo_indptr)
+    # SGLang's graphs write a forward's numbers where the one before has left its own.
+    hidden = output.hidden_states.clone() if capture else None
+    return PassOutput(output.next_token_logits.clone(), starts, hidden, layout.qo_indptr)
 
 
 def _batch_view(

@@ -117,29 +117,31 @@ def test_graphs_are_captured_of_plain_steps():
 
 
 def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
-    """SGLang's own answer while decode graphs are captured, and after."""
+    """SGLang's own answer while graphs are captured, and after."""
     from types import SimpleNamespace
 
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import _ConfigBag
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from sglang_parse.algorithm import ParseAlgorithm
     from sglang_parse.config import ENV_VAR, ParseConfig
-    from sglang_parse.patches import head_states
+    from sglang_parse.patches import decode_graphs
 
     features = _ConfigBag("exec.features")
     features._set("return_hidden_states_mode", None)
     features._set("enable_return_hidden_states", False)
-    spec = SimpleNamespace(speculative_algorithm="PARSE")
-    for module in (head_states, forward_batch_info):
+    for module in (decode_graphs, forward_batch_info):
         monkeypatch.setattr(module, "get_exec", lambda: SimpleNamespace(features=features))
-    monkeypatch.setattr(head_states, "get_spec", lambda: spec)
     kept = forward_batch_info.get_server_return_hidden_states_mode
+    parse = object.__new__(ParseAlgorithm)
 
-    def captured(is_draft_worker: bool = False) -> str:
-        runner = SimpleNamespace(is_draft_worker=is_draft_worker)
-        mode = head_states._capture_with_states(lambda **_: kept(), model_runner=runner)
+    def captured(algorithm: object = parse, *, is_draft_worker: bool = False) -> str:
+        modes = []
+        runner = SimpleNamespace(spec_algorithm=algorithm, is_draft_worker=is_draft_worker)
+        decode_graphs._capture_plain_steps(lambda _: modes.append(kept()), runner)
         assert kept().name == "NULL"
-        return mode.name
+        return modes[0].name
 
     monkeypatch.setenv(ENV_VAR, "")
     assert captured() == "NULL"
@@ -148,8 +150,7 @@ def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
     assert captured() == "FULL"
     assert captured(is_draft_worker=True) == "NULL"
-    spec.speculative_algorithm = "EAGLE3"
-    assert captured() == "NULL"
+    assert captured(SpeculativeAlgorithm.EAGLE3) == "NULL"
 
 
 class _CharTokenizer:
