@@ -28,9 +28,6 @@ class PlainTarget:
         self.worker = target_worker
         self._capture_mode = CaptureHiddenMode.FULL if capture else None
         self.runner = target_worker.model_runner
-        if self.runner.lora_manager is not None:
-            # Batches without an adapter, verification passes among them, take the plain path.
-            self.runner.lora_manager.lora_backend.skip_inactive_lora_batches = True
 
     def prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
         """Prefill and sample, with a look at the logits in between.

@@ -6,7 +6,8 @@ yet), the draft, the questions. The target's own next token after k draft tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,18 +207,36 @@ def run_pass(
         select_index=on_device(select, device),
     )
     view = _batch_view(batch, parts, layout, spec_info)
-    forward_batch = ForwardBatch.init_new(
-        view,
-        target_runner,
-        capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
-        return_hidden_states_before_norm=False,
-    )
+    with _without_adapters(target_runner):
+        forward_batch = ForwardBatch.init_new(
+            view,
+            target_runner,
+            capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
+            return_hidden_states_before_norm=False,
+        )
     # Questions share positions with later draft tokens: only the layout knows them.
     forward_batch.positions = on_device(layout.positions(), device)
     output = target_runner.forward(forward_batch).logits_output
     # SGLang's graphs write a forward's numbers where the one before has left its own.
     hidden = output.hidden_states.clone() if capture else None
     return PassOutput(output.next_token_logits.clone(), starts, hidden, layout.qo_indptr)
+
+
+@contextmanager
+def _without_adapters(target_runner: Any) -> Iterator[None]:
+    """SGLang prepares LoRA for every forward, by rows it knows; a pass has others, and no adapter.
+
+    Not for good: a CUDA graph that is captured meanwhile would be one without adapters for all.
+    """
+    if target_runner.lora_manager is None:
+        yield
+        return
+    backend = target_runner.lora_manager.lora_backend
+    backend.skip_inactive_lora_batches = True
+    try:
+        yield
+    finally:
+        backend.skip_inactive_lora_batches = False
 
 
 def _batch_view(

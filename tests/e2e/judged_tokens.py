@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from client import Client
 
 
-def gaps(plain: Client, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+def gaps(
+    plain: Client, prompt: Sequence[int], output: Sequence[int], top: dict | None = None
+) -> list[float]:
     """[len(output)] by how much the best token beats each of these, in log probability.
 
     All zero for greedy tokens. Every token is judged behind the ones before it, so one difference
@@ -15,12 +17,18 @@ def gaps(plain: Client, prompt: Sequence[int], output: Sequence[int]) -> list[fl
 
     Args:
         plain: a server of the target, without PARSE.
+        top: of the requests; their adapter, say.
     """
     start = len(prompt) - 1  # of the first token SGLang looks at, nothing is said
     answer = plain.generate(
         [*prompt, *output],
         max_new_tokens=0,
-        top={"return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": start},
+        top={
+            "return_logprob": True,
+            "top_logprobs_num": 1,
+            "logprob_start_len": start,
+            **(top or {}),
+        },
     )
     meta = answer["meta_info"]
     chosen, best = meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:]

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from client import Client, parse_info, random_prompts
 from conftest import SEED, Start, parse_flags, served
-from safetensors.torch import save_file
-from transformers import AutoConfig
+from random_adapter import make_adapter
 
 PROMPTS = random_prompts(3, 71)
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 ADAPTER = {"lora_path": "loud"}
-RANK = 4
-
-
-def make_adapter(folder: Path, model: Path) -> Path:
-    """A random adapter, in PEFT's format, large enough to change the text."""
-    config = AutoConfig.from_pretrained(model)
-    widths = {
-        "q_proj": config.num_attention_heads * config.head_dim,
-        "v_proj": config.num_key_value_heads * config.head_dim,
-    }
-    generator = torch.Generator().manual_seed(5)
-    weights = {}
-    for layer in range(config.num_hidden_layers):
-        for name, width in widths.items():
-            stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            shapes = {"lora_A": (RANK, config.hidden_size), "lora_B": (width, RANK)}
-            for part, shape in shapes.items():
-                weights[f"{stem}.{part}.weight"] = 0.3 * torch.randn(shape, generator=generator)
-    folder.mkdir()
-    save_file(weights, folder / "adapter_model.safetensors")
-    content = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": RANK,
-        "lora_alpha": 2 * RANK,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(widths),
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(content))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -106,24 +106,24 @@ class Servers:
     def _client(self, name: str, flags: tuple[str, ...]) -> Iterator[Any]:
         return self.e2e.served(self.start, name.replace(" ", "-"), *flags)
 
-    def plain(self, setup: Setup, target: Path | None = None) -> Iterator[Any]:
+    def plain(self, setup: Setup, *more: str, target: Path | None = None) -> Iterator[Any]:
         """Stock SGLang with ``target``, the random one if there is none."""
         plain, target = Setup(setup.backend, ""), target or self.random_pair[0]
-        flags = ("--model-path", str(target), "--disable-overlap-schedule")
-        return self._client(f"plain {target.parent.name} {plain}", (*flags, *plain.on_gpu))
+        flags = ("--model-path", str(target), "--disable-overlap-schedule", *plain.on_gpu)
+        name = f"plain {target.parent.name} {plain}{' more' if more else ''}"
+        return self._client(name, (*flags, *more))
 
     def semantic(self, setup: Setup) -> Iterator[Any]:
         """Random pair: verdicts mean nothing, cuts fall anywhere."""
         flags = (*self.e2e.SEMANTIC, "--parse-layout", setup.layout, *setup.on_gpu)
         return self._client(f"semantic {setup}", self.e2e.parse_flags(self.random_pair, *flags))
 
-    def token(self, setup: Setup) -> Iterator[Any]:
+    def token(self, setup: Setup, *more: str) -> Iterator[Any]:
         """Random pair: the longest part of a draft that the target would have written."""
         flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
         flags = (*flags, "--parse-burst-tokens", "4", "--parse-layout", setup.layout)
-        return self._client(
-            f"token {setup}", self.e2e.parse_flags(self.random_pair, *flags, *setup.on_gpu)
-        )
+        flags = self.e2e.parse_flags(self.random_pair, *flags, *setup.on_gpu)
+        return self._client(f"token {setup}{' more' if more else ''}", (*flags, *more))
 
     def demo(self, setup: Setup, *, has_head: bool = False) -> Iterator[Any]:
         """The trained pair; ``has_head``: and its EAGLE-3 head, where no draft is written."""
@@ -163,12 +163,21 @@ def demo(servers: Servers, setup: Setup) -> Iterator[Any]:
 
 @pytest.fixture
 def demo_plain(servers: Servers, setup: Setup) -> Iterator[Any]:
-    yield from servers.plain(setup, servers.e2e.DEMO / "target")
+    yield from servers.plain(setup, target=servers.e2e.DEMO / "target")
 
 
 @pytest.fixture
 def head(servers: Servers, setup: Setup) -> Iterator[Any]:
     yield from servers.demo(setup, has_head=True)
+
+
+@pytest.fixture(scope="session")
+def adapter(random_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags for a LoRA adapter, "loud", of the random target."""
+    from random_adapter import make_adapter
+
+    folder = make_adapter(tmp_path_factory.mktemp("lora") / "adapter", random_pair[0])
+    return ["--enable-lora", "--lora-paths", f"loud={folder}", "--max-loras-per-batch", "2"]
 
 
 @pytest.fixture(scope="session")
@@ -195,14 +204,18 @@ def prompts(count: int = 16) -> list[list[int]]:
 
 
 def assert_the_targets(
-    plain: Any, setup: Setup, answers: list[dict], asked: list[list[int]] | None = None
+    plain: Any,
+    setup: Setup,
+    answers: list[dict],
+    asked: list[list[int]] | None = None,
+    top: dict | None = None,
 ) -> None:
     """Each token of each answer is the plain target's best, or as good as that."""
     from judged_tokens import gaps
 
     for prompt, answer in zip(asked or prompts(len(answers)), answers, strict=True):
         if answer["output_ids"]:
-            found = gaps(plain, prompt, answer["output_ids"])
+            found = gaps(plain, prompt, answer["output_ids"], top)
             assert max(found) < NEAR_TIE[setup.dtype], found
 
 
@@ -266,6 +279,35 @@ def test_an_eagle3_head_changes_no_token(
     )
     assert ahead > 1.5 * steps > 0
     head.assert_nothing_lost()
+
+
+@pytest.mark.parametrize(
+    "setup", [Setup(backend, "auto") for backend in DTYPES], ids=str, indirect=True
+)
+def test_adapters_beside_drafts(servers: Servers, setup: Setup, adapter: list[str]):
+    """Half of the requests have one: their prefills and steps run on CUDA graphs with it, the
+    others' passes without."""
+    plain = servers.plain(setup, *adapter)
+    token = servers.token(setup, *adapter)
+    judge, parse = next(plain), next(token)
+    loud = {"lora_path": "loud"}
+    limit = {"max_new_tokens": 40, "ignore_eos": True}
+    with ThreadPoolExecutor(16) as pool:
+        tops = [loud if number % 2 else {} for number in range(16)]
+        jobs = [
+            pool.submit(parse.generate, prompt, top=top, **limit)
+            for prompt, top in zip(prompts(), tops, strict=True)
+        ]
+        answers = [job.result() for job in jobs]
+    for top, first in (({}, 0), (loud, 1)):
+        assert_the_targets(judge, setup, answers[first::2], prompts()[first::2], top)
+    assert {info["mode"] for info in infos(answers[0::2])} == {"parse"}
+    assert {info["mode"] for info in infos(answers[1::2])} == {"plain"}
+    # The adapter matters, or the rest would be vacuous.
+    assert judge.generate(prompts()[1], **limit)["output_ids"] != answers[1]["output_ids"]
+    parse.assert_nothing_lost()
+    for served in (plain, token):
+        next(served, None)
 
 
 # -- cuts -----------------------------------------------------------------------------

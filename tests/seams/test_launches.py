@@ -294,6 +294,35 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     assert mask.device == GPU if is_masked else mask is None
 
 
+def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatch):
+    """A graph captured, or a step prepared, in that state would leave out an adapter it needs."""
+    from sglang.srt.model_executor import forward_batch_info
+
+    from sglang_parse import iteration
+
+    monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
+    overlapped = SimpleNamespace(enable_lora_overlap_loading=True)
+    monkeypatch.setattr(forward_batch_info, "get_lora", lambda: overlapped)
+    backend = SimpleNamespace(skip_inactive_lora_batches=False)
+    prepared = []
+
+    def prepare(forward_batch: Any) -> None:
+        is_step = forward_batch.forward_mode.is_decode()
+        prepared.append((is_step, backend.skip_inactive_lora_batches))
+
+    batch = batch_of(
+        request(0, Phase.VERIFYING, Move.PASS, draft=5), request(1, Phase.PLAIN, Move.STEP)
+    )
+    batch.reqs[1].lora_id = "adapter"
+    kit = kit_for(batch, is_masked=True)
+    kit.target.runner.lora_manager = SimpleNamespace(
+        lora_backend=backend, prepare_lora_batch=prepare, attn_dp_enabled=False
+    )
+    launched(batch, kit=kit)
+    assert prepared == [(False, True), (True, False)]
+    assert not backend.skip_inactive_lora_batches
+
+
 def test_the_lengths_of_a_batch_under_overlap():
     from sglang_parse.relay import HostRelay
 
