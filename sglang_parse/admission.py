@@ -73,6 +73,21 @@ _NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 }
 
 
+_NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
+_OTHERS_SETTINGS = {
+    "enable_multi_layer_eagle": False,
+    "speculative_accept_threshold_acc": 1.0,
+    "speculative_accept_threshold_single": 1.0,
+    "speculative_adaptive": False,
+    "speculative_draft_sink_size": None,
+    "speculative_draft_window_size": None,
+    "speculative_token_map": None,
+    "speculative_use_block_verification": False,
+    "speculative_use_rejection_sampling": False,
+}
+"""With the values that mean nothing; any other would be ignored, or reach an EAGLE-3 head."""
+
+
 def _check_settings(args: Any) -> None:
     phases = ("prefill", "decode", "speculative_draft")
     check_backends(
@@ -99,6 +114,9 @@ def _check_settings(args: Any) -> None:
         ("disaggregation_mode", ("null", None), "PARSE runs prefill and decode in one server"),
         ("enable_return_hidden_states", (False,), "PARSE returns no hidden states"),
         ("enable_beam_search", (False,), "PARSE runs without beam search"),
+        ("enable_pdmux", (False,), "PARSE runs prefill and decode one after the other"),
+        ("enable_two_batch_overlap", (False,), "PARSE's batches are not split in two"),
+        *((name, (default,), _NOT_PARSES) for name, default in _OTHERS_SETTINGS.items()),
     ):
         value = getattr(args, name, allowed[0])
         if value not in allowed:

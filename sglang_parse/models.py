@@ -104,14 +104,9 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     if tokens not in (None, steps + 1):
         fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
         refuse("--speculative-num-draft-tokens", tokens, fix)
-    for name in (
-        "enable_hierarchical_cache",
-        "speculative_use_rejection_sampling",
-        "speculative_adaptive",
-        "speculative_draft_window_size",
-    ):
-        if value := getattr(args, name, None):
-            refuse(flag_of(name), value, f"leave it out with {flag('continuation')} eagle3")
+    if value := args.enable_hierarchical_cache:
+        name = flag_of("enable_hierarchical_cache")
+        refuse(name, value, f"leave it out with {flag('continuation')} eagle3")
     path, setting = config.eagle3_path, flag("eagle3_path")
     _check_folder(path, setting)
     head = _model_config(args, path, None, setting)

@@ -102,6 +102,9 @@ def test_where_the_schedule_overlaps(pair, flags: tuple[str, ...], overlaps: boo
         (("--parse-max-prefixes", "0"), r"--parse-max-prefixes is 0; use a whole number"),
         (("--parse-overlap", "on", "--disable-overlap-schedule"), "leave it out, or use --parse-o"),
         (("--parse-segment", "tokens:0"), r"--parse-segment: expected 'line'"),
+        (("--speculative-adaptive",), "--speculative-adaptive is True.*leave it out"),
+        (("--speculative-use-rejection-sampling",), "rejection-sampling is True.*leave it out"),
+        (("--speculative-accept-threshold-acc", "0.5"), "threshold-acc is 0.5.*leave it out"),
         (("--parse-question", "/no/such/file"), r"'/no/such/file' cannot be read"),
     ],
 )
@@ -119,6 +122,8 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
         (("fa3", "--parse-layout", "mask"), "--parse-layout is 'mask' with .*fa3.*take no mask"),
         (("fa3", "--cuda-graph-backend-prefill", "full"), "prefill is 'full'.*use breakable"),
         (("fa3", "--page-size", "16"), "ends inside a page.*Fix: use --page-size 1"),
+        (("triton", "--enable-pdmux"), "--enable-pdmux is True.*one after the other"),
+        (("triton", "--enable-two-batch-overlap"), "two-batch-overlap is True.*not split in two"),
     ],
 )
 def test_bad_settings_on_a_gpu(pair, flags: tuple[str, ...], message: str):
