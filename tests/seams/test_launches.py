@@ -1,13 +1,14 @@
-"""On a GPU an iteration's launch waits for nothing, and no tensor lies on the wrong side.
+"""On a GPU PARSE's part of a launch waits for nothing, and no tensor lies on the wrong side.
 
-The worker's own code on a GPU without numbers (``fake_gpu``); the models' forwards and SGLang's
-sampler are stood in for, because their kernels have no fake form.
+The worker's own code on a GPU without numbers (``fake_gpu``); the models' forwards, attention's
+planning in them, and SGLang's sampler are stood in for, because their kernels have no fake form.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def async_d2h(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu", non_blocking=True)
 
+    def compute_position(_backend: str, _prefixes: Any, lens: torch.Tensor, num: int) -> tuple:
+        """A kernel's; a pass has its own."""
+        return torch.zeros(num, dtype=torch.int64, device=GPU), torch.zeros_like(lens)
+
     class Event:
         record = synchronize = staticmethod(lambda *_: None)
 
@@ -52,12 +57,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(decision, "share", lambda values: values)
     monkeypatch.setattr(commit, "server_config", lambda: CONFIG)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
-    no_positions = (torch.zeros(0), torch.zeros(0))  # a kernel's; a pass has its own
-    for name, answer in (
-        ("get_server_return_hidden_states_mode", nothing),
-        ("compute_position", no_positions),
-    ):
-        monkeypatch.setattr(forward_batch_info, name, lambda *_, answer=answer: answer)
+    mode = "get_server_return_hidden_states_mode"
+    monkeypatch.setattr(forward_batch_info, mode, lambda: nothing)
+    monkeypatch.setattr(forward_batch_info, "compute_position", compute_position)
     # A kernel too; SGLang copies without it where it does not fit.
     monkeypatch.setattr(small_copy, "try_small_copy", lambda *_: False)
     one_rank = dict.fromkeys(("moe_ep_size", "attn_dcp_size", "attn_dp_size", "attn_cp_size"), 1)
@@ -88,10 +90,12 @@ class Runner:
         )
 
     def forward(self, forward_batch: Any) -> Any:
+        from sglang_parse.spec_input import ParseVerifyInput
+
         self.forwards.append(forward_batch)
         spec_info = forward_batch.spec_info
         num_rows = len(forward_batch.seq_lens)
-        if spec_info is not None:
+        if isinstance(spec_info, ParseVerifyInput):
             num_rows = len(spec_info.select_index)
         for name in ("input_ids", "positions", "out_cache_loc", "seq_lens", "req_pool_indices"):
             assert getattr(forward_batch, name).device == GPU, name
@@ -365,3 +369,42 @@ def test_how_a_backend_plans_a_pass():
         assert all(part.device == GPU for part in rows)
     for part in (*planned, page_table(sequences, slots)):
         assert part.device == GPU
+
+
+def test_a_head_follows_what_was_written(monkeypatch: pytest.MonkeyPatch):
+    """SGLang's EAGLE-3 worker extends the head's KV; the host goes on meanwhile."""
+    from sglang.srt.speculative import eagle_worker_v2
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_parse.eagle3 import Eagle3Head, Written
+
+    class HeadRunner(Runner):
+        canary_manager = None
+
+        def forward(self, forward_batch: Any) -> Any:
+            result = super().forward(forward_batch)
+            num_reqs = len(forward_batch.seq_lens)
+            result.logits_output.hidden_states = torch.zeros(num_reqs, 16, device=GPU)
+            return result
+
+    settings = SimpleNamespace(speculative_use_rejection_sampling=False)
+    monkeypatch.setattr(eagle_worker_v2, "get_spec", lambda: settings)
+    monkeypatch.setattr(Eagle3Head, "_forward", lambda _: nullcontext())
+    batch = batch_of(*(request(i, Phase.CONTINUING, Move.EAGLE) for i in range(3)))
+    head, worker = (object.__new__(kind) for kind in (Eagle3Head, eagle_worker_v2.EagleDraftWorker))
+    head.worker = worker
+    vars(worker).update(
+        draft_worker=None,
+        draft_runner=HeadRunner(batch.req_to_token_pool.req_to_token),
+        topk=1,
+        speculative_algorithm=SpeculativeAlgorithm.EAGLE3,
+        seed_dsa_topk_from_draft_extend=False,
+    )
+    for req in batch.reqs:
+        req.parse_state.continuation = "eagle3"
+    states = torch.zeros(3, 48, device=GPU)
+    head.follow(batch, [Written(0, [5, 6], states[:2]), Written(2, [7], states[2:])])
+    first, untouched, last = (req.parse_state.head for req in batch.reqs)
+    assert untouched is None
+    for state in (first, last):
+        assert {part.device for part in (state.topk_p, state.topk_index, state.hidden)} == {GPU}
