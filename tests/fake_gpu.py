@@ -31,7 +31,8 @@ class _NoBlockingCopies(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default:
             source, to, is_blocking = args[0], result, not kwargs.get("non_blocking")
         elif func is torch.ops.aten.copy_.default:
-            source, to, is_blocking = args[1], args[0], not (len(args) > 2 and args[2])
+            source, to = args[1], args[0]
+            is_blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
         else:
             return result
         if is_blocking and source.device.type != to.device.type:
