@@ -247,6 +247,7 @@ SEAMS = (
     Seam("sglang.srt.server_args.ServerArgs.add_cli_args", ("parser",), "adds PARSE's flags"),
     Seam("sglang.srt.server_args.ServerArgs.from_cli_args", ("args",), "reads PARSE's flags"),
     Seam("sglang.srt.runtime_context.get_spec", (), "speculative settings at run time"),
+    Seam("sglang.srt.runtime_context.get_exec", (), "which hidden states CUDA graphs keep"),
     Seam("sglang.srt.runtime_context.get_schedule", (), "how many rows a forward may have"),
     Seam("sglang.srt.runtime_context.get_parallel", (), "the ranks that decide together"),
     Seam(
