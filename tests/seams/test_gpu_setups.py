@@ -17,6 +17,9 @@ pytestmark = pytest.mark.seams
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_sglang_knows_the_flags_and_the_last_ones_win(setup: Setup):
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
     from sglang.srt.server_args import prepare_server_args
 
     args = prepare_server_args([*COMMON_FLAGS, "--model-path", "any", *setup.on_gpu])
