@@ -180,6 +180,16 @@ def adapter(random_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     return ["--enable-lora", "--lora-paths", f"loud={folder}", "--max-loras-per-batch", "2"]
 
 
+@pytest.fixture
+def plain_lora(servers: Servers, setup: Setup, adapter: list[str]) -> Iterator[Any]:
+    yield from servers.plain(setup, *adapter)
+
+
+@pytest.fixture
+def token_lora(servers: Servers, setup: Setup, adapter: list[str]) -> Iterator[Any]:
+    yield from servers.token(setup, *adapter)
+
+
 @pytest.fixture(scope="session")
 def target_model(e2e: ModuleType) -> Any:
     """The demo target in plain transformers, in fp32."""
@@ -284,30 +294,25 @@ def test_an_eagle3_head_changes_no_token(
 @pytest.mark.parametrize(
     "setup", [Setup(backend, "auto") for backend in DTYPES], ids=str, indirect=True
 )
-def test_adapters_beside_drafts(servers: Servers, setup: Setup, adapter: list[str]):
+def test_adapters_beside_drafts(plain_lora: Any, token_lora: Any, setup: Setup):
     """Half of the requests have one: their prefills and steps run on CUDA graphs with it, the
     others' passes without."""
-    plain = servers.plain(setup, *adapter)
-    token = servers.token(setup, *adapter)
-    judge, parse = next(plain), next(token)
     loud = {"lora_path": "loud"}
     limit = {"max_new_tokens": 40, "ignore_eos": True}
     with ThreadPoolExecutor(16) as pool:
         tops = [loud if number % 2 else {} for number in range(16)]
         jobs = [
-            pool.submit(parse.generate, prompt, top=top, **limit)
+            pool.submit(token_lora.generate, prompt, top=top, **limit)
             for prompt, top in zip(prompts(), tops, strict=True)
         ]
         answers = [job.result() for job in jobs]
     for top, first in (({}, 0), (loud, 1)):
-        assert_the_targets(judge, setup, answers[first::2], prompts()[first::2], top)
+        assert_the_targets(plain_lora, setup, answers[first::2], prompts()[first::2], top)
     assert {info["mode"] for info in infos(answers[0::2])} == {"parse"}
     assert {info["mode"] for info in infos(answers[1::2])} == {"plain"}
     # The adapter matters, or the rest would be vacuous.
-    assert judge.generate(prompts()[1], **limit)["output_ids"] != answers[1]["output_ids"]
-    parse.assert_nothing_lost()
-    for served in (plain, token):
-        next(served, None)
+    assert plain_lora.generate(prompts()[1], **limit)["output_ids"] != answers[1]["output_ids"]
+    token_lora.assert_nothing_lost()
 
 
 # -- cuts -----------------------------------------------------------------------------

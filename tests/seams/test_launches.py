@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import get_parallel
 
-    from sglang_parse import commit, decision, readout, views
+    from sglang_parse import commit, decision, iteration, readout, views
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -56,6 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(readout, "share", lambda values: values)
     monkeypatch.setattr(decision, "share", lambda values: values)
     monkeypatch.setattr(commit, "server_config", lambda: CONFIG)
+    monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
     mode = "get_server_return_hidden_states_mode"
     monkeypatch.setattr(forward_batch_info, mode, lambda: nothing)
@@ -187,7 +188,7 @@ def batch_of(*reqs: Any) -> Any:
     )
 
 
-def kit_for(batch: Any, *, is_masked: bool) -> Any:
+def kit_for(batch: Any, *, is_masked: bool = True) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
     from sglang_parse.continuation import PlainTarget
     from sglang_parse.draft import DraftModel
@@ -215,11 +216,11 @@ def kit_for(batch: Any, *, is_masked: bool) -> Any:
     )
 
 
-def launched(batch: Any, *, is_masked: bool = True, kit: Any = None) -> tuple[Any, Any]:
+def launched(batch: Any, kit: Any = None) -> tuple[Any, Any]:
     """An iteration of ``batch``, launched and not read; and what it worked with."""
     from sglang_parse.iteration import Iteration
 
-    kit = kit or kit_for(batch, is_masked=is_masked)
+    kit = kit or kit_for(batch)
     iteration = Iteration(kit, batch)
     iteration.launch()
     return iteration, kit
@@ -265,7 +266,7 @@ def test_steps_behind_unread_steps():
     first, kit = launched(batch)
     assert first.may_be_followed_unread(reqs[1:])
     kit.pipeline.add(first)
-    launched(batch_of(*reqs[1:]), kit=kit)
+    launched(batch_of(*reqs[1:]), kit)
     assert [len(forward.seq_lens) for forward in kit.target.runner.forwards] == [3, 2]
     assert [req.parse_state.num_unread for req in reqs] == [1, 2, 2]
 
@@ -275,9 +276,6 @@ def test_steps_behind_unread_steps():
 def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch):
     """Drafts are judged, one request samples; one only continues, one does so with an adapter, and
     one has a head's proposals checked."""
-    from sglang_parse import iteration
-
-    monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
     batch = batch_of(
         request(0, Phase.VERIFYING, Move.PASS, draft=5),
         request(1, Phase.VERIFYING, Move.PASS, draft=1, top_k=5),
@@ -289,7 +287,7 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     kit = kit_for(batch, is_masked=is_masked)
     kit.judge.question = question
     monkeypatch.setattr(kit.head, "propose", lambda *_: {4: [8, 9]})
-    launched(batch, kit=kit)
+    launched(batch, kit)
     forward, alone = kit.target.runner.forwards
     assert (len(forward.seq_lens), len(alone.seq_lens)) == (4, 1)
     layout = forward.spec_info.layout
@@ -302,9 +300,6 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
     """A graph captured, or a step prepared, in that state would leave out an adapter it needs."""
     from sglang.srt.model_executor import forward_batch_info
 
-    from sglang_parse import iteration
-
-    monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
     overlapped = SimpleNamespace(enable_lora_overlap_loading=True)
     monkeypatch.setattr(forward_batch_info, "get_lora", lambda: overlapped)
     backend = SimpleNamespace(skip_inactive_lora_batches=False)
@@ -318,11 +313,11 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
         request(0, Phase.VERIFYING, Move.PASS, draft=5), request(1, Phase.PLAIN, Move.STEP)
     )
     batch.reqs[1].lora_id = "adapter"
-    kit = kit_for(batch, is_masked=True)
+    kit = kit_for(batch)
     kit.target.runner.lora_manager = SimpleNamespace(
         lora_backend=backend, prepare_lora_batch=prepare, attn_dp_enabled=False
     )
-    launched(batch, kit=kit)
+    launched(batch, kit)
     assert prepared == [(False, True), (True, False)]
     assert not backend.skip_inactive_lora_batches
 
