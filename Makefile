@@ -48,10 +48,11 @@ demo: setup  ## run PARSE, the plain target and the draft alone side by side (DE
 compare: setup  ## PARSE beside stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
 	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)
 
-test: setup  ## every check: ruff, mypy, pytest (PYTEST_FLAGS='-m unit' runs a part)
+test: setup  ## every check: ruff, mypy, import-linter, pytest (PYTEST_FLAGS='-m unit' runs a part)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-cache
 	$(RUN) -m pytest $(PYTEST_FLAGS)
 
 test-gpu: setup  ## the tests that need a GPU (GPU_TESTS=tests/gpu/test_kernels.py)

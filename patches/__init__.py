@@ -7,62 +7,10 @@ stock speculative worker is made (guard_cpu), and stops the server.
 
 from __future__ import annotations
 
-from sglang_parse.patches import (
-    cli_flags,
-    decode_graphs,
-    decode_log,
-    draft_kv_pool,
-    draft_path,
-    draft_slots_cpu,
-    draft_steps_cpu,
-    gloo_cpu,
-    guard_cpu,
-    kv_by_phase,
-    kv_copy_cpu,
-    kv_log,
-    lora_admitted,
-    lora_cpu,
-    memory_release,
-    meta_info,
-    request_options,
-    rotary_cpu,
-    sampling_mask,
-    slot_table_cpu,
-    stop_order,
-    tree_cpu,
-    verify_sampling_cpu,
-    weight_updates,
-    whole_batches,
-)
+from sglang_parse.patches import cpu, parse
 from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
 
-PATCHES: tuple[Patch, ...] = (
-    cli_flags.PATCH,
-    decode_graphs.PATCH,
-    decode_log.PATCH,
-    draft_kv_pool.PATCH,
-    draft_path.PATCH,
-    draft_slots_cpu.PATCH,
-    draft_steps_cpu.PATCH,
-    gloo_cpu.PATCH,
-    guard_cpu.PATCH,
-    kv_by_phase.PATCH,
-    kv_copy_cpu.PATCH,
-    kv_log.PATCH,
-    lora_admitted.PATCH,
-    lora_cpu.PATCH,
-    memory_release.PATCH,
-    meta_info.PATCH,
-    request_options.PATCH,
-    rotary_cpu.PATCH,
-    sampling_mask.PATCH,
-    slot_table_cpu.PATCH,
-    stop_order.PATCH,
-    tree_cpu.PATCH,
-    verify_sampling_cpu.PATCH,
-    weight_updates.PATCH,
-    whole_batches.PATCH,
-)
+PATCHES: tuple[Patch, ...] = (*parse.PATCHES, *cpu.PATCHES)
 
 
 def register_all() -> None:

@@ -1,5 +1,5 @@
 """PARSE for SGLang: semantic speculative generation inside a stock SGLang server."""
 
-from sglang_parse.config import ParseConfig, configure
+from sglang_parse.core.config import ParseConfig, configure
 
 __all__ = ["ParseConfig", "configure"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -23,7 +24,7 @@ class ParseAlgorithm(CustomSpecAlgo):
 
     def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
         """``SpeculativeAlgorithm.create_future_map`` of the built-in enum."""
-        from sglang_parse.relay import HostRelay
+        from sglang_parse.engine.relay import HostRelay
 
         return HostRelay(device, self, req_to_token_pool, **kwargs)
 
@@ -33,12 +34,16 @@ def is_parse(algorithm: object) -> bool:
     return isinstance(algorithm, ParseAlgorithm)
 
 
-def register_algorithm() -> bool:
-    """Register the name. False when it was registered before."""
+def register_algorithm(create_worker: Callable[[Any], type]) -> bool:
+    """Register the name. False when it was registered before.
+
+    Args:
+        create_worker: the worker's class, from ``ServerArgs``; called in scheduler processes.
+    """
     if get_spec(NAME) is not None:
         return False
 
-    from sglang_parse.admission import validate_server_args
+    from sglang_parse.startup.checks import validate_server_args
 
     register = SpeculativeAlgorithm.register(
         NAME,
@@ -46,11 +51,5 @@ def register_algorithm() -> bool:
         validate_server_args=validate_server_args,
         spec_class=ParseAlgorithm,
     )
-    register(_create_worker)
+    register(create_worker)
     return True
-
-
-def _create_worker(server_args: Any) -> type:  # noqa: ARG001 - SGLang's factory signature
-    from sglang_parse.worker import ParseWorker
-
-    return ParseWorker

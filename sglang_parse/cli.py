@@ -25,9 +25,12 @@ class Command:
 
 def _commands() -> tuple[Command, ...]:
     # Here, so that importing this module costs nothing.
-    from sglang_parse.bench import kv, soak, speed_settings
-    from sglang_parse.compare import settings as compare_settings
-    from sglang_parse.demo import run, settings
+    from sglang_parse.bench import kv
+    from sglang_parse.bench.compare import settings as compare_settings
+    from sglang_parse.bench.demo import run as demo
+    from sglang_parse.bench.demo import settings as demo_settings
+    from sglang_parse.bench.limit import speed_settings
+    from sglang_parse.bench.soak import run as soak
 
     return (
         Command(
@@ -36,8 +39,8 @@ def _commands() -> tuple[Command, ...]:
             "Starts three SGLang servers with the demo pair, sends them the same held-out problems "
             "and compares them. Exit code 1 when anything failed; a figure that misses its mark is "
             "reported and is no failure.",
-            settings.add_arguments,
-            run.main,
+            demo_settings.add_arguments,
+            demo.main,
         ),
         Command(
             "bench",
@@ -46,7 +49,7 @@ def _commands() -> tuple[Command, ...]:
             "server after the other, and measures them: results.json, bench.html. Exit code 1 when "
             "anything failed; a figure that misses its mark is reported and is no failure.",
             speed_settings.add_arguments,
-            partial(_with_extra, "sglang_parse.bench.speed"),
+            partial(_with_extra, "sglang_parse.bench.limit.speed"),
         ),
         Command(
             "bench-kv",
@@ -72,7 +75,7 @@ def _commands() -> tuple[Command, ...]:
             "bench_serving; grades its answers; writes results.json and report.html. Exit code 1 "
             "when anything failed; a figure that misses its mark is reported and is no failure.",
             compare_settings.add_arguments,
-            partial(_with_extra, "sglang_parse.compare.run"),
+            partial(_with_extra, "sglang_parse.bench.compare.run"),
         ),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sglang_parse.question import DEFAULT_QUESTION_FILE, QuestionWording
+from sglang_parse.core.question import DEFAULT_QUESTION_FILE, QuestionWording
 
 QUESTIONS = DEFAULT_QUESTION_FILE.parent
 VOCAB_SIZE = 600

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_parse.compare.figures import Figures, make_figures
-from sglang_parse.compare.records import LATENCIES, PERCENTILES, Look, Marks, Timed, Way
-from sglang_parse.demo.load import Reply
+from sglang_parse.bench.compare.figures import Figures, make_figures
+from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, Look, Marks, Timed, Way
+from sglang_parse.bench.demo.load import Reply
 
 RATES = {
     Way("plain"): 80.0,

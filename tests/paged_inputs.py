@@ -19,7 +19,7 @@ from itertools import accumulate
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sglang_parse.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
 
 ROWS_AT_A_TIME = 256
 """Of the reference: 2,048 rows over 10,000 columns in fp32 need not be in memory at once."""

@@ -17,9 +17,9 @@ from corruption import corrupt, write_with_many_errors
 from problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem
 from torch.utils.data import Dataset
 
-from sglang_parse.layout import RequestLayout
-from sglang_parse.mask import tail_mask
-from sglang_parse.question import Question
+from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.mask import tail_mask
+from sglang_parse.core.question import Question
 
 IGNORE = -100
 

@@ -26,7 +26,7 @@ from problems import Problem, held_out_problems, is_answer_right
 from tokenizer import question_texts
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from sglang_parse.question import Question, QuestionWording, render_question
+from sglang_parse.core.question import Question, QuestionWording, render_question
 
 GENERATION_BATCH, VERIFY_BATCH = 250, 25
 

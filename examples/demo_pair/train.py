@@ -48,7 +48,7 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
-from sglang_parse.question import Question, QuestionWording, render_question
+from sglang_parse.core.question import Question, QuestionWording, render_question
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from sglang_parse.layout import PseudoSequence
+from sglang_parse.core.layout import PseudoSequence
 
 
 class PagedRows(NamedTuple):

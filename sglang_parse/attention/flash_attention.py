@@ -11,8 +11,8 @@ from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBac
 from sglang.srt.utils import get_device_capability
 
 from sglang_parse.attention.alias import indptr, page_table
+from sglang_parse.attention.spec_input import ParseVerifyInput
 from sglang_parse.attention.support import BackendError
-from sglang_parse.spec_input import ParseVerifyInput
 
 
 class ParseFlashAttentionBackend(FlashAttentionBackend):

@@ -14,7 +14,7 @@ import torch
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, PrefillMetadata
 
 from sglang_parse.attention.alias import paged_rows
-from sglang_parse.spec_input import ParseVerifyInput
+from sglang_parse.attention.spec_input import ParseVerifyInput
 
 
 class ParseFlashInferBackend(FlashInferAttnBackend):

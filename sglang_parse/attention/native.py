@@ -15,9 +15,9 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_parse.layout import VerifyLayout
-from sglang_parse.mask import split_flat_mask
-from sglang_parse.spec_input import ParseVerifyInput
+from sglang_parse.attention.spec_input import ParseVerifyInput
+from sglang_parse.core.layout import VerifyLayout
+from sglang_parse.core.mask import split_flat_mask
 
 
 class AttentionPart(NamedTuple):

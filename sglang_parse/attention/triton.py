@@ -12,8 +12,8 @@ import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 from sglang_parse.attention.alias import paged_rows
-from sglang_parse.spec_input import ParseVerifyInput
-from sglang_parse.views import on_device
+from sglang_parse.attention.spec_input import ParseVerifyInput
+from sglang_parse.device import on_device
 
 
 class ParseTritonBackend(TritonAttnBackend):

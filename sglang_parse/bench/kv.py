@@ -18,13 +18,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sglang_parse.compare.lineup import chain
-from sglang_parse.config import ParseConfig
-from sglang_parse.demo.load import send_problems
-from sglang_parse.demo.records import PARSE, DemoError
-from sglang_parse.demo.run import load_problems, specs
-from sglang_parse.demo.servers import Server, ServerSpec, free_ports
-from sglang_parse.demo.settings import DEMO_PAIR
+from sglang_parse.bench.compare.lineup import chain
+from sglang_parse.bench.demo.load import send_problems
+from sglang_parse.bench.demo.records import PARSE, DemoError
+from sglang_parse.bench.demo.run import load_problems, specs
+from sglang_parse.bench.demo.servers import Server, ServerSpec, free_ports
+from sglang_parse.bench.demo.settings import DEMO_PAIR
+from sglang_parse.core.config import ParseConfig
 
 KV_LOG = "SGLANG_PARSE_KV_LOG"
 SHORT_DRAFT = 5

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.demo.servers import (
+from sglang_parse.bench.demo.servers import (
     DEFAULTS,
     ENVIRONMENT,
     Server,

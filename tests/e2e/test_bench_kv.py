@@ -12,9 +12,9 @@ from rich.console import Console
 from warm import Nursery
 
 from sglang_parse.bench import kv
-from sglang_parse.config import ParseConfig
-from sglang_parse.demo.servers import Server
-from sglang_parse.demo.settings import DEMO_PAIR
+from sglang_parse.bench.demo.servers import Server
+from sglang_parse.bench.demo.settings import DEMO_PAIR
+from sglang_parse.core.config import ParseConfig
 
 
 def test_bench_kv(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):

@@ -10,13 +10,13 @@ import pytest
 from client import Client
 from rich.console import Console
 
-from sglang_parse.compare.pool import Remote
-from sglang_parse.compare.records import CompareError
-from sglang_parse.compare.run import main, run_compare
-from sglang_parse.compare.settings import Settings, add_arguments
-from sglang_parse.demo.load import ask_all
-from sglang_parse.tasks import Item
-from sglang_parse.tasks.demo import demo_items
+from sglang_parse.bench.compare.pool import Remote
+from sglang_parse.bench.compare.records import CompareError
+from sglang_parse.bench.compare.run import main, run_compare
+from sglang_parse.bench.compare.settings import Settings, add_arguments
+from sglang_parse.bench.demo.load import ask_all
+from sglang_parse.bench.tasks import Item
+from sglang_parse.bench.tasks.demo import demo_items
 
 SMALL = (
     *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),

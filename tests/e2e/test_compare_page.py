@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from comparison import FACTS, six_servers
 
-from sglang_parse.compare.page import render
+from sglang_parse.bench.compare.page import render
 
 BROWSER = Path(__file__).resolve().parents[1] / "browser.py"
 WIDTHS = (1280, 400)

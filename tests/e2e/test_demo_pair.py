@@ -8,9 +8,9 @@ from again import judged_again
 from client import Client, parse_info
 from conftest import DEMO
 
-from sglang_parse.question import QuestionWording, render_question
-from sglang_parse.segment import SegmentRule, prefix_ends
-from sglang_parse.selection import select_cut
+from sglang_parse.core.question import QuestionWording, render_question
+from sglang_parse.core.segment import SegmentRule, prefix_ends
+from sglang_parse.core.selection import select_cut
 
 
 def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model, tokenizer):

@@ -14,7 +14,7 @@ from client import HTTP, Client, ids_of, parse_info
 from conftest import QUESTION, Start, parse_flags, served
 from random_pair import DEMO
 
-from sglang_parse.switch import MIN_ROUNDS
+from sglang_parse.core.payoff import MIN_ROUNDS
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF, EXACT = {"enabled": False}, {"threshold": 1.5}

@@ -15,7 +15,7 @@ from client import HTTP, Client, ids_of, parse_info
 from conftest import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
 from random_pair import DEMO
 
-from sglang_parse.demo.servers import awake
+from sglang_parse.bench.demo.servers import awake
 
 EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
 PAIR = (DEMO / "target", DEMO / "draft")

@@ -18,7 +18,7 @@ from random_pair import PairShape, make_pair
 from safetensors.torch import load_file, save_file
 from warm import Nursery
 
-from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.bench.demo.servers import Server, ServerSpec, awake, free_ports
 
 TARGET_POISON, DRAFT_POISON = 301, 302
 """Tokens whose embedding is NaN in the target, and in the draft."""

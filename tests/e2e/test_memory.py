@@ -10,7 +10,7 @@ import pytest
 from client import Client, parse_info, random_prompts
 from conftest import OVERLAP, QUESTION, SEED, Start, parse_flags
 
-from sglang_parse.demo.servers import awake
+from sglang_parse.bench.demo.servers import awake
 
 NUM_REQUESTS, NEW_TOKENS = 10, 72
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)

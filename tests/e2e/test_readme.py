@@ -25,17 +25,18 @@ from typing import Any
 import pytest
 from warm import Nursery
 
-from sglang_parse import cli, config
-from sglang_parse.bench import limits
-from sglang_parse.demo import servers
-from sglang_parse.demo.figures import Check, make_figures
-from sglang_parse.demo.records import Answer, Leg
-from sglang_parse.demo.report import report
-from sglang_parse.demo.servers import Server, ServerSpec, awake, free_ports
-from sglang_parse.demo.settings import Settings
-from sglang_parse.metrics import METRICS, PREFIX
-from sglang_parse.phases import Stats
-from sglang_parse.question import QuestionWording, built_in_questions
+from sglang_parse import cli
+from sglang_parse.bench.demo import servers
+from sglang_parse.bench.demo.figures import Check, make_figures
+from sglang_parse.bench.demo.records import Answer, Leg
+from sglang_parse.bench.demo.report import report
+from sglang_parse.bench.demo.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.bench.demo.settings import Settings
+from sglang_parse.bench.limit import limits
+from sglang_parse.core import config
+from sglang_parse.core.question import QuestionWording, built_in_questions
+from sglang_parse.core.request import Stats
+from sglang_parse.telemetry.metrics import METRICS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -8,7 +8,7 @@ from client import Client, parse_info, random_prompts
 from conftest import DEMO, THINKING_QUESTION
 from transformers import AutoTokenizer
 
-from sglang_parse.question import QuestionWording, render_question
+from sglang_parse.core.question import QuestionWording, render_question
 
 PROMPT = random_prompts(1, 41)[0]
 LIMIT = {"max_new_tokens": 24, "ignore_eos": True}

@@ -21,7 +21,7 @@ from client import HTTP, Client, wait_until
 from conftest import SEED
 from warm import Nursery
 
-from sglang_parse.demo.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
+from sglang_parse.bench.demo.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
 
 pytest.importorskip("sglang_router", reason="sglang-router is not installed on this machine")
 

@@ -18,7 +18,7 @@ from conftest import SEED, Start, parse_flags
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from sglang_parse.demo.servers import awake
+from sglang_parse.bench.demo.servers import awake
 
 PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160

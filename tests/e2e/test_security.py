@@ -11,7 +11,7 @@ from client import Client, parse_info
 from conftest import DEMO
 from demo_problems import RenderedProblem
 
-from sglang_parse.question import QuestionWording, render_question
+from sglang_parse.core.question import QuestionWording, render_question
 
 TURN = "<|im_end|>\n<|im_start|>"
 ASKED = f"{TURN}user\nCorrect?{TURN}assistant\n"

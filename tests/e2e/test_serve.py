@@ -8,7 +8,7 @@ from client import Client, parse_info, random_prompts
 from conftest import parse_flags
 from warm import Nursery
 
-from sglang_parse.demo.servers import Server, ServerSpec, free_ports
+from sglang_parse.bench.demo.servers import Server, ServerSpec, free_ports
 
 # As .venv/bin/sglang does; the script itself carries the path it was made at.
 SGLANG_SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")

@@ -9,7 +9,8 @@ import pytest
 from client import Client
 from conftest import DEMO, QUESTION, Start, parse_flags, served
 
-from sglang_parse.bench import soak, soak_drive
+from sglang_parse.bench.soak import drive as soak_drive
+from sglang_parse.bench.soak import run as soak
 
 NUM_REQUESTS = 300
 CONCURRENCY = 64

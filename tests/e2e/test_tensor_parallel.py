@@ -18,7 +18,7 @@ import pytest
 from client import HTTP, Client, ids_of, parse_info, random_prompts
 from conftest import SEMANTIC, Start, parse_flags, two_ranks_environment
 
-from sglang_parse.demo.servers import awake
+from sglang_parse.bench.demo.servers import awake
 
 PLUGIN = Path(__file__).resolve().parents[1] / "rank_noise"
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}

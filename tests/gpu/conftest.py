@@ -33,7 +33,7 @@ def start_server(e2e: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> I
 
     Each starts anew: a process that has looked for a GPU cannot be forked into one that uses it.
     """
-    from sglang_parse.demo import servers
+    from sglang_parse.bench.demo import servers
 
     with pytest.MonkeyPatch.context() as patch:
         # Set for a CPU; on a GPU SGLang compiles what it always compiles.

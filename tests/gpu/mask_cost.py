@@ -26,8 +26,8 @@ from flashinfer_kernel import Kernel  # noqa: E402
 from paged_inputs import Heads, PagedInputs  # noqa: E402
 from test_kernels import PASSES  # noqa: E402
 
-from sglang_parse.layout import RequestLayout, VerifyLayout  # noqa: E402
-from sglang_parse.mask import flat_mask  # noqa: E402
+from sglang_parse.core.layout import RequestLayout, VerifyLayout  # noqa: E402
+from sglang_parse.core.mask import flat_mask  # noqa: E402
 
 COLUMNS = (
     *("rows", "build", "pack", "plan", "run"),

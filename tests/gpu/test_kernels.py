@@ -12,8 +12,8 @@ import torch
 from flashinfer_kernel import Kernel
 from paged_inputs import Heads, RequestTensors
 
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.mask import flat_mask
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import flat_mask
 
 # A group of n query heads shares one KV head: Qwen3-32B 8, Llama 3 8B 4, Qwen2.5-7B 7.
 HEADS = (Heads(8, 8, 128), Heads(32, 8, 128), Heads(64, 8, 128), Heads(28, 4, 128))

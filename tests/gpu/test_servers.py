@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.selection import select_cut
+from sglang_parse.core.selection import select_cut
 
 DTYPES = {"flashinfer": "bfloat16", "triton": "float32", "fa3": "bfloat16"}
 """FlashInfer and FA3 have no fp32; Triton's products of fp32 are TF32."""

@@ -7,7 +7,7 @@ import torch
 
 def transfer() -> Any:
     """Numbers to a busy device and back; returns once they are on their way."""
-    from sglang_parse.views import Readback, on_device
+    from sglang_parse.device import Readback, on_device
 
     values = on_device([3, 1, 2], "cuda")
     flags = on_device([True, False, True], "cuda", torch.bool)

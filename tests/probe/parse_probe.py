@@ -55,7 +55,7 @@ def register() -> None:
         (f"{scheduler}.run_batch", probe.run_batch, HookType.AROUND),
         (f"{scheduler}.get_internal_state", probe.add_state, HookType.AFTER),
         (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
-        ("sglang_parse.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
+        ("sglang_parse.engine.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
@@ -75,7 +75,7 @@ def register() -> None:
         HookRegistry.register(target, hook, kind)
     if os.environ.get("PARSE_PROBE_UNSEEN"):
         HookRegistry.register(
-            "sglang_parse.draft.DraftModel.init_cuda_graphs", draft_unseen, HookType.BEFORE
+            "sglang_parse.engine.draft.DraftModel.init_cuda_graphs", draft_unseen, HookType.BEFORE
         )
 
 

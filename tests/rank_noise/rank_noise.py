@@ -35,8 +35,8 @@ def register() -> None:
     noise = RankNoise(Path(folder))
     for target, hook in (
         ("sglang.srt.model_executor.model_runner.ModelRunner.forward", noise.forward),
-        ("sglang_parse.decision.share", noise.share),
-        ("sglang_parse.switch.OffSwitch.saw", noise.saw),
+        ("sglang_parse.engine.ranks.share", noise.share),
+        ("sglang_parse.core.payoff.OffSwitch.saw", noise.saw),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
 

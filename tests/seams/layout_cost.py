@@ -19,9 +19,9 @@ from rich.table import Table
 from torch.utils.benchmark import Timer
 
 from sglang_parse.attention.native import MaskedTorchNativeBackend
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.mask import flat_mask
-from sglang_parse.spec_input import ParseVerifyInput
+from sglang_parse.attention.spec_input import ParseVerifyInput
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import flat_mask
 
 HEADS, KV_HEADS, DIM, QUESTION = 8, 4, 64, 12
 PREFIXES, DRAFTS, QUESTIONS = (0, 128, 512, 2048, 8192), (64, 256), (4, 16, 64)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.mask import flat_mask, may_attend
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import flat_mask, may_attend
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
 LAYOUT = VerifyLayout.of(
@@ -67,7 +67,7 @@ class PagedPass:
     def _forward_batch(self, is_masked: bool) -> Any:
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-        from sglang_parse.spec_input import VERIFY_MODE, ParseVerifyInput
+        from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
 
         requests = self.layout.requests
         lens = torch.tensor([r.kv_len for r in requests])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from paged_pass import PagedPass
 
-from sglang_parse.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
 
 pytestmark = pytest.mark.seams
 
@@ -76,7 +76,7 @@ def test_stock_names_are_ours_and_stay_so():
 
 
 def test_a_mask_made_for_other_lengths_is_refused():
-    from sglang_parse.spec_input import ParseVerifyInput
+    from sglang_parse.attention.spec_input import ParseVerifyInput
 
     layout = VerifyLayout.of([RequestLayout(2, 2)])
     with pytest.raises(ValueError, match="mask has 3 entries, the layout needs 8"):

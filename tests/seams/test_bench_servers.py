@@ -18,8 +18,8 @@ def test_sglang_takes_every_server_at_real_shapes(tmp_path: Path, monkeypatch: p
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_parse.bench.speed_settings import Settings, add_arguments
-    from sglang_parse.config import ENV_VAR, ParseConfig
+    from sglang_parse.bench.limit.speed_settings import Settings, add_arguments
+    from sglang_parse.core.config import ENV_VAR, ParseConfig
 
     monkeypatch.setenv(ENV_VAR, "")
     parser = argparse.ArgumentParser()

@@ -5,9 +5,9 @@ from importlib import metadata
 
 import pytest
 
-from sglang_parse import compat
-from sglang_parse.compat import CompatError
-from sglang_parse.seams import Seam
+from sglang_parse.startup import compat
+from sglang_parse.startup.compat import CompatError
+from sglang_parse.startup.seams import Seam
 
 pytestmark = pytest.mark.seams
 

@@ -24,7 +24,7 @@ def table() -> torch.Tensor:
 
 
 def test_extend_slots_are_packed_by_request(table):
-    from sglang_parse.patches.draft_slots_cpu import assign_extend_cache_locs
+    from sglang_parse.patches.cpu.draft_slots_cpu import assign_extend_cache_locs
 
     start, end = torch.tensor([3, 0, 7]), torch.tensor([5, 1, 10])
     slots = assign_extend_cache_locs(torch.tensor([4, 0, 2]), table, start, end, 3, 2, "cpu")
@@ -33,7 +33,7 @@ def test_extend_slots_are_packed_by_request(table):
 
 
 def test_draft_slots_follow_the_committed_tokens(table):
-    from sglang_parse.patches.draft_slots_cpu import assign_draft_cache_locs_contiguous
+    from sglang_parse.patches.cpu.draft_slots_cpu import assign_draft_cache_locs_contiguous
 
     out = torch.empty(2 * 2 * 3, dtype=torch.int64)
     pool, lengths = torch.tensor([1, 3]), torch.tensor([4, 0])
@@ -44,7 +44,7 @@ def test_draft_slots_follow_the_committed_tokens(table):
 
 
 def test_front_slots_of_each_window_are_packed():
-    from sglang_parse.patches.draft_slots_cpu import fill_front_out_cache_loc
+    from sglang_parse.patches.cpu.draft_slots_cpu import fill_front_out_cache_loc
 
     out = torch.zeros(6, dtype=torch.int64)
     window = torch.tensor([11, 12, 13, 21, 22, 23])
@@ -69,7 +69,7 @@ WIDTH = len(PARENTS)
 
 
 def _built(parent_list, selected, seq_lens, topk, mode=FULL_MASK):
-    from sglang_parse.patches.tree_cpu import build_tree
+    from sglang_parse.patches.cpu.tree_cpu import build_tree
 
     num, width = len(seq_lens), selected.shape[1] + 1
     sizes = [width * ((0 if mode == QLEN_ONLY else n) + width) for n in seq_lens]
@@ -188,7 +188,7 @@ def _tree(parents: list[int], num: int = 1) -> tuple[torch.Tensor, ...]:
 
 
 def _greedy(parents, tokens, choices, steps):
-    from sglang_parse.patches.tree_cpu import verify_greedy
+    from sglang_parse.patches.cpu.tree_cpu import verify_greedy
 
     num, width = tokens.shape
     outputs = (
@@ -232,7 +232,7 @@ def test_greedy_verification_against_texts():
 
 
 def test_bonus_tokens_and_accepted_slots():
-    from sglang_parse.patches.tree_cpu import fill_accept_out_cache_loc, fill_bonus_tokens
+    from sglang_parse.patches.cpu.tree_cpu import fill_accept_out_cache_loc, fill_bonus_tokens
 
     bonus = torch.empty(2, dtype=torch.int32)
     emitted = torch.tensor([[4, 5, 6, 0], [7, 0, 0, 0]], dtype=torch.int32)
@@ -250,7 +250,7 @@ def test_bonus_tokens_and_accepted_slots():
 def test_top_k_and_top_p_keep_what_transformers_keeps():
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-    from sglang_parse.patches.verify_sampling_cpu import top_k_renorm_prob, top_p_renorm_prob
+    from sglang_parse.patches.cpu.verify_sampling_cpu import top_k_renorm_prob, top_p_renorm_prob
 
     torch.manual_seed(1)
     logits = torch.randn(6, 40)
@@ -265,7 +265,7 @@ def test_top_k_and_top_p_keep_what_transformers_keeps():
 
 
 def test_top_k_of_a_tie_is_argmax_and_all_means_all():
-    from sglang_parse.patches.verify_sampling_cpu import top_k_renorm_prob
+    from sglang_parse.patches.cpu.verify_sampling_cpu import top_k_renorm_prob
 
     probabilities = torch.tensor([[0.2, 0.4, 0.4], [0.2, 0.4, 0.4]])
     kept = top_k_renorm_prob(probabilities, torch.tensor([1, 1 << 30], dtype=torch.int32))
@@ -277,7 +277,7 @@ NUM_DRAWS = 6000
 
 def _sampled_texts(parents, tokens, probabilities, steps, **thresholds):
     """What each of NUM_DRAWS equal requests emits."""
-    from sglang_parse.patches.verify_sampling_cpu import verify_sampled
+    from sglang_parse.patches.cpu.verify_sampling_cpu import verify_sampled
 
     width = len(parents)
     generator = torch.Generator().manual_seed(3)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
+from sglang_parse.engine.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
 
 pytestmark = pytest.mark.seams
 

@@ -12,7 +12,7 @@ def test_the_head_takes_memory_for_what_it_proposes(monkeypatch: pytest.MonkeyPa
     from sglang.srt import runtime_context
     from sglang.srt.runtime_context import _ConfigBag
 
-    from sglang_parse import eagle3
+    from sglang_parse.engine import head as eagle3
 
     spec = _ConfigBag("spec")
     longest_pass = 1200

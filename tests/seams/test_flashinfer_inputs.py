@@ -13,8 +13,8 @@ import torch
 from flashinfer_kernel import Kernel
 from paged_inputs import Heads, PagedInputs
 
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.mask import flat_mask
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import flat_mask
 
 pytestmark = pytest.mark.seams
 

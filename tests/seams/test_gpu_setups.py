@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 from test_servers import SETUPS, Setup  # noqa: E402
 
 from sglang_parse.attention.support import choose_layout  # noqa: E402
-from sglang_parse.demo.servers import COMMON_FLAGS  # noqa: E402
+from sglang_parse.bench.demo.servers import COMMON_FLAGS  # noqa: E402
 
 pytestmark = pytest.mark.seams
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from fake_gpu import GPU, HostWaits, fake_gpu
 
-from sglang_parse.config import ParseConfig
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.overlap import Pipeline
-from sglang_parse.phases import Draft, Move, Phase, RequestState
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.request import Draft, Move, Phase, RequestState
+from sglang_parse.engine.overlap import Pipeline
 
 pytestmark = pytest.mark.seams
 
@@ -35,7 +35,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import get_parallel
 
-    from sglang_parse import commit, decision, iteration, readout, views
+    from sglang_parse import device as views
+    from sglang_parse.engine import iteration, readout
+    from sglang_parse.engine import kv as commit
+    from sglang_parse.engine import ranks as decision
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -91,7 +94,7 @@ class Runner:
         )
 
     def forward(self, forward_batch: Any) -> Any:
-        from sglang_parse.spec_input import ParseVerifyInput
+        from sglang_parse.attention.spec_input import ParseVerifyInput
 
         self.forwards.append(forward_batch)
         spec_info = forward_batch.spec_info
@@ -190,11 +193,11 @@ def batch_of(*reqs: Any) -> Any:
 
 def kit_for(batch: Any, *, is_masked: bool = True) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
-    from sglang_parse.continuation import PlainTarget
-    from sglang_parse.draft import DraftModel
-    from sglang_parse.faults import DraftGuard
-    from sglang_parse.guarded_head import GuardedHead
-    from sglang_parse.iteration import Kit
+    from sglang_parse.engine.draft import DraftModel
+    from sglang_parse.engine.faults import DraftGuard
+    from sglang_parse.engine.guarded_head import GuardedHead
+    from sglang_parse.engine.iteration import Kit
+    from sglang_parse.engine.target import PlainTarget
 
     table = batch.req_to_token_pool.req_to_token
     target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
@@ -218,7 +221,7 @@ def kit_for(batch: Any, *, is_masked: bool = True) -> Any:
 
 def launched(batch: Any, kit: Any = None) -> tuple[Any, Any]:
     """An iteration of ``batch``, launched and not read; and what it worked with."""
-    from sglang_parse.iteration import Iteration
+    from sglang_parse.engine.iteration import Iteration
 
     kit = kit or kit_for(batch)
     iteration = Iteration(kit, batch)
@@ -323,7 +326,7 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_lengths_of_a_batch_under_overlap():
-    from sglang_parse.relay import HostRelay
+    from sglang_parse.engine.relay import HostRelay
 
     batch = batch_of(*(request(i, Phase.PLAIN, Move.STEP) for i in range(2)))
     batch.forward_mode = SimpleNamespace(is_extend=lambda: False)
@@ -340,8 +343,8 @@ LAYOUT = VerifyLayout.of(
 def test_how_a_backend_plans_a_pass():
     """With a mask: index arrays; without: pseudo-sequences, as slots in a row or as a table."""
     from sglang_parse.attention.alias import page_table, paged_rows
-    from sglang_parse.mask import flat_mask
-    from sglang_parse.spec_input import ParseVerifyInput
+    from sglang_parse.attention.spec_input import ParseVerifyInput
+    from sglang_parse.core.mask import flat_mask
 
     spec_info = ParseVerifyInput(
         layout=LAYOUT,
@@ -371,7 +374,7 @@ def test_a_head_follows_what_was_written(monkeypatch: pytest.MonkeyPatch):
     from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_parse.eagle3 import Eagle3Head, Written
+    from sglang_parse.engine.head import Eagle3Head, Written
 
     class HeadRunner(Runner):
         canary_manager = None

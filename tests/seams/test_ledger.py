@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.seams
 
 PATCH_FOLDER = Path(__file__).resolve().parents[2] / "patches"
-NOT_PATCHES = {"__init__", "base"}
+NOT_PATCHES = {"__init__"}
 FIELDS = ("Target", "SGLang versions", "Why", "How", "Upstream", "Removed when")
 
 
@@ -23,7 +23,7 @@ def test_ledger_registered_patches_and_files_are_the_same():
     from sglang_parse.patches import PATCHES
 
     names = [patch.name for patch in PATCHES]
-    files = {path.stem for path in PATCH_FOLDER.glob("*.py")} - NOT_PATCHES
+    files = {path.stem for path in PATCH_FOLDER.glob("*/*.py")} - NOT_PATCHES
     assert len(names) == len(set(names))
     assert sorted(names) == sorted(files) == sorted(ledger())
 
@@ -40,10 +40,11 @@ def test_the_entry_names_what_the_file_changes(patch_id):
     """Every attribute in the entry's target is one the file names, and it exists upstream."""
     import pkgutil
 
-    source = (PATCH_FOLDER / f"{patch_id}.py").read_text(encoding="utf-8")
+    (path,) = PATCH_FOLDER.glob(f"*/{patch_id}.py")
+    source = path.read_text(encoding="utf-8")
     target = re.search(r"^- Target:(.*?)^- ", ledger()[patch_id], re.MULTILINE | re.DOTALL)
     paths = [name for name in re.findall(r"`([^`]+)`", target.group(1)) if "." in name]
     assert paths
-    for path in paths:
-        pkgutil.resolve_name(path)
-        assert path.rpartition(".")[2] in source
+    for name in paths:
+        pkgutil.resolve_name(name)
+        assert name.rpartition(".")[2] in source

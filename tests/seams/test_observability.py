@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from sglang_parse.config import ConfigError
-from sglang_parse.metrics import Tally
+from sglang_parse.core.config import ConfigError
+from sglang_parse.telemetry.metrics import Tally
 
 pytestmark = pytest.mark.seams
 
@@ -20,7 +20,7 @@ def test_the_collector_is_named_in_stat_loggers():
         SchedulerMetricsCollector,
     )
 
-    from sglang_parse.observability import with_parse_metrics
+    from sglang_parse.telemetry.prometheus import with_parse_metrics
 
     assert STAT_LOGGER_ROLE_SCHEDULER == ROLE
     for given in (None, {}, {"tokenizer": dict}):
@@ -30,7 +30,7 @@ def test_the_collector_is_named_in_stat_loggers():
 
 
 def test_it_survives_the_way_to_the_scheduler_process():
-    from sglang_parse.observability import with_parse_metrics
+    from sglang_parse.telemetry.prometheus import with_parse_metrics
 
     loggers = with_parse_metrics(None)
     assert pickle.loads(pickle.dumps(loggers)) == loggers
@@ -39,7 +39,7 @@ def test_it_survives_the_way_to_the_scheduler_process():
 def test_another_collector_is_refused_unless_it_has_parses_metrics():
     from sglang.srt.observability.metrics_collector import SchedulerMetricsCollector
 
-    from sglang_parse.observability import ParseMetrics, with_parse_metrics
+    from sglang_parse.telemetry.prometheus import ParseMetrics, with_parse_metrics
 
     class Theirs(SchedulerMetricsCollector):
         pass
@@ -61,7 +61,7 @@ def test_the_decode_line_has_the_part_that_is_replaced():
 
 @pytest.mark.parametrize("serves", [True, False])
 def test_lines_change_only_where_parse_serves(serves: bool):
-    from sglang_parse.patches.decode_log import DecodeLine
+    from sglang_parse.patches.parse.decode_log import DecodeLine
 
     class Waiting:
         """A request that has not reached the worker."""
@@ -85,7 +85,7 @@ def test_lines_change_only_where_parse_serves(serves: bool):
 
 
 def test_simulated_acceptance_is_in_the_decode_line():
-    from sglang_parse.patches.decode_log import DecodeLine
+    from sglang_parse.patches.parse.decode_log import DecodeLine
 
     tally = Tally()
     assert "SIMULATED" not in DecodeLine(tally).figures()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.layout import RequestLayout
+from sglang_parse.core.layout import RequestLayout
 
 pytestmark = pytest.mark.seams
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.seams
 @pytest.fixture
 def verify(monkeypatch: pytest.MonkeyPatch):
     """The module, with a target that answers row r of request i with the number 100 i + r."""
-    from sglang_parse import verify
+    from sglang_parse.engine import verify
 
     def run_pass(_runner, _batch, parts, *, is_masked: bool, capture: bool):
         assert is_masked

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.seams
 
 
 def test_kv_copy_reads_everything_before_it_writes():
-    from sglang_parse.patches.kv_copy_cpu import copy_all_layer_kv_cache
+    from sglang_parse.patches.cpu.kv_copy_cpu import copy_all_layer_kv_cache
 
     buffers = [torch.arange(24, dtype=torch.float32).view(6, 4) * (i + 1) for i in range(3)]
     before = [b.clone() for b in buffers]
@@ -52,8 +52,8 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_parse.algorithm import ParseAlgorithm
-    from sglang_parse.config import ENV_VAR, ParseConfig
-    from sglang_parse.patches.draft_kv_pool import _add_drafts
+    from sglang_parse.core.config import ENV_VAR, ParseConfig
+    from sglang_parse.patches.parse.draft_kv_pool import _add_drafts
 
     demo = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
 
@@ -95,7 +95,7 @@ def test_graphs_are_captured_of_plain_steps():
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_parse.algorithm import ParseAlgorithm
-    from sglang_parse.patches.decode_graphs import _capture_plain_steps
+    from sglang_parse.patches.parse.decode_graphs import _capture_plain_steps
 
     seen = []
 
@@ -125,8 +125,8 @@ def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_parse.algorithm import ParseAlgorithm
-    from sglang_parse.config import ENV_VAR, ParseConfig
-    from sglang_parse.patches import decode_graphs
+    from sglang_parse.core.config import ENV_VAR, ParseConfig
+    from sglang_parse.patches.parse import decode_graphs
 
     features = _ConfigBag("exec.features")
     features._set("return_hidden_states_mode", None)
@@ -223,17 +223,17 @@ def test_a_length_limit_before_a_stop_string_ends_the_run():
 
 def test_register_is_idempotent():
     from sglang_parse.algorithm import register_algorithm
-    from sglang_parse.plugin import register
+    from sglang_parse.plugin import create_worker, register
 
     register()
-    assert register_algorithm() is False
+    assert register_algorithm(create_worker) is False
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator can pin memory")
 def test_adapter_layers_can_be_built_without_an_accelerator():
     from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA
 
-    from sglang_parse.patches import lora_cpu
+    from sglang_parse.patches.cpu import lora_cpu
 
     lora_cpu.PATCH.register()
     layer = torch.nn.Linear(4, 4)

@@ -83,7 +83,7 @@ def kv_kib(config: dict) -> int:
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch):
     """The flags are published to the environment: keep that inside each test."""
-    from sglang_parse.config import ENV_VAR
+    from sglang_parse.core.config import ENV_VAR
 
     monkeypatch.setenv(ENV_VAR, "")
 
@@ -187,7 +187,7 @@ def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[
     """Every flag exists in full, and SGLang's checks and PARSE's pass on the models' shapes."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    from sglang_parse.config import ParseConfig
+    from sglang_parse.core.config import ParseConfig
 
     models = write_models(tmp_path, recipe)
     module, *argv = run_recipe(recipe, tmp_path, models, "--device", "cuda")[1:]

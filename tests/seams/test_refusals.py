@@ -29,7 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch):
     """The flags are published to the environment: keep that inside each test."""
-    from sglang_parse.config import ENV_VAR
+    from sglang_parse.core.config import ENV_VAR
 
     monkeypatch.setenv(ENV_VAR, "")
 
@@ -285,7 +285,7 @@ def test_a_head_that_the_ranks_cannot_share(tmp_path: Path):
 
 
 def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
-    from sglang_parse.config import ENV_VAR, ParseConfig
+    from sglang_parse.core.config import ENV_VAR, ParseConfig
 
     monkeypatch.setenv(ENV_VAR, '{"treshold": 0.5}')
     with pytest.raises(ValueError, match=r"unknown PARSE settings \['treshold'\]"):
@@ -300,7 +300,7 @@ def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_simulated_acceptance(pair, monkeypatch: pytest.MonkeyPatch, value, flags, message):
-    from sglang_parse.simulation import ENV_VAR
+    from sglang_parse.core.simulation import ENV_VAR
 
     monkeypatch.setenv(ENV_VAR, value)
     with pytest.raises(Exception, match=message):
@@ -311,6 +311,6 @@ def test_flags_are_in_help(capsys: pytest.CaptureFixture[str], pair):
     with pytest.raises(SystemExit):
         launch(pair, "--help")
     shown = capsys.readouterr().out
-    from sglang_parse.config import _HELP, flag
+    from sglang_parse.core.config import _HELP, flag
 
     assert all(flag(name) in shown for name in _HELP)

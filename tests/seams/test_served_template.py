@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chat_families import FAMILIES, QUESTIONS  # noqa: E402
 
-from sglang_parse.admission import question_for  # noqa: E402
-from sglang_parse.config import ParseConfig  # noqa: E402
-from sglang_parse.models import AdmissionError  # noqa: E402
-from sglang_parse.phases import Draft, Phase, RequestState  # noqa: E402
-from sglang_parse.question import render_question  # noqa: E402
-from sglang_parse.rounds import RoundJudge  # noqa: E402
-from sglang_parse.switch import OffSwitch  # noqa: E402
+from sglang_parse.core.config import ParseConfig  # noqa: E402
+from sglang_parse.core.payoff import OffSwitch  # noqa: E402
+from sglang_parse.core.question import render_question  # noqa: E402
+from sglang_parse.core.request import Draft, Phase, RequestState  # noqa: E402
+from sglang_parse.engine.rounds import RoundJudge  # noqa: E402
+from sglang_parse.startup.checks import question_for  # noqa: E402
+from sglang_parse.startup.models import AdmissionError  # noqa: E402
 
 CHATML = str(QUESTIONS / "chatml.json")
 

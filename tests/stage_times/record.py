@@ -24,10 +24,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 from client import Client  # noqa: E402
 from demo_problems import held_out  # noqa: E402
 
-from sglang_parse.demo.records import PARSE  # noqa: E402
-from sglang_parse.demo.run import specs  # noqa: E402
-from sglang_parse.demo.servers import Server, free_ports  # noqa: E402
-from sglang_parse.demo.settings import DEMO_PAIR  # noqa: E402
+from sglang_parse.bench.demo.records import PARSE  # noqa: E402
+from sglang_parse.bench.demo.run import specs  # noqa: E402
+from sglang_parse.bench.demo.servers import Server, free_ports  # noqa: E402
+from sglang_parse.bench.demo.settings import DEMO_PAIR  # noqa: E402
 
 TO = ROOT / "tests" / "unit" / "stage_times.json"
 CONCURRENCIES = (1, 2, 4, 8)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.switch import Timed
+from sglang_parse.core.payoff import Timed
 
 
 def register() -> None:
@@ -24,7 +24,7 @@ def register() -> None:
     record = Record(Path(path))
     for method in ("saw", "saw_round"):
         HookRegistry.register(
-            f"sglang_parse.switch.OffSwitch.{method}", getattr(record, method), HookType.AROUND
+            f"sglang_parse.core.payoff.OffSwitch.{method}", getattr(record, method), HookType.AROUND
         )
 
 

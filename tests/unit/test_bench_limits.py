@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_parse.bench import limits
-from sglang_parse.bench.limits import Card, Work
-from sglang_parse.bench.shape import Shape, shape_names
-from sglang_parse.demo.records import DemoError
-from sglang_parse.layout import RequestLayout
-from sglang_parse.mask import dense_mask
+from sglang_parse.bench.demo.records import DemoError
+from sglang_parse.bench.limit import limits
+from sglang_parse.bench.limit.limits import Card, Work
+from sglang_parse.bench.limit.shape import Shape, shape_names
+from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.mask import dense_mask
 
 pytestmark = pytest.mark.unit
 

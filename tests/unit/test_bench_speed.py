@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench import speed_figures
-from sglang_parse.bench.limits import attended_pairs
-from sglang_parse.bench.speed_figures import Figures, Pass
-from sglang_parse.bench.speed_settings import Settings, add_arguments, fraction_of
-from sglang_parse.demo.records import Answer, DemoError, Leg
-from sglang_parse.simulation import ENV_VAR as SIMULATE
+from sglang_parse.bench.demo.records import Answer, DemoError, Leg
+from sglang_parse.bench.limit import speed_figures
+from sglang_parse.bench.limit.limits import attended_pairs
+from sglang_parse.bench.limit.speed_figures import Figures, Pass
+from sglang_parse.bench.limit.speed_settings import Settings, add_arguments, fraction_of
+from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 
 pytestmark = pytest.mark.unit
 

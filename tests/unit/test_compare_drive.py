@@ -9,11 +9,11 @@ from types import ModuleType
 
 import pytest
 
-from sglang_parse.compare.drive import TOLD_TO_END, Load, bench
-from sglang_parse.compare.pool import Remote
-from sglang_parse.compare.records import CompareError, Way
-from sglang_parse.demo.load import Asking
-from sglang_parse.tasks import Item
+from sglang_parse.bench.compare.drive import TOLD_TO_END, Load, bench
+from sglang_parse.bench.compare.pool import Remote
+from sglang_parse.bench.compare.records import CompareError, Way
+from sglang_parse.bench.demo.load import Asking
+from sglang_parse.bench.tasks import Item
 
 LOAD = Load([Item("0", "one", None), Item("1", "two", None)], 2, "models/target", Asking(), 7)
 TIMES = {

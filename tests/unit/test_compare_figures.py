@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from comparison import FACTS, RATES, SHARES, reply, six_servers, timed
 
-from sglang_parse.compare.figures import (
+from sglang_parse.bench.compare.figures import (
     accept_length,
     make_checks,
     make_figures,
     speedups,
 )
-from sglang_parse.compare.page import render
-from sglang_parse.compare.quality import paired_test
-from sglang_parse.compare.records import CompareError, Look, Marks, Way
+from sglang_parse.bench.compare.page import render
+from sglang_parse.bench.compare.quality import paired_test
+from sglang_parse.bench.compare.records import CompareError, Look, Marks, Way
 
 
 def test_speedups_are_quotients_of_the_same_run():

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from sglang_parse.config import (
+from sglang_parse.core.config import (
     ENV_VAR,
     ConfigError,
     ParseConfig,
@@ -16,7 +16,7 @@ from sglang_parse.config import (
     configure,
     flag,
 )
-from sglang_parse.question import DEFAULT_QUESTION_FILE
+from sglang_parse.core.question import DEFAULT_QUESTION_FILE
 
 pytestmark = pytest.mark.unit
 

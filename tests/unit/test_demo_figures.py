@@ -2,9 +2,9 @@
 
 import pytest
 
-from sglang_parse.demo.figures import make_figures, run_limit
-from sglang_parse.demo.records import Answer, DemoError, Leg
-from sglang_parse.demo.show import Piece, pieces_of_answer
+from sglang_parse.bench.demo.figures import make_figures, run_limit
+from sglang_parse.bench.demo.records import Answer, DemoError, Leg
+from sglang_parse.bench.demo.show import Piece, pieces_of_answer
 
 pytestmark = pytest.mark.unit
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_parse.compare.pool import Remote
-from sglang_parse.demo.load import Asking, ask_all, send_problems, trace_answer
-from sglang_parse.demo.records import DemoError
-from sglang_parse.tasks import Item
+from sglang_parse.bench.compare.pool import Remote
+from sglang_parse.bench.demo.load import Asking, ask_all, send_problems, trace_answer
+from sglang_parse.bench.demo.records import DemoError
+from sglang_parse.bench.tasks import Item
 
 PROBLEMS = [Item(str(k), f"problem {k}", k) for k in range(4)]
 

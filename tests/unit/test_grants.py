@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.grants import PATIENCE, Grant, Holding, cost, pages_up, share_out
-from sglang_parse.phases import Move, Phase
+from sglang_parse.core.request import Move, Phase
+from sglang_parse.core.slots import PATIENCE, Grant, Holding, cost, pages_up, share_out
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_parse.attention.alias import page_table, paged_rows
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.mask import dense_mask, flat_mask, may_attend, split_flat_mask, tail_mask
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import dense_mask, flat_mask, may_attend, split_flat_mask, tail_mask
 
 pytestmark = pytest.mark.unit
 

@@ -5,8 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.metrics import METRICS, Tally, Window, figures, process_tally, response_info
-from sglang_parse.phases import Phase, RequestState, Stats
+from sglang_parse.core.request import Phase, RequestState, Stats
+from sglang_parse.telemetry.metrics import (
+    METRICS,
+    Tally,
+    Window,
+    figures,
+    process_tally,
+    response_info,
+)
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from paged_inputs import Heads, PagedInputs
 
-from sglang_parse.layout import RequestLayout, VerifyLayout
-from sglang_parse.mask import flat_mask
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import flat_mask
 
 pytestmark = pytest.mark.unit
 

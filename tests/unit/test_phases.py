@@ -2,8 +2,8 @@
 
 import pytest
 
-from sglang_parse.layout import RequestLayout
-from sglang_parse.phases import Draft, Phase, RequestState, tail_len
+from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.request import Draft, Phase, RequestState, tail_len
 
 pytestmark = pytest.mark.unit
 

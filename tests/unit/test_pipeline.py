@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.overlap import Pipeline
+from sglang_parse.engine.overlap import Pipeline
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sglang_parse.question import (
+from sglang_parse.core.question import (
     DEFAULT_QUESTION_FILE,
     Question,
     QuestionError,

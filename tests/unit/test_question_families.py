@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chat_families import FAMILIES, QUESTIONS, Family  # noqa: E402
 
-from sglang_parse.question import (  # noqa: E402
+from sglang_parse.core.question import (  # noqa: E402
     QuestionError,
     QuestionWording,
     render_question,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.segment import SegmentRule, prefix_ends, segment_ends, thin_out
+from sglang_parse.core.segment import SegmentRule, prefix_ends, segment_ends, thin_out
 
 pytestmark = pytest.mark.unit
 

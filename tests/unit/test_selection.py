@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.selection import (
+from sglang_parse.core.selection import (
     SELECTIONS,
     first_reject,
     longest_accepted,

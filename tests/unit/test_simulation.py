@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.config import ConfigError, ParseConfig
-from sglang_parse.segment import thin_out
-from sglang_parse.simulation import ENV_VAR, SimulatedAcceptance
+from sglang_parse.core.config import ConfigError, ParseConfig
+from sglang_parse.core.segment import thin_out
+from sglang_parse.core.simulation import ENV_VAR, SimulatedAcceptance
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.bench.soak import Outcome, summarise
-from sglang_parse.bench.soak_load import (
+from sglang_parse.bench.soak.load import (
     EXACT,
     FALLBACKS,
     FATES,
@@ -18,6 +17,7 @@ from sglang_parse.bench.soak_load import (
     faults_of,
     make_request,
 )
+from sglang_parse.bench.soak.run import Outcome, summarise
 
 pytestmark = pytest.mark.unit
 PROBLEMS = [SimpleNamespace(text=f"problem {n}", solution=f"solution {n}") for n in range(40)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.switch import (
+from sglang_parse.core.payoff import (
     MAX_THRESHOLDS,
     MIN_ROUNDS,
     PRICE_EVERY,

@@ -15,9 +15,9 @@ from typing import Any
 import pandas
 import pytest
 
-from sglang_parse.tasks import Options, TaskError, find_task, task_names
-from sglang_parse.tasks.base import Grader, Item
-from sglang_parse.tasks.demo import demo_items
+from sglang_parse.bench.tasks import Options, TaskError, find_task, task_names
+from sglang_parse.bench.tasks.base import Grader, Item
+from sglang_parse.bench.tasks.demo import demo_items
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",

@@ -1,0 +1,148 @@
+"""Temperature > 0 under speculation, in plain PyTorch on a CPU (ledger: verify_sampling_cpu)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from sglang_parse.patches.base import Patch, on_cpu_only
+from sglang_parse.patches.cpu.tree_cpu import AcceptedPaths, DraftTree, read_trees
+
+
+def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
+    """Keep each row's ``top_ks`` most likely tokens, renormalised.
+
+    Args:
+        probs: float [rows, vocab]; top_ks: int [rows], at least 1, larger than the vocabulary for
+            "all". Of equally likely tokens the one with the smaller id is kept, as argmax does.
+
+    Source: ``sglang.srt.speculative.eagle_utils.top_k_renorm_prob``.
+    """
+    ordered, token_ids = probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[-1], device=probs.device)
+    return _renormalised(ordered.masked_fill(rank >= top_ks[:, None], 0.0), token_ids)
+
+
+def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Keep each row's smallest set of most likely tokens whose sum reaches ``top_ps``.
+
+    Args:
+        probs: float [rows, vocab]; top_ps: float [rows].
+
+    Source: ``sglang.srt.speculative.eagle_utils.top_p_renorm_prob``.
+    """
+    ordered, token_ids = probs.sort(dim=-1, descending=True, stable=True)
+    sum_before = ordered.cumsum(-1) - ordered
+    return _renormalised(ordered.masked_fill(sum_before > top_ps[:, None], 0.0), token_ids)
+
+
+def _renormalised(ordered: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    kept = torch.zeros_like(ordered).scatter_(-1, token_ids, ordered)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def verify_sampled(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_samples_for_final_sampling: torch.Tensor,
+    target_probs: torch.Tensor,
+    draft_probs: torch.Tensor,  # noqa: ARG001 - the kernel's scratch space
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,  # noqa: ARG001 - chooses a kernel upstream
+) -> None:
+    """Follow each tree so that every emitted token is a sample of the target's distribution.
+
+    At a node with target distribution p and children c1, c2, ...: one uniform number picks child
+    c with probability p(c), or none with what is left; then the token is drawn from p without the
+    children's tokens. Thresholds below 1 accept more, as SGLang's flags of that name say.
+
+    Args:
+        predicts, accept_index, accept_token_num: written, see ``tree_cpu.AcceptedPaths``.
+        candidates, retrive_*: see ``tree_cpu.read_trees`` (spelled as SGLang spells them here).
+        uniform_samples: float [bs, n] in [0, 1), one for each node's choice of a child.
+        uniform_samples_for_final_sampling: float [bs], one for the token after the path.
+        target_probs: float [bs, n, vocab]: the target's distribution after each node.
+
+    Source: ``sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only``.
+    """
+    paths = AcceptedPaths(predicts, accept_index, accept_token_num)
+    trees = read_trees(candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+    coins, last_coins = uniform_samples.tolist(), uniform_samples_for_final_sampling.tolist()
+    for row, tree in enumerate(trees):
+        probs, path, refused = target_probs[row], [0], list[int]()
+        while len(path) < paths.max_path:
+            node = path[-1]
+            child, refused = _pick_child(
+                tree, node, probs[node], coins[row][node], threshold_single, threshold_acc
+            )
+            if child is None:
+                break
+            path.append(child)
+        paths.write(row, tree, path, _draw(probs[path[-1]], refused, last_coins[row]))
+
+
+def _pick_child(
+    tree: DraftTree,
+    node: int,
+    probs: torch.Tensor,
+    coin: float,
+    threshold_single: float,
+    threshold_acc: float,
+) -> tuple[int | None, list[int]]:
+    """The accepted child, or None and the tokens of all children."""
+    reached, refused = 0.0, list[int]()
+    for child in tree.children(node):
+        token = tree.token_ids[child]
+        probability = float(probs[token])
+        reached += probability
+        if coin < reached / max(threshold_acc, 1e-9) or probability >= threshold_single:
+            return child, []
+        refused.append(token)
+    return None, refused
+
+
+def _draw(probs: torch.Tensor, refused: list[int], coin: float) -> int:
+    """A token from ``probs`` [vocab] without ``refused`` by one uniform number in [0, 1)."""
+    rest = probs.double()
+    rest[refused] = 0.0
+    if not rest.sum() > 0:  # only by rounding: a coin above a sum that should have been 1
+        rest = probs.double()
+    steps = rest.cumsum(0)
+    # Past the last token only if coin * total rounds up to the total.
+    index = int(torch.searchsorted(steps, coin * steps[-1], right=True))
+    return min(index, int(rest.nonzero()[-1]))
+
+
+REPLACEMENTS = {
+    "top_k_renorm_prob": top_k_renorm_prob,
+    "top_p_renorm_prob": top_p_renorm_prob,
+    "tree_speculative_sampling_target_only": verify_sampled,
+}
+
+
+def _module() -> ModuleType:
+    from sglang.srt.speculative import eagle_utils
+
+    return eagle_utils
+
+
+def _register() -> None:
+    # The values are None, so SGLang's hook registry must not touch them: it would rewrite every
+    # module attribute that is None.
+    for name, function in REPLACEMENTS.items():
+        setattr(_module(), name, function)
+
+
+def _is_applied() -> bool:
+    return all(getattr(_module(), name) is function for name, function in REPLACEMENTS.items())
+
+
+PATCH = Patch("verify_sampling_cpu", _register, _is_applied, on_cpu_only)

@@ -1,0 +1,66 @@
+"""The periodic decode log line shows PARSE's own figures (ledger: decode_log)."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from sglang_parse.patches.base import Patch
+from sglang_parse.telemetry.metrics import Tally, Window, process_tally
+
+_LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
+_ACCEPTANCE = re.compile(r"accept len: [^,]+, accept rate: [^,]+, ")
+
+
+class DecodeLine(logging.Filter):
+    """Puts a tally's growth since the last line in the place of SGLang's acceptance figures."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self.tally = tally
+        self.window = Window(tally)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # Without PARSE in this process nothing has been counted, and nothing is changed.
+        if self.tally.latest and _ACCEPTANCE.search(str(record.msg)):
+            record.msg = _ACCEPTANCE.sub(self.figures(), record.msg, count=1)
+        return True
+
+    def figures(self) -> str:
+        self.tally.settle_latest()
+        growth = self.window.advance()
+        rounds, drafted, judged, accepted, target = (
+            round(growth[f"{name}_total", "*"])
+            for name in (
+                "rounds",
+                "drafted_tokens",
+                "judged_tokens",
+                "accepted_tokens",
+                "target_tokens",
+            )
+        )
+        share = accepted / judged if judged else 0.0
+        speedup = self.tally.expected_speedup
+        pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
+        if self.tally.simulated is not None:
+            pays += f"SIMULATED acceptance: {self.tally.simulated:g}, "
+        phases = "".join(f"#{name}: {count}, " for name, count in self.tally.phases().items())
+        return (
+            f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "
+            f"accepted: {accepted} ({share:.2f}), target-written: {target}, {phases}{pays}"
+        )
+
+
+_FILTER = DecodeLine(process_tally())
+
+
+def _register() -> None:
+    logger = logging.getLogger(_LOGGER)
+    logger.addFilter(_FILTER)
+
+
+def _is_applied() -> bool:
+    return _FILTER in logging.getLogger(_LOGGER).filters
+
+
+PATCH = Patch("decode_log", _register, _is_applied)

@@ -1,0 +1,42 @@
+"""The KV pool is sized for every model that keeps KV in it (ledger: draft_kv_pool)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_parse.algorithm import is_parse
+from sglang_parse.patches.base import hook_patch
+
+
+def _add_drafts(cell_size: int, _configurator: Any, kvc: Any, *_: Any) -> int:
+    """Bytes of one slot in the target's KV pool, and in those that share its slot numbers."""
+    if kvc.is_draft_worker or not is_parse(kvc.spec_algorithm):
+        return cell_size
+    from sglang_parse.startup.models import slot_sharers
+
+    return cell_size + sum(_cell_size(config, kvc) for config in slot_sharers(kvc.server_args))
+
+
+def _cell_size(model_config: Any, kvc: Any) -> int:
+    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
+
+    return dflash_draft_cell_size_per_token(
+        draft_model_config=model_config,
+        draft_num_layers=model_config.num_hidden_layers,
+        draft_kv_cache_dtype=kvc.kv_cache_dtype,
+        tp_size=get_parallel().attn_tp_size,
+    )
+
+
+PATCH = hook_patch(
+    "draft_kv_pool",
+    {
+        "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": (
+            _add_drafts,
+            HookType.AFTER,
+        )
+    },
+)

@@ -1,0 +1,38 @@
+"""KV slots by what each request does next, not a standing reserve (ledger: kv_by_phase)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_parse.algorithm import is_parse
+from sglang_parse.patches.base import hook_patch
+
+
+def _prepare(original: Callable, batch: Any) -> None:
+    if not is_parse(batch.spec_algorithm):
+        original(batch)
+        return
+    from sglang_parse.engine.kv import prepare_for_decode
+
+    prepare_for_decode(batch)
+
+
+def _tokens_required(original: Callable, batch: Any, requests: Any, page_size: int) -> int:
+    if not is_parse(batch.spec_algorithm):
+        return original(batch, requests, page_size)
+    from sglang_parse.engine.kv import slots_required
+
+    return slots_required(batch, requests, page_size)
+
+
+PATCH = hook_patch(
+    "kv_by_phase",
+    {
+        "sglang.srt.speculative.spec_utils.spec_prepare_for_decode": (_prepare, HookType.AROUND),
+        "sglang.srt.managers.schedule_batch.ScheduleBatch"
+        "._new_tokens_required_next_decode_spec_v2": (_tokens_required, HookType.AROUND),
+    },
+)

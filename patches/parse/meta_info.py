@@ -1,0 +1,47 @@
+"""PARSE's figures in every response's meta_info (ledger: meta_info)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_parse.algorithm import is_parse
+from sglang_parse.patches.base import Patch, hook_patch
+
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+
+
+def _add_parse(original: Callable, streamer: Any, reqs: list) -> dict[str, list]:
+    info = original(streamer, reqs)
+    if is_parse(streamer.spec_algorithm):
+        from sglang_parse.telemetry.metrics import process_tally, response_info
+
+        info["parse"] = [[response_info(req)] if req.finished() else [] for req in reqs]
+        for req in filter(lambda req: req.finished(), reqs):
+            process_tally().settle(req)
+    return info
+
+
+_HOOKS = hook_patch(
+    "meta_info", {f"{_STREAMER}.build_additional_customized_info": (_add_parse, HookType.AROUND)}
+)
+
+
+def _streamer_class() -> Any:
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+    return SchedulerOutputStreamer
+
+
+def _register() -> None:
+    _HOOKS.register()
+    _streamer_class().has_additional_customized_info = True
+
+
+def _is_applied() -> bool:
+    return _HOOKS.is_applied() and _streamer_class().has_additional_customized_info is True
+
+
+PATCH = Patch("meta_info", _register, _is_applied)

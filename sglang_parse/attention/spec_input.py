@@ -1,0 +1,106 @@
+"""The one place that decides which built-in kind of speculative input PARSE looks like.
+
+``SpecInputType`` is a closed enum and SGLang dispatches on its members. Between iterations PARSE
+looks like an EAGLE draft; its verification pass looks like EAGLE's draft-extend, whose
+``select_index`` makes the logits processor compute only the rows it names. That is what keeps a
+1,000-row pass over a 150,000-token vocabulary from costing 0.6 GB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+
+from sglang_parse.core.layout import VerifyLayout
+from sglang_parse.device import on_device
+
+VERIFY_MODE = ForwardMode.DRAFT_EXTEND_V2
+
+
+class ParseDraftInput(SpecInput):
+    """What the scheduler carries between iterations: nothing, the state lives on each ``Req``."""
+
+    # What the overlap relay looks for (``RelayPayload.from_draft_input``).
+    bonus_tokens = topk_p = topk_index = hidden_states = dsa_topk_indices = None
+
+    def __init__(self) -> None:
+        super().__init__(SpecInputType.EAGLE_DRAFT)
+        self.capture_hidden_mode = CaptureHiddenMode.NULL
+
+    def filter_batch(self, *_: object, **__: object) -> None:
+        """Nothing to filter."""
+
+    def merge_batch(self, other: object) -> None:
+        """Nothing to merge."""
+
+
+@dataclass(kw_only=True)
+class ParseVerifyInput(SpecInput):
+    """The verification pass as attention backends and the logits processor see it.
+
+    Attributes:
+        layout: rows of the pass; requests that only continue have one row and no question.
+        custom_mask: bool [layout.mask_size], see ``mask.flat_mask``; None where the pass runs as
+            pseudo-sequences.
+        select_index: int64 [n] rows whose logits are computed, in the order they are returned.
+    """
+
+    layout: VerifyLayout
+    custom_mask: torch.Tensor | None
+    select_index: torch.Tensor
+    capture_hidden_mode: CaptureHiddenMode = CaptureHiddenMode.NULL
+    hidden_states: torch.Tensor | None = None
+    num_tokens_per_req: int = 1
+    num_tokens_for_logprob_per_req: int = 1
+    spec_input_type: SpecInputType = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__init__(SpecInputType.EAGLE_DRAFT_EXTEND)
+        if self.custom_mask is not None and self.custom_mask.numel() != self.layout.mask_size:
+            raise ValueError(
+                f"mask has {self.custom_mask.numel()} entries, "
+                f"the layout needs {self.layout.mask_size}"
+            )
+
+    def generate_attn_arg_prefill(
+        self,
+        *,
+        req_pool_indices: torch.Tensor,
+        paged_kernel_lens: torch.Tensor,
+        paged_kernel_lens_sum: int,
+        translator: Any,
+        plan: Any,
+        kind: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What SGLang's FlashInfer backend plans a masked pass with.
+
+        Args:
+            req_pool_indices: [n] the requests' rows of ``req_to_token``.
+            paged_kernel_lens: [n] their lengths, the pass's rows included.
+            paged_kernel_lens_sum: sum of the lengths.
+            translator, plan, kind: SGLang's way from rows to slot numbers.
+
+        Returns:
+            int32 kv_indices [sum of lengths], kv_indptr [n + 1], qo_indptr [n + 1], and the mask.
+
+        Source: ``EagleVerifyInput.generate_attn_arg_prefill``.
+        """
+        device = req_pool_indices.device
+        kv_indptr = on_device(self.layout.kv_indptr, device, torch.int32)
+        qo_indptr = on_device(self.layout.qo_indptr, device, torch.int32)
+        kv_indices = torch.empty(paged_kernel_lens_sum, dtype=torch.int32, device=device)
+        translator.pack_read_stream(
+            plan,
+            req_pool_indices=req_pool_indices,
+            seq_lens=paged_kernel_lens,
+            indptr=kv_indptr,
+            out=kv_indices,
+            kind=kind,
+            num_token_blocks=None,
+            kv_lens_sum=paged_kernel_lens_sum,
+        )
+        return kv_indices, kv_indptr, qo_indptr, self.custom_mask

@@ -1,0 +1,97 @@
+"""Requests of the speed benchmark: random tokens in, a fixed number of tokens out."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import httpx
+
+from sglang_parse.bench.demo.load import Endpoint, parse_info, run_together
+from sglang_parse.bench.demo.records import Answer, DemoError, Leg
+from sglang_parse.bench.limit.speed_settings import Settings
+from sglang_parse.core.payoff import MIN_ROUNDS
+
+REQUEST_LIMIT_S = 1800.0
+PREFILL_REPEATS = 5
+MIN_REQUESTS = 2
+WARM_UP_REQUESTS = {"auto": MIN_ROUNDS + 2, "always": 1}
+"""By ``--drafting``. The off switch judges from its ``MIN_ROUNDS`` on, and wants a price first."""
+
+
+class Sender:
+    """Sends loads to one server; the prompts differ from request to request."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings, fraction: float | None) -> None:
+        self.endpoint, self.settings, self.fraction = endpoint, settings, fraction
+        self._rng = random.Random(0)
+
+    def leg(self, run: int, concurrency: int) -> Leg:
+        """One wave of requests, all at once.
+
+        Raises:
+            DemoError: a request failed, or PARSE did not say what it should.
+        """
+        least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
+        prompts = [self._tokens(self.settings.input_len) for _ in range(max(least, concurrency))]
+        with self._client() as client:
+            started = time.perf_counter()
+            calls = [partial(self._ask, client, i, prompt) for i, prompt in enumerate(prompts)]
+            answers = run_together(calls, concurrency)
+            seconds = time.perf_counter() - started
+        return Leg(self.endpoint.name, run, concurrency, seconds, tuple(answers))
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        """A prefill of that many tokens behind a cached prompt, by the server's own clock."""
+        return median([self._prefill_ms(num_tokens) for _ in range(1 + PREFILL_REPEATS)][1:])
+
+    def _prefill_ms(self, num_tokens: int) -> float:
+        prompt = self._tokens(self.settings.input_len)
+        with self._client() as client:
+            self._generate(client, prompt, 1)
+            meta = self._generate(client, [*prompt, *self._tokens(num_tokens)], 1)
+        if meta["cached_tokens"] != len(prompt):
+            raise DemoError(
+                f"{meta['cached_tokens']} of {len(prompt)} tokens of a prompt came from the cache "
+                f"of {self.endpoint.name}; leave --disable-radix-cache and --page-size out"
+            )
+        return 1e3 * (meta["prefill_finished_time"] - meta["forward_entry_time"])
+
+    def _ask(self, client: httpx.Client, index: int, prompt: Sequence[int]) -> Answer:
+        started = time.perf_counter()
+        meta = self._generate(client, prompt, self.settings.max_new_tokens)
+        wall_ms = 1e3 * (time.perf_counter() - started)
+        if meta["completion_tokens"] != self.settings.max_new_tokens:
+            raise DemoError(f"{self.endpoint.name} wrote {meta['completion_tokens']} tokens")
+        parse = {} if self.fraction is None else parse_info(meta)
+        if parse and (parse["mode"], parse.get("simulated")) != ("parse", self.fraction):
+            raise DemoError(
+                f"{self.endpoint.name} should serve with PARSE and simulate {self.fraction}, its "
+                f"meta_info['parse'] is {parse!r}"
+            )
+        return Answer(index, "", True, meta["completion_tokens"], wall_ms, parse)
+
+    def _generate(
+        self, client: httpx.Client, prompt: Sequence[int], max_new_tokens: int
+    ) -> dict[str, Any]:
+        """``meta_info``. Raises: DemoError."""
+        params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        body = {"input_ids": list(prompt), "sampling_params": params}
+        try:
+            response = client.post(f"{self.endpoint.url}/generate", json=body)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            self.endpoint.check_alive()  # its end, with the log, says more
+            raise DemoError(f"a request to {self.endpoint.name} failed: {error!r}") from error
+        return response.json()["meta_info"]
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(range(3, self.settings.target.vocab), k=count)
+
+    def _client(self) -> httpx.Client:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.Client(timeout=REQUEST_LIMIT_S, limits=limits)

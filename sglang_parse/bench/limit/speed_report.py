@@ -1,0 +1,206 @@
+"""What ``sglang-parse bench`` leaves behind: results.json, bench.html, tables on the screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import plotly.graph_objects as go
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sglang_parse.bench.compare.conditions import machine, versions
+from sglang_parse.bench.compare.lineup import command_of
+from sglang_parse.bench.demo.figures import Check, rounded
+from sglang_parse.bench.demo.servers import ServerSpec
+from sglang_parse.bench.demo.show import show_checks
+from sglang_parse.bench.limit.speed_figures import Figures
+from sglang_parse.bench.limit.speed_settings import Settings
+
+RESULTS, PLOT = "results.json", "bench.html"
+# Okabe and Ito's palette, as in the comparison's page.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+NOTES = (
+    "no trained weights: they are random and tiny, which a GPU multiplies at a higher clock than "
+    "trained ones",
+    "acceptance is simulated: verdicts are computed and ignored",
+)
+
+
+def report(
+    settings: Settings,
+    specs: Sequence[ServerSpec],
+    figures: Figures,
+    found: Sequence[Check],
+    seconds: float,
+) -> dict[str, Any]:
+    """What results.json holds; its keys are documented in the README."""
+    verification = figures.verification
+    ratios = {
+        "over_prefill": verification.over_prefill,
+        "over_prefill_rows": verification.over_prefill_rows,
+    }
+    return {
+        "conditions": _conditions(settings, specs, seconds),
+        "speeds": [asdict(row) for row in figures.speeds],
+        "pass": asdict(verification) | ratios,
+        "masks": [asdict(mask) for mask in figures.masks],
+        "memory": [asdict(memory) for memory in figures.memory],
+        "kv_held": [
+            {"concurrency": concurrency, "mean": held.mean, "peak": held.peak}
+            for concurrency, held in figures.held.items()
+        ],
+        "card": figures.card
+        and {
+            "copy_gb_per_s": figures.card.bandwidth / 1e9,
+            "matrix_tflop_per_s": figures.card.rate / 1e12,
+        },
+        "bounds": [asdict(bound) for bound in figures.bounds],
+        "checks": [asdict(check) for check in found],
+    }
+
+
+def _conditions(settings: Settings, specs: Sequence[ServerSpec], seconds: float) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "seconds": seconds,
+        "machine": machine(),
+        "versions": versions(),
+        "target": settings.target.name,
+        "draft": settings.draft.name,
+        "device": settings.device,
+        "attention_backend": settings.backend,
+        "dtype": settings.dtype,
+        "input_len": settings.input_len,
+        "output_len": settings.output_len,
+        "prefixes": settings.prefixes,
+        "runs": settings.runs,
+        "drafting": settings.drafting,
+        "servers": {spec.name: command_of(spec) for spec in specs},
+        "environment": {spec.name: dict(spec.environment) for spec in specs},
+        "notes": list(NOTES),
+    }
+
+
+def write(
+    settings: Settings,
+    specs: Sequence[ServerSpec],
+    figures: Figures,
+    found: Sequence[Check],
+    seconds: float,
+) -> None:
+    """Write both files."""
+    content = rounded(report(settings, specs, figures, found, seconds))
+    text = json.dumps(content, indent=1) + "\n"
+    (settings.output / RESULTS).write_text(text, encoding="utf-8")
+    speed_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
+
+
+def speed_plot(settings: Settings, figures: Figures) -> go.Figure:
+    """Speedup over the accepted share, a colour per concurrency, its limit dashed."""
+    plot = go.Figure()
+    for colour, concurrency in zip(COLOURS * 9, settings.concurrencies, strict=False):
+        rows = [row for row in figures.speeds if row.concurrency == concurrency]
+        shares = [row.acceptance for row in rows]
+        for what, values, line in (
+            ("measured", [row.ratio for row in rows], {"color": colour}),
+            ("limit", [row.limit for row in rows], {"color": colour, "dash": "dash"}),
+        ):
+            plot.add_scatter(
+                name=f"{concurrency} at a time: {what}",
+                x=shares,
+                y=values,
+                mode="lines+markers" if what == "measured" else "lines",
+                line=line,
+            )
+    plot.add_hline(y=1, line={"color": "#5f6368", "dash": "dot", "width": 1})
+    title = (
+        f"{settings.target.name} and {settings.draft.name} without weights, simulated acceptance, "
+        f"{settings.device}"
+    )
+    plot.update_layout(template="plotly_white", title=title)
+    plot.update_xaxes(title="share of every draft that is kept (simulated)")
+    plot.update_yaxes(title="output tokens/s over the plain target's", rangemode="tozero")
+    return plot
+
+
+def show(console: Console, settings: Settings, figures: Figures, found: Sequence[Check]) -> None:
+    """Tables, the figures to reach if there are any, where the files are."""
+    for table in (_speed_table(figures), _parts_table(figures), _bounds_table(figures)):
+        if table.row_count:
+            console.print(table)
+    verification = figures.verification
+    console.print(
+        f"one pass: {verification.rows} rows, {verification.ms:.2f} ms, "
+        f"{verification.over_prefill:.2f}x a plain prefill of its draft tokens "
+        f"({verification.prefill_ms:.2f} ms), {verification.over_prefill_rows:.2f}x one of as many "
+        f"rows ({verification.prefill_rows_ms:.2f} ms)",
+        highlight=False,
+    )
+    show_checks(console, found)
+    for name in (RESULTS, PLOT):
+        console.print(str(settings.output / name), highlight=False)
+
+
+def _speed_table(figures: Figures) -> Table:
+    title = "output tokens/s without trained weights, simulated acceptance"
+    headings = ("at a time", "kept", "plain", "draft", "PARSE", "ratio", "r", "v", "limit", "of it")
+    table = _table(title, headings)
+    for row in figures.speeds:
+        table.add_row(
+            str(row.concurrency),
+            f"{row.acceptance:g}",
+            f"{row.plain_tokens_per_s:.1f}",
+            f"{row.draft_tokens_per_s:.1f}",
+            f"{row.tokens_per_s:.1f}",
+            f"{row.ratio:.2f}x",
+            f"{row.r:.3f}",
+            f"{row.v:.3f}",
+            f"{row.limit:.2f}x",
+            f"{row.share_of_limit:.0%}",
+        )
+    return table
+
+
+def _parts_table(figures: Figures) -> Table:
+    table = _table("masks, KV slots held by a request, memory", ("", "", ""))
+    for mask in figures.masks:
+        what = f"mask of a pass of {mask.concurrency}"
+        table.add_row(what, f"{mask.ms:.3f} ms", f"{mask.entries} entries")
+    for concurrency, held in figures.held.items():
+        what = f"KV slots held, {concurrency} at a time"
+        table.add_row(what, f"{held.mean:.1f} mean", f"{held.peak} peak")
+    for memory in figures.memory:
+        peak = f"{memory.peak_gib:.2f} GiB peak"
+        parts = f"{memory.weights_gib:.2f} weights, {memory.kv_gib:.2f} KV"
+        table.add_row(f"memory of {memory.server}", peak, parts)
+    return table
+
+
+def _bounds_table(figures: Figures) -> Table:
+    card = figures.card
+    title = (
+        "" if card is None else f"{card.bandwidth / 1e9:.0f} GB/s, {card.rate / 1e12:.2f} Tflop/s"
+    )
+    table = _table(title, ("stage", "at a time", "bound by", "at best, ms", "measured", "share"))
+    for bound in figures.bounds:
+        table.add_row(
+            bound.stage,
+            str(bound.concurrency),
+            bound.by,
+            f"{bound.floor_ms:.3f}",
+            f"{bound.measured_ms:.3f}",
+            f"{bound.share:.0%}",
+        )
+    return table
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, show_header=any(headings))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("", "stage") else "right")
+    return table

@@ -1,0 +1,296 @@
+"""What the command line of ``sglang-parse bench`` can ask for, and the servers that follow."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.bench.demo.records import DRAFT, PLAIN, DemoError
+from sglang_parse.bench.demo.servers import MODEL_NAME, ServerSpec
+from sglang_parse.bench.demo.settings import at_least
+from sglang_parse.bench.kv import KV_LOG
+from sglang_parse.bench.limit.shape import QUESTION, Shape, shape_names
+from sglang_parse.core.config import ConfigError, ParseConfig
+from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.simulation import ENV_VAR as SIMULATE
+
+PRICE = "price"
+"""PARSE that always drafts and keeps all of every draft."""
+BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ROOM = 1.15
+"""A server's memory over its weights' and its KV's."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for.
+
+    Attributes:
+        concurrencies: requests at a time.
+        fractions: of every draft that are kept, one PARSE server each.
+        output_len: tokens behind the first one, which belongs to the prefill.
+        prefixes: of every draft, all of one length.
+        drafting: of the servers at ``fractions``, as ``--parse-drafting``.
+        flags, parse_flags: more of SGLang's, for all servers and for those with PARSE.
+        output: folder of results.json, the plot, models and logs.
+    """
+
+    target: Shape
+    draft: Shape
+    device: str
+    backend: str
+    dtype: str
+    concurrencies: tuple[int, ...]
+    fractions: tuple[float, ...]
+    input_len: int
+    output_len: int
+    prefixes: int
+    runs: int
+    drafting: str
+    flags: tuple[str, ...]
+    parse_flags: tuple[str, ...]
+    limit: bool
+    output: Path
+
+    @classmethod
+    def read(cls, arguments: argparse.Namespace) -> Settings:
+        """From a parsed command line.
+
+        Raises:
+            DemoError: settings that do not fit together, or this machine.
+        """
+        device = arguments.device
+        settings = cls(
+            target=Shape.read(arguments.target),
+            draft=Shape.read(arguments.draft),
+            device=device,
+            backend=arguments.attention_backend or BACKENDS[device],
+            dtype=arguments.dtype or DTYPES[device],
+            concurrencies=tuple(sorted(set(arguments.concurrency))),
+            fractions=tuple(sorted(set(arguments.acceptance))),
+            input_len=arguments.input_len,
+            output_len=arguments.output_len,
+            prefixes=arguments.prefixes,
+            runs=arguments.runs,
+            drafting=arguments.drafting,
+            flags=tuple(shlex.split(arguments.flags)),
+            parse_flags=tuple(shlex.split(arguments.parse_flags)),
+            limit=arguments.limit,
+            output=arguments.output,
+        )
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        if self.target.vocab != self.draft.vocab:
+            raise DemoError(
+                f"--draft {self.draft.name} has {self.draft.vocab} words, --target "
+                f"{self.target.name} {self.target.vocab}; use two shapes of one vocabulary"
+            )
+        if self.output_len % self.prefixes:
+            raise DemoError(
+                f"--output-len is {self.output_len}, which --prefixes {self.prefixes} does not "
+                "divide; use a multiple of it, so that all prefixes have one length"
+            )
+        try:
+            self.parse_config()
+        except ConfigError as error:
+            raise DemoError(f"--output-len or --prefixes: {error}") from error
+
+    def parse_config(self) -> ParseConfig:
+        """PARSE's settings: one draft is one answer, cut into prefixes of one length."""
+        return ParseConfig(
+            draft_tokens=self.output_len,
+            max_prefixes=self.prefixes,
+            segment=f"tokens:{self.output_len // self.prefixes}",
+            after_cut="target",
+            question=str(QUESTION),
+        )
+
+    def check_memory(self, available: int) -> None:
+        """Raises: DemoError, when the models do not fit into that many bytes."""
+        needed = self.bytes_needed
+        if needed > available:
+            raise DemoError(
+                f"{self.target.name} and {self.draft.name} need about {needed / 2**30:.1f} GiB "
+                f"with KV, the {self.device} has {available / 2**30:.1f}; use smaller shapes "
+                "(--target tiny_target --draft tiny_draft), or a smaller --concurrency"
+            )
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def bytes_needed(self) -> float:
+        """What a PARSE server takes: both models' weights and KV."""
+        shapes = (self.target, self.draft)
+        weights = sum(shape.num_weights for shape in shapes)
+        kv = self.kv_slots * sum(shape.kv_per_token for shape in shapes)
+        return ROOM * self.item_bytes * (weights + kv)
+
+    @property
+    def max_new_tokens(self) -> int:
+        return 1 + self.output_len
+
+    @property
+    def kv_slots(self) -> int:
+        """For the longest pass of all requests at once, and pages that are not full."""
+        per_request = self.input_len + 1 + self.max_new_tokens + 64
+        per_request += self.prefixes * self.question_len
+        return self.concurrencies[-1] * per_request
+
+    @cached_property
+    def question_len(self) -> int:
+        """Tokens of the question about a prefix."""
+        from transformers import AutoTokenizer
+
+        from sglang_parse.bench.limit.shape import TOKENIZER
+        from sglang_parse.core.question import QuestionWording, render_question
+
+        tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+        return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
+
+    def layout(self) -> RequestLayout:
+        """One request's rows of a verification pass: the anchor, the draft, the questions."""
+        length = self.output_len // self.prefixes
+        return RequestLayout(
+            prefix_len=self.input_len,
+            num_draft_rows=1 + self.output_len,
+            cuts=tuple(1 + length * k for k in range(1, self.prefixes + 1)),
+            question_lens=(self.question_len,) * self.prefixes,
+        )
+
+    # -- servers ----------------------------------------------------------------
+
+    @property
+    def price(self) -> str:
+        """The server that shows what a pass takes: it always drafts."""
+        return PRICE if self.drafting == "auto" else server_at(self.fractions[-1])
+
+    def specs(self) -> list[ServerSpec]:
+        """The plain target, the draft alone, PARSE that always drafts, PARSE at every fraction."""
+        models = self.output / "models"
+        target, draft = (str(shape.write_model(models)) for shape in (self.target, self.draft))
+        specs = [self._spec(PLAIN, target), self._spec(DRAFT, draft)]
+        if self.price == PRICE:
+            specs.append(self._parse_spec(PRICE, target, draft, 1.0, "always"))
+        return specs + [
+            self._parse_spec(server_at(fraction), target, draft, fraction, self.drafting)
+            for fraction in self.fractions
+        ]
+
+    def kv_log(self) -> Path:
+        """Where the server ``price`` writes what its requests hold."""
+        return (self.output / "kv.jsonl").resolve()
+
+    def _parse_spec(
+        self, name: str, target: str, draft: str, fraction: float, drafting: str
+    ) -> ServerSpec:
+        config = self.parse_config()
+        flags = (
+            *("--speculative-algorithm", "PARSE", "--speculative-draft-model-path", draft),
+            *("--parse-draft-tokens", str(config.draft_tokens)),
+            *("--parse-max-prefixes", str(config.max_prefixes), "--parse-segment", config.segment),
+            *("--parse-after-cut", config.after_cut, "--parse-question", config.question),
+            *("--parse-drafting", drafting, *self.parse_flags),
+        )
+        environment = [(SIMULATE, f"{fraction:g}")]
+        if name == self.price:
+            environment.append((KV_LOG, str(self.kv_log())))
+        return self._spec(name, target, flags, tuple(environment))
+
+    def _spec(
+        self,
+        name: str,
+        model: str,
+        flags: tuple[str, ...] = (),
+        environment: tuple[tuple[str, str], ...] = (),
+    ) -> ServerSpec:
+        common = (
+            *("--device", self.device, "--attention-backend", self.backend, "--dtype", self.dtype),
+            *("--load-format", "dummy", "--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
+            *("--max-total-tokens", str(self.kv_slots)),
+            *("--max-running-requests", str(max(2, self.concurrencies[-1])), "--enable-metrics"),
+            *self.flags,
+        )
+        if self.device != "cpu":  # there, SGLang's compiled parts are part of its speed
+            environment = (*environment, ("TORCHDYNAMO_DISABLE", "0"))
+        return ServerSpec(name, ("--model-path", model, *flags), common, environment=environment)
+
+
+def server_at(fraction: float) -> str:
+    """Name of the PARSE server that keeps this fraction of every draft."""
+    return f"parse-{fraction:g}"
+
+
+def fraction_of(name: str) -> float | None:
+    """What a server of that name simulates; None without PARSE."""
+    if name in (PLAIN, DRAFT):
+        return None
+    return 1.0 if name == PRICE else float(name.removeprefix("parse-"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sglang-parse bench``."""
+    names = ", ".join(shape_names())
+    add: Any = parser.add_argument
+    add("--target", default="qwen3_32b", help=f"{names}, or a folder (default %(default)s)")
+    add("--draft", default="qwen3_1_7b", help="likewise (default %(default)s)")
+    add("--device", choices=sorted(BACKENDS), default="cuda", help="default %(default)s")
+    add("--attention-backend", help=f"default: {BACKENDS}")
+    add("--dtype", choices=sorted(ITEM_BYTES), help=f"default: {DTYPES}")
+    add(
+        "--concurrency",
+        type=numbers(at_least(1)),
+        default=(1, 8, 64),
+        help="requests at a time (default 1,8,64)",
+    )
+    add(
+        "--acceptance",
+        type=numbers(share),
+        default=(0, 0.25, 0.5, 0.75, 1),
+        help="shares of every draft that are kept (default 0,0.25,0.5,0.75,1)",
+    )
+    add("--input-len", type=at_least(1), default=128, help="tokens (default %(default)s)")
+    add(
+        "--output-len",
+        type=at_least(1),
+        default=512,
+        help="tokens behind the first one; one draft (default %(default)s)",
+    )
+    add("--prefixes", type=at_least(1), default=16, help="per draft (default %(default)s)")
+    add("--runs", type=at_least(1), default=3, help="medians are reported (default %(default)s)")
+    add(
+        "--drafting",
+        choices=("auto", "always"),
+        default="auto",
+        help="--parse-drafting of the servers that are timed (default %(default)s)",
+    )
+    add("--flags", default="", help="more flags of SGLang, for every server")
+    add("--parse-flags", default="", help="more, for servers with PARSE")
+    add("--limit", action="store_true", help="measure the device too: what bounds each stage")
+    add("--output", type=Path, default=Path("build/bench-gpu"), help="folder")
+
+
+def numbers(kind: Any) -> Any:
+    """An argparse type: a list such as 1,8,64."""
+
+    def read(text: str) -> tuple:
+        return tuple(kind(word) for word in text.split(","))
+
+    return read
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; use a number from 0 to 1")
+    return value

@@ -1,0 +1,222 @@
+"""The target accelerated by an EAGLE-3 head: SGLang's own EAGLE-3 draft worker beside PARSE's.
+
+The head reads the hidden states of some of the target's layers. Its KV at position p comes from
+the target's states there and the token at p + 1, in the slot of the target's token p:
+
+    target tokens      t0   t1   t2   t3          t3 is the anchor: no KV yet
+    target KV          t0   t1   t2
+    head KV           (t0,t1) (t1,t2) (t2,t3)     complete whenever a request's token is chosen
+
+So whoever writes tokens (a prefill, a verification pass, a step), the forward that chose them has
+captured what the head needs to follow; no second target forward is made. The head then proposes a
+chain of tokens, which ride in the next target forward and are kept as far as they are the target's
+own choices. Everything of the head itself (weights, graphs, attention, chains) is SGLang's.
+
+In the radix cache the head's KV of a prefix's last token has seen the first writer's next token,
+where later requests may go on with another: one guess may be worse, the text is the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
+    resolve_spec_aux_hidden_state_config,
+)
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_parse.device import on_device
+from sglang_parse.engine.batch import select_requests
+from sglang_parse.engine.kv import tokens_left
+from sglang_parse.engine.ranks import share
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """What the head goes on from: its output at a request's last position with KV.
+
+    Attributes:
+        topk_p, topk_index: [1, 1] its first proposal, in its own vocabulary.
+        hidden: [1, hidden size] its state there.
+    """
+
+    topk_p: torch.Tensor
+    topk_index: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Tokens the target has just chosen or kept for one request.
+
+    Attributes:
+        row: index of the request in the scheduler's batch.
+        token_ids: [n >= 1] the tokens.
+        hidden: [n, width] the target's states at the positions that led to them.
+    """
+
+    row: int
+    token_ids: Sequence[int]
+    hidden: torch.Tensor
+
+
+class Eagle3Head:
+    """SGLang's ``EagleDraftWorker`` on the target's slot numbers, driven by PARSE's phases."""
+
+    def __init__(
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker, path: str
+    ) -> None:
+        self._path = path
+        target_runner = target_worker.model_runner
+        with self._as_eagle3():
+            # Before the target's attention backends are made: that is where SGLang tells the
+            # model which layers' states to keep.
+            target_runner.spec_aux_config = resolve_spec_aux_hidden_state_config(
+                server_args=server_args,
+                model_config=target_runner.model_config,
+                spec_algorithm=SpeculativeAlgorithm.EAGLE3,
+                is_draft_worker=False,
+            )
+            self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+
+    @contextmanager
+    def _as_eagle3(self) -> Iterator[None]:
+        """SGLang's settings as its EAGLE-3 worker wants to find them when it is made.
+
+        It takes memory for as many tokens at once as these say: not those of a draft and its
+        questions, but what the head proposes, and one.
+        """
+        proposed = get_spec().speculative_num_steps + 1
+        with get_spec().override(
+            speculative_algorithm=SpeculativeAlgorithm.EAGLE3.name,
+            speculative_draft_model_path=self._path,
+            speculative_draft_model_revision="main",
+            speculative_num_draft_tokens=proposed,
+            max_speculative_num_draft_tokens=proposed,
+        ):
+            yield
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Around the head's forwards, as ``EAGLEWorkerV2.forward_batch_generation`` has it."""
+        with (
+            draft_tp_context(self.worker.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            yield
+
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        with self._as_eagle3():
+            self.worker.alloc_memory_pool(**pools)
+
+    def init_attention_backends(self) -> None:
+        with self._as_eagle3():
+            self.worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with self._as_eagle3():
+            self.worker.init_cuda_graphs()
+
+    def prefill(self, batch: Any, hidden: torch.Tensor, next_token_ids: torch.Tensor) -> None:
+        """Write the head's KV for a prefill batch.
+
+        Args:
+            batch: the scheduler's batch, in an extend mode.
+            hidden: [tokens of the batch, width] captured by the target's prefill.
+            next_token_ids: [requests] tokens it chose.
+        """
+        view = copy.copy(batch)
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.return_logprob = False
+        view.sampling_info = None
+        view.input_embeds = view.multimodal_inputs = None
+        self._extend(view, hidden, next_token_ids)
+
+    def follow(self, batch: Any, written: Sequence[Written]) -> None:
+        """Write the head's KV for tokens of a decode iteration; their requests go on from there."""
+        if not written:
+            return
+        reqs = [batch.reqs[part.row] for part in written]
+        for req in reqs:
+            req.parse_state.head = None  # until the forward below has succeeded
+        starts = [req.parse_state.committed_len for req in reqs]
+        lens = [len(part.token_ids) for part in written]
+        ends = [start + length for start, length in zip(starts, lens, strict=True)]
+        # The tokens at these positions; SGLang moves them on by one for the head.
+        ids = [
+            token
+            for req, part in zip(reqs, written, strict=True)
+            for token in (req.parse_state.output_ids[-1], *part.token_ids[:-1])
+        ]
+        view = select_requests(batch, [part.row for part in written], ends, ids)
+        table = batch.req_to_token_pool.req_to_token
+        view.out_cache_loc = torch.cat(
+            [
+                table[req.kv.req_pool_idx, start:end]
+                for req, start, end in zip(reqs, starts, ends, strict=True)
+            ]
+        ).to(torch.int64)
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.forward_mode = ForwardMode.EXTEND
+        view.prefix_lens, view.extend_lens = starts, lens
+        view.extend_num_tokens = sum(lens)
+        view.extend_logprob_start_lens = lens
+        view.chunked_req_next_prompt_token = None
+        last = on_device([part.token_ids[-1] for part in written], batch.device)
+        self._extend(view, torch.cat([part.hidden for part in written]), last)
+
+    def _extend(self, view: Any, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> None:
+        with self._forward():
+            output = self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
+        for i, req in enumerate(view.reqs):
+            if req.parse_state.continuation == "eagle3":
+                place = slice(i, i + 1)
+                req.parse_state.head = HeadState(
+                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                )
+
+    def propose(self, batch: Any, rows: Sequence[int]) -> list[list[int]]:
+        """What the head thinks the target writes next, per request of ``rows`` of the batch.
+
+        Never more than could be emitted together with the target's own next token.
+        """
+        started = time.perf_counter()
+        reqs = [batch.reqs[row] for row in rows]
+        committed = [req.parse_state.committed_len for req in reqs]
+        view = select_requests(batch, rows, committed, ())
+        view.input_ids = None
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.forward_mode = ForwardMode.DECODE
+        states = [req.parse_state.head for req in reqs]
+        view.spec_info = EagleDraftInput(
+            topk_p=torch.cat([state.topk_p for state in states]),
+            topk_index=torch.cat([state.topk_index for state in states]),
+            hidden_states=torch.cat([state.hidden for state in states]),
+            bonus_tokens=on_device(
+                [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
+            ),
+        )
+        with self._forward():
+            chains = self.worker.draft(view).draft_token
+        tokens = share(chains.to(torch.int64)).view(len(rows), -1)[:, 1:].tolist()
+        elapsed_ms = (time.perf_counter() - started) * 1e3 / len(rows)
+        for req in reqs:
+            req.parse_state.stats.continuation_ms += elapsed_ms
+        return [chain[: tokens_left(req) - 1] for req, chain in zip(reqs, tokens, strict=True)]

@@ -1,0 +1,164 @@
+"""Readout of a verification pass: logits to a few numbers per request, the same on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from sglang_parse.core.question import Question
+from sglang_parse.core.request import RequestState
+from sglang_parse.device import Readback, on_device
+from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.ranks import share
+from sglang_parse.engine.sampling import RowSampler
+from sglang_parse.engine.verify import VerifyRows
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What the target says about one request's draft.
+
+    Attributes:
+        choices: [num_cut_rows] the target's own next token at every place the draft can be cut.
+        verdicts: [num_prefixes] p(accept) / (p(accept) + p(reject)); empty in token mode.
+        mass: [num_prefixes] p(accept) + p(reject).
+        is_faulty: some logits held a NaN; the rest then means nothing.
+    """
+
+    choices: list[int]
+    verdicts: list[float]
+    mass: list[float]
+    is_faulty: bool
+
+
+class PassReading:
+    """The reading of some requests' part of a pass: one broadcast, one copy to the host.
+
+    Args:
+        parts: the requests' rows; may be empty.
+        logits: [sum of len(part.logits_rows), vocab] in the parts' order; overwritten.
+        sampler: the target's sampler over the scheduler's batch.
+        question: what was asked; None in token mode.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[VerifyRows],
+        logits: torch.Tensor,
+        sampler: RowSampler,
+        question: Question | None,
+    ) -> None:
+        self.parts = parts
+        self._readback = None
+        if parts:
+            self._readback = Readback(share(_measure(parts, logits, sampler, question)))
+
+    def readouts(self) -> list[tuple[VerifyRows, Readout]]:
+        """Each request's rows with what the target says about them; waits for it."""
+        values = iter(self._readback.tolist() if self._readback else ())
+        return [
+            (part, _readout(part, list(islice(values, len(part.logits_rows)))))
+            for part in self.parts
+        ]
+
+
+def _measure(
+    parts: Sequence[VerifyRows],
+    logits: torch.Tensor,
+    sampler: RowSampler,
+    question: Question | None,
+) -> torch.Tensor:
+    """float64 [rows of logits, 2]: a token id (exact there) or a verdict and its mass; or NaN."""
+    is_bad = nan_rows(logits)
+    values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
+    if question is not None:
+        asked = on_device(_verdict_rows(parts), logits.device)
+        values[asked] = read_verdicts(logits[asked], question).double()
+    cuts = on_device(_cut_rows(parts), logits.device)
+    cut_logits = logits if question is None else logits[cuts]
+    tokens = _choose(parts, cut_logits, sampler)
+    values[cuts, 0] = tokens.double()
+    return values.masked_fill_(is_bad[:, None], float("nan"))
+
+
+def read_verdicts(logits: torch.Tensor, question: Question) -> torch.Tensor:
+    """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
+    # Column by column: a list of both would be sent to the device, and waited for.
+    pair = torch.stack([logits[:, question.accept_id], logits[:, question.reject_id]], -1).float()
+    mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
+    return torch.stack([pair.softmax(-1)[:, 0], mass], dim=-1)
+
+
+def _choose(
+    parts: Sequence[VerifyRows], cut_logits: torch.Tensor, sampler: RowSampler
+) -> torch.Tensor:
+    """The target's own next token at every cut row of every request."""
+    requests: list[int] = []
+    positions: list[int] = []
+    for part in parts:
+        requests.extend([part.row] * part.num_cut_rows)
+        positions.extend(part.layout.prefix_len + cut for cut in part.cut_rows)
+    tokens, _ = sampler.sample(cut_logits, requests, on_device(positions, cut_logits.device))
+    return tokens
+
+
+def _cut_rows(parts: Sequence[VerifyRows]) -> list[int]:
+    """Rows of the pass's logits that stand for a place the draft can be cut."""
+    return [start + row for start, part in _starts(parts) for row in range(part.num_cut_rows)]
+
+
+def _verdict_rows(parts: Sequence[VerifyRows]) -> list[int]:
+    """Rows of the pass's logits that hold a verdict."""
+    return [
+        start + row
+        for start, part in _starts(parts)
+        for row in range(part.num_cut_rows, len(part.logits_rows))
+    ]
+
+
+def _starts(parts: Sequence[VerifyRows]) -> Iterator[tuple[int, VerifyRows]]:
+    start = 0
+    for part in parts:
+        yield start, part
+        start += len(part.logits_rows)
+
+
+def _readout(part: VerifyRows, values: Sequence[Sequence[float]]) -> Readout:
+    if any(math.isnan(first) for first, _ in values):
+        return Readout([], [], [], is_faulty=True)
+    cuts, verdicts = values[: part.num_cut_rows], values[part.num_cut_rows :]
+    return Readout(
+        choices=[int(token) for token, _ in cuts],
+        verdicts=[verdict for verdict, _ in verdicts],
+        mass=[mass for _, mass in verdicts],
+        is_faulty=False,
+    )
+
+
+def trace_record(
+    state: RequestState,
+    readout: Readout,
+    cut: int,
+    next_token_id: int | None,
+    question: Question | None,
+) -> dict[str, Any]:
+    """One round for ``meta_info``: enough to compute every verdict again elsewhere."""
+    draft = state.draft
+    return {
+        "output_start": len(state.output_ids),
+        "draft_token_ids": list(draft.token_ids),
+        "prefix_ends": list(draft.prefix_ends),
+        "question_token_ids": [list(ids) for ids in draft.question_ids],
+        "accept_token_id": question.accept_id if question else None,
+        "reject_token_id": question.reject_id if question else None,
+        "verdicts": readout.verdicts,
+        "verdict_mass": readout.mass,
+        "threshold": state.threshold,
+        "cut": cut,
+        "next_token_id": next_token_id,
+    }

@@ -1,0 +1,91 @@
+"""What writes after a cut: the target, one token per iteration (``eagle3`` makes it more)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+
+from sglang_parse.engine.batch import select_requests
+from sglang_parse.engine.faults import NAN_IN_TARGET, nan_rows
+from sglang_parse.engine.ranks import share_tokens
+
+
+class PlainTarget:
+    """The target model through SGLang's own prefill and decode paths."""
+
+    def __init__(self, target_worker: TpModelWorker, *, capture: bool = False) -> None:
+        """``capture``: keep what an EAGLE-3 head reads of every token."""
+        self.worker = target_worker
+        self._capture_mode = CaptureHiddenMode.FULL if capture else None
+        self.runner = target_worker.model_runner
+
+    def prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
+        """Prefill and sample, with a look at the logits in between.
+
+        SGLang's sampler raises on NaN probabilities, which would end the server and not only
+        the request.
+        """
+        self.worker.set_hicache_consumer(batch.hicache_consumer_index)
+        forward_batch = ForwardBatch.init_new(
+            batch,
+            self.runner,
+            capture_hidden_mode=self._capture_mode,
+            return_hidden_states_before_norm=False,
+        )
+        if forward_batch.is_prefill_only:
+            return self.worker.forward_batch_generation(None, forward_batch, **kwargs)
+        result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
+        is_bad = nan_rows(result.logits_output.next_token_logits)
+        tokens = self.runner.sample(result.logits_output, forward_batch)
+        shared = share_tokens(tokens, is_bad)
+        for req, token in zip(batch.reqs, shared, strict=True):
+            if token is None:
+                req.parse_state.fault = NAN_IN_TARGET
+        result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
+        return result
+
+    def decode(
+        self, batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None = None
+    ) -> LogitsProcessorOutput:
+        """One decode step of the requests ``rows``.
+
+        Args:
+            batch: the scheduler's batch.
+            rows: [n] indices into its requests.
+            last_ids: int64 [n] their last output tokens, where only the device has them.
+
+        Returns:
+            Logits [len(rows), vocab] and, if captured, hidden states [len(rows), width].
+        """
+        forward_batch = ForwardBatch.init_new(
+            _decode_view(batch, rows, last_ids),
+            self.runner,
+            capture_hidden_mode=self._capture_mode,
+            return_hidden_states_before_norm=False,
+        )
+        return self.runner.forward(forward_batch).logits_output
+
+
+def _decode_view(batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None) -> Any:
+    """An ordinary decode step of some requests: their last output token, one slot each."""
+    lengths = [batch.reqs[row].parse_state.committed_len + 1 for row in rows]
+    if last_ids is None:
+        known = [batch.reqs[row].parse_state.output_ids[-1] for row in rows]
+        view = select_requests(batch, rows, lengths, known)
+    else:
+        view = select_requests(batch, rows, lengths, last_ids)
+    table = batch.req_to_token_pool.req_to_token
+    view.out_cache_loc = table[view.req_pool_indices, view.seq_lens - 1].to(torch.int64)
+    view.forward_mode = ForwardMode.DECODE
+    view.spec_info = None
+    return view

@@ -1,0 +1,187 @@
+"""Start-up checks of a server: what cannot work is refused before a model is loaded.
+
+``validate_server_args`` runs in the launcher, where what it raises reaches the user unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.utils import is_confidential_compute
+
+from sglang_parse.attention.support import check_backends, choose_layout
+from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.question import Question, QuestionWording, render_question
+from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.startup import compat
+from sglang_parse.startup.models import (
+    AdmissionError,
+    check_head,
+    check_models,
+    flag_of,
+    refuse,
+    tokenizer_of,
+)
+
+
+def validate_server_args(server_args: Any) -> None:
+    """Check everything that can be checked before a model is loaded, then fill in what PARSE sets.
+
+    Args:
+        server_args: SGLang's stand-in for ``ServerArgs``; writes become declared overrides.
+
+    Raises:
+        AdmissionError, BackendError, ConfigError, QuestionError, CompatError: with setting, value
+            and fix.
+    """
+    compat.check()
+    config = ParseConfig.from_env()
+    SimulatedAcceptance.from_env(config)
+    _check_settings(server_args)
+    pass_layout(server_args, config)
+    compat.check_backend(server_args.attention_backend)
+    tokenizer = tokenizer_of(server_args, server_args.tokenizer_path or server_args.model_path)
+    target = check_models(server_args, tokenizer)
+    num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
+    question = question_for(server_args, tokenizer, config)
+    tail = 1 + config.draft_tokens
+    if question is not None:
+        tail += config.max_prefixes * question.max_len
+    server_args.disable_overlap_schedule = not overlaps(server_args, config)
+    # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
+    # slots themselves are allocated by phase.
+    server_args.speculative_num_draft_tokens = tail
+    server_args.speculative_num_steps = num_steps
+    server_args.speculative_eagle_topk = 1
+    from sglang_parse.telemetry.prometheus import with_parse_metrics
+
+    server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
+
+
+# Where an attention backend would run a pass through kernels PARSE does not plan for.
+_NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "triton": ("enable_deterministic_inference", bool, "use flashinfer or fa3 with it"),
+    "fa3": (
+        "kv_cache_dtype",
+        lambda dtype: str(dtype).startswith("fp8"),
+        "leave it out, or use flashinfer or triton with it",
+    ),
+}
+
+
+_NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
+_OTHERS_SETTINGS = {
+    "enable_multi_layer_eagle": False,
+    "speculative_accept_threshold_acc": 1.0,
+    "speculative_accept_threshold_single": 1.0,
+    "speculative_adaptive": False,
+    "speculative_draft_sink_size": None,
+    "speculative_draft_window_size": None,
+    "speculative_token_map": None,
+    "speculative_use_block_verification": False,
+    "speculative_use_rejection_sampling": False,
+}
+"""With the values that mean nothing; any other would be ignored, or reach an EAGLE-3 head."""
+
+
+def _check_settings(args: Any) -> None:
+    phases = ("prefill", "decode", "speculative_draft")
+    check_backends(
+        args.device,
+        args.attention_backend,
+        {
+            flag_of(name): getattr(args, name, None)
+            for name in (f"{phase}_attention_backend" for phase in phases)
+        },
+    )
+    if args.attention_backend in _NOT_WITH:
+        name, is_wrong, fix = _NOT_WITH[args.attention_backend]
+        value = getattr(args, name, None)
+        if is_wrong(value):
+            refuse(f"{flag_of(name)} with {args.attention_backend}", value, fix)
+    if args.cuda_graph_config.prefill.backend == Backend.FULL:
+        # Attention inside the graph knows neither masks nor pseudo-sequences.
+        refuse("--cuda-graph-backend-prefill", Backend.FULL, f"use {Backend.BREAKABLE}")
+    for name, allowed, fix in (
+        ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
+        ("enable_dp_attention", (False,), "PARSE runs without DP attention"),
+        ("attn_cp_size", (1,), "PARSE runs without context parallelism"),
+        ("dcp_size", (1,), "PARSE runs without context parallelism"),
+        ("disaggregation_mode", ("null", None), "PARSE runs prefill and decode in one server"),
+        ("enable_return_hidden_states", (False,), "PARSE returns no hidden states"),
+        ("enable_beam_search", (False,), "PARSE runs without beam search"),
+        ("enable_pdmux", (False,), "PARSE runs prefill and decode one after the other"),
+        ("enable_two_batch_overlap", (False,), "PARSE's batches are not split in two"),
+        *((name, (default,), _NOT_PARSES) for name, default in _OTHERS_SETTINGS.items()),
+    ):
+        value = getattr(args, name, allowed[0])
+        if value not in allowed:
+            refuse(flag_of(name), value, fix)
+
+
+def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:
+    """The layout of a server's verification passes, and why. Raises: BackendError."""
+    return choose_layout(config.layout, args.attention_backend, args.page_size or 1)
+
+
+def overlaps(args: Any, config: ParseConfig) -> bool:
+    """Whether a server runs with the overlap schedule. Raises: AdmissionError.
+
+    On a CPU a launched iteration is over when the call returns: nothing is won, and a result is
+    sent one iteration later.
+    """
+    if config.overlap == "off":
+        return False
+    # There SGLang has a thread of its own for results, which would not wait for PARSE's.
+    is_confidential = is_confidential_compute()
+    if config.overlap == "auto":
+        return args.device != "cpu" and not args.disable_overlap_schedule and not is_confidential
+    if args.disable_overlap_schedule:
+        refuse("--disable-overlap-schedule", True, f"leave it out, or use {flag('overlap')} auto")
+    if is_confidential:
+        refuse(flag("overlap"), "on", "use auto: not with NVIDIA Confidential Computing")
+    return True
+
+
+def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
+    """The server's question, through the chat template it serves; None in token mode.
+
+    Raises:
+        AdmissionError, QuestionError: it cannot be asked; with setting, value and fix.
+    """
+    if not config.is_semantic:
+        return None
+    wording = QuestionWording.read(config.question_path)
+    template = None if wording.suffix else _served_template(args.chat_template)
+    try:
+        question = render_question(tokenizer, wording, template)
+    except jinja2.TemplateError as error:
+        raise AdmissionError(
+            f"PARSE: the chat template refuses the question's conversation of user, assistant and "
+            f"user turn ({error}). Fix: set 'suffix' in the file given to {flag('question')} to "
+            "the text that closes the answer, asks {question} and opens the reply"
+        ) from error
+    if question.max_len > 512:
+        refuse(flag("question"), f"{question.max_len} tokens long", "use a shorter wording")
+    return question
+
+
+def _served_template(setting: str | None) -> str | None:
+    """The text of ``--chat-template``; None, when unset, stands for the tokenizer's own.
+
+    Read as SGLang does, ``TemplateManager._load_jinja_template``.
+    """
+    if not setting:
+        return None
+    if not setting.endswith(".jinja") or not os.path.isfile(setting):
+        refuse(
+            "--chat-template",
+            setting,
+            f"give a .jinja file, or set 'suffix' in the file given to {flag('question')}",
+        )
+    with open(setting, encoding="utf-8") as file:
+        return file.read().strip("\n").replace("\\n", "\n")

@@ -1,0 +1,59 @@
+"""Which requests PARSE can serve faithfully; the others are served by plain target decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_parse.core.config import ParseConfig, RequestOptions
+
+# What PARSE cannot serve faithfully: reason -> does the request ask for it?
+_PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    ("log probabilities", lambda req: req.return_logprob),
+    ("sampling mask", lambda req: req.return_sampling_mask),
+    ("hidden states", lambda req: req.return_hidden_states),
+    (
+        "grammar",
+        lambda req: (
+            req.grammar is not None
+            or req.sampling_params.json_schema is not None
+            or req.sampling_params.regex is not None
+            or req.sampling_params.ebnf is not None
+            or req.sampling_params.structural_tag is not None
+        ),
+    ),
+    (
+        "penalties",
+        lambda req: (
+            req.sampling_params.frequency_penalty
+            or req.sampling_params.presence_penalty
+            or req.sampling_params.repetition_penalty != 1.0
+        ),
+    ),
+    ("min_new_tokens", lambda req: req.sampling_params.min_new_tokens),
+    ("logit_bias", lambda req: req.sampling_params.logit_bias),
+    ("custom logit processor", lambda req: req.custom_logit_processor),
+    ("multimodal input", lambda req: req.multimodal_inputs),
+    ("input embeddings", lambda req: req.input_embeds is not None),
+    ("LoRA", lambda req: req.lora_id),
+)
+
+
+def special_wish(req: Any) -> str:
+    """What a request asks for that needs the target's tokens one by one; "" for nothing."""
+    for reason, asks in _PLAIN_REASONS:
+        if asks(req):
+            return reason
+    return ""
+
+
+def plain_reason(wish: str, options: RequestOptions) -> str:
+    """Why a request with this special wish is served by plain target decoding; "" under PARSE."""
+    return wish if options.enabled else "switched off"
+
+
+def continuation(wish: str, config: ParseConfig) -> str:
+    """What writes when no draft does, for ``RequestState.continuation``."""
+    if not config.uses_eagle3:
+        return ""
+    return "target" if wish else "eagle3"

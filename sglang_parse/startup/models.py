@@ -1,0 +1,183 @@
+"""What is asked of a server's models before one is loaded: folders, shapes, tokenizers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang_parse.core.config import ParseConfig, flag
+
+
+class AdmissionError(ValueError):
+    """A server configuration PARSE cannot work with: setting, value found, fix."""
+
+
+def refuse(setting: str, value: object, fix: str) -> None:
+    raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
+
+
+def flag_of(field: str) -> str:
+    """SGLang's command-line flag of a field of ``ServerArgs``; ``config.flag`` is for our own."""
+    return f"--{field.replace('_', '-')}"
+
+
+def check_draft_path(path: str | None) -> None:
+    """Raises: AdmissionError, when no draft model is named or its folder is none.
+
+    A name that is no path on this machine is left to SGLang, which may know where to fetch it.
+    """
+    setting = "--speculative-draft-model-path"
+    if not path:
+        refuse(setting, path, "give the small model that writes the drafts")
+    else:
+        _check_folder(path, setting)
+
+
+def _check_folder(path: str, setting: str) -> None:
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
+        refuse(setting, path, "it cannot be read as a model (no config.json); give one that can")
+    elif os.path.isabs(path) and not os.path.isdir(path):
+        refuse(setting, path, "it does not exist; give the folder of a model")
+
+
+def check_models(args: Any, tokenizer: Any) -> Any:
+    """The target's ``ModelConfig``. Raises: AdmissionError, where the two do not fit."""
+    from sglang.srt.configs.model_config import AttentionArch
+
+    draft_path = args.speculative_draft_model_path
+    check_draft_path(draft_path)
+    target = _model_config(args, args.model_path, args.context_length, "--model-path")
+    draft = _model_config(args, draft_path, None, "--speculative-draft-model-path")
+    window = getattr(target.hf_text_config, "sliding_window", None)
+    uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
+    if target.is_hybrid_swa or (window and uses_window):
+        refuse(
+            "sliding_window of the target model",
+            window,
+            "use a target with full attention; custom masks are wrong upstream with windows",
+        )
+    for model, name in ((target, "target"), (draft, "draft")):
+        if model.attention_arch is not AttentionArch.MHA:
+            fix = "use models with ordinary (multi-head or grouped-query) attention"
+            refuse(f"attention of the {name} model", model.attention_arch.name, fix)
+    if target.vocab_size != draft.vocab_size:
+        refuse(
+            "--speculative-draft-model-path",
+            f"{draft_path} with {draft.vocab_size} tokens, the target has {target.vocab_size}",
+            "use a draft model with the target's vocabulary",
+        )
+    if draft.num_attention_heads % args.tp_size:
+        refuse(
+            "--tp-size",
+            args.tp_size,
+            f"use one that divides the draft model's {draft.num_attention_heads} attention heads",
+        )
+    if draft.context_len < target.context_len:
+        refuse(
+            "--speculative-draft-model-path",
+            f"{draft_path} with context length {draft.context_len}, "
+            f"the target has {target.context_len}",
+            f"use a longer draft model, or --context-length {draft.context_len}",
+        )
+    _check_tokenizers(args, tokenizer, draft_path)
+    return target
+
+
+def slot_sharers(args: Any) -> list[Any]:
+    """``ModelConfig`` of every model that keeps its own KV under the target's slot numbers."""
+    config = ParseConfig.from_env()
+    setting = "--speculative-draft-model-path"
+    sharers = [_model_config(args, args.speculative_draft_model_path, None, setting)]
+    if config.uses_eagle3:
+        sharers.append(_model_config(args, config.eagle3_path, None, flag("eagle3_path")))
+    return sharers
+
+
+def check_head(args: Any, config: ParseConfig, target: Any) -> int:
+    """How many tokens the EAGLE-3 head is ahead. Raises: AdmissionError."""
+    steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
+    tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
+    if steps < 1:
+        refuse("--speculative-num-steps", steps, "use 1 or more")
+    if topk not in (None, 1):
+        refuse("--speculative-eagle-topk", topk, "use 1: PARSE's EAGLE-3 proposes a chain")
+    if tokens not in (None, steps + 1):
+        fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
+        refuse("--speculative-num-draft-tokens", tokens, fix)
+    if value := args.enable_hierarchical_cache:
+        name = flag_of("enable_hierarchical_cache")
+        refuse(name, value, f"leave it out with {flag('continuation')} eagle3")
+    path, setting = config.eagle3_path, flag("eagle3_path")
+    _check_folder(path, setting)
+    head = _model_config(args, path, None, setting)
+    _check_head_fits(head, target, f"{setting} {path}")
+    if head.num_attention_heads % args.tp_size:
+        fix = f"use one that divides the head's {head.num_attention_heads} attention heads"
+        refuse("--tp-size", args.tp_size, fix)
+    return steps
+
+
+def _check_head_fits(head: Any, target: Any, name: str) -> None:
+    """Raises: AdmissionError, when a head cannot read what the target would show it."""
+    read = head.hf_config
+    if not any("eagle3" in arch.lower() for arch in read.architectures or ()):
+        refuse(f"architectures of {name}", read.architectures, "give an EAGLE-3 head")
+    width = getattr(read, "target_hidden_size", None) or head.hidden_size
+    layer_ids = (getattr(read, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+    for what, value, wanted in (
+        ("hidden size", width, target.hidden_size),
+        ("vocabulary", head.vocab_size, target.vocab_size),
+    ):
+        if value != wanted:
+            fix = f"use a head made for this target, whose {what} is {wanted}"
+            refuse(f"{what} of {name}", value, fix)
+    num_layers = target.num_hidden_layers
+    if any(not 0 <= layer < num_layers for layer in layer_ids or ()):
+        fix = f"use a head made for this target, which has {num_layers} layers"
+        refuse(f"eagle_aux_hidden_state_layer_ids of {name}", layer_ids, fix)
+
+
+def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
+    from sglang.srt.configs.model_config import ModelConfig
+
+    try:
+        return ModelConfig(
+            model_path=path,
+            trust_remote_code=args.trust_remote_code,
+            context_length=context_length,
+            model_override_args=args.json_model_override_args,
+            dtype=args.dtype,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise AdmissionError(
+            f"PARSE: {setting} is {path!r}, which cannot be read as a model ({error}). "
+            "Fix: give a folder with config.json, weights and tokenizer"
+        ) from error
+
+
+def tokenizer_of(args: Any, path: str) -> Any:
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    return get_tokenizer(
+        path, tokenizer_mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
+    )
+
+
+def _check_tokenizers(args: Any, target: Any, draft_path: str) -> None:
+    try:
+        draft = tokenizer_of(args, draft_path)
+    except (OSError, ValueError) as error:
+        raise AdmissionError(
+            f"PARSE: --speculative-draft-model-path is {draft_path!r}, without a readable "
+            f"tokenizer ({error}). Fix: put the draft's tokenizer files beside its weights; "
+            "they are compared with the target's"
+        ) from error
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours != theirs:
+        different = sorted(ours.items() ^ theirs.items())
+        refuse(
+            "--speculative-draft-model-path",
+            f"{draft_path}, whose tokenizer differs from the target's in {len(different)} "
+            f"entries, such as {different[:2]}",
+            "use a draft model with the target's tokenizer",
+        )
