@@ -20,7 +20,7 @@ def on_device(
     return async_h2d(values, dtype=dtype, device=device)
 
 
-class Readback:
+class HostCopy:
     """A device tensor on its way to the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:

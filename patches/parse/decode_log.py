@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 
+from sglang_parse.context import process_context
+from sglang_parse.core.tally import Tally, Window
 from sglang_parse.patches.base import Patch
-from sglang_parse.telemetry.metrics import Tally, Window, process_tally
 
 _LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
 _ACCEPTANCE = re.compile(r"accept len: [^,]+, accept rate: [^,]+, ")
@@ -27,7 +28,7 @@ class DecodeLine(logging.Filter):
         return True
 
     def figures(self) -> str:
-        self.tally.settle_latest()
+        self.tally.update_latest()
         growth = self.window.advance()
         rounds, drafted, judged, accepted, target = (
             round(growth[f"{name}_total", "*"])
@@ -51,7 +52,7 @@ class DecodeLine(logging.Filter):
         )
 
 
-_FILTER = DecodeLine(process_tally())
+_FILTER = DecodeLine(process_context().tally)
 
 
 def _register() -> None:

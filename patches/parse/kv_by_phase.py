@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import is_parse
+from sglang_parse.context import process_context
 from sglang_parse.patches.base import hook_patch
 
 
@@ -15,17 +16,13 @@ def _prepare(original: Callable, batch: Any) -> None:
     if not is_parse(batch.spec_algorithm):
         original(batch)
         return
-    from sglang_parse.engine.kv import prepare_for_decode
-
-    prepare_for_decode(batch)
+    process_context().running_pipeline().plan(batch)
 
 
 def _tokens_required(original: Callable, batch: Any, requests: Any, page_size: int) -> int:
     if not is_parse(batch.spec_algorithm):
         return original(batch, requests, page_size)
-    from sglang_parse.engine.kv import slots_required
-
-    return slots_required(batch, requests, page_size)
+    return process_context().running_pipeline().slots_required(batch, requests, page_size)
 
 
 PATCH = hook_patch(

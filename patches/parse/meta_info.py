@@ -8,7 +8,9 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import is_parse
+from sglang_parse.context import process_context
 from sglang_parse.patches.base import Patch, hook_patch
+from sglang_parse.telemetry.metrics import response_info
 
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 
@@ -16,11 +18,12 @@ _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerO
 def _add_parse(original: Callable, streamer: Any, reqs: list) -> dict[str, list]:
     info = original(streamer, reqs)
     if is_parse(streamer.spec_algorithm):
-        from sglang_parse.telemetry.metrics import process_tally, response_info
-
-        info["parse"] = [[response_info(req)] if req.finished() else [] for req in reqs]
+        tally = process_context().tally
+        info["parse"] = [
+            [response_info(req, tally.simulated)] if req.finished() else [] for req in reqs
+        ]
         for req in filter(lambda req: req.finished(), reqs):
-            process_tally().settle(req)
+            tally.update(req)
     return info
 
 

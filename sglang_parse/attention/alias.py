@@ -85,5 +85,5 @@ def _columns(
 def _sent(
     values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """``views.on_device`` for what runs without SGLang."""
+    """``device.on_device`` for what runs without SGLang."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The state machine of one request, and who does what in this iteration. No tensors.
+"""The state machine of one request: every change of its state is made here. No tensors.
 
     DRAFTING    the draft model writes; ends when the answer does or the round's budget is spent
     VERIFYING   one target pass judges the draft; its cut decides what is next
@@ -8,6 +8,13 @@
 ``committed`` counts the tokens whose KV is final. The last output token (the anchor) has no KV
 yet; it is the first row of whatever runs next. Both are what the worker knows; SGLang's
 ``kv_committed_len`` and ``output_ids`` follow when it processes the iteration's result.
+
+Whoever plans, drafts, judges or writes hands in a record (``Move``, ``Questions``, ``Outcome``) or
+a number, and the state changes by it. An iteration changes it in this order:
+
+    take          plan: the move of this iteration
+    extend_draft  a burst has been read          ask     its draft is over: what it will be asked
+    apply         a pass or a step has been decided      write   its tokens are output
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ class Move(Enum):
     PASS = "pass"  # the target judges the draft
     STEP = "step"  # the target writes one token
     EAGLE = "eagle"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
-    JUDGE = "judge"  # no slots to draft on: the draft is over, the next pass judges it
+    END_DRAFT = "end draft"  # no slots to draft on: the draft is over, the next pass judges it
     WAIT = "wait"  # no slots for its pass now, or nothing left to do
     GIVE_UP = "give up"  # the draft is dropped, then as STEP
 
@@ -49,7 +56,7 @@ class Draft:
         token_ids: draft tokens.
         finished: the draft model ended the answer (its last token is a stop token).
         prefix_ends, question_ids: what the verification pass will judge; filled by
-            ``verify.plan_questions`` when drafting is over, empty in token mode.
+            ``RequestState.ask`` when drafting is over, empty in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -62,115 +69,97 @@ class Draft:
         return sum(map(len, self.question_ids))
 
 
-@dataclass(slots=True)
-class RequestState:
-    """PARSE's side of one request; kept on the ``Req`` it belongs to.
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What a pass will ask about a draft that is over. Made by ``engine.rounds``.
 
     Attributes:
-        phase: what the request does in the next iteration.
-        threshold: smallest verdict that accepts, for this request.
-        keep_trace: collect one record per round.
-        plain_reason: why the request is served plainly; "" under PARSE.
-        draft: the draft under way.
-        draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
-        segment_start: output length at the last cut; a continuation is done when the segment
-            that starts there is.
-        resumes: whether drafting resumes after this continuation.
-        stats: the counters that go to ``meta_info``.
-        trace: one record per round, see the README.
-        is_thinking, num_read: whether a think block is open behind the first ``num_read`` output
-            tokens; filled by ``rounds`` when it plans questions.
-        stop_ids: tokens that end the answer; filled by ``commit.is_stop_token``.
-        fault: why the request must end with an error; filled by the stage that noticed.
-        target_run: how many tokens at the end of the last emitted run are the target's own.
-        continuation: under ``--parse-continuation eagle3``, what writes when no draft does:
-            "eagle3", or "target" where the head cannot serve the request faithfully; else "".
-        head: what the EAGLE-3 head goes on from (``eagle3.HeadState``), behind the last emitted
-            token; None where there is none.
-        move: what it does in this iteration, by ``grants.share_out``.
-        waited: iterations in a row it has waited for KV slots.
-        steps_unread: whether plain steps may be launched before the last one's token is read.
-        output_ids: output tokens that have been read from the device.
-        committed: leading tokens of the sequence whose KV is final.
-        num_unread: tokens the target has written behind them that nobody has read yet.
-        settled: what ``metrics.Tally`` has counted of it.
+        prefix_ends: [K] ascending draft offsets.
+        question_ids: [K] the questions' tokens.
+        was_thinking: a think block is open before the draft.
     """
 
-    phase: Phase
+    prefix_ends: list[int]
+    question_ids: list[tuple[int, ...]]
+    was_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a request is served: decided once, before its first prefill.
+
+    Attributes:
+        threshold: smallest verdict that accepts.
+        keep_trace: collect one record per round.
+        plain_reason: why the request is served plainly; "" under PARSE.
+        continuation: under ``--parse-continuation eagle3``, what writes when no draft does:
+            "eagle3", or "target" where the head cannot serve the request faithfully; else "".
+        steps_unread: whether plain steps may be launched before the last one's token is read.
+        stop_ids: tokens at which SGLang ends the answer; none where the request ignores them.
+    """
+
     threshold: float
     keep_trace: bool = False
     plain_reason: str = ""
-    draft: Draft = field(default_factory=Draft)
-    draft_kv_len: int = 0
-    segment_start: int = 0
-    resumes: bool = True
-    stats: Stats = field(default_factory=lambda: Stats())
-    trace: list[dict[str, Any]] = field(default_factory=list)
-    is_thinking: bool = False
-    num_read: int = 0
-    stop_ids: frozenset[int] | None = None
-    fault: str = ""
-    target_run: int = 1
     continuation: str = ""
-    head: object | None = None
-    move: Move = Move.STEP
-    waited: int = 0
     steps_unread: bool = True
-    output_ids: list[int] = field(default_factory=list)
-    committed: int = 0
-    num_unread: int = 0
-    settled: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def committed_len(self) -> int:
-        """Leading tokens of the sequence whose KV is final once what is under way has run."""
-        return self.committed + self.num_unread
+    stop_ids: frozenset[int] = frozenset()
 
     @property
     def is_plain(self) -> bool:
         return bool(self.plain_reason)
 
-    def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
-        """After a prefill (the first, or one that follows a retraction): no draft, KV complete.
 
-        Args:
-            prefilled_len: tokens prefilled so far.
-            output_ids: those of them that are output.
-        """
-        self.phase = Phase.PLAIN if self.is_plain else Phase.DRAFTING
-        self.draft = Draft()
-        self.draft_kv_len = self.committed = prefilled_len
-        self._take_back(len(self.output_ids) - len(output_ids))
-        self.output_ids = list(output_ids)
-        self.num_unread = self.num_read = 0
-        self.head = None
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a request stands between two drafts.
 
-    def _take_back(self, num_lost: int) -> None:
-        """A retraction under overlap loses the last run: SGLang had not processed it yet."""
-        self.stats.accepted_tokens -= max(0, num_lost - self.target_run)
-        start = len(self.output_ids) - num_lost
-        self.trace = [record for record in self.trace if record["output_start"] < start]
+    Attributes:
+        phase: what it does next.
+        segment_start: output length at the last cut; a continuation is done when the segment
+            that starts there is.
+        resumes: whether drafting resumes after this continuation.
+        skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
+    """
 
-    def write(self, token_ids: Sequence[int]) -> None:
-        """Tokens a decode iteration emitted."""
-        self.output_ids.extend(token_ids)
-        self.committed += len(token_ids)
+    phase: Phase
+    segment_start: int
+    resumes: bool = True
+    skipped_drafts: int = 0
 
-    def start_draft(self) -> None:
-        self.draft = Draft()
-        self.phase = Phase.DRAFTING
 
-    def continue_segment(self) -> None:
-        """The target writes until its segment is done; then drafting resumes."""
-        self.draft = Draft()
-        self.phase = Phase.CONTINUING
-        self.resumes = True
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A draft that was judged.
 
-    def continue_to_end(self) -> None:
-        """The target writes to the end of the answer."""
-        self.draft = Draft()
-        self.phase = Phase.CONTINUING
-        self.resumes = False
+    Attributes:
+        cut: how many of its tokens are kept.
+        record: the trace's, where one is kept.
+    """
+
+    cut: int
+    record: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a forward of the target means for one request. Made by ``engine.rounds``.
+
+    Attributes:
+        token_ids: [n >= 0] what it emits: kept draft tokens, then the target's own.
+        num_own: how many at the end of them are the target's own.
+        standing: where it stands behind them.
+        round: the draft that was judged, if one was.
+        eagle3_steps: 1 where an EAGLE-3 head's proposal was checked.
+        fault: why it must end with an error; all else then means nothing.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    num_own: int = 0
+    standing: Standing | None = None
+    round: Round | None = None
+    eagle3_steps: int = 0
+    fault: str = ""
 
 
 @dataclass(slots=True)
@@ -193,6 +182,218 @@ class Stats:
     verification_ms: float = 0.0
     continuation_ms: float = 0.0
     prefill_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """PARSE's side of one request; kept on the ``Req`` it belongs to.
+
+    Attributes:
+        terms: how it is served.
+        phase: what the request does in the next iteration.
+        move: what it does in this one.
+        waited: iterations in a row it has waited for KV slots.
+        draft: the draft under way.
+        draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
+        segment_start, resumes: see ``Standing``.
+        head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
+            emitted token; None where there is none.
+        output_ids: output tokens that have been read from the device.
+        committed: leading tokens of the sequence whose KV is final.
+        num_unread: tokens the target has written behind them that nobody has read yet.
+        is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
+            output tokens.
+        fault: why the request must end with an error.
+        target_run: how many tokens at the end of the last emitted run are the target's own.
+        stats: the counters that go to ``meta_info``.
+        trace: one record per round, see the documents.
+        counted: what a ``tally.Tally`` has counted of it.
+    """
+
+    terms: Terms
+    phase: Phase = Phase.DRAFTING
+    move: Move = Move.STEP
+    waited: int = 0
+    draft: Draft = field(default_factory=Draft)
+    draft_kv_len: int = 0
+    segment_start: int = 0
+    resumes: bool = True
+    head: object | None = None
+    output_ids: list[int] = field(default_factory=list)
+    committed: int = 0
+    num_unread: int = 0
+    is_thinking: bool = False
+    num_scanned: int = 0
+    fault: str = ""
+    target_run: int = 1
+    stats: Stats = field(default_factory=Stats)
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    counted: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def committed_len(self) -> int:
+        """Leading tokens of the sequence whose KV is final once what is under way has run."""
+        return self.committed + self.num_unread
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.draft.token_ids)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the target writes."""
+        return self.phase in STEPPING
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.phase, self.segment_start, self.resumes)
+
+    # -- prefill ----------------------------------------------------------------
+
+    def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
+        """After a prefill (the first, or one that follows a retraction): no draft, KV complete.
+
+        Args:
+            prefilled_len: tokens prefilled so far.
+            output_ids: those of them that are output.
+        """
+        self.phase = Phase.PLAIN if self.terms.is_plain else Phase.DRAFTING
+        self.draft = Draft()
+        self.draft_kv_len = self.committed = prefilled_len
+        self._take_back(len(self.output_ids) - len(output_ids))
+        self.output_ids = list(output_ids)
+        self.num_unread = self.num_scanned = 0
+        self.head = None
+
+    def _take_back(self, num_lost: int) -> None:
+        """A retraction under overlap loses the last run: SGLang had not processed it yet."""
+        self.stats.accepted_tokens -= max(0, num_lost - self.target_run)
+        start = len(self.output_ids) - num_lost
+        self.trace = [record for record in self.trace if record["output_start"] < start]
+
+    def begin(self, standing: Standing, first_id: int | None) -> None:
+        """A prefill is complete; ``first_id`` is the token it chose, without KV yet."""
+        self._stand(standing)
+        if first_id is not None:
+            self.output_ids.append(first_id)
+
+    # -- plan -------------------------------------------------------------------
+
+    def take(self, move: Move) -> None:
+        """What it does in this iteration, by ``slots.share_out``."""
+        self.move = move
+        self.waited = self.waited + 1 if move is Move.WAIT else 0
+        if move is Move.END_DRAFT:
+            self.stats.short_drafts += 1
+            self.phase = Phase.VERIFYING
+        elif move is Move.GIVE_UP:
+            self.stats.short_drafts += 1
+            self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
+            self._stand(Standing(Phase.CONTINUING, len(self.output_ids)))
+            self.move = Move.STEP
+
+    # -- draft ------------------------------------------------------------------
+
+    def extend_draft(self, token_ids: Sequence[int], budget: int) -> None:
+        """The draft model wrote on; tokens behind the draft's end are dropped.
+
+        Args:
+            token_ids: what it wrote.
+            budget: draft tokens the round may hold.
+        """
+        for token in token_ids:
+            self.draft.token_ids.append(token)
+            self.stats.drafted_tokens += 1
+            self.draft.finished = token in self.terms.stop_ids
+            if self.draft.finished or self.num_drafted >= budget:
+                self.phase = Phase.VERIFYING
+                break
+        # The last token's KV may not be written yet.
+        self.draft_kv_len = self.committed_len + self.num_drafted
+
+    def ask(self, questions: Questions) -> None:
+        """The draft is over; what its pass will ask."""
+        self.draft.prefix_ends = questions.prefix_ends
+        self.draft.question_ids = questions.question_ids
+        self.is_thinking = questions.was_thinking
+        self.num_scanned = len(self.output_ids)
+
+    def fill_draft_kv(self, end: int) -> None:
+        """The draft model's KV is right up to ``end`` tokens."""
+        self.draft_kv_len = end
+
+    # -- target -----------------------------------------------------------------
+
+    def launch_step(self) -> None:
+        """The target is on its way to one more token, which nobody has read."""
+        self.num_unread += 1
+
+    def read_step(self) -> None:
+        self.num_unread -= 1
+
+    def apply(self, outcome: Outcome) -> None:
+        """What the target said, decided; the tokens themselves are ``write``'s."""
+        if outcome.fault:
+            self.fault = outcome.fault
+            return
+        if outcome.round is not None:
+            self._close_round(outcome.round)
+        self.target_run = outcome.num_own
+        self.stats.eagle3_steps += outcome.eagle3_steps
+        self.stats.eagle3_tokens += outcome.eagle3_steps * len(outcome.token_ids)
+        if outcome.standing is not None:
+            self._stand(outcome.standing)
+
+    def _close_round(self, judged: Round) -> None:
+        self.stats.rounds += 1
+        self.stats.accepted_tokens += judged.cut
+        if judged.record is not None:
+            self.trace.append(judged.record)
+        # The draft's KV is right up to its own kept tokens; the target's next token is new.
+        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + judged.cut)
+
+    def _stand(self, standing: Standing) -> None:
+        self.phase = standing.phase
+        self.segment_start = standing.segment_start
+        self.resumes = standing.resumes
+        self.stats.skipped_drafts += standing.skipped_drafts
+        self.draft = Draft()
+
+    def set_head(self, head: object | None) -> None:
+        """What the EAGLE-3 head goes on from; None until its forward has succeeded."""
+        self.head = head
+
+    def write(self, token_ids: Sequence[int]) -> None:
+        """Tokens a decode iteration emitted."""
+        self.output_ids.extend(token_ids)
+        self.committed += len(token_ids)
+
+    # -- accounting -------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """The request must end with this error."""
+        self.fault = reason
+
+    def charge(
+        self,
+        *,
+        prefill: float = 0.0,
+        draft: float = 0.0,
+        verification: float = 0.0,
+        continuation: float = 0.0,
+    ) -> None:
+        """Its share, in ms, of a stage's wall time."""
+        self.stats.prefill_ms += prefill
+        self.stats.draft_ms += draft
+        self.stats.verification_ms += verification
+        self.stats.continuation_ms += continuation
+
+    def count(self, figure: str, value: float) -> float:
+        """How much a figure has grown since it was last counted; what shrank grows again first."""
+        growth = value - self.counted.get(figure, 0)
+        if growth > 0:
+            self.counted[figure] = value
+        return growth
 
 
 def tail_len(

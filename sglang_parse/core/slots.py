@@ -170,14 +170,14 @@ class _Shortage:
         grant = Grant(Move.BURST, holding.tail)
         if _cost(holding, grant, self.page_size) + self.reserve <= self.left:
             return grant
-        return Grant(Move.JUDGE, None) if holding.num_drafted else Grant(Move.GIVE_UP, 1)
+        return Grant(Move.END_DRAFT, None) if holding.num_drafted else Grant(Move.GIVE_UP, 1)
 
     def _give_up_until_something_moves(self) -> None:
         """Drop drafts, the shortest first, while slots are overdrawn or nobody moves.
 
         Slots that come back after this iteration are as good as somebody who moves.
         """
-        idle = (Move.WAIT, Move.JUDGE)
+        idle = (Move.WAIT, Move.END_DRAFT)
         shortest_first = sorted(self.grants, key=lambda i: self.holdings[i].num_drafted)
         for i in shortest_first:
             somebody_moves = any(grant.move not in idle for grant in self.grants.values())

@@ -1,9 +1,9 @@
-"""SGLang's batches: views of one for forwards of our own, and results in the shapes it slices."""
+"""SGLang's requests and batches as PARSE reads them, and results in the shapes it slices."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,102 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
+from sglang_parse.core.request import STEPPING, Move, RequestState
 from sglang_parse.device import on_device
+
+# -- requests -------------------------------------------------------------------
+
+
+def tokens_left(req: Any) -> int:
+    """Tokens until the request's length limit."""
+    state: RequestState = req.parse_state
+    return req.sampling_params.max_new_tokens - len(state.output_ids) - state.num_unread
+
+
+def draft_budget(req: Any, draft_tokens: int) -> int:
+    """Draft tokens the request's current round may hold, at least 1.
+
+    Args:
+        draft_tokens: most tokens of any draft.
+    """
+    return max(1, min(draft_tokens, tokens_left(req)))
+
+
+def is_accelerated(req: Any) -> bool:
+    """Whether the target's next step for this request is made with the EAGLE-3 head.
+
+    Not for an answer's last token: there is nothing to be ahead of.
+    """
+    state: RequestState = req.parse_state
+    steps = state.phase in STEPPING and state.head is not None
+    return steps and tokens_left(req) > 1
+
+
+def is_gone(req: Any) -> bool:
+    """Whether SGLang has ended or retracted the request while an iteration with it was under way.
+
+    Its slots are not its own any more, and what the iteration wrote is dropped.
+    """
+    return req.finished() or req.is_retracted
+
+
+def has_ended(req: Any) -> bool:
+    """Whether there is nothing to do but for SGLang to process what has been emitted.
+
+    SGLang decides what ends a request. Should it have processed everything and go on, so does
+    PARSE. Those that return sampling masks go on until then: SGLang wants a row for each.
+    """
+    state: RequestState = req.parse_state
+    if req.return_sampling_mask:
+        return False
+    if state.fault:
+        return True
+    if len(state.output_ids) + state.num_unread <= len(req.output_ids):
+        return False
+    return tokens_left(req) <= 0 or state.output_ids[-1] in state.terms.stop_ids
+
+
+def stop_ids_of(req: Any) -> frozenset[int]:
+    """Tokens at which SGLang would end the request.
+
+    Source: ``Req._check_token_based_finish``. Stop strings are left to SGLang, which looks at
+    the tokens that are really emitted.
+    """
+    params = req.sampling_params
+    if params.ignore_eos:
+        return frozenset()
+    ids = set(params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        ids.add(req.tokenizer.eos_token_id)
+        ids.update(req.tokenizer.additional_stop_token_ids or ())
+    return frozenset(ids - {None})
+
+
+def sequence_slice(req: Any, start: int, end: int, draft: Sequence[int] = ()) -> list[int]:
+    """Token ids [start, end) of prompt + output + draft."""
+    prompt, output = req.origin_input_ids, req.parse_state.output_ids
+    ids: list[int] = []
+    for part in (prompt, output, draft):
+        low, high = max(0, start), max(0, min(end, len(part)))
+        ids.extend(part[low:high])
+        start, end = start - len(part), end - len(part)
+    return ids
+
+
+# -- batches --------------------------------------------------------------------
+
+
+def rows_by_move(reqs: Sequence[Any]) -> Mapping[Move, list[int]]:
+    """Who makes which move: rows of the batch, in order; a list for every move.
+
+    Beside a grammar SGLang processes the last result between a batch's plan and its launch: a
+    request may have ended there, and its slots are no longer its own. It makes none.
+    """
+    rows: dict[Move, list[int]] = {move: [] for move in Move}
+    for row, req in enumerate(reqs):
+        if not is_gone(req):
+            rows[req.parse_state.move].append(row)
+    return rows
 
 
 def select_requests(
@@ -47,26 +142,43 @@ def select_requests(
     return view
 
 
-class PendingResult(GenerationBatchResult):
-    """The result of an iteration under way: filled when the iteration is read.
+def slots_of(batch: Any, reqs: Sequence[Any], spans: Iterable[tuple[int, int]]) -> torch.Tensor:
+    """int64 [sum of lengths] KV slots of a span [start, end) of each request's row."""
+    table = batch.req_to_token_pool.req_to_token
+    parts = [
+        table[req.kv.req_pool_idx, start:end] for req, (start, end) in zip(reqs, spans, strict=True)
+    ]
+    return torch.cat(parts).to(torch.int64)
 
-    SGLang reads a result after it has waited for ``copy_done``. That is where this one is read,
-    if the next iteration's plan has not done so before.
+
+# -- results --------------------------------------------------------------------
+
+
+class PendingResult(GenerationBatchResult):
+    """The result of an iteration under way: filled when the iteration has been committed.
+
+    SGLang reads a result after it has waited for ``copy_done``; so that is what reads the
+    iteration, if the next one's plan has not done so before.
     """
 
-    def __init__(self, settle: Callable[[], None]) -> None:
-        """``settle``: reads the iteration and calls ``fill``; does nothing the second time."""
+    def __init__(self, copy_done: Any) -> None:
+        """``copy_done``: its ``synchronize`` returns when ``fill`` has been called."""
         super().__init__(
             next_draft_input=ParseDraftInput(),
             # 1, the default, makes the first iteration that emits nothing crash the scheduler.
             num_non_draft_tokens_per_req=0,
         )
-        self._copy_done = _CopyDone(settle)
+        self._copy_done = copy_done
 
     def fill(
         self, batch: Any, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
     ) -> None:
-        """Pad the emitted runs to one stride, as SGLang's result processor slices them."""
+        """Pad the emitted runs to one stride, as SGLang's result processor slices them.
+
+        Args:
+            emitted: per row of the batch its new tokens.
+            output: the sampler's record; log probabilities, if any, at their requests' places.
+        """
         if batch.return_logprob and output.next_token_logprobs is None:
             # Whoever asked for them has ended; SGLang looks for them all the same.
             output.next_token_logprobs = torch.zeros(len(batch.reqs), 1)
@@ -86,18 +198,6 @@ class PendingResult(GenerationBatchResult):
     def copy_to_cpu(self, **_: Any) -> None:
         """What SGLang calls when the worker has returned; nothing is copied yet."""
         self.copy_done = self._copy_done
-
-
-class _CopyDone:
-    """In the place of the event SGLang waits for before it reads a result."""
-
-    def __init__(self, settle: Callable[[], None]) -> None:
-        self._settle: Callable[[], None] | None = settle
-
-    def synchronize(self) -> None:
-        settle, self._settle = self._settle, None  # or iteration and result keep each other
-        if settle is not None:
-            settle()
 
 
 def spread_logprobs(output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -24,14 +25,9 @@ from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.core.request import Phase
-from sglang_parse.device import Readback, on_device
+from sglang_parse.device import HostCopy, on_device
+from sglang_parse.engine.batch import draft_budget, is_gone, sequence_slice
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.kv import (
-    draft_budget,
-    is_gone,
-    is_stop_token,
-    sequence_slice,
-)
 from sglang_parse.engine.ranks import NO_TOKEN, share_choices
 from sglang_parse.engine.sampling import RowSampler
 
@@ -116,7 +112,7 @@ class DraftModel(EagleDraftWorkerBase):
         if state.draft_kv_len >= end:
             return
         self._extend([req], [end])
-        state.draft_kv_len = end
+        state.fill_draft_kv(end)
 
     def _extend(self, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
         """Forward [draft_kv_len, end) of each request; logits [len(reqs), vocab] of the last."""
@@ -208,36 +204,45 @@ class Burst:
     NaN logits end the request (``faults``).
 
     Attributes:
+        rows: the requests' rows of the batch.
+        draft_tokens: most tokens of any draft.
         num_done: steps made.
     """
 
-    def __init__(self, model: DraftModel, batch: Any, rows: Sequence[int]) -> None:
+    def __init__(
+        self, model: DraftModel, batch: Any, rows: Sequence[int], draft_tokens: int
+    ) -> None:
         self.model = model
         self.batch = batch
+        self.draft_tokens = draft_tokens
         self.sampler = RowSampler(model.draft_runner, batch)
-        self.rows = list(rows)
+        self.rows = tuple(rows)
         self.num_done = 0
-        self._unread: Readback | None = None
+        self._going_on = list(rows)
+        self._unread: HostCopy | None = None
 
     def launch(self, num_steps: int) -> None:
         """Up to ``num_steps`` more tokens for each request; the last stretch stays unread."""
         while self.num_done < num_steps:
             self.read()
-            if not self.rows:
+            if not self._going_on:
                 return
-            wanted = max(draft_budget(req) - _num_drafted(req) for req in self._reqs())
+            wanted = max(self._budget(req) - req.parse_state.num_drafted for req in self._reqs())
             stretch = min(num_steps - self.num_done, wanted, self.model.steps_unseen or num_steps)
-            self._unread = Readback(self._stretch(stretch))
+            self._unread = HostCopy(self._stretch(stretch))
             self.num_done += stretch
 
     def read(self) -> None:
         """Wait for the last stretch; its tokens join their requests' drafts."""
-        readback, self._unread = self._unread, None
-        if readback is not None:
-            self._append(readback.tolist())
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._append(unread.tolist())
 
     def _reqs(self) -> list[Any]:
-        return [self.batch.reqs[row] for row in self.rows]
+        return [self.batch.reqs[row] for row in self._going_on]
+
+    def _budget(self, req: Any) -> int:
+        return draft_budget(req, self.draft_tokens)
 
     def _stretch(self, num_steps: int) -> torch.Tensor:
         """int64 [requests, num_steps]: next tokens, ``NO_TOKEN`` where logits held a NaN."""
@@ -251,7 +256,8 @@ class Burst:
     def _lengths(self, step: int) -> list[int]:
         """Tokens of each sequence before its ``step``-th token of this stretch is chosen."""
         return [
-            req.parse_state.committed_len + 1 + _num_drafted(req) + step for req in self._reqs()
+            req.parse_state.committed_len + 1 + req.parse_state.num_drafted + step
+            for req in self._reqs()
         ]
 
     def _first_step(self) -> torch.Tensor:
@@ -284,44 +290,30 @@ class Burst:
         """int64 [rows] the draft's next token."""
         is_bad = nan_rows(logits)
         positions = on_device([n - 1 for n in self._lengths(step)], logits.device)
-        tokens, _ = self.sampler.sample(logits, self.rows, positions)
+        tokens, _ = self.sampler.sample(logits, self._going_on, positions)
         return share_choices(tokens, is_bad)
 
     def _append(self, stretches: Sequence[Sequence[int]]) -> None:
-        """Keep each request's tokens up to its end; drop those of ``rows`` that are done."""
+        """Keep each request's tokens up to its end; those that are done leave."""
         staying = []
-        for row, tokens in zip(self.rows, stretches, strict=True):
+        for row, tokens in zip(self._going_on, stretches, strict=True):
             req = self.batch.reqs[row]
-            state = req.parse_state
             if is_gone(req):
                 continue
-            _keep(req, tokens)
-            # The last token's KV may not be written yet.
-            state.draft_kv_len = state.committed_len + _num_drafted(req)
-            if not state.fault and state.phase is Phase.DRAFTING:
+            self._keep(req, tokens)
+            if req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault:
                 staying.append(row)
-        self.rows = staying
+        self._going_on = staying
+
+    def _keep(self, req: Any, tokens: Sequence[int]) -> None:
+        """Add tokens to the request's draft until it is over, or one could not be computed."""
+        state = req.parse_state
+        sound = list(takewhile(lambda token: token != NO_TOKEN, tokens))
+        state.extend_draft(sound, self._budget(req))
+        if len(sound) < len(tokens) and state.phase is Phase.DRAFTING:
+            state.fail("NaN in the draft model's logits")
 
 
 def _last_id(req: Any) -> int:
     state = req.parse_state
     return (state.draft.token_ids or state.output_ids)[-1]
-
-
-def _num_drafted(req: Any) -> int:
-    return len(req.parse_state.draft.token_ids)
-
-
-def _keep(req: Any, tokens: Sequence[int]) -> None:
-    """Add tokens to the request's draft until it is over."""
-    state = req.parse_state
-    for token in tokens:
-        if token == NO_TOKEN:
-            state.fault = "NaN in the draft model's logits"
-            return
-        state.draft.token_ids.append(token)
-        state.stats.drafted_tokens += 1
-        state.draft.finished = is_stop_token(req, token)
-        if state.draft.finished or _num_drafted(req) >= draft_budget(req):
-            state.phase = Phase.VERIFYING
-            return

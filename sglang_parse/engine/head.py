@@ -31,6 +31,7 @@ from sglang.srt.layers.moe.utils import (
     speculative_moe_backend_context,
 )
 from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
     resolve_spec_aux_hidden_state_config,
@@ -42,8 +43,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import select_requests
-from sglang_parse.engine.kv import tokens_left
+from sglang_parse.engine.batch import select_requests, slots_of, tokens_left
+from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.ranks import share
 
 
@@ -155,7 +156,7 @@ class Eagle3Head:
             return
         reqs = [batch.reqs[part.row] for part in written]
         for req in reqs:
-            req.parse_state.head = None  # until the forward below has succeeded
+            req.parse_state.set_head(None)  # until the forward below has succeeded
         starts = [req.parse_state.committed_len for req in reqs]
         lens = [len(part.token_ids) for part in written]
         ends = [start + length for start, length in zip(starts, lens, strict=True)]
@@ -166,13 +167,7 @@ class Eagle3Head:
             for token in (req.parse_state.output_ids[-1], *part.token_ids[:-1])
         ]
         view = select_requests(batch, [part.row for part in written], ends, ids)
-        table = batch.req_to_token_pool.req_to_token
-        view.out_cache_loc = torch.cat(
-            [
-                table[req.kv.req_pool_idx, start:end]
-                for req, start, end in zip(reqs, starts, ends, strict=True)
-            ]
-        ).to(torch.int64)
+        view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.forward_mode = ForwardMode.EXTEND
         view.prefix_lens, view.extend_lens = starts, lens
@@ -186,10 +181,12 @@ class Eagle3Head:
         with self._forward():
             output = self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
         for i, req in enumerate(view.reqs):
-            if req.parse_state.continuation == "eagle3":
+            if req.parse_state.terms.continuation == "eagle3":
                 place = slice(i, i + 1)
-                req.parse_state.head = HeadState(
-                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                req.parse_state.set_head(
+                    HeadState(
+                        output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                    )
                 )
 
     def propose(self, batch: Any, rows: Sequence[int]) -> list[list[int]]:
@@ -218,5 +215,76 @@ class Eagle3Head:
         tokens = share(chains.to(torch.int64)).view(len(rows), -1)[:, 1:].tolist()
         elapsed_ms = (time.perf_counter() - started) * 1e3 / len(rows)
         for req in reqs:
-            req.parse_state.stats.continuation_ms += elapsed_ms
+            req.parse_state.charge(continuation=elapsed_ms)
         return [chain[: tokens_left(req) - 1] for req, chain in zip(reqs, tokens, strict=True)]
+
+
+class GuardedHead:
+    """A server's EAGLE-3 head, or the lack of one: every call is allowed, and then does nothing.
+
+    Args:
+        head: the head; None where the target goes on alone.
+        num_ranks: see ``DraftGuard``.
+    """
+
+    def __init__(self, head: Eagle3Head | None, num_ranks: int) -> None:
+        self.head = head
+        self._guard = DraftGuard(num_ranks, model="the EAGLE-3 head")
+
+    @property
+    def captures(self) -> bool:
+        """Whether the target's forwards must keep what a head reads."""
+        return self.head is not None
+
+    def prefill(self, batch: Any, result: GenerationBatchResult) -> None:
+        """Follow the target's prefill; takes the captured states out of ``result``."""
+        if self.head is None:
+            return
+        output = result.logits_output
+        hidden, output.hidden_states = output.hidden_states, None  # nobody asked for them
+        with self._guard.contain(batch.reqs):
+            self.head.prefill(batch, hidden, result.next_token_ids)
+
+    def propose(self, batch: Any, rows: Sequence[int]) -> dict[int, list[int]]:
+        """Row -> what the head proposes; nothing where it failed."""
+        proposals: dict[int, list[int]] = {row: [] for row in rows}
+        if self.head is not None and rows:
+            with self._guard.contain([batch.reqs[row] for row in rows], is_burst=True):
+                proposals.update(zip(rows, self.head.propose(batch, rows), strict=True))
+        return proposals
+
+    def follow(
+        self,
+        batch: Any,
+        places: Sequence[tuple[int, int]],
+        hidden: torch.Tensor | None,
+        emitted: Sequence[Sequence[int]],
+    ) -> None:
+        """Follow what has been written.
+
+        Args:
+            places: (row in the batch, its first row in ``hidden``) of the requests.
+            hidden: the target's captured states; None without a head.
+            emitted: per row of the batch its new tokens.
+        """
+        if self.head is None or hidden is None:
+            return
+        written = [
+            Written(row, emitted[row], hidden[start : start + len(emitted[row])])
+            for row, start in places
+            if emitted[row] and not batch.reqs[row].lora_id
+        ]
+        with self._guard.contain([batch.reqs[part.row] for part in written]):
+            self.head.follow(batch, written)
+
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        if self.head is not None:
+            self.head.alloc_memory_pool(**pools)
+
+    def init_attention_backends(self) -> None:
+        if self.head is not None:
+            self.head.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        if self.head is not None:
+            self.head.init_cuda_graphs()

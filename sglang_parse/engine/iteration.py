@@ -1,17 +1,22 @@
-"""One decode iteration: launched in one go, read when its numbers are needed (``overlap``).
+"""One decode iteration: launch -> read -> decide -> commit, for every running request at once.
 
-Drafters make a burst of the draft model; all others share one target forward in which drafts are
-judged and the rest continue. Every stage but the last is read before the next one is launched:
-that keeps their times apart.
+The plan came before (``kv.KvSlots.grant``): each request knows its move. Drafters make a burst of
+the draft model; all others share one forward of the target in which drafts are judged and the rest
+continue. The burst is read before the forward is launched: that keeps their times apart. The
+forward is read when its numbers are needed (``overlap``).
+
+    launch   rows of the batch, by move    -> Burst | LaunchedPass | LaunchedSteps, on the device
+    read     numbers reach the host        -> Spoken: readouts and token ids per request
+    decide   ``rounds``                    -> Outcome per request: tokens, cut, what is next
+    commit   slots and states follow, the EAGLE-3 head goes on, the result is filled
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,194 +24,182 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch, Stage, Timed
-from sglang_parse.core.request import STEPPING, Move, Phase
-from sglang_parse.device import Readback, on_device
-from sglang_parse.engine.batch import PendingResult, spread_logprobs
+from sglang_parse.core.request import Move, Outcome, Phase
+from sglang_parse.core.tally import Tally
+from sglang_parse.device import on_device
+from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
 from sglang_parse.engine.draft import Burst, DraftModel
-from sglang_parse.engine.faults import NAN_IN_TARGET, DraftGuard, end_request, nan_rows
-from sglang_parse.engine.guarded_head import GuardedHead
-from sglang_parse.engine.kv import is_gone, release_tail
-from sglang_parse.engine.overlap import Pipeline
-from sglang_parse.engine.ranks import NO_TOKEN, share_choices, share_plain
-from sglang_parse.engine.readout import PassReading
-from sglang_parse.engine.rounds import RoundJudge
-from sglang_parse.engine.sampling import RowSampler
-from sglang_parse.engine.target import PlainTarget
-from sglang_parse.engine.verify import (
-    PassOutput,
-    VerifyRows,
-    continuing_rows,
-    joined,
-    max_pass_rows,
-    proposed_rows,
-    run_passes,
-    verifying_rows,
-)
-from sglang_parse.telemetry.metrics import Tally
+from sglang_parse.engine.faults import DraftGuard, end_request
+from sglang_parse.engine.head import GuardedHead
+from sglang_parse.engine.kv import KvSlots, release_tail
+from sglang_parse.engine.ranks import share_plain
+from sglang_parse.engine.readout import Spoken
+from sglang_parse.engine.rounds import Rounds
+from sglang_parse.engine.steps import Steps
+from sglang_parse.engine.target import LaunchedSteps, PlainTarget
+from sglang_parse.engine.verify import LaunchedPass, Verifier
 
 
-@dataclass(frozen=True, slots=True)
-class Kit:
-    """What iterations work with, the same for all of a server's."""
+@dataclass(slots=True)
+class Engine:
+    """The parts of one server's engine, the same for all iterations.
+
+    Attributes:
+        last_read: ``time.perf_counter`` when the last iteration had been read.
+    """
 
     config: ParseConfig
     target: PlainTarget
     draft: DraftModel
     draft_guard: DraftGuard
     head: GuardedHead
-    judge: RoundJudge
+    verifier: Verifier
+    rounds: Rounds
+    slots: KvSlots
     switch: OffSwitch
     tally: Tally
-    pipeline: Pipeline
-    is_masked: bool
+    last_read: float = field(default=0.0)
 
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """One token of the target for some requests.
-
-    Attributes:
-        rows: [n] their rows of the batch.
-        tokens: int64 [n] on the device, ``NO_TOKEN`` where the logits held a NaN.
-        readback: the same on their way to the host.
-        output: the sampler's record.
-        has_logprobs: whether it holds log probabilities.
-    """
-
-    rows: Sequence[int]
-    tokens: torch.Tensor
-    readback: Readback
-    output: LogitsProcessorOutput
-    has_logprobs: bool
+    def ms_since(self, started: float) -> float:
+        """What a stage took: not the time it waited for the iteration before."""
+        return (time.perf_counter() - max(started, self.last_read)) * 1e3
 
 
 class Iteration:
     """One step of every running request.
 
     Args:
-        kit: see there.
+        engine: what it works with.
         batch: SGLang's ``ScheduleBatch``, isolated; a view of it is kept until all is read.
+        copy_done: see ``PendingResult``.
     """
 
-    def __init__(self, kit: Kit, batch: Any) -> None:
-        self._kit = kit
+    def __init__(self, engine: Engine, batch: Any, copy_done: Any = None) -> None:
+        self._engine = engine
         self.batch = copy.copy(batch)
-        self.result = PendingResult(partial(kit.pipeline.settle, self))
+        self.result = PendingResult(copy_done)
         self._emitted: list[list[int]] = [[] for _ in batch.reqs]
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._timed: list[Timed] = []
-        self._steps: _Steps | None = None  # if they are all there is
-        self._read: Callable[[], None] | None = None
+        self._burst: Burst | None = None
+        self._forward: LaunchedPass | LaunchedSteps | None = None
+        self._steps_alone: Steps | None = None
+        self._started = 0.0
 
     # -- launch -----------------------------------------------------------------
 
-    def launch(self) -> None:
-        """Everything on its way on the device, all but the last stage read.
+    def launch(self, before: Iteration | None = None) -> None:
+        """Everything on its way on the device, the burst read if a forward follows it.
 
-        Beside a grammar SGLang processes the last result between a batch's plan and its launch:
-        a request may have ended there, and its slots are no longer its own.
+        Args:
+            before: the iteration launched last, if it is still unread.
         """
-        reqs = self.batch.reqs
-        drafting, verifying, stepping, accelerated, ended = (
-            [i for i, r in enumerate(reqs) if r.parse_state.move is move and not is_gone(r)]
-            for move in (Move.BURST, Move.PASS, Move.STEP, Move.EAGLE, Move.JUDGE)
-        )
-        for row in ended:
-            self._kit.judge.plan(reqs[row])
-        if drafting:
-            self._launch_burst(drafting)
-        if verifying or stepping or accelerated:
-            self._read_stage()
-        if verifying or accelerated:
-            self._launch_pass(verifying, accelerated, stepping)
-        elif stepping:
-            self._launch_steps(stepping, is_all=not drafting)
+        rows = rows_by_move(self.batch.reqs)
+        self._ask(rows[Move.END_DRAFT])
+        if rows[Move.BURST]:
+            self._launch_burst(rows[Move.BURST])
+        if rows[Move.PASS] or rows[Move.EAGLE]:
+            self._finish_burst()
+            self._launch_pass(rows)
+        elif rows[Move.STEP]:
+            self._finish_burst()
+            self._launch_steps(rows, before)
 
-    def _launch_burst(self, rows: list[int]) -> None:
+    def _launch_burst(self, rows: Sequence[int]) -> None:
+        engine = self._engine
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
-        burst = Burst(self._kit.draft, self.batch, rows)
-        self._read = partial(self._read_burst, burst, rows, time.perf_counter())
-        with self._kit.draft_guard.contain(unfinished, is_burst=True):
-            burst.launch(self._kit.config.burst_tokens)
+        self._burst = Burst(engine.draft, self.batch, rows, engine.config.draft_tokens)
+        self._started = time.perf_counter()
+        with engine.draft_guard.contain(unfinished, is_burst=True):
+            self._burst.launch(engine.config.burst_tokens)
 
-    def _launch_steps(self, rows: list[int], *, is_all: bool) -> None:
-        """No draft to judge: one ordinary decode step of the target.
+    def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
+        engine, self._started = self._engine, time.perf_counter()
+        proposals = engine.head.propose(self.batch, rows[Move.EAGLE])
+        launched = engine.verifier.launch(self.batch, rows[Move.PASS], proposals, rows[Move.STEP])
+        if rows[Move.PASS]:
+            engine.tally.count("passes_total", launched.num_passes)
+        self._forward = launched
 
-        ``is_all``: nothing else happens in this iteration.
-        """
-        started = time.perf_counter()
-        unread = self._kit.pipeline.unread_tokens([self.batch.reqs[row] for row in rows])
-        decoded = self._kit.target.decode(self.batch, rows, unread)
-        steps = self._sample(rows, decoded.next_token_logits)
+    def _launch_steps(self, rows: Mapping[Move, Sequence[int]], before: Iteration | None) -> None:
+        """No draft to judge: one ordinary decode step of the target."""
+        self._started = time.perf_counter()
+        reqs = [self.batch.reqs[row] for row in rows[Move.STEP]]
+        launched = self._engine.target.launch_steps(
+            self.batch, rows[Move.STEP], unread_tokens(before, reqs)
+        )
+        for req in reqs:
+            req.parse_state.launch_step()
+        self._steps_alone = None if rows[Move.BURST] else launched.steps
+        self._forward = launched
+
+    # -- read, decide, commit ---------------------------------------------------
+
+    def finish(self) -> None:
+        """Whatever is not read yet is; requests move on, the result is filled."""
+        self._finish_burst()
+        self._finish_forward()
+        self._close()
+
+    def _finish_burst(self) -> None:
+        burst, self._burst = self._burst, None
+        if burst is None:
+            return
+        burst.read()
+        elapsed_ms = self._engine.ms_since(self._started)
+        self._timed.append(Timed(Stage.BURST, len(burst.rows), burst.num_done, elapsed_ms))
+        for row in burst.rows:
+            self.batch.reqs[row].parse_state.charge(draft=elapsed_ms / len(burst.rows))
+        self._ask(burst.rows)
+
+    def _ask(self, rows: Sequence[int]) -> None:
+        """Those of ``rows`` whose draft is over get their questions."""
         for row in rows:
-            self.batch.reqs[row].parse_state.num_unread += 1
-        self._steps = steps if is_all else None
-        self._read = partial(self._read_steps_alone, steps, decoded.hidden_states, started)
+            req = self.batch.reqs[row]
+            questions = None if is_gone(req) else self._engine.rounds.questions(req)
+            if questions is not None:
+                req.parse_state.ask(questions)
 
-    def _launch_pass(
-        self, verifying: list[int], accelerated: list[int], stepping: list[int]
+    def _finish_forward(self) -> None:
+        launched, self._forward = self._forward, None
+        if launched is None:
+            return
+        spoken = launched.read()
+        if isinstance(launched, LaunchedSteps):
+            for row in launched.steps.rows:
+                self.batch.reqs[row].parse_state.read_step()
+        outcomes = self._engine.rounds.decide(self.batch, spoken)
+        self._commit(launched, spoken, outcomes)
+        self._account(launched, spoken)
+
+    def _commit(
+        self,
+        launched: LaunchedPass | LaunchedSteps,
+        spoken: Spoken,
+        outcomes: Mapping[int, Outcome],
     ) -> None:
-        """One pass: drafts are judged, the others' next tokens ride along.
-
-        But for requests with an adapter: SGLang's LoRA kernels know no ragged verification rows,
-        so these take a decode step of their own.
-        """
-        kit, batch, started = self._kit, self.batch, time.perf_counter()
-        proposals = kit.head.propose(batch, accelerated)
-        judged = [
-            verifying_rows(i, batch.reqs[i], semantic=kit.config.is_semantic) for i in verifying
-        ]
-        checked = [proposed_rows(i, batch.reqs[i], tokens) for i, tokens in proposals.items()]
-        riding = [i for i in stepping if not batch.reqs[i].lora_id]
-        alone = [i for i in stepping if batch.reqs[i].lora_id]
-        parts = [*judged, *checked, *(continuing_rows(i, batch.reqs[i]) for i in riding)]
-        passes = run_passes(
-            kit.target.runner,
-            batch,
-            parts,
-            is_masked=kit.is_masked,
-            capture=kit.head.captures,
-            max_rows=max_pass_rows(),
-        )
-        if verifying:
-            kit.tally.count("passes_total", len(passes))
-        passed = joined(passes)
-        sampler = RowSampler(kit.target.runner, batch)
-        middle, end = passed.starts[len(judged)], passed.starts[len(judged) + len(checked)]
-        readings = (
-            PassReading(judged, passed.logits[:middle], sampler, kit.judge.question),
-            PassReading(checked, passed.logits[middle:end], sampler, None),
-        )
-        steps = None
-        if stepping:
-            logits = passed.logits[end:]
-            if alone:
-                logits = torch.cat([logits, kit.target.decode(batch, alone).next_token_logits])
-            steps = self._sample(riding + alone, logits)
-        self._read = partial(self._read_pass, parts, passed, readings, proposals, steps, started)
-
-    def _sample(self, rows: Sequence[int], logits: torch.Tensor) -> _Steps:
+        """States follow what was decided; slots that a judged draft no longer needs go back."""
         batch = self.batch
-        positions = on_device(  # of the input tokens
-            [batch.reqs[row].parse_state.committed_len for row in rows], batch.device
-        )
-        is_bad = nan_rows(logits)
-        want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
-        sampler = RowSampler(self._kit.target.runner, batch)
-        tokens, output = sampler.sample(logits, rows, positions, return_logprob=want_logprob)
-        shared = share_choices(tokens, is_bad)
-        return _Steps(rows, shared, Readback(shared), output, want_logprob)
+        for row, outcome in outcomes.items():
+            batch.reqs[row].parse_state.apply(outcome)
+            self._emitted[row] = list(outcome.token_ids)
+        if launched.steps is not None:
+            self._output = launched.steps.output
+            if launched.steps.has_logprobs:
+                spread_logprobs(self._output, launched.steps.rows, len(batch.reqs))
+        self._engine.head.follow(batch, launched.places, launched.hidden, self._emitted)
+        for part, _ in spoken.judged:
+            if not is_gone(req := batch.reqs[part.row]):
+                keep_len = req.parse_state.committed_len + len(self._emitted[part.row])
+                release_tail(batch, req, keep_len)
 
-    # -- read -------------------------------------------------------------------
-
-    def settle(self) -> None:
-        """Read the last stage; requests move on, the result is filled."""
-        kit = self._kit
-        self._read_stage()
-        kit.pipeline.last_read = time.perf_counter()
-        kit.switch.saw(share_plain(self._timed))
-        kit.tally.expected_speedup = kit.switch.speedup
+    def _close(self) -> None:
+        """The iteration is over: its tokens are output, its times are learned from."""
+        engine = self._engine
+        engine.last_read = time.perf_counter()
+        engine.switch.saw(share_plain(self._timed))
+        engine.tally.expected_speedup = engine.switch.speedup
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):
                 tokens.clear()
@@ -217,115 +210,64 @@ class Iteration:
                 req.parse_state.write(tokens)
         self.result.fill(self.batch, self._emitted, self._output)
 
-    def _read_stage(self) -> None:
-        read, self._read = self._read, None
-        if read is not None:
-            read()
+    # -- accounting -------------------------------------------------------------
 
-    def _ms_since(self, started: float) -> float:
-        """What a stage took: not the time it waited for the iteration before."""
-        return (time.perf_counter() - max(started, self._kit.pipeline.last_read)) * 1e3
-
-    def _read_burst(self, burst: Burst, rows: list[int], started: float) -> None:
-        burst.read()
-        elapsed_ms = self._ms_since(started)
-        self._timed.append(Timed(Stage.BURST, len(rows), burst.num_done, elapsed_ms))
-        for row in rows:
-            req = self.batch.reqs[row]
-            req.parse_state.stats.draft_ms += elapsed_ms / len(rows)
-            if not is_gone(req):
-                self._kit.judge.plan(req)
-
-    def _read_steps_alone(self, steps: _Steps, hidden: torch.Tensor | None, started: float) -> None:
-        for row in steps.rows:
-            self.batch.reqs[row].parse_state.num_unread -= 1
-        self._read_steps(steps)
-        places = [(row, i) for i, row in enumerate(steps.rows)]
-        self._kit.head.follow(self.batch, places, hidden, self._emitted)
-        elapsed_ms = self._ms_since(started)
-        self._timed.append(Timed(Stage.STEP, len(steps.rows), len(steps.rows), elapsed_ms))
-        for row in steps.rows:
-            stats = self.batch.reqs[row].parse_state.stats
-            stats.continuation_ms += elapsed_ms / len(steps.rows)
-
-    def _read_steps(self, steps: _Steps) -> None:
-        for row, token in zip(steps.rows, steps.readback.tolist(), strict=True):
-            req = self.batch.reqs[row]
-            if is_gone(req) or req.parse_state.phase not in STEPPING:
-                continue  # SGLang, or the token before this one, has ended what it continued
-            if token == NO_TOKEN:
-                req.parse_state.fault = NAN_IN_TARGET
+    def _account(self, launched: LaunchedPass | LaunchedSteps, spoken: Spoken) -> None:
+        """Time the forward, and charge it to its requests by their rows."""
+        elapsed_ms = self._engine.ms_since(self._started)
+        self._timed.append(self._timed_as(launched, spoken, elapsed_ms))
+        judged = {part.row for part, _ in spoken.judged}
+        ms_per_row = elapsed_ms / launched.num_rows
+        for row, num_rows in launched.rows_of:
+            state = self.batch.reqs[row].parse_state
+            if row in judged:
+                state.charge(verification=ms_per_row * num_rows)
             else:
-                self._emitted[row] = self._kit.judge.after_steps(req, [token])
-        self._output = steps.output
-        if steps.has_logprobs:
-            spread_logprobs(steps.output, steps.rows, len(self.batch.reqs))
+                state.charge(continuation=ms_per_row * num_rows)
 
-    def _read_pass(
-        self,
-        parts: Sequence[VerifyRows],
-        passed: PassOutput,
-        readings: tuple[PassReading, PassReading],
-        proposals: dict[int, list[int]],
-        steps: _Steps | None,
-        started: float,
-    ) -> None:
-        kit, batch = self._kit, self.batch
-        judged, checked = readings
-        for part, readout in judged.readouts():
-            if not is_gone(req := batch.reqs[part.row]):
-                self._emitted[part.row] = kit.judge.settle_round(req, part, readout)
-        for part, readout in checked.readouts():
-            if not is_gone(req := batch.reqs[part.row]):
-                proposed = proposals[part.row]
-                self._emitted[part.row] = kit.judge.settle_proposal(req, proposed, readout)
-        if steps is not None:
-            self._read_steps(steps)
-        places = [(part.row, start) for part, start in zip(parts, passed.row_starts, strict=False)]
-        kit.head.follow(batch, places, passed.hidden, self._emitted)
-        verifying = {part.row for part in judged.parts}
-        for row in verifying:
-            if not is_gone(req := batch.reqs[row]):
-                release_tail(batch, req, req.parse_state.committed_len + len(self._emitted[row]))
-        elapsed_ms = self._ms_since(started)
-        if verifying:
-            self._timed.append(Timed(Stage.PASS, passed.row_starts[-1], 0, elapsed_ms))
+    def _timed_as(
+        self, launched: LaunchedPass | LaunchedSteps, spoken: Spoken, elapsed_ms: float
+    ) -> Timed:
+        if spoken.judged:
+            return Timed(Stage.PASS, launched.num_rows, 0, elapsed_ms)
+        if isinstance(launched, LaunchedSteps):
+            num_tokens = len(spoken.stepped)
         else:
-            rows = [*proposals, *(steps.rows if steps else ())]
-            num_tokens = sum(len(self._emitted[row]) for row in rows)
-            self._timed.append(Timed(Stage.STEP, len(rows), num_tokens, elapsed_ms))
-        _share_time(batch, parts, verifying, elapsed_ms / passed.row_starts[-1])
+            num_tokens = sum(len(self._emitted[row]) for row in launched.writing)
+        return Timed(Stage.STEP, len(launched.writing), num_tokens, elapsed_ms)
 
     # -- overlap ----------------------------------------------------------------
 
     def may_be_followed_unread(self, reqs: Sequence[Any]) -> bool:
-        """See ``overlap.Underway``: plain steps alone, for requests that need nothing of them."""
-        if self._steps is None or self._kit.head.captures:
+        """Whether the next iteration, of ``reqs``, can be planned without this one's numbers:
+        plain steps alone, for requests that need nothing of them."""
+        if self._steps_alone is None or self._engine.head.captures:
             return False
-        stepping = {id(self.batch.reqs[row]) for row in self._steps.rows}
+        stepping = {id(self.batch.reqs[row]) for row in self._steps_alone.rows}
         return all(
             id(req) in stepping
-            and req.parse_state.steps_unread
-            and req.parse_state.phase in STEPPING
+            and req.parse_state.terms.steps_unread
+            and req.parse_state.is_stepping
             for req in reqs
         )
 
     def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor:
-        """See ``overlap.Underway``; 0 in place of ``NO_TOKEN``, whose request ends."""
-        assert self._steps is not None
-        places = {id(self.batch.reqs[row]): i for i, row in enumerate(self._steps.rows)}
+        """int64 [len(reqs)], on the device: what plain steps alone wrote for them.
+
+        0 in place of ``NO_TOKEN``, whose request ends.
+        """
+        assert self._steps_alone is not None
+        places = {id(self.batch.reqs[row]): i for i, row in enumerate(self._steps_alone.rows)}
         index = on_device([places[id(req)] for req in reqs], self.batch.device)
-        return self._steps.tokens[index].clamp(min=0)
+        return self._steps_alone.tokens[index].clamp(min=0)
 
 
-def _share_time(
-    batch: Any, parts: Sequence[VerifyRows], verifying: set[int], ms_per_row: float
-) -> None:
-    """Charge a pass to its requests by their rows."""
-    for part in parts:
-        stats = batch.reqs[part.row].parse_state.stats
-        share = ms_per_row * part.layout.num_rows
-        if part.row in verifying:
-            stats.verification_ms += share
-        else:
-            stats.continuation_ms += share
+def unread_tokens(before: Iteration | None, reqs: Sequence[Any]) -> torch.Tensor | None:
+    """int64 [len(reqs)], on the device: their last tokens, or None where the host has them.
+
+    Args:
+        before: the iteration launched last, if it is still unread.
+    """
+    if before is None or not any(req.parse_state.num_unread for req in reqs):
+        return None
+    return before.last_tokens(reqs)

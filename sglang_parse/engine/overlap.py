@@ -1,6 +1,15 @@
-"""The overlap schedule: what is under way on the device while the scheduler works.
+"""The iterations under way: what is on the device while the scheduler works on what came before.
 
-SGLang launches an iteration before it processes the result of the one before:
+SGLang calls, for every decode iteration, in this order:
+
+    slots_required   would the next one fit? changes nothing         patches.parse.kv_by_phase
+    plan             every request's move, and slots for it          patches.parse.kv_by_phase
+    lengths          ``HostRelay.resolve_seq_lens_cpu``              the overlap schedule's relay
+    launch           ``ParseWorker.forward_batch_generation``        an iteration is on its way
+    synchronize      ``PendingResult.copy_done``                     it is read, decided, committed
+
+Under the overlap schedule SGLang launches an iteration before it processes the result of the one
+before:
 
     scheduler   plan n, launch n | process n - 1 | plan n + 1, launch n + 1 | process n | ...
     device                       [ iteration n ..................... ]      [ iteration n + 1 ...
@@ -8,9 +17,9 @@ SGLang launches an iteration before it processes the result of the one before:
 An iteration's numbers stay on the device until somebody needs them. That is the plan of the next
 iteration, whose shape follows from drafts and verdicts: it reads them first. But after plain steps
 of the target alone the next step needs their tokens only on the device: it is launched unread, and
-the tokens reach the host while it runs, when SGLang processes their result. A request whose
-segment such a token ended has then been given a step too many: what it wrote is dropped, so that
-answers do not depend on the schedule.
+the tokens reach the host while it runs, when SGLang processes their result: it waits for what it
+takes for a CUDA event (``_ReadBySglang``). A request whose segment such a token ended has then been
+given a step too many: what it wrote is dropped, so that answers do not depend on the schedule.
 
 Without overlap every iteration is read at once, and none of this shows.
 """
@@ -19,63 +28,87 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.managers.utils import GenerationBatchResult
 
-
-class Underway(Protocol):
-    """An iteration that has been launched (``iteration.Iteration``)."""
-
-    def settle(self) -> None:
-        """Read it: requests move on, its result is filled."""
-
-    def may_be_followed_unread(self, reqs: Sequence[Any]) -> bool:
-        """Whether the next iteration, of these requests, can be planned without its numbers."""
-
-    def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor:
-        """int64 [len(reqs)], on the device: what it wrote for them."""
+from sglang_parse.context import process_context
+from sglang_parse.device import on_device
+from sglang_parse.engine.iteration import Engine, Iteration
 
 
 class Pipeline:
     """The iterations under way in this process, the oldest first: one, for a moment two.
 
+    Args:
+        engine: the server's.
+
     Attributes:
         forward_stream: where the worker's forwards run; None before the first.
-        last_read: ``time.perf_counter`` when the last iteration had been read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.forward_stream: Any = None
-        self.last_read = 0.0
-        self._underway: deque[Underway] = deque()
+        self._underway: deque[Iteration] = deque()
 
-    def add(self, iteration: Underway) -> None:
-        self._underway.append(iteration)
+    # -- SGLang's calls, in their order -----------------------------------------
 
-    def settle(self, iteration: Underway | None = None) -> None:
-        """Read what is under way, in order: up to ``iteration``, or all of it."""
-        if iteration is not None and iteration not in self._underway:
+    def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
+        """SGLang's capacity check: slots the next iteration of ``requests`` takes."""
+        self.before_planning(requests)
+        return self.engine.slots.required(batch, requests, page_size)
+
+    def plan(self, batch: Any) -> None:
+        """Every running request takes its move, and the slots it needs for it."""
+        self.before_planning(batch.reqs)
+        self._count_penalties(batch)
+        self.engine.slots.grant(batch)
+
+    def launch(self, batch: Any) -> GenerationBatchResult:
+        """The iteration that was planned; without overlap it is over when this returns."""
+        before = self._underway[-1] if self._underway else None
+        done = _ReadBySglang(self)
+        done.iteration = iteration = Iteration(self.engine, batch, done)
+        iteration.launch(before)
+        self.add(iteration)
+        if not batch.enable_overlap:
+            self.finish()
+        return iteration.result
+
+    def finish(self, until: Iteration | None = None) -> None:
+        """Read, decide and commit what is under way, in order: up to ``until``, or all of it."""
+        if until is not None and until not in self._underway:
             return
         while self._underway:
             oldest = self._underway.popleft()
-            oldest.settle()
-            if oldest is iteration:
+            oldest.finish()
+            if oldest is until:
                 return
+
+    # -- how --------------------------------------------------------------------
+
+    def add(self, iteration: Iteration) -> None:
+        self._underway.append(iteration)
 
     def before_planning(self, reqs: Sequence[Any]) -> None:
         """Read what the plan of the next iteration, of ``reqs``, has to know."""
         while len(self._underway) > 1:
-            self.settle(self._underway[0])
+            self.finish(self._underway[0])
         if self._underway and not self._underway[0].may_be_followed_unread(reqs):
-            self.settle()
+            self.finish()
 
-    def unread_tokens(self, reqs: Sequence[Any]) -> torch.Tensor | None:
-        """int64 [len(reqs)], on the device: their last tokens, or None where the host has them."""
-        if not self._underway or not any(req.parse_state.num_unread for req in reqs):
-            return None
-        return self._underway[-1].last_tokens(reqs)
+    def _count_penalties(self, batch: Any) -> None:
+        """``ScheduleBatch.cumulate_penalty_output_tokens`` over what the worker has read.
+
+        Under overlap SGLang's own goes by a token that is one step old.
+        """
+        orchestrator = batch.sampling_info.penalizer_orchestrator
+        if orchestrator.is_required:
+            last_ids = [req.parse_state.output_ids[-1] for req in batch.reqs]
+            orchestrator.cumulate_output_tokens(on_device(last_ids, batch.device))
 
     def order_behind_forward(self, device: Any) -> None:
         """Whatever is launched from here on runs after the forwards that are under way."""
@@ -83,7 +116,49 @@ class Pipeline:
             torch.get_device_module(device).current_stream().wait_stream(self.forward_stream)
 
 
-@lru_cache(maxsize=1)
-def pipeline() -> Pipeline:
-    """This process's."""
-    return Pipeline()
+class _ReadBySglang:
+    """In the place of the CUDA event SGLang waits for before it reads a result."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.iteration: Iteration | None = None
+
+    def synchronize(self) -> None:
+        iteration, self.iteration = self.iteration, None  # or they keep each other
+        if iteration is not None:
+            self._pipeline.finish(iteration)
+
+
+class HostRelay(FutureMap):
+    """Relays nothing; fills in the lengths of the requests' sequences.
+
+    Arguments: as ``FutureMap``; the host always has the lengths.
+    """
+
+    def __init__(self, *args: Any, needs_cpu_seq_lens: bool = True, **kwargs: Any) -> None:
+        del needs_cpu_seq_lens
+        super().__init__(*args, needs_cpu_seq_lens=True, **kwargs)
+
+    def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
+        """Set ``batch.seq_lens``, before the batch is launched and outside the forward stream.
+
+        A prefill's batch knows its own; what is under way is read before it, because it will be
+        read at once.
+        """
+        del stream_ordered
+        if batch.forward_mode.is_extend():
+            process_context().running_pipeline().finish()
+            return
+        lengths = [req.parse_state.committed_len for req in batch.reqs]
+        batch.seq_lens_cpu = torch.tensor(lengths)
+        batch.seq_lens = on_device(lengths, batch.device)
+        batch.seq_lens_sum = sum(lengths)
+
+    def publish(self, *_: Any, **__: Any) -> None:
+        """Nothing: lengths come from the requests."""
+
+    def stash(self, *_: Any, **__: Any) -> None:
+        """Nothing: tokens stay with the requests."""
+
+    def _resolve_spec_extras(self, batch: Any) -> None:
+        """Nothing: there are none."""

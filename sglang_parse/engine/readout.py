@@ -12,11 +12,11 @@ import torch
 
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
-from sglang_parse.device import Readback, on_device
+from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.ranks import share
+from sglang_parse.engine.rows import VerifyRows
 from sglang_parse.engine.sampling import RowSampler
-from sglang_parse.engine.verify import VerifyRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,23 @@ class Readout:
     is_faulty: bool
 
 
-class PassReading:
-    """The reading of some requests' part of a pass: one broadcast, one copy to the host.
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What the target said in one stage, on the host. Rows are those of the scheduler's batch.
+
+    Attributes:
+        judged: [requests whose draft was judged] their rows of the pass, and the readout.
+        checked: [requests with an EAGLE-3 head ahead] row, proposed tokens, readout.
+        stepped: [requests that wrote one token] row, token id or ``ranks.NO_TOKEN``.
+    """
+
+    judged: Sequence[tuple[VerifyRows, Readout]]
+    checked: Sequence[tuple[int, Sequence[int], Readout]]
+    stepped: Sequence[tuple[int, int]]
+
+
+class Measured:
+    """Some requests' part of a pass, measured on the device: one broadcast, one copy to the host.
 
     Args:
         parts: the requests' rows; may be empty.
@@ -54,13 +69,13 @@ class PassReading:
         question: Question | None,
     ) -> None:
         self.parts = parts
-        self._readback = None
+        self._on_host = None
         if parts:
-            self._readback = Readback(share(_measure(parts, logits, sampler, question)))
+            self._on_host = HostCopy(share(_measure(parts, logits, sampler, question)))
 
     def readouts(self) -> list[tuple[VerifyRows, Readout]]:
         """Each request's rows with what the target says about them; waits for it."""
-        values = iter(self._readback.tolist() if self._readback else ())
+        values = iter(self._on_host.tolist() if self._on_host else ())
         return [
             (part, _readout(part, list(islice(values, len(part.logits_rows)))))
             for part in self.parts
@@ -158,7 +173,7 @@ def trace_record(
         "reject_token_id": question.reject_id if question else None,
         "verdicts": readout.verdicts,
         "verdict_mass": readout.mass,
-        "threshold": state.threshold,
+        "threshold": state.terms.threshold,
         "cut": cut,
         "next_token_id": next_token_id,
     }

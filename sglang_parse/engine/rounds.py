@@ -1,24 +1,30 @@
-"""Rounds: what happens to a request when its draft has been judged or its target has stepped."""
+"""Decide: what the target's numbers mean for each request. States are read here, never changed.
+
+A round is a draft and its judgement. What follows a round, and what follows each token the target
+writes, is told as an ``Outcome``; the iteration commits it.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import Phase, RequestState
-from sglang_parse.core.segment import segment_is_done
+from sglang_parse.core.request import Outcome, Phase, Questions, RequestState, Round, Standing
+from sglang_parse.core.segment import prefix_ends, segment_is_done
 from sglang_parse.core.selection import matching_tokens, select_cut
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.core.tally import Tally
+from sglang_parse.engine.batch import is_gone, tokens_left
 from sglang_parse.engine.faults import NAN_IN_TARGET
-from sglang_parse.engine.kv import is_stop_token, tokens_left
-from sglang_parse.engine.readout import Readout, trace_record
-from sglang_parse.engine.verify import VerifyRows, plan_questions
-from sglang_parse.telemetry.metrics import process_tally
+from sglang_parse.engine.ranks import NO_TOKEN
+from sglang_parse.engine.readout import Readout, Spoken, trace_record
+from sglang_parse.engine.rows import VerifyRows
 
 logger = logging.getLogger(__name__)
 
@@ -26,96 +32,122 @@ LOW_MASS = 0.5
 """Mean p(accept) + p(reject) of a pass below which the question is reported as not understood."""
 
 
-class RoundJudge:
-    """Turns a pass's readout into emitted tokens and the request's next phase."""
+class Rounds:
+    """One server's decisions.
+
+    Args:
+        config: its settings.
+        tokenizer: the target's.
+        question: what passes ask; None in token mode.
+        switch: whether drafting pays now; learns from every round.
+        tally: what is counted.
+    """
 
     def __init__(
-        self, config: ParseConfig, tokenizer: Any, question: Question | None, switch: OffSwitch
+        self,
+        config: ParseConfig,
+        tokenizer: Any,
+        question: Question | None,
+        switch: OffSwitch,
+        tally: Tally,
     ) -> None:
         self.config = config
         self.switch = switch
+        self.tally = tally
         self.rule = config.segment_rule
         self.question = question
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}
         self._low_mass_reported = False
-        self._simulated = _simulated_acceptance(config)
+        self._simulated = SimulatedAcceptance.from_env(config)
+        if self._simulated is not None:
+            self._report_simulation(self._simulated)
 
-    def start(self, req: Any) -> None:
+    def begin(self, state: RequestState) -> Standing:
         """After a prefill: a draft, or the target's own first segment."""
+        if state.phase is not Phase.DRAFTING:
+            return state.standing
+        return self._draft_again(state, state.standing, len(state.output_ids))
+
+    def decide(self, batch: Any, spoken: Spoken) -> dict[int, Outcome]:
+        """What the target's words mean, per row of the batch; nothing for requests that are gone.
+
+        A step's token whose predecessor has ended what it continued means nothing either.
+        """
+        reqs, outcomes = batch.reqs, {}
+        for part, readout in spoken.judged:
+            if not is_gone(reqs[part.row]):
+                outcomes[part.row] = self.judged(reqs[part.row], part, readout)
+        for row, proposed, readout in spoken.checked:
+            if not is_gone(reqs[row]):
+                outcomes[row] = self.checked(reqs[row], proposed, readout)
+        for row, token in spoken.stepped:
+            state: RequestState = reqs[row].parse_state
+            if not is_gone(reqs[row]) and state.is_stepping:
+                outcomes[row] = self.stepped(state, token)
+        return outcomes
+
+    # -- drafts -----------------------------------------------------------------
+
+    def questions(self, req: Any) -> Questions | None:
+        """What to ask about the request's draft; None while it is not over, and in token mode."""
         state: RequestState = req.parse_state
-        if state.phase is Phase.DRAFTING:
-            self._draft_again(req, len(state.output_ids))
-
-    def _draft_again(self, req: Any, num_written: int) -> None:
-        """Drafting may start; it does where it pays. Else the target writes one segment more."""
-        state = req.parse_state
-        if self.switch.should_draft(state.threshold):
-            state.start_draft()
-            return
-        state.stats.skipped_drafts += 1
-        state.segment_start = num_written
-        state.continue_segment()
-
-    def plan(self, req: Any) -> None:
-        """Write the questions of a request's draft that is over."""
-        state = req.parse_state
         if state.phase is not Phase.VERIFYING or self.question is None:
-            return
-        plan_questions(
-            state.draft,
-            [self._piece(token) for token in state.draft.token_ids],
-            self.rule,
-            self.question,
-            self.config.max_prefixes,
-            was_thinking=self._read_thinking(req, state),
+            return None
+        draft, question = state.draft, self.question
+        pieces = [self._piece(token) for token in draft.token_ids]
+        ends = prefix_ends(
+            pieces, self.rule, finished=draft.finished, max_prefixes=self.config.max_prefixes
         )
+        was_thinking = self._is_thinking(req)
+        ids = [
+            question.ids_for(
+                draft.token_ids[:end],
+                complete=draft.finished and end == state.num_drafted,
+                was_thinking=was_thinking,
+                ends_line=pieces[end - 1].endswith("\n"),
+            )
+            for end in ends
+        ]
+        return Questions(ends, ids, was_thinking)
 
-    def _read_thinking(self, req: Any, state: RequestState) -> bool:
-        """Whether a think block is open behind the output so far; reads only what is new."""
+    def _is_thinking(self, req: Any) -> bool:
+        """Whether a think block is open behind the output so far; looks only at what is new."""
+        state: RequestState = req.parse_state
         thinking = self.question.thinking if self.question else None
         if thinking is None:
             return False
-        if not state.num_read:
-            state.is_thinking = thinking.is_open_after(req.origin_input_ids)
-        new = state.output_ids[state.num_read :]
-        state.is_thinking = thinking.is_open_after(new, state.is_thinking)
-        state.num_read = len(state.output_ids)
-        return state.is_thinking
+        before = state.is_thinking
+        if not state.num_scanned:
+            before = thinking.is_open_after(req.origin_input_ids)
+        return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
 
-    def settle_round(self, req: Any, part: VerifyRows, readout: Readout) -> list[int]:
-        """Judge one draft.
+    def judged(self, req: Any, part: VerifyRows, readout: Readout) -> Outcome:
+        """A draft was judged: the kept part of it, then the target's own next token, unless the
+        kept part ends the answer.
 
         Args:
-            req: the request; its state moves to the next phase.
+            req: the request.
             part: its rows of the pass.
             readout: what the target says about them.
-
-        Returns:
-            The tokens to emit: the kept draft and, unless that ends the answer, the target's
-            own next token.
         """
-        state = req.parse_state
         if readout.is_faulty:
-            state.fault = NAN_IN_TARGET
-            return []
+            return Outcome(fault=NAN_IN_TARGET)
+        state: RequestState = req.parse_state
         self._watch_mass(readout)
         cut = self._cut(state, readout)
-        next_token: int | None = readout.choices[part.cut_rows.index(cut)]
-        if self._ends_answer(req, cut):
-            next_token = None
-        if state.keep_trace:
-            state.trace.append(trace_record(state, readout, cut, next_token, self.question))
-        tokens = state.draft.token_ids[:cut] + ([] if next_token is None else [next_token])
-        process_tally().judged(len(state.draft.token_ids), cut, readout.verdicts)
-        state.stats.rounds += 1
-        state.stats.accepted_tokens += cut
+        own = [] if _ends_answer(req, cut) else [readout.choices[part.cut_rows.index(cut)]]
+        tokens = [*state.draft.token_ids[:cut], *own]
+        record = None
+        if state.terms.keep_trace:
+            next_token = own[0] if own else None
+            record = trace_record(state, readout, cut, next_token, self.question)
+        self.tally.judged(state.num_drafted, cut, readout.verdicts)
         self.switch.saw_round(
-            state.threshold, len(state.draft.token_ids), len(tokens), part.layout.num_rows
+            state.terms.threshold, state.num_drafted, len(tokens), part.layout.num_rows
         )
-        state.target_run = int(next_token is not None)
-        self._after_round(req, part, cut, tokens)
-        return tokens
+        standing = self._after_round(state, cut, tokens)
+        return Outcome(tuple(tokens), len(own), standing, Round(cut, record))
 
     def _cut(self, state: RequestState, readout: Readout) -> int:
         """How many draft tokens are kept.
@@ -123,90 +155,84 @@ class RoundJudge:
         In token mode the target's own choice at every place, greedy or sampled, decides: exact
         either way.
         """
-        draft = state.draft
+        draft, threshold = state.draft, state.terms.threshold
         if self.question is None:
             matched = matching_tokens(draft.token_ids, readout.choices)
-            return 0 if state.threshold > 1 else matched
-        if self._simulated and state.threshold <= 1:  # above 1 is exact, simulated or not
+            return 0 if threshold > 1 else matched
+        if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
             return self._simulated.cut(len(draft.token_ids), draft.prefix_ends)
-        return select_cut(
-            readout.verdicts, draft.prefix_ends, state.threshold, self.config.selection
-        )
+        return select_cut(readout.verdicts, draft.prefix_ends, threshold, self.config.selection)
 
-    def _ends_answer(self, req: Any, cut: int) -> bool:
-        """Whether the kept draft ends the answer: its end, or the request's length limit."""
-        state: RequestState = req.parse_state
-        draft = state.draft
-        whole = draft.finished and cut == len(draft.token_ids)
-        return whole or len(state.output_ids) + cut >= req.sampling_params.max_new_tokens
-
-    def _after_round(self, req: Any, part: VerifyRows, cut: int, tokens: list[int]) -> None:
-        state = req.parse_state
-        committed = part.layout.prefix_len
-        # The draft's KV is right up to its own kept tokens; the target's next token is new.
-        state.draft_kv_len = min(state.draft_kv_len, committed + 1 + cut)
-        rejected = cut < (state.draft.prefix_ends or [len(state.draft.token_ids)])[-1]
-        state.segment_start = len(state.output_ids) + cut
+    def _after_round(self, state: RequestState, cut: int, tokens: list[int]) -> Standing:
+        rejected = cut < (state.draft.prefix_ends or [state.num_drafted])[-1]
+        standing = Standing(Phase.CONTINUING, len(state.output_ids) + cut)
         if rejected and self.config.after_cut == "target":
-            state.continue_to_end()
-        elif not rejected or self.question is None:
-            self._draft_again(req, len(state.output_ids) + len(tokens))
-        else:
-            state.continue_segment()
-            self._resume_if_done(req, tokens)
+            return replace(standing, resumes=False)
+        if not rejected or self.question is None:
+            return self._draft_again(state, standing, len(state.output_ids) + len(tokens))
+        return self._resume_if_done(state, standing, tokens)
 
-    def settle_proposal(self, req: Any, proposed: Sequence[int], readout: Readout) -> list[int]:
-        """Keep what the target would have written itself of an EAGLE-3 head's proposal.
+    # -- the target's own tokens ------------------------------------------------
+
+    def checked(self, req: Any, proposed: Sequence[int], readout: Readout) -> Outcome:
+        """What the target would have written itself of an EAGLE-3 head's proposal, and its next
+        token.
 
         Args:
-            req: the request; its state moves to the next phase.
+            req: the request.
             proposed: token ids behind the last output token, as far as its pass went.
             readout: the target's own choices, [len(proposed) + 1].
-
-        Returns:
-            The tokens to emit, at least one: the kept ones and the target's next.
         """
-        state = req.parse_state
         if readout.is_faulty:
-            state.fault = NAN_IN_TARGET
-            return []
+            return Outcome(fault=NAN_IN_TARGET)
         matched = matching_tokens(proposed, readout.choices)
         written = readout.choices[: matched + 1][: max(1, tokens_left(req))]
-        kept = self.after_steps(req, written)
-        state.stats.eagle3_steps += 1
-        state.stats.eagle3_tokens += len(kept)
-        return kept
+        return replace(self._after_steps(req.parse_state, written), eagle3_steps=1)
 
-    def after_steps(self, req: Any, tokens: Sequence[int]) -> list[int]:
-        """The target wrote some tokens: let drafting resume when it may.
+    def stepped(self, state: RequestState, token: int) -> Outcome:
+        """The target wrote a token, or ``ranks.NO_TOKEN`` where it could not."""
+        if token == NO_TOKEN:
+            return Outcome(fault=NAN_IN_TARGET)
+        return self._after_steps(state, [token])
 
-        Returns:
-            Those before which nothing ends: neither the answer nor, if drafting resumes at its
-            end, the segment.
+    def _after_steps(self, state: RequestState, tokens: Sequence[int]) -> Outcome:
+        """The target wrote some tokens: drafting resumes when it may.
+
+        Kept are those before which nothing ends: neither the answer nor, if drafting resumes at
+        its end, the segment.
         """
-        state = req.parse_state
         kept: list[int] = []
+        standing = state.standing
         for token in tokens:
             kept.append(token)
-            self._resume_if_done(req, kept)
-            if state.phase is Phase.DRAFTING or is_stop_token(req, token):
+            standing = self._resume_if_done(state, standing, kept)
+            if standing.phase is Phase.DRAFTING or token in state.terms.stop_ids:
                 break
-        state.target_run = len(kept)
-        return kept
+        return Outcome(tuple(kept), len(kept), standing)
 
-    def _resume_if_done(self, req: Any, new_tokens: list[int]) -> None:
-        state = req.parse_state
-        if state.phase is not Phase.CONTINUING or not state.resumes:
-            return
-        num_written = len(state.output_ids) + len(new_tokens)
-        if self.question is None:
-            self._draft_again(req, num_written)
-            return
-        written = [*state.output_ids[state.segment_start :], *new_tokens]
-        behind_cut = max(0, state.segment_start - len(state.output_ids))
-        pieces = [self._piece(token) for token in written[behind_cut:]]
-        if segment_is_done(pieces, self.rule):
-            self._draft_again(req, num_written)
+    def _resume_if_done(
+        self, state: RequestState, standing: Standing, new_tokens: list[int]
+    ) -> Standing:
+        """``standing`` behind ``new_tokens``: drafting, if the target's segment is done there."""
+        if standing.phase is not Phase.CONTINUING or not standing.resumes:
+            return standing
+        num_output = len(state.output_ids)
+        if self.question is not None:
+            written = [*state.output_ids[standing.segment_start :], *new_tokens]
+            behind_cut = max(0, standing.segment_start - num_output)
+            pieces = [self._piece(token) for token in written[behind_cut:]]
+            if not segment_is_done(pieces, self.rule):
+                return standing
+        return self._draft_again(state, standing, num_output + len(new_tokens))
+
+    def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
+        """Drafting may start; it does where it pays. Else the target writes one segment more."""
+        if self.switch.should_draft(state.terms.threshold):
+            return replace(standing, phase=Phase.DRAFTING)
+        skipped = standing.skipped_drafts + 1
+        return Standing(Phase.CONTINUING, num_written, skipped_drafts=skipped)
+
+    # -- what is said -----------------------------------------------------------
 
     def _piece(self, token_id: int) -> str:
         """A token's text inside a text: some tokenizers drop the space a text starts with."""
@@ -230,12 +256,9 @@ class RoundJudge:
                 LOW_MASS,
             )
 
-
-def _simulated_acceptance(config: ParseConfig) -> SimulatedAcceptance | None:
-    """What ``simulation`` was asked for; never without saying so."""
-    simulated = SimulatedAcceptance.from_env(config)
-    if simulated is not None:
-        process_tally().simulated = simulated.fraction
+    def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
+        """What ``core.simulation`` was asked for; never without saying so."""
+        self.tally.simulated = simulated.fraction
         logger.warning(
             "PARSE: acceptance is simulated (%s=%g): verdicts are computed and ignored, %.0f %% of "
             "every draft is kept. For benchmarks only: answers mean nothing.",
@@ -243,4 +266,10 @@ def _simulated_acceptance(config: ParseConfig) -> SimulatedAcceptance | None:
             simulated.fraction,
             100 * simulated.fraction,
         )
-    return simulated
+
+
+def _ends_answer(req: Any, cut: int) -> bool:
+    """Whether the kept draft ends the answer: its end, or the request's length limit."""
+    state: RequestState = req.parse_state
+    whole = state.draft.finished and cut == state.num_drafted
+    return whole or len(state.output_ids) + cut >= req.sampling_params.max_new_tokens

@@ -115,15 +115,26 @@ class RowSampler:
         Returns:
             int64 [n] token ids, and the output record with log probabilities, if any.
         """
+        drawn = [place for place, row in enumerate(rows) if not self.is_argmax(row)]
+        if return_logprob or len(drawn) == len(rows):
+            return self._draw(logits, rows, positions, return_logprob=return_logprob)
+        tokens = logits.argmax(dim=-1)
+        if drawn:
+            index = on_device(drawn, logits.device)
+            drawn_rows = [rows[place] for place in drawn]
+            tokens[index], _ = self._draw(logits[index], drawn_rows, positions[index])
+        return tokens, LogitsProcessorOutput(next_token_logits=logits)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        positions: torch.Tensor,
+        *,
+        return_logprob: bool = False,
+    ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
+        """``sample`` by SGLang's sampler, for all of the rows."""
         batch = self.batch
-        others = [place for place, row in enumerate(rows) if not self.is_argmax(row)]
-        if not return_logprob and len(others) < len(rows):
-            tokens = logits.argmax(dim=-1)
-            if others:
-                picked = [rows[place] for place in others]
-                index = on_device(others, logits.device)
-                tokens[index], _ = self.sample(logits[index], picked, positions[index])
-            return tokens, LogitsProcessorOutput(next_token_logits=logits)
         output = LogitsProcessorOutput(next_token_logits=logits)
         view = _SamplingView(
             sampling_info=select_sampling_info(batch.sampling_info, batch.reqs, rows),
@@ -140,8 +151,8 @@ class RowSampler:
     def is_argmax(self, row: int) -> bool:
         """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
         req = self.batch.reqs[row]
-        state = req.parse_state
-        is_faithful = not state.is_plain or state.continuation == "eagle3"
+        terms = req.parse_state.terms
+        is_faithful = not terms.is_plain or terms.continuation == "eagle3"
         return req.sampling_params.top_k <= 1 and is_faithful
 
 

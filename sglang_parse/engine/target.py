@@ -1,8 +1,9 @@
-"""What writes after a cut: the target, one token per iteration (``eagle3`` makes it more)."""
+"""The target alone: prefills, and one token per request and iteration (``head`` makes it more)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,43 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang_parse.engine.batch import select_requests
 from sglang_parse.engine.faults import NAN_IN_TARGET, nan_rows
 from sglang_parse.engine.ranks import share_tokens
+from sglang_parse.engine.readout import Spoken
+from sglang_parse.engine.steps import Steps, choose_steps
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedSteps:
+    """A decode step of the target under way, with no draft to judge.
+
+    Attributes:
+        steps: what it chose.
+        hidden: [len(steps.rows), width] what an EAGLE-3 head reads of each row, if captured.
+    """
+
+    steps: Steps
+    hidden: torch.Tensor | None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.steps.rows)
+
+    @property
+    def rows_of(self) -> list[tuple[int, int]]:
+        """(row of the batch, how many rows of the forward are its own)."""
+        return [(row, 1) for row in self.steps.rows]
+
+    @property
+    def writing(self) -> Sequence[int]:
+        return self.steps.rows
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(row of the batch, its row of the forward)."""
+        return [(row, place) for place, row in enumerate(self.steps.rows)]
+
+    def read(self) -> Spoken:
+        """Wait for the tokens."""
+        return Spoken((), (), self.steps.read())
 
 
 class PlainTarget:
@@ -50,14 +88,22 @@ class PlainTarget:
         shared = share_tokens(tokens, is_bad)
         for req, token in zip(batch.reqs, shared, strict=True):
             if token is None:
-                req.parse_state.fault = NAN_IN_TARGET
+                req.parse_state.fail(NAN_IN_TARGET)
         result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
         return result
+
+    def launch_steps(
+        self, batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None
+    ) -> LaunchedSteps:
+        """One ordinary decode step of the requests ``rows``; arguments as for ``decode``."""
+        decoded = self.decode(batch, rows, last_ids)
+        steps = choose_steps(self.runner, batch, rows, decoded.next_token_logits)
+        return LaunchedSteps(steps, decoded.hidden_states)
 
     def decode(
         self, batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> LogitsProcessorOutput:
-        """One decode step of the requests ``rows``.
+        """The forward of a decode step.
 
         Args:
             batch: the scheduler's batch.

@@ -1,12 +1,12 @@
-"""One target forward that judges drafts and carries the requests that only continue.
+"""A verification pass: one target forward that judges drafts and carries those who only continue.
 
-Per verifying request the rows are: the anchor (the last output token, whose KV is not written
-yet), the draft, the questions. The target's own next token after k draft tokens is read at row k.
+``Verifier.launch`` sends it off and has it measured on the device; ``LaunchedPass.read`` waits for
+the few numbers per request that ``rounds`` decides by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,104 +16,21 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.runtime_context import get_schedule
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
-from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import Draft
-from sglang_parse.core.segment import SegmentRule, prefix_ends
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import select_requests
-from sglang_parse.engine.kv import sequence_slice
-
-
-def plan_questions(
-    draft: Draft,
-    pieces: Sequence[str],
-    rule: SegmentRule,
-    question: Question,
-    max_prefixes: int,
-    *,
-    was_thinking: bool,
-) -> None:
-    """Fill ``prefix_ends`` and ``question_ids`` of a draft that is over.
-
-    Args:
-        draft: the draft; ``pieces`` is the decoded text of each of its tokens.
-        rule, max_prefixes: see ``segment.prefix_ends``.
-        question: the rendered question; the end of a finished draft gets its ``complete`` form.
-        was_thinking: a think block is open before the draft.
-    """
-    draft.prefix_ends = prefix_ends(
-        pieces, rule, finished=draft.finished, max_prefixes=max_prefixes
-    )
-    draft.question_ids = [
-        question.ids_for(
-            draft.token_ids[:end],
-            complete=draft.finished and end == len(draft.token_ids),
-            was_thinking=was_thinking,
-            ends_line=pieces[end - 1].endswith("\n"),
-        )
-        for end in draft.prefix_ends
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyRows:
-    """One request's part of the pass.
-
-    Attributes:
-        row: index of the request in the scheduler's batch.
-        layout: its rows.
-        token_ids: [layout.num_rows] input ids.
-        logits_rows: rows of this request whose logits are needed, cut rows first.
-        num_cut_rows: how many of them are cut rows; the rest are verdict rows.
-    """
-
-    row: int
-    layout: RequestLayout
-    token_ids: list[int]
-    logits_rows: tuple[int, ...]
-    num_cut_rows: int
-
-    @property
-    def cut_rows(self) -> tuple[int, ...]:
-        """Row k is where the target's next token after k draft tokens is read."""
-        return self.logits_rows[: self.num_cut_rows]
-
-
-def continuing_rows(row: int, req: Any) -> VerifyRows:
-    """A request that only continues: its anchor, one row."""
-    return proposed_rows(row, req, ())
-
-
-def proposed_rows(row: int, req: Any, proposed: Sequence[int]) -> VerifyRows:
-    """A request whose target is accelerated: its anchor and ``proposed``, logits at all of them."""
-    num_rows = 1 + len(proposed)
-    layout = RequestLayout(prefix_len=req.parse_state.committed_len, num_draft_rows=num_rows)
-    ids = [req.parse_state.output_ids[-1], *proposed]
-    return VerifyRows(row, layout, ids, tuple(range(num_rows)), num_rows)
-
-
-def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
-    """A request whose draft is judged.
-
-    In semantic mode logits are needed at every cut (row 0: nothing kept) and every question's
-    last row; in token mode at the anchor and every draft token.
-    """
-    committed = req.parse_state.committed_len
-    draft = req.parse_state.draft
-    num_draft_rows = 1 + len(draft.token_ids)
-    layout = RequestLayout(
-        prefix_len=committed,
-        num_draft_rows=num_draft_rows,
-        cuts=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
-        question_lens=tuple(map(len, draft.question_ids)) if semantic else (),
-    )
-    ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)
-    for question in draft.question_ids:
-        ids.extend(question)
-    cut_rows = (0, *draft.prefix_ends) if semantic else tuple(range(num_draft_rows))
-    return VerifyRows(row, layout, ids, cut_rows + layout.verdict_rows, len(cut_rows))
+from sglang_parse.engine.batch import select_requests, slots_of
+from sglang_parse.engine.readout import Measured, Spoken
+from sglang_parse.engine.rows import (
+    VerifyRows,
+    continuing_rows,
+    proposed_rows,
+    verifying_rows,
+)
+from sglang_parse.engine.sampling import RowSampler
+from sglang_parse.engine.steps import Steps, choose_steps
+from sglang_parse.engine.target import PlainTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +48,131 @@ class PassOutput:
     starts: list[int]
     hidden: torch.Tensor | None
     row_starts: Sequence[int]
+
+    def split(self, *counts: int) -> list[torch.Tensor]:
+        """The logits of the first ``counts[0]`` parts, of the next ``counts[1]``, of the rest."""
+        ends = [self.starts[sum(counts[: i + 1])] for i in range(len(counts))]
+        return list(torch.tensor_split(self.logits, ends))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedPass:
+    """A pass under way.
+
+    Attributes:
+        output: what it computes.
+        parts: the rows of everyone in it: ``judged``, then ``checked``, then who continues.
+        judged, checked: the readings of the first two.
+        proposals: by row of the batch, what an EAGLE-3 head proposed.
+        steps: those who wrote one token, in the pass or beside it; None if nobody did.
+        num_passes: target forwards it is made of.
+    """
+
+    output: PassOutput
+    parts: Sequence[VerifyRows]
+    judged: Measured
+    checked: Measured
+    proposals: Mapping[int, Sequence[int]]
+    steps: Steps | None
+    num_passes: int
+
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        return self.output.hidden
+
+    @property
+    def num_rows(self) -> int:
+        return self.output.row_starts[-1]
+
+    @property
+    def rows_of(self) -> list[tuple[int, int]]:
+        """(row of the batch, how many rows of the pass are its own) of everyone in it."""
+        return [(part.row, part.layout.num_rows) for part in self.parts]
+
+    @property
+    def writing(self) -> list[int]:
+        """Rows of the batch that write on without a draft, in the pass or beside it."""
+        return [*self.proposals, *(self.steps.rows if self.steps else ())]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(row of the batch, its first row of the pass) of everyone in it."""
+        starts = self.output.row_starts[:-1]
+        return [(part.row, start) for part, start in zip(self.parts, starts, strict=True)]
+
+    def read(self) -> Spoken:
+        """Wait for its numbers."""
+        checked = [
+            (part.row, self.proposals[part.row], readout)
+            for part, readout in self.checked.readouts()
+        ]
+        steps = self.steps.read() if self.steps else ()
+        return Spoken(self.judged.readouts(), checked, steps)
+
+
+class Verifier:
+    """Runs the verification passes of one server's target.
+
+    Args:
+        target: the target.
+        question: what is asked; None in token mode.
+        is_masked: in the layout ``mask``, otherwise in ``alias``.
+        capture: keep the hidden states of all rows, for an EAGLE-3 head.
+    """
+
+    def __init__(
+        self, target: PlainTarget, question: Question | None, *, is_masked: bool, capture: bool
+    ) -> None:
+        self.target, self.question = target, question
+        self.is_masked, self.capture = is_masked, capture
+
+    def launch(
+        self,
+        batch: Any,
+        verifying: Sequence[int],
+        proposals: Mapping[int, Sequence[int]],
+        stepping: Sequence[int],
+    ) -> LaunchedPass:
+        """One pass: drafts are judged, the others' next tokens ride along.
+
+        But for requests with an adapter: SGLang's LoRA kernels know no ragged verification rows,
+        so these take a decode step of their own.
+
+        Args:
+            batch: the scheduler's batch.
+            verifying: rows of the requests whose drafts are judged.
+            proposals: by row, an EAGLE-3 head's proposals to check.
+            stepping: rows of the requests that write one token.
+        """
+        reqs, semantic = batch.reqs, self.question is not None
+        judged = [verifying_rows(i, reqs[i], semantic=semantic) for i in verifying]
+        checked = [proposed_rows(i, reqs[i], tokens) for i, tokens in proposals.items()]
+        riding = [i for i in stepping if not reqs[i].lora_id]
+        alone = [i for i in stepping if reqs[i].lora_id]
+        parts = [*judged, *checked, *(continuing_rows(i, reqs[i]) for i in riding)]
+        options = {"is_masked": self.is_masked, "capture": self.capture}
+        runner = self.target.runner
+        passes = run_passes(runner, batch, parts, max_rows=max_pass_rows(), **options)
+        output = joined(passes)
+        of_judged, of_checked, of_riding = output.split(len(judged), len(checked))
+        sampler = RowSampler(runner, batch)
+        return LaunchedPass(
+            output=output,
+            parts=parts,
+            judged=Measured(judged, of_judged, sampler, self.question),
+            checked=Measured(checked, of_checked, sampler, None),
+            proposals=proposals,
+            steps=self._steps(batch, riding, alone, of_riding) if stepping else None,
+            num_passes=len(passes),
+        )
+
+    def _steps(
+        self, batch: Any, riding: Sequence[int], alone: Sequence[int], logits: torch.Tensor
+    ) -> Steps:
+        """``logits``: [len(riding), vocab] of those who ride along in the pass."""
+        if alone:
+            logits = torch.cat([logits, self.target.decode(batch, alone).next_token_logits])
+        return choose_steps(self.target.runner, batch, [*riding, *alone], logits)
 
 
 def max_pass_rows() -> int:
@@ -198,7 +240,7 @@ def run_pass(
     device = batch.device
     select: list[int] = []
     starts: list[int] = []
-    for part, offset in zip(parts, layout.qo_indptr, strict=False):
+    for part, offset in zip(parts, layout.qo_indptr[:-1], strict=True):
         starts.append(len(select))
         select.extend(offset + row for row in part.logits_rows)
     starts.append(len(select))
@@ -247,7 +289,8 @@ def _batch_view(
     rows = [part.row for part in parts]
     ids = [token for part in parts for token in part.token_ids]
     view = select_requests(batch, rows, [r.kv_len for r in layout.requests], ids)
-    view.out_cache_loc = _slots(batch, view.reqs, layout)
+    spans = [(r.prefix_len, r.kv_len) for r in layout.requests]
+    view.out_cache_loc = slots_of(batch, view.reqs, spans)
     view.extend_lens = [r.num_rows for r in layout.requests]
     view.prefix_lens = [r.prefix_len for r in layout.requests]
     view.extend_num_tokens = layout.num_rows
@@ -255,13 +298,3 @@ def _batch_view(
     view.forward_mode = VERIFY_MODE
     view.spec_info = spec_info
     return view
-
-
-def _slots(batch: Any, reqs: Sequence[Any], layout: VerifyLayout) -> torch.Tensor:
-    """int64 [layout.num_rows] KV slot of every row: the tails of the requests' rows."""
-    table = batch.req_to_token_pool.req_to_token
-    parts = [
-        table[req.kv.req_pool_idx, r.prefix_len : r.kv_len]
-        for req, r in zip(reqs, layout.requests, strict=True)
-    ]
-    return torch.cat(parts).to(torch.int64)

@@ -1,12 +1,11 @@
-"""PARSE's worker: what SGLang's scheduler asks of a speculative worker.
+"""PARSE's worker: what SGLang's scheduler asks of a speculative worker, handed to who does it.
 
-Prefills are run and read here; what a decode iteration does is ``iteration``'s.
+Prefills are ``prefill``'s, decode iterations ``overlap.Pipeline``'s.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import torch
@@ -16,68 +15,46 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_parse.attention import registry
-from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.attention.support import MASK
-from sglang_parse.core.config import RequestOptions
+from sglang_parse.context import process_context
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
-from sglang_parse.core.request import Phase, RequestState
+from sglang_parse.core.question import Question
+from sglang_parse.core.tally import Tally
 from sglang_parse.engine.draft import DraftModel
-from sglang_parse.engine.faults import DraftGuard, end_request
-from sglang_parse.engine.guarded_head import GuardedHead
-from sglang_parse.engine.head import Eagle3Head
-from sglang_parse.engine.iteration import Iteration, Kit
-from sglang_parse.engine.kv import server_config
-from sglang_parse.engine.overlap import pipeline
-from sglang_parse.engine.rounds import RoundJudge
+from sglang_parse.engine.faults import DraftGuard
+from sglang_parse.engine.head import Eagle3Head, GuardedHead
+from sglang_parse.engine.iteration import Engine
+from sglang_parse.engine.kv import KvSlots
+from sglang_parse.engine.overlap import Pipeline
+from sglang_parse.engine.prefill import prefill
+from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.target import PlainTarget
-from sglang_parse.startup import checks, fallback
-from sglang_parse.telemetry.metrics import process_tally
+from sglang_parse.engine.verify import Verifier
+from sglang_parse.startup import checks
 
 logger = logging.getLogger(__name__)
 
 
 class ParseWorker(BaseSpecWorker):
-    """Created by the scheduler in place of a built-in speculative worker."""
+    """Created by the scheduler in place of a built-in speculative worker.
+
+    Attributes:
+        engine: the parts that do the work.
+        pipeline: the iterations under way; SGLang's other ways to it find it in ``context``.
+    """
 
     def __init__(
         self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__()
-        registry.register_backends()
-        self.config = server_config()
-        layout, why = checks.pass_layout(server_args, self.config)
-        logger.info(
-            "PARSE: verification passes run in the layout '%s' on %s: %s",
-            *(layout, server_args.attention_backend, why),
-        )
+        context = process_context()
+        models = (server_args, gpu_id, nccl_port, target_worker)
+        self.engine = build_engine(ParseConfig.from_env(), context.tally, *models)
+        self.pipeline = context.pipeline = Pipeline(self.engine)
         self._target_worker = target_worker
-        self._draft_worker = DraftModel(server_args, gpu_id, nccl_port, target_worker)
-        self.target = PlainTarget(target_worker, capture=self.config.uses_eagle3)
-        head = None
-        if self.config.uses_eagle3:
-            path = self.config.eagle3_path
-            head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, path)
-        self.switch = OffSwitch(self.config.drafting)
-        self.judge = RoundJudge(self.config, *_tokenizer_and_question(target_worker), self.switch)
-        self._draft_guard = DraftGuard(num_ranks=server_args.tp_size)
-        self._head = GuardedHead(head, num_ranks=server_args.tp_size)
+        self._draft_worker = self.engine.draft
         self._running: dict[str, Any] = {}
-        self.tally = process_tally()
-        self.pipeline = pipeline()
-        self._kit = Kit(
-            config=self.config,
-            target=self.target,
-            draft=self._draft_worker,
-            draft_guard=self._draft_guard,
-            head=self._head,
-            judge=self.judge,
-            switch=self.switch,
-            tally=self.tally,
-            pipeline=self.pipeline,
-            is_masked=layout == MASK,
-        )
-
-    # -- one iteration ----------------------------------------------------------
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, **kwargs: Any
@@ -87,69 +64,19 @@ class ParseWorker(BaseSpecWorker):
         Args:
             batch: SGLang's ``ScheduleBatch``, isolated: what must outlive the call goes into
                 the result or the requests' states.
-            on_publish: for the overlap relay; PARSE's knows the lengths without (``relay``).
+            on_publish: for the overlap relay; PARSE's knows the lengths without.
         """
         del on_publish
-        self.tally.launched(batch.reqs, overlap=batch.enable_overlap)
+        engine = self.engine
+        engine.tally.launched(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
-            return self._prefill(batch, **kwargs)
-        return self._decode(batch)
-
-    def _prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
-        started = time.perf_counter()
-        for req in batch.reqs:
-            self._admit(req)
-        result = self.target.prefill(batch, **kwargs)
-        with self._draft_guard.contain(batch.reqs):
-            self._draft_worker.prefill(batch)
-        for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-            req.parse_state.restart(length, req.output_ids)
-        self._head.prefill(batch, result)
-        share = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
-        self.switch.num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
-        first_ids = [None] * len(batch.reqs)
-        if not batch.is_prefill_only:
-            first_ids = result.next_token_ids.tolist()
-        for req, first_id in zip(batch.reqs, first_ids, strict=True):
-            state: RequestState = req.parse_state
-            state.stats.prefill_ms += share
-            if state.fault:
-                end_request(req, state.fault)
-            elif req is not batch.chunked_req:
-                self.judge.start(req)
-                state.output_ids.extend([] if first_id is None else [first_id])
-        result.next_draft_input = ParseDraftInput()
-        result.new_seq_lens = batch.seq_lens
-        return result
-
-    def _admit(self, req: Any) -> None:
-        """Decide once, at prefill, how a request is served."""
-        if getattr(req, "parse_state", None) is not None:
-            return
-        options = RequestOptions.read(req.sampling_params.custom_params, self.config)
-        wish = fallback.special_wish(req)
-        req.parse_state = RequestState(
-            phase=Phase.DRAFTING,
-            threshold=options.threshold,
-            keep_trace=options.trace,
-            plain_reason=fallback.plain_reason(wish, options),
-            continuation=fallback.continuation(wish, self.config),
-            steps_unread=not wish,
-        )
-
-    def _decode(self, batch: Any) -> GenerationBatchResult:
+            engine.switch.num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
+            return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        self.switch.num_running = len(batch.reqs)
-        self.tally.hold(batch.reqs)
-        iteration = Iteration(self._kit, batch)
-        iteration.launch()
-        self.pipeline.add(iteration)
-        if not batch.enable_overlap:
-            self.pipeline.settle()
-        return iteration.result
-
-    # -- what else the scheduler asks for ---------------------------------------
+        engine.switch.num_running = len(batch.reqs)
+        engine.tally.hold(batch.reqs)
+        return self.pipeline.launch(batch)
 
     def alloc_memory_pool(
         self,
@@ -163,17 +90,17 @@ class ParseWorker(BaseSpecWorker):
             "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
         }
         super().alloc_memory_pool(**pools)
-        self._head.alloc_memory_pool(**pools)
+        self.engine.head.alloc_memory_pool(**pools)
 
     def init_attention_backends(self) -> None:
         """After all models have theirs: a target that ignores the layout would judge wrongly."""
         super().init_attention_backends()
-        self._head.init_attention_backends()
-        registry.assert_used(self.target.runner)
+        self.engine.head.init_attention_backends()
+        registry.assert_used(self.engine.target.runner)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        self._head.init_cuda_graphs()
+        self.engine.head.init_cuda_graphs()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Complete the draft's KV before the radix cache takes a finished request's tokens.
@@ -181,16 +108,63 @@ class ParseWorker(BaseSpecWorker):
         Without it the next turn drafts from garbage: right text, but nothing is accepted.
         """
         del natural_stop
-        req = self._running.pop(rid, None)
+        req, engine = self._running.pop(rid, None), self.engine
         if req is not None and not req.parse_state.fault:
-            self.pipeline.order_behind_forward(self.target.runner.device)
-            with self._draft_guard.contain([req]):
-                self._draft_worker.fill(req, req.owned_kv_len())
+            self.pipeline.order_behind_forward(engine.target.runner.device)
+            with engine.draft_guard.contain([req]):
+                engine.draft.fill(req, req.owned_kv_len())
 
 
-def _tokenizer_and_question(target_worker: TpModelWorker) -> tuple[Any, Any]:
+def build_engine(
+    config: ParseConfig,
+    tally: Tally,
+    server_args: Any,
+    gpu_id: int,
+    nccl_port: int,
+    target_worker: TpModelWorker,
+) -> Engine:
+    """The parts of a server's engine; loads the draft model and the EAGLE-3 head.
+
+    Args:
+        config: the server's settings.
+        tally: what is counted in this process.
+        server_args, gpu_id, nccl_port, target_worker: SGLang's, see ``BaseSpecWorker``.
+    """
+    registry.register_backends()
+    is_masked = _pass_layout(server_args, config) == MASK
+    question, tokenizer = _question(config, target_worker)
+    draft = DraftModel(server_args, gpu_id, nccl_port, target_worker)
+    target = PlainTarget(target_worker, capture=config.uses_eagle3)
+    head = None
+    if config.uses_eagle3:
+        head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
+    switch = OffSwitch(config.drafting)
+    return Engine(
+        config=config,
+        target=target,
+        draft=draft,
+        draft_guard=DraftGuard(num_ranks=server_args.tp_size),
+        head=GuardedHead(head, num_ranks=server_args.tp_size),
+        verifier=Verifier(target, question, is_masked=is_masked, capture=head is not None),
+        rounds=Rounds(config, tokenizer, question, switch, tally),
+        slots=KvSlots(config, longest_question=question.max_len if question else 0),
+        switch=switch,
+        tally=tally,
+    )
+
+
+def _pass_layout(server_args: Any, config: ParseConfig) -> str:
+    layout, why = checks.pass_layout(server_args, config)
+    logger.info(
+        "PARSE: verification passes run in the layout '%s' on %s: %s",
+        *(layout, server_args.attention_backend, why),
+    )
+    return layout
+
+
+def _question(config: ParseConfig, target_worker: TpModelWorker) -> tuple[Question | None, Any]:
+    """What passes ask, and the tokenizer it is made of."""
     tokenizer = target_worker.tokenizer
     if tokenizer is None:
         tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
-    question = checks.question_for(target_worker.server_args, tokenizer, server_config())
-    return tokenizer, question
+    return checks.question_for(target_worker.server_args, tokenizer, config), tokenizer

@@ -17,8 +17,10 @@ from sglang.srt.observability.metrics_collector import (
     SchedulerStats,
 )
 
+from sglang_parse.context import process_context
 from sglang_parse.core.config import ConfigError
-from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric, Totals, Window, process_tally
+from sglang_parse.core.tally import Totals, Window
+from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric
 
 
 class ParseMetrics:
@@ -31,7 +33,7 @@ class ParseMetrics:
 
     def __init__(self, labels: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(labels, *args, **kwargs)  # type: ignore[call-arg]
-        self._parse_tally = process_tally()
+        self._parse_tally = process_context().tally
         self._parse_window = Window(self._parse_tally)
         self._parse_published: Totals = defaultdict(float)
         self._parse_metrics = {metric.name: self._make(metric) for metric in METRICS}
@@ -65,7 +67,7 @@ class ParseMetrics:
             # The first call: it comes after a prefill, so no sample is missing yet.
             tally.keeps_samples = True
             self._show_zeros()
-        tally.settle_latest()
+        tally.update_latest()
         by_name = {metric.name: metric for metric in METRICS}
         for (name, label_value), total in tally.totals.items():
             growth = total - self._parse_published[name, label_value]

@@ -139,9 +139,9 @@ class Probe:
         runners = [scheduler.tp_worker.model_runner]
         if scheduler.draft_worker is not None:
             runners.append(scheduler.draft_worker.draft_worker.draft_runner)
-        guarded = getattr(scheduler.draft_worker, "_head", None)
-        if guarded is not None and guarded.head is not None:
-            runners.append(guarded.head.worker.draft_runner)
+        engine = getattr(scheduler.draft_worker, "engine", None)
+        if engine is not None and engine.head.head is not None:
+            runners.append(engine.head.head.worker.draft_runner)
         return [
             {
                 "slots": path,

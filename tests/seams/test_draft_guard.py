@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.core.request import RequestState, Terms
 from sglang_parse.engine.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
 
 pytestmark = pytest.mark.seams
@@ -14,8 +15,9 @@ pytestmark = pytest.mark.seams
 
 def _request(*, plain: bool = False, finished: bool = False) -> SimpleNamespace:
     """The fields of ``Req`` the guard reads and writes."""
+    terms = Terms(threshold=0.5, plain_reason="grammar" if plain else "")
     return SimpleNamespace(
-        parse_state=SimpleNamespace(fault="", is_plain=plain),
+        parse_state=RequestState(terms),
         finished=lambda: finished,
         skip_radix_cache_insert=False,
     )

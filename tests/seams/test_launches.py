@@ -18,8 +18,7 @@ from fake_gpu import GPU, HostWaits, fake_gpu
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.request import Draft, Move, Phase, RequestState
-from sglang_parse.engine.overlap import Pipeline
+from sglang_parse.core.request import Draft, Move, Phase, Questions, RequestState, Terms
 
 pytestmark = pytest.mark.seams
 
@@ -35,10 +34,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import get_parallel
 
-    from sglang_parse import device as views
-    from sglang_parse.engine import iteration, readout
-    from sglang_parse.engine import kv as commit
-    from sglang_parse.engine import ranks as decision
+    from sglang_parse import device
+    from sglang_parse.engine import ranks, readout, verify
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -53,13 +50,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     class Event:
         record = synchronize = staticmethod(lambda *_: None)
 
-    monkeypatch.setattr(views, "async_h2d", async_h2d)
-    monkeypatch.setattr(views, "async_d2h", async_d2h)
+    monkeypatch.setattr(device, "async_h2d", async_h2d)
+    monkeypatch.setattr(device, "async_d2h", async_d2h)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(readout, "share", lambda values: values)
-    monkeypatch.setattr(decision, "share", lambda values: values)
-    monkeypatch.setattr(commit, "server_config", lambda: CONFIG)
-    monkeypatch.setattr(iteration, "max_pass_rows", lambda: 1024)
+    monkeypatch.setattr(ranks, "share", lambda values: values)
+    monkeypatch.setattr(verify, "max_pass_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
     mode = "get_server_return_hidden_states_mode"
     monkeypatch.setattr(forward_batch_info, mode, lambda: nothing)
@@ -148,8 +144,8 @@ def request(number: int, phase: Phase, move: Move, *, top_k: int = 1, draft: int
     req = Req(str(number), "", array("q", [1] * PROMPT), params, vocab_size=VOCAB)
     req.kv.req_pool_idx, req.kv.kv_allocated_len = number, PROMPT + 8
     req.parse_state = RequestState(
+        Terms(threshold=0.5),
         phase=phase,
-        threshold=0.5,
         move=move,
         output_ids=[7],
         committed=PROMPT,
@@ -191,13 +187,14 @@ def batch_of(*reqs: Any) -> Any:
     )
 
 
-def kit_for(batch: Any, *, is_masked: bool = True) -> Any:
+def engine_for(batch: Any, *, is_masked: bool = True, question: Any = QUESTION) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
     from sglang_parse.engine.draft import DraftModel
     from sglang_parse.engine.faults import DraftGuard
-    from sglang_parse.engine.guarded_head import GuardedHead
-    from sglang_parse.engine.iteration import Kit
+    from sglang_parse.engine.head import GuardedHead
+    from sglang_parse.engine.iteration import Engine
     from sglang_parse.engine.target import PlainTarget
+    from sglang_parse.engine.verify import Verifier
 
     table = batch.req_to_token_pool.req_to_token
     target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
@@ -205,28 +202,28 @@ def kit_for(batch: Any, *, is_masked: bool = True) -> Any:
     vars(draft).update(
         draft_runner=Runner(table), device=GPU, steps_unseen=None, req_to_token=table
     )
-    return Kit(
+    return Engine(
         config=CONFIG,
         target=target,
         draft=draft,
         draft_guard=DraftGuard(1),
         head=GuardedHead(None, 1),
-        judge=SimpleNamespace(question=QUESTION, plan=lambda _: None),
+        verifier=Verifier(target, question, is_masked=is_masked, capture=False),
+        rounds=SimpleNamespace(questions=lambda _: None),
+        slots=SimpleNamespace(),
         switch=SimpleNamespace(),
         tally=SimpleNamespace(count=lambda *_: None),
-        pipeline=Pipeline(),
-        is_masked=is_masked,
     )
 
 
-def launched(batch: Any, kit: Any = None) -> tuple[Any, Any]:
+def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, Any]:
     """An iteration of ``batch``, launched and not read; and what it worked with."""
     from sglang_parse.engine.iteration import Iteration
 
-    kit = kit or kit_for(batch)
-    iteration = Iteration(kit, batch)
-    iteration.launch()
-    return iteration, kit
+    engine = engine or engine_for(batch)
+    iteration = Iteration(engine, batch)
+    iteration.launch(before)
+    return iteration, engine
 
 
 def test_what_the_fake_gpu_refuses():
@@ -254,23 +251,22 @@ def test_a_burst():
     ends = request(3, Phase.DRAFTING, Move.BURST, draft=7)
     goes_on.parse_state.draft_kv_len = PROMPT + 3
     ends.parse_state.draft_kv_len = PROMPT + 8
-    _, kit = launched(batch_of(begins, goes_on, samples, ends))
-    modes = [forward.forward_mode.name for forward in kit.draft.draft_runner.forwards]
+    _, engine = launched(batch_of(begins, goes_on, samples, ends))
+    modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
     assert modes == ["DECODE"] * CONFIG.burst_tokens
     begins.parse_state.draft_kv_len = PROMPT - 4
-    _, kit = launched(batch_of(begins, samples))
-    modes = [forward.forward_mode.name for forward in kit.draft.draft_runner.forwards]
+    _, engine = launched(batch_of(begins, samples))
+    modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
     assert modes == ["EXTEND"] + ["DECODE"] * (CONFIG.burst_tokens - 1)
 
 
 def test_steps_behind_unread_steps():
     reqs = [request(i, Phase.PLAIN, Move.STEP, top_k=1 + 4 * i) for i in range(3)]
     batch = batch_of(*reqs)
-    first, kit = launched(batch)
+    first, engine = launched(batch)
     assert first.may_be_followed_unread(reqs[1:])
-    kit.pipeline.add(first)
-    launched(batch_of(*reqs[1:]), kit)
-    assert [len(forward.seq_lens) for forward in kit.target.runner.forwards] == [3, 2]
+    launched(batch_of(*reqs[1:]), engine, first)
+    assert [len(forward.seq_lens) for forward in engine.target.runner.forwards] == [3, 2]
     assert [req.parse_state.num_unread for req in reqs] == [1, 2, 2]
 
 
@@ -287,11 +283,13 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
         request(4, Phase.CONTINUING, Move.EAGLE),
     )
     batch.reqs[3].lora_id = "adapter"
-    kit = kit_for(batch, is_masked=is_masked)
-    kit.judge.question = question
-    monkeypatch.setattr(kit.head, "propose", lambda *_: {4: [8, 9]})
-    launched(batch, kit)
-    forward, alone = kit.target.runner.forwards
+    if question is None:
+        for req in batch.reqs:
+            req.parse_state.ask(Questions([], []))
+    engine = engine_for(batch, is_masked=is_masked, question=question)
+    monkeypatch.setattr(engine.head, "propose", lambda *_: {4: [8, 9]})
+    launched(batch, engine)
+    forward, alone = engine.target.runner.forwards
     assert (len(forward.seq_lens), len(alone.seq_lens)) == (4, 1)
     layout = forward.spec_info.layout
     assert len(forward.input_ids) == len(forward.positions) == layout.num_rows
@@ -316,17 +314,17 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
         request(0, Phase.VERIFYING, Move.PASS, draft=5), request(1, Phase.PLAIN, Move.STEP)
     )
     batch.reqs[1].lora_id = "adapter"
-    kit = kit_for(batch)
-    kit.target.runner.lora_manager = SimpleNamespace(
+    engine = engine_for(batch)
+    engine.target.runner.lora_manager = SimpleNamespace(
         lora_backend=backend, prepare_lora_batch=prepare, attn_dp_enabled=False
     )
-    launched(batch, kit)
+    launched(batch, engine)
     assert prepared == [(False, True), (True, False)]
     assert not backend.skip_inactive_lora_batches
 
 
 def test_the_lengths_of_a_batch_under_overlap():
-    from sglang_parse.engine.relay import HostRelay
+    from sglang_parse.engine.overlap import HostRelay
 
     batch = batch_of(*(request(i, Phase.PLAIN, Move.STEP) for i in range(2)))
     batch.forward_mode = SimpleNamespace(is_extend=lambda: False)
@@ -399,7 +397,7 @@ def test_a_head_follows_what_was_written(monkeypatch: pytest.MonkeyPatch):
         seed_dsa_topk_from_draft_extend=False,
     )
     for req in batch.reqs:
-        req.parse_state.continuation = "eagle3"
+        req.parse_state.terms = Terms(threshold=0.5, continuation="eagle3")
     states = torch.zeros(3, 48, device=GPU)
     head.follow(batch, [Written(0, [5, 6], states[:2]), Written(2, [7], states[2:])])
     first, untouched, last = (req.parse_state.head for req in batch.reqs)

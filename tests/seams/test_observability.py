@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from sglang_parse.core.config import ConfigError
-from sglang_parse.telemetry.metrics import Tally
+from sglang_parse.core.tally import Tally
 
 pytestmark = pytest.mark.seams
 

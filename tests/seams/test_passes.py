@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout
+from sglang_parse.engine.rows import VerifyRows
 
 pytestmark = pytest.mark.seams
 
@@ -35,7 +36,7 @@ def verify(monkeypatch: pytest.MonkeyPatch):
 def test_as_few_passes_as_the_rows_allow(verify):
     sizes = (3, 4, 9, 1, 1, 5)
     parts = [
-        verify.VerifyRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1)
+        VerifyRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1)
         for i, n in enumerate(sizes)
     ]
 

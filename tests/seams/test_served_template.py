@@ -15,8 +15,9 @@ from chat_families import FAMILIES, QUESTIONS  # noqa: E402
 from sglang_parse.core.config import ParseConfig  # noqa: E402
 from sglang_parse.core.payoff import OffSwitch  # noqa: E402
 from sglang_parse.core.question import render_question  # noqa: E402
-from sglang_parse.core.request import Draft, Phase, RequestState  # noqa: E402
-from sglang_parse.engine.rounds import RoundJudge  # noqa: E402
+from sglang_parse.core.request import Draft, Phase, RequestState, Terms  # noqa: E402
+from sglang_parse.core.tally import Tally  # noqa: E402
+from sglang_parse.engine.rounds import Rounds  # noqa: E402
 from sglang_parse.startup.checks import question_for  # noqa: E402
 from sglang_parse.startup.models import AdmissionError  # noqa: E402
 
@@ -77,11 +78,12 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     family = FAMILIES[name]
     config = ParseConfig(question=str(QUESTIONS / f"{family.question}.json"), segment="sentence")
     tokenizer = family.tokenizer()
-    judge = RoundJudge(config, tokenizer, render_question(tokenizer, family.wording), OffSwitch())
+    question = render_question(tokenizer, family.wording)
+    rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
-    state = RequestState(Phase.VERIFYING, threshold=0.5, draft=Draft(draft))
-    judge.plan(SimpleNamespace(parse_state=state, origin_input_ids=[]))
-    texts = [tokenizer.decode(draft[:end]) for end in state.draft.prefix_ends]
+    state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
+    questions = rounds.questions(SimpleNamespace(parse_state=state, origin_input_ids=[]))
+    texts = [tokenizer.decode(draft[:end]) for end in questions.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
 
 
@@ -91,14 +93,14 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     tokenizer = FAMILIES["qwen3-thinking"].tokenizer()
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
     assert question is not None
-    judge = RoundJudge(config, tokenizer, question, OffSwitch())
-    state = RequestState(Phase.VERIFYING, threshold=0.5)
+    rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
+    state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING)
     req = SimpleNamespace(parse_state=state, origin_input_ids=[5, 6])
 
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:
         state.output_ids += tokenizer.encode(output)
         state.draft = Draft(tokenizer.encode(draft), finished=finished)
-        judge.plan(req)
+        state.ask(rounds.questions(req))
         return state.draft.question_ids
 
     inside, behind = question.thinking.suffix_ids, question.partial_ids

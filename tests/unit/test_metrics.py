@@ -5,15 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.core.request import Phase, RequestState, Stats
-from sglang_parse.telemetry.metrics import (
-    METRICS,
-    Tally,
-    Window,
-    figures,
-    process_tally,
-    response_info,
-)
+from sglang_parse.core.request import Phase, RequestState, Stats, Terms
+from sglang_parse.core.tally import Tally, Window, figures
+from sglang_parse.telemetry.metrics import METRICS, response_info
 
 pytestmark = pytest.mark.unit
 
@@ -43,7 +37,7 @@ class Request:
 
 
 def request(plain_reason: str = "") -> Request:
-    return Request(RequestState(Phase.DRAFTING, threshold=0.5, plain_reason=plain_reason))
+    return Request(RequestState(Terms(threshold=0.5, plain_reason=plain_reason)))
 
 
 def counted(tally: Tally) -> dict[str, float]:
@@ -60,11 +54,11 @@ def test_growth_is_counted_once_however_often_a_request_is_settled():
     stats = req.parse_state.stats
     stats.prefill_ms, stats.drafted_tokens = 5.0, 8
     req.emit(0, 1)
-    tally.settle(req)
-    tally.settle(req)
+    tally.update(req)
+    tally.update(req)
     stats.rounds, stats.draft_ms = 1, 20.0
     req.emit(6, 1)
-    tally.settle(req)
+    tally.update(req)
     assert counted(tally) == pytest.approx(
         {
             "requests_total": 1,
@@ -92,12 +86,12 @@ def test_growth_is_counted_once_however_often_a_request_is_settled():
 def test_tokens_behind_a_stop_are_nobodys(target, finished_len, accepted_seen, target_seen):
     tally, req = Tally(), request()
     req.emit(0, 1)
-    tally.settle(req)
+    tally.update(req)
     req.emit(6, target)
     req.finished_len = finished_len
     if finished_len is None:
         req.output_ids = req.output_ids[: 7 + target]
-    tally.settle(req)
+    tally.update(req)
     totals = counted(tally)
     assert totals["accepted_tokens_total"] == accepted_seen
     assert totals["target_tokens_total/parse"] == target_seen
@@ -110,7 +104,7 @@ def test_plain_requests_are_counted_by_reason():
     for reason in ("grammar", "switched off", "grammar"):
         req = request(reason)
         req.emit(0, 3)
-        tally.settle(req)
+        tally.update(req)
     assert counted(tally) == {
         "plain_requests_total/grammar": 2,
         "plain_requests_total/switched off": 1,
@@ -121,24 +115,23 @@ def test_plain_requests_are_counted_by_reason():
 def test_a_fault_is_counted_once():
     tally, req = Tally(), request()
     req.parse_state.fault = "NaN in the target model's logits"
-    tally.settle(req)
-    tally.settle(req)
+    tally.update(req)
+    tally.update(req)
     assert counted(tally) == {"requests_total": 1, "faults_total": 1}
 
 
 def test_requests_that_never_started_are_not_counted():
     tally, req = Tally(), Request(parse_state=None)
     tally.latest = [req]
-    tally.settle_latest()
+    tally.update_latest()
     assert counted(tally) == {}
     assert response_info(req) == {"mode": "plain", "reason": "not started"}
 
 
-def test_simulated_acceptance_is_in_every_response(monkeypatch: pytest.MonkeyPatch):
+def test_simulated_acceptance_is_in_every_response():
     unstarted = Request(parse_state=None)
-    monkeypatch.setattr(process_tally(), "simulated", 0.75)
     for req in (request(), request("grammar"), unstarted):
-        assert response_info(req)["simulated"] == 0.75
+        assert response_info(req, simulated=0.75)["simulated"] == 0.75
 
 
 def test_judged_drafts():
@@ -218,7 +211,7 @@ def test_every_figure_of_a_request_has_its_metric():
     req.output_ids = req.parse_state.output_ids = [7] * 50
     req.parse_state.fault = "some"
     tally = Tally()
-    tally.settle(req)
+    tally.update(req)
     assert len(counted(tally)) == len(figures(req)) + len(("requests", "faults"))
     known = {(metric.name, value) for metric in METRICS for value in metric.label_values}
     assert set(tally.totals) <= known

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_parse.engine.iteration import unread_tokens
 from sglang_parse.engine.overlap import Pipeline
 
 pytestmark = pytest.mark.unit
@@ -16,7 +17,7 @@ class Launched:
     def __init__(self, log: list[str], name: str, *, may_wait: bool = False) -> None:
         self.log, self.name, self.may_wait = log, name, may_wait
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         self.log.append(self.name)
 
     def may_be_followed_unread(self, _: list) -> bool:
@@ -32,7 +33,7 @@ def log() -> list[str]:
 
 
 def test_the_next_plan_reads_what_is_under_way(log):
-    pipeline = Pipeline()
+    pipeline = Pipeline(engine=None)
     pipeline.add(Launched(log, "draft"))
     pipeline.before_planning([])
     pipeline.before_planning([])
@@ -40,21 +41,21 @@ def test_the_next_plan_reads_what_is_under_way(log):
 
 
 def test_a_step_stays_unread_until_its_result_is_processed(log):
-    pipeline = Pipeline()
+    pipeline = Pipeline(engine=None)
     first, second = (Launched(log, name, may_wait=True) for name in ("first", "second"))
     pipeline.add(first)
     pipeline.before_planning([])
     pipeline.add(second)
     assert log == []
-    pipeline.settle(first)  # SGLang processes the first result while the second step runs
-    pipeline.settle(first)
+    pipeline.finish(first)  # SGLang processes the first result while the second step runs
+    pipeline.finish(first)
     assert log == ["first"]
     pipeline.before_planning([])
     assert log == ["first"]
 
 
 def test_never_two_unread_when_a_third_is_planned(log):
-    pipeline = Pipeline()
+    pipeline = Pipeline(engine=None)
     for name in ("first", "second"):
         pipeline.add(Launched(log, name, may_wait=True))
     pipeline.before_planning([])
@@ -62,11 +63,11 @@ def test_never_two_unread_when_a_third_is_planned(log):
 
 
 def test_results_are_read_in_order(log):
-    pipeline = Pipeline()
+    pipeline = Pipeline(engine=None)
     iterations = [Launched(log, name, may_wait=True) for name in ("first", "second")]
     for iteration in iterations:
         pipeline.add(iteration)
-    pipeline.settle(iterations[1])
+    pipeline.finish(iterations[1])
     assert log == ["first", "second"]
 
 
@@ -74,8 +75,7 @@ def test_tokens_come_from_the_device_only_while_nobody_has_read_them(log):
     def requests(num_unread: int) -> list:
         return [SimpleNamespace(parse_state=SimpleNamespace(num_unread=num_unread))] * 2
 
-    pipeline = Pipeline()
-    assert pipeline.unread_tokens(requests(0)) is None
-    pipeline.add(Launched(log, "step", may_wait=True))
-    assert pipeline.unread_tokens(requests(1)).tolist() == [7, 7]
-    assert pipeline.unread_tokens(requests(0)) is None
+    step = Launched(log, "step", may_wait=True)
+    assert unread_tokens(None, requests(0)) is None
+    assert unread_tokens(step, requests(1)).tolist() == [7, 7]
+    assert unread_tokens(step, requests(0)) is None

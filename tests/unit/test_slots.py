@@ -70,7 +70,7 @@ def test_a_burst_leaves_room_to_judge_it():
 
 def test_short_of_slots_a_draft_is_judged_as_it_is():
     assert moves(share_out([drafter(num_drafted=5, allocated=25), stepper()], 3)) == [
-        Move.JUDGE,
+        Move.END_DRAFT,
         Move.STEP,
     ]
 
@@ -147,7 +147,7 @@ def test_never_more_than_there_is_unless_plain_steps_alone_do_not_fit(holdings, 
     total = cost(holdings, grants, page)
     if total > available:  # an EAGLE move is no plain step
         assert all(move in (Move.STEP, Move.GIVE_UP) for move in moves(grants))
-    assert any(move not in (Move.WAIT, Move.JUDGE) for move in moves(grants))
+    assert any(move not in (Move.WAIT, Move.END_DRAFT) for move in moves(grants))
 
 
 @given(holdings_lists, st.integers(0, 120), st.sampled_from([1, 4, 16]))
@@ -191,7 +191,7 @@ class Simulated:
         if grant.move is Move.BURST:
             self.drafted = min(self.drafted + BURST, BUDGET)
             self.phase = Phase.VERIFYING if self.drafted == BUDGET else Phase.DRAFTING
-        elif grant.move is Move.JUDGE:
+        elif grant.move is Move.END_DRAFT:
             self.phase = Phase.VERIFYING
         elif grant.move is not Move.WAIT:
             self._write(grant, page, rng)

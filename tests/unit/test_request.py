@@ -3,13 +3,13 @@
 import pytest
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.request import Draft, Phase, RequestState, tail_len
+from sglang_parse.core.request import Draft, Outcome, Phase, RequestState, Standing, Terms, tail_len
 
 pytestmark = pytest.mark.unit
 
 
 def state(phase: Phase, draft: Draft | None = None) -> RequestState:
-    return RequestState(phase=phase, threshold=0.5, draft=draft or Draft())
+    return RequestState(Terms(threshold=0.5), phase=phase, draft=draft or Draft())
 
 
 @pytest.mark.parametrize(
@@ -57,47 +57,45 @@ def test_requests_share_no_state():
     one.draft.token_ids.append(7)
     one.stats.rounds += 1
     one.trace.append({})
-    assert other == RequestState(phase=Phase.DRAFTING, threshold=0.5)
+    assert other == RequestState(Terms(threshold=0.5), phase=Phase.DRAFTING)
 
 
 def test_a_reason_makes_a_request_plain():
-    assert not state(Phase.PLAIN).is_plain
-    assert RequestState(phase=Phase.PLAIN, threshold=0.5, plain_reason="grammar").is_plain
+    assert not state(Phase.PLAIN).terms.is_plain
+    assert Terms(threshold=0.5, plain_reason="grammar").is_plain
 
 
-def busy() -> RequestState:
-    busy = state(Phase.VERIFYING, Draft(token_ids=[7, 7], finished=True, prefix_ends=[2]))
-    busy.draft_kv_len = 30
-    return busy
+def busy(plain_reason: str = "") -> RequestState:
+    return RequestState(
+        Terms(threshold=0.5, plain_reason=plain_reason),
+        phase=Phase.VERIFYING,
+        draft=Draft(token_ids=[7, 7], finished=True, prefix_ends=[2]),
+        draft_kv_len=30,
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "phase", "resumes"),
-    [
-        (RequestState.start_draft, Phase.DRAFTING, True),
-        (RequestState.continue_segment, Phase.CONTINUING, True),
-        (RequestState.continue_to_end, Phase.CONTINUING, False),
-    ],
+    ("phase", "resumes"),
+    [(Phase.DRAFTING, True), (Phase.CONTINUING, True), (Phase.CONTINUING, False)],
 )
-def test_leaving_verification_drops_the_draft_and_keeps_its_kv_count(change, phase, resumes):
+def test_leaving_verification_drops_the_draft_and_keeps_its_kv_count(phase, resumes):
     changed = busy()
-    change(changed)
+    changed.apply(Outcome(standing=Standing(phase, 3, resumes)))
     assert (changed.phase, changed.resumes, changed.draft) == (phase, resumes, Draft())
     assert changed.draft_kv_len == 30
 
 
 def test_resuming_is_decided_anew_at_each_cut():
     changed = busy()
-    changed.continue_to_end()
-    changed.continue_segment()
+    changed.apply(Outcome(standing=Standing(Phase.CONTINUING, 3, resumes=False)))
+    changed.apply(Outcome(standing=Standing(Phase.CONTINUING, 5)))
     assert changed.resumes
 
 
 @pytest.mark.parametrize(("reason", "phase"), [("", Phase.DRAFTING), ("grammar", Phase.PLAIN)])
 def test_a_prefill_restarts_in_the_phase_decided_before(reason, phase):
     """The first prefill, or the one after a retraction: no draft, the KV as long as told."""
-    restarted = busy()
-    restarted.plain_reason = reason
+    restarted = busy(plain_reason=reason)
     restarted.restart(12, [])
     assert (restarted.phase, restarted.draft, restarted.draft_kv_len) == (phase, Draft(), 12)
     assert (restarted.committed, restarted.output_ids) == (12, [])

@@ -1,0 +1,165 @@
+"""What PARSE counts: of one request, and of all requests of a scheduler process. No tensors.
+
+Only numbers the host knows anyway: no tensor is read for a count. ``telemetry`` names and
+publishes them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from sglang_parse.core.request import Phase, Stats
+
+# Figure of a request -> the counter it adds to, its label's value, the factor.
+_COUNTERS = {
+    "requests": ("requests_total", "", 1.0),
+    "faults": ("faults_total", "", 1.0),
+    "rounds": ("rounds_total", "", 1.0),
+    "drafted_tokens": ("drafted_tokens_total", "", 1.0),
+    "accepted_tokens": ("accepted_tokens_total", "", 1.0),
+    "target_tokens": ("target_tokens_total", "parse", 1.0),
+    "eagle3_steps": ("eagle3_steps_total", "", 1.0),
+    "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),
+    "short_drafts": ("short_drafts_total", "", 1.0),
+    "skipped_drafts": ("skipped_drafts_total", "", 1.0),
+    "prefill_ms": ("stage_seconds_total", "prefill", 1e-3),
+    "draft_ms": ("stage_seconds_total", "draft", 1e-3),
+    "verification_ms": ("stage_seconds_total", "verification", 1e-3),
+    "continuation_ms": ("stage_seconds_total", "continuation", 1e-3),
+}
+_STATS = tuple(field.name for field in fields(Stats))
+
+
+def figures(req: Any) -> dict[str, float]:
+    """The counters of one request that has reached the worker, as its client sees them."""
+    stats = req.parse_state.stats
+    values = {name: getattr(stats, name) for name in _STATS}
+    num_visible = len(req.parse_state.output_ids)
+    if req.finished():
+        num_visible = len(req.output_ids_through_stop)
+        values["accepted_tokens"] -= _accepted_behind_the_stop(req, num_visible)
+    values["target_tokens"] = num_visible - values["accepted_tokens"]
+    return values
+
+
+def _accepted_behind_the_stop(req: Any, num_visible: int) -> int:
+    """Accepted draft tokens that a stop inside the last run cut off; nobody sees them."""
+    num_cut_off = len(req.output_ids) - num_visible
+    return max(0, num_cut_off - req.parse_state.target_run)
+
+
+def slots_held(req: Any) -> int:
+    """KV slots of a request behind its final ones."""
+    return req.kv.kv_allocated_len - req.parse_state.committed_len
+
+
+Totals = dict[tuple[str, str], float]
+"""(counter, value of its label) -> total."""
+
+
+class Tally:
+    """What the requests of this process add up to.
+
+    A request's figures are counted as far as they have grown since it was last looked at, so it
+    does not matter how often that happens.
+
+    Attributes:
+        totals: the counters.
+        keeps_samples: whether histograms' samples are kept until they are taken; somebody must
+            take them then.
+        latest: the requests of the latest iteration; under overlap of the one before, too, whose
+            result comes after the launch.
+        expected_speedup: as ``payoff.OffSwitch.speedup``.
+        simulated: share of every draft that is kept in place of the verdicts (``simulation``).
+    """
+
+    def __init__(self) -> None:
+        self.totals: Totals = defaultdict(float)
+        self.keeps_samples = False
+        self.latest: Sequence[Any] = ()
+        self._launched: Sequence[Any] = ()
+        self.expected_speedup: float | None = None
+        self.simulated: float | None = None
+        self._samples: dict[str, list[float]] = defaultdict(list)
+
+    def count(self, name: str, amount: float = 1.0, label_value: str = "") -> None:
+        self.totals[name, label_value] += amount
+
+    def observe(self, name: str, values: Sequence[float]) -> None:
+        if self.keeps_samples:
+            self._samples[name].extend(values)
+
+    def take_samples(self) -> dict[str, list[float]]:
+        """Histogram -> samples since the last call."""
+        samples, self._samples = self._samples, defaultdict(list)
+        return samples
+
+    def judged(self, num_drafted: int, cut: int, verdicts: Sequence[float]) -> None:
+        """One draft was judged: its length, what was kept of it, its verdicts."""
+        self.count("judged_tokens_total", num_drafted)
+        self.observe("cut_fraction", (cut / max(1, num_drafted),))
+        self.observe("verdict", verdicts)
+
+    def launched(self, reqs: Sequence[Any], *, overlap: bool) -> None:
+        """An iteration of these requests has begun."""
+        before = self._launched if overlap else ()
+        self.latest = list({id(req): req for req in (*reqs, *before)}.values())
+        self._launched = reqs
+
+    def hold(self, reqs: Sequence[Any]) -> None:
+        """A decode iteration starts: its slots are allocated."""
+        if self.keeps_samples:
+            self.observe("kv_slots_held", (sum(map(slots_held, reqs)),))
+
+    def update(self, req: Any) -> None:
+        """Count what a request has added.
+
+        What a retraction takes back (``RequestState.restart``) is not counted again.
+        """
+        state = getattr(req, "parse_state", None)
+        if state is None:
+            return
+        now = {**figures(req), "requests": 1, "faults": int(bool(state.fault))}
+        for figure, value in now.items():
+            change = state.count(figure, value)
+            if change > 0:
+                name, label_value, factor = _COUNTERS[figure]
+                if state.terms.is_plain and figure == "requests":
+                    name, label_value = "plain_requests_total", state.terms.plain_reason
+                elif state.terms.is_plain and figure == "target_tokens":
+                    label_value = "plain"
+                self.count(name, change * factor, label_value)
+
+    def update_latest(self) -> None:
+        for req in self.latest:
+            self.update(req)
+
+    def phases(self) -> dict[str, int]:
+        """Requests still running after the latest iteration, by phase."""
+        counts = {phase.value: 0 for phase in Phase}
+        for req in self._launched:
+            if not req.finished():
+                counts[req.parse_state.phase.value] += 1
+        return counts
+
+
+class Window:
+    """What was added to a tally since the last look."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._seen: Totals = {}
+
+    def advance(self) -> Totals:
+        """The growth of every counter since the last call; the labels' values summed up are at
+        (counter, "*")."""
+        growth: Totals = defaultdict(float)
+        for key, total in self._tally.totals.items():
+            change = total - self._seen.get(key, 0)
+            growth[key] += change
+            growth[key[0], "*"] += change
+        self._seen = dict(self._tally.totals)
+        return growth

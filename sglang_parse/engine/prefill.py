@@ -1,0 +1,79 @@
+"""Prefill: the prompt's KV for every model, the first token, and how a request is served.
+
+Prefills are run and read at once: whether a draft begins is decided on the host.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from sglang_parse.attention.spec_input import ParseDraftInput
+from sglang_parse.core.config import ParseConfig, RequestOptions
+from sglang_parse.core.request import RequestState, Terms
+from sglang_parse.engine.batch import stop_ids_of
+from sglang_parse.engine.faults import end_request
+from sglang_parse.engine.iteration import Engine
+from sglang_parse.startup import fallback
+
+
+def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
+    """Prefill ``batch`` in all models; requests whose prompt is complete begin.
+
+    Args:
+        engine: the server's.
+        batch: SGLang's ``ScheduleBatch``, in an extend mode.
+        kwargs: SGLang's, for its own worker.
+    """
+    started = time.perf_counter()
+    for req in batch.reqs:
+        if getattr(req, "parse_state", None) is None:
+            req.parse_state = RequestState(terms_of(req, engine.config))
+    result = _run_models(engine, batch, **kwargs)
+    share_ms = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
+    for req in batch.reqs:
+        req.parse_state.charge(prefill=share_ms)
+    _begin(engine, batch, result)
+    result.next_draft_input = ParseDraftInput()
+    result.new_seq_lens = batch.seq_lens
+    return result
+
+
+def terms_of(req: Any, config: ParseConfig) -> Terms:
+    """How a request is served: decided once, before its first prefill."""
+    options = RequestOptions.read(req.sampling_params.custom_params, config)
+    wish = fallback.special_wish(req)
+    return Terms(
+        threshold=options.threshold,
+        keep_trace=options.trace,
+        plain_reason=fallback.plain_reason(wish, options),
+        continuation=fallback.continuation(wish, config),
+        steps_unread=not wish,
+        stop_ids=stop_ids_of(req),
+    )
+
+
+def _run_models(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
+    """Target, draft model and EAGLE-3 head write the same slots."""
+    result = engine.target.prefill(batch, **kwargs)
+    with engine.draft_guard.contain(batch.reqs):
+        engine.draft.prefill(batch)
+    for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+        req.parse_state.restart(length, req.output_ids)
+    engine.head.prefill(batch, result)
+    return result
+
+
+def _begin(engine: Engine, batch: Any, result: GenerationBatchResult) -> None:
+    """Requests whose prompt is complete have their first token, and drafting may start."""
+    first_ids = [None] * len(batch.reqs)
+    if not batch.is_prefill_only:
+        first_ids = result.next_token_ids.tolist()
+    for req, first_id in zip(batch.reqs, first_ids, strict=True):
+        state: RequestState = req.parse_state
+        if state.fault:
+            end_request(req, state.fault)
+        elif req is not batch.chunked_req:
+            state.begin(engine.rounds.begin(state), first_id)
