@@ -24,7 +24,7 @@ class ParseAlgorithm(CustomSpecAlgo):
 
     def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
         """``SpeculativeAlgorithm.create_future_map`` of the built-in enum."""
-        from sglang_parse.engine.relay import HostRelay
+        from sglang_parse.engine.overlap import HostRelay
 
         return HostRelay(device, self, req_to_token_pool, **kwargs)
 

@@ -167,7 +167,7 @@ class Stats:
     """Counters of one request. ``_ms`` are the request's share of each stage's wall time.
 
     ``short_drafts`` are drafts ended or given up because the KV pool had no slots for them;
-    ``skipped_drafts`` were not begun because drafting did not pay (``switch``);
+    ``skipped_drafts`` were not begun because drafting did not pay (``payoff``);
     ``eagle3_tokens`` are what ``eagle3_steps`` target forwards with an EAGLE-3 head wrote.
     """
 

@@ -32,7 +32,7 @@ class Holding:
     Attributes:
         phase: its phase.
         committed, allocated: tokens whose KV is final, and SGLang's ``kv_allocated_len``.
-        tail: slots behind the committed ones its phase's move needs (``phases.tail_len``).
+        tail: slots behind the committed ones its phase's move needs (``request.tail_len``).
         judged_tail: while it drafts, the most slots behind the committed ones that judging the
             draft after this burst can need.
         num_drafted: draft tokens it holds.

@@ -1,0 +1,20 @@
+"""One iteration of a PARSE server. The way a batch takes through this room, from top to bottom:
+
+    worker      what SGLang's scheduler calls; makes the parts and hands them their settings
+    prefill     prompts: every model's KV, the first token, how a request is served
+    overlap     plan and launch, in SGLang's order; which iterations are under way, and until when
+    iteration   launch -> read -> decide -> commit, one step of every running request
+    rounds      decide: what the target's numbers mean for each request
+    verify      a verification pass: launched, measured, read
+    target      a plain step of the target        draft   bursts of the draft model
+    head        an EAGLE-3 head ahead of the target
+    readout     logits to verdicts and tokens     steps   one token per request
+    rows        a request's rows of a pass        sampling   SGLang's sampler, row by row
+    kv          plan: moves and KV slots
+    batch       SGLang's requests, batches and results      ranks   one decision for all ranks
+    faults      what ends a request, and what ends the server
+
+Calls go down this list only (an import-linter contract, and ``tests/e2e/test_road.py`` by a
+profile of a running server). What each stage hands to the next is a record of its own; a request's
+state changes in ``core.request`` only.
+"""
