@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_parse.core.request import STEPPING, Move, Phase
+from sglang_parse.core.phases import STEPPING, Move, Phase
 
 PATIENCE = 8
 """Iterations in a row a request may wait for slots before its draft is given up."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sglang_parse.core.request import Phase, Stats
+from sglang_parse.core.phases import Phase
+from sglang_parse.core.request import Stats
 
 # Figure of a request -> the counter it adds to, its label's value, the factor.
 _COUNTERS = {

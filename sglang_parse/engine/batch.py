@@ -11,7 +11,8 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
-from sglang_parse.core.request import STEPPING, Move, RequestState
+from sglang_parse.core.phases import STEPPING, Move
+from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 
 # -- requests -------------------------------------------------------------------

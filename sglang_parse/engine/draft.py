@@ -24,7 +24,7 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
-from sglang_parse.core.request import Phase
+from sglang_parse.core.phases import Phase
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.batch import draft_budget, is_gone, sequence_slice
 from sglang_parse.engine.faults import nan_rows

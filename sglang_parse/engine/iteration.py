@@ -24,7 +24,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch, Stage, Timed
-from sglang_parse.core.request import Move, Outcome, Phase
+from sglang_parse.core.phases import Move, Outcome, Phase
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs

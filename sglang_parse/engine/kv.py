@@ -19,7 +19,8 @@ from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.request import Move, Phase, RequestState, tail_len
+from sglang_parse.core.phases import Move, Phase
+from sglang_parse.core.request import RequestState, tail_len
 from sglang_parse.core.slots import Grant, Holding, cost, pages_up, share_out
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import draft_budget, has_ended, is_accelerated

@@ -12,7 +12,8 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.config import ParseConfig, RequestOptions
-from sglang_parse.core.request import RequestState, Terms
+from sglang_parse.core.phases import Terms
+from sglang_parse.core.request import RequestState
 from sglang_parse.engine.batch import stop_ids_of
 from sglang_parse.engine.faults import end_request
 from sglang_parse.engine.iteration import Engine

@@ -13,8 +13,9 @@ from typing import Any
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import Outcome, Phase, Questions, RequestState, Round, Standing
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import prefix_ends, segment_is_done
 from sglang_parse.core.selection import matching_tokens, select_cut
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.core.request import RequestState, Terms
+from sglang_parse.core.phases import Terms
+from sglang_parse.core.request import RequestState
 from sglang_parse.engine.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
 
 pytestmark = pytest.mark.seams

@@ -18,7 +18,8 @@ from fake_gpu import GPU, HostWaits, fake_gpu
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.request import Draft, Move, Phase, Questions, RequestState, Terms
+from sglang_parse.core.phases import Move, Phase, Questions, Terms
+from sglang_parse.core.request import Draft, RequestState
 
 pytestmark = pytest.mark.seams
 

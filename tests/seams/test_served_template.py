@@ -14,8 +14,9 @@ from chat_families import FAMILIES, QUESTIONS  # noqa: E402
 
 from sglang_parse.core.config import ParseConfig  # noqa: E402
 from sglang_parse.core.payoff import OffSwitch  # noqa: E402
+from sglang_parse.core.phases import Phase, Terms
 from sglang_parse.core.question import render_question  # noqa: E402
-from sglang_parse.core.request import Draft, Phase, RequestState, Terms  # noqa: E402
+from sglang_parse.core.request import Draft, RequestState  # noqa: E402
 from sglang_parse.core.tally import Tally  # noqa: E402
 from sglang_parse.engine.rounds import Rounds  # noqa: E402
 from sglang_parse.startup.checks import question_for  # noqa: E402

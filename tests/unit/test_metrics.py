@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.core.request import Phase, RequestState, Stats, Terms
+from sglang_parse.core.phases import Phase, Terms
+from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.core.tally import Tally, Window, figures
 from sglang_parse.telemetry.metrics import METRICS, response_info
 

@@ -3,7 +3,8 @@
 import pytest
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.request import Draft, Outcome, Phase, RequestState, Standing, Terms, tail_len
+from sglang_parse.core.phases import Outcome, Phase, Standing, Terms
+from sglang_parse.core.request import Draft, RequestState, tail_len
 
 pytestmark = pytest.mark.unit
 

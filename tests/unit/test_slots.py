@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.core.request import Move, Phase
+from sglang_parse.core.phases import Move, Phase
 from sglang_parse.core.slots import PATIENCE, Grant, Holding, cost, pages_up, share_out
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,131 @@
+"""The words of a request's state machine: its phases, its moves, and what it can be told.
+
+    DRAFTING    the draft model writes; ends when the answer does or the round's budget is spent
+    VERIFYING   one target pass judges the draft; its cut decides what is next
+    CONTINUING  the target writes on after a cut; DRAFTING resumes when its segment is done
+    PLAIN       plain target decoding from prefill to end: what PARSE cannot serve faithfully
+
+No tensors, and nothing here changes: ``request`` is where a state does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Phase(Enum):
+    DRAFTING = "drafting"
+    VERIFYING = "verifying"
+    CONTINUING = "continuing"
+    PLAIN = "plain"
+
+
+STEPPING = (Phase.CONTINUING, Phase.PLAIN)
+"""Where the target writes."""
+
+
+class Move(Enum):
+    """What a request does in one iteration."""
+
+    BURST = "burst"  # the draft model writes on
+    PASS = "pass"  # the target judges the draft
+    STEP = "step"  # the target writes one token
+    EAGLE = "eagle"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
+    END_DRAFT = "end draft"  # no slots to draft on: the draft is over, the next pass judges it
+    WAIT = "wait"  # no slots for its pass now, or nothing left to do
+    GIVE_UP = "give up"  # the draft is dropped, then as STEP
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What a pass will ask about a draft that is over. Made by ``engine.rounds``.
+
+    Attributes:
+        prefix_ends: [K] ascending draft offsets.
+        question_ids: [K] the questions' tokens.
+        was_thinking: a think block is open before the draft.
+    """
+
+    prefix_ends: list[int]
+    question_ids: list[tuple[int, ...]]
+    was_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a request is served: decided once, before its first prefill.
+
+    Attributes:
+        threshold: smallest verdict that accepts.
+        keep_trace: collect one record per round.
+        plain_reason: why the request is served plainly; "" under PARSE.
+        continuation: under ``--parse-continuation eagle3``, what writes when no draft does:
+            "eagle3", or "target" where the head cannot serve the request faithfully; else "".
+        steps_unread: whether plain steps may be launched before the last one's token is read.
+        stop_ids: tokens at which SGLang ends the answer; none where the request ignores them.
+    """
+
+    threshold: float
+    keep_trace: bool = False
+    plain_reason: str = ""
+    continuation: str = ""
+    steps_unread: bool = True
+    stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(self.plain_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a request stands between two drafts.
+
+    Attributes:
+        phase: what it does next.
+        segment_start: output length at the last cut; a continuation is done when the segment
+            that starts there is.
+        resumes: whether drafting resumes after this continuation.
+        skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
+    """
+
+    phase: Phase
+    segment_start: int
+    resumes: bool = True
+    skipped_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A draft that was judged.
+
+    Attributes:
+        cut: how many of its tokens are kept.
+        record: the trace's, where one is kept.
+    """
+
+    cut: int
+    record: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a forward of the target means for one request. Made by ``engine.rounds``.
+
+    Attributes:
+        token_ids: [n >= 0] what it emits: kept draft tokens, then the target's own.
+        num_own: how many at the end of them are the target's own.
+        standing: where it stands behind them.
+        round: the draft that was judged, if one was.
+        eagle3_steps: 1 where an EAGLE-3 head's proposal was checked.
+        fault: why it must end with an error; all else then means nothing.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    num_own: int = 0
+    standing: Standing | None = None
+    round: Round | None = None
+    eagle3_steps: int = 0
+    fault: str = ""
