@@ -1,6 +1,10 @@
-"""Marks tests by their folder, and skips GPU tests with a reason where there is no GPU."""
+"""Marks tests by their folder, and skips GPU tests with a reason where there is no GPU.
+
+Fixtures here import what they need when they are asked for: some tests run without SGLang.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,3 +31,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(getattr(pytest.mark, folder))
         if folder == "gpu" and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; none is here"))
+
+
+@pytest.fixture(scope="session")
+def problems() -> list:
+    """Held-out problems of the demo pair, as prompts through its chat template."""
+    from support.demo_pair import held_out
+
+    return held_out(100)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The demo pair's tokenizer."""
+    from support.demo_pair import load_tokenizer
+
+    return load_tokenizer()

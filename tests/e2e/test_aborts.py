@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from client import HTTP, Client, random_prompts, wait_until
+
+from support.client import HTTP, Client, random_prompts, wait_until
 
 PROMPTS = random_prompts(12, 91)
 EXACT = {"threshold": 1.5}

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from client import Client, ids_of, parse_info
-from conftest import DEMO, QUESTION, Start, parse_flags, served
+
+from support.client import Client, ids_of, parse_info
+from support.demo_pair import DEMO
+from support.servers import QUESTION, Start, parse_flags, served
 
 
 @pytest.fixture(scope="module")

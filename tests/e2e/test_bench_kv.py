@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from warm import Nursery
 
 from sglang_parse.bench import kv
 from sglang_parse.bench.demo.servers import Server
 from sglang_parse.bench.demo.settings import DEMO_PAIR
 from sglang_parse.core.config import ParseConfig
+from support.warm import Nursery
 
 
 def test_bench_kv(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):

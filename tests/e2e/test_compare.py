@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from client import Client
 from rich.console import Console
 
 from sglang_parse.bench.compare.pool import Remote
@@ -17,6 +16,7 @@ from sglang_parse.bench.compare.settings import Settings, add_arguments
 from sglang_parse.bench.demo.load import ask_all
 from sglang_parse.bench.tasks import Item
 from sglang_parse.bench.tasks.demo import demo_items
+from support.client import Client
 
 SMALL = (
     *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),

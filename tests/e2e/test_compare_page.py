@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparison import FACTS, six_servers
 
 from sglang_parse.bench.compare.page import render
+from support.comparison import FACTS, six_servers
 
-BROWSER = Path(__file__).resolve().parents[1] / "browser.py"
+BROWSER = Path(__file__).resolve().parents[1] / "support" / "browser.py"
 WIDTHS = (1280, 400)
 
 

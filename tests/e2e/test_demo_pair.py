@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from again import judged_again
-from client import Client, parse_info
-from conftest import DEMO
 
 from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.segment import SegmentRule, prefix_ends
 from sglang_parse.core.selection import select_cut
+from support.client import Client, parse_info
+from support.demo_pair import DEMO
+from support.judged_again import judged_again
 
 
 def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model, tokenizer):

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import sglang as sgl
-from client import Client
+
+from support.client import Client
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frontend"
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from client import HTTP, Client, ids_of, parse_info
-from conftest import QUESTION, Start, parse_flags, served
-from random_pair import DEMO
 
 from sglang_parse.core.payoff import MIN_ROUNDS
+from support.client import HTTP, Client, ids_of, parse_info
+from support.demo_pair import DEMO
+from support.servers import QUESTION, Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF, EXACT = {"enabled": False}, {"threshold": 1.5}

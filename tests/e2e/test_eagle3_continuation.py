@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from client import HTTP, Client, ids_of, parse_info
-from conftest import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
-from random_pair import DEMO
 
 from sglang_parse.bench.demo.servers import awake
+from support.client import HTTP, Client, ids_of, parse_info
+from support.demo_pair import DEMO
+from support.servers import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
 
 EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
 PAIR = (DEMO / "target", DEMO / "draft")

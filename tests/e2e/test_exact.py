@@ -3,8 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from client import Client, ids_of, parse_info, random_prompts
-from judged_tokens import gaps
+
+from support.client import Client, ids_of, parse_info, random_prompts
+from support.judged_tokens import gaps
 
 SEEDS = (11, 12)
 

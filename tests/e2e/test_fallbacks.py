@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from client import Client, parse_info, random_prompts
+
+from support.client import Client, parse_info, random_prompts
 
 PROMPT = random_prompts(1, 31)[0]
 DRAFTING = random_prompts(4, 32)

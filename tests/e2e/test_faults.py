@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from client import Client, parse_info, random_prompts, wait_until
-from conftest import SEED, parse_flags, probe_environment
-from random_pair import PairShape, make_pair
 from safetensors.torch import load_file, save_file
-from warm import Nursery
 
 from sglang_parse.bench.demo.servers import Server, ServerSpec, awake, free_ports
+from support.client import Client, parse_info, random_prompts, wait_until
+from support.random_pair import PairShape, make_pair
+from support.servers import SEED, parse_flags, start_probed
+from support.warm import Nursery
 
 TARGET_POISON, DRAFT_POISON = 301, 302
 """Tokens whose embedding is NaN in the target, and in the draft."""
@@ -57,9 +57,8 @@ def doomed(
     try:
         for name, port in zip(DOOMED, free_ports(len(DOOMED)), strict=True):
             log = folder / f"{name}.log"
-            with probe_environment(log.with_suffix(".probe")):
-                spec = ServerSpec(name, (*flags, *more.get(name, ())))
-                started[name] = Server(spec, port, log, nursery.start)
+            spec = ServerSpec(name, (*flags, *more.get(name, ())))
+            started[name] = start_probed(spec, port, log, nursery.start)
         for server in started.values():
             server.wait_ready()
             server.suspend()

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client import Client, ids_of, parse_info, random_prompts
-from conftest import QUESTION, SEED, Start, parse_flags, served
+
+from support.client import Client, ids_of, parse_info, random_prompts
+from support.servers import QUESTION, SEED, Start, parse_flags, served
 
 CONTEXT = 4096
 """Positions of the random pair; chunks of prefill have 256 tokens (``conftest.SMALL_CHUNKS``)."""

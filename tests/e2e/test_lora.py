@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from client import Client, parse_info, random_prompts
-from conftest import SEED, Start, parse_flags, served
-from random_adapter import make_adapter
+
+from support.client import Client, parse_info, random_prompts
+from support.random_adapter import make_adapter
+from support.servers import SEED, Start, parse_flags, served
 
 PROMPTS = random_prompts(3, 71)
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from client import Client, parse_info, random_prompts
-from conftest import OVERLAP, QUESTION, SEED, Start, parse_flags
 
 from sglang_parse.bench.demo.servers import awake
+from support.client import Client, parse_info, random_prompts
+from support.servers import OVERLAP, QUESTION, SEED, Start, parse_flags
 
 NUM_REQUESTS, NEW_TOKENS = 10, 72
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)

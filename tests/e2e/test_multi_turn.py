@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from client import Client, parse_info
+
+from support.client import Client, parse_info
 
 LIMITS = (18, 40, 35, 50, 33)
 """max_new_tokens of the five turns. The first one's last token is the target's own (1 + 16 + 1);

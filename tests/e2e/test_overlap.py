@@ -1,7 +1,7 @@
 """The overlap schedule: SGLang processes a result while the next iteration is under way.
 
 Plain steps are launched before the last one's token has been read; everything else reads first.
-The random pair: cuts fall anywhere, so all phases occur. ``tests/probe`` counts what came when.
+The random pair: cuts fall anywhere, so all phases occur. ``plugins/probe`` counts what came when.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from client import Client, ids_of, parse_info, random_prompts
+
+from support.client import Client, ids_of, parse_info, random_prompts
 
 PROMPTS = random_prompts(6, seed=41)
 LONG = {"max_new_tokens": 72, "ignore_eos": True}

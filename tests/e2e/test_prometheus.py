@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client import HTTP, Client, parse_info, random_prompts
-from conftest import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, two_ranks_environment
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_parse.bench.demo.servers import awake
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
+from support.client import HTTP, Client, parse_info, random_prompts
+from support.servers import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, two_ranks_environment
 
 PROMPTS = random_prompts(10, 121)
 LONG_PROMPT = random_prompts(1, 122, longest=6)[0] * 120  # prefilled in several chunks

@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from client import Client, parse_info, random_prompts
+
+from support.client import Client, parse_info, random_prompts
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 OPTIONS = (

@@ -1,7 +1,7 @@
 """The README is true: its tables, its file map, and every command and program in it.
 
-``python tests/e2e/test_readme.py`` writes the generated tables and the file map anew; texts of
-files that are already in the map are kept.
+``PYTHONPATH=tests python tests/e2e/test_readme.py`` writes the generated tables and the file map
+anew; texts of files that are already in the map are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm import Nursery
 
 from sglang_parse import cli
 from sglang_parse.bench.demo import servers
@@ -37,6 +36,7 @@ from sglang_parse.core import config
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
+from support.warm import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

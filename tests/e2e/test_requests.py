@@ -4,11 +4,12 @@ import re
 
 import openai
 import pytest
-from client import Client, parse_info, random_prompts
-from conftest import DEMO, THINKING_QUESTION
 from transformers import AutoTokenizer
 
 from sglang_parse.core.question import QuestionWording, render_question
+from support.client import Client, parse_info, random_prompts
+from support.demo_pair import DEMO
+from support.servers import THINKING_QUESTION
 
 PROMPT = random_prompts(1, 41)[0]
 LIMIT = {"max_new_tokens": 24, "ignore_eos": True}

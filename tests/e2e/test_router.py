@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
-from client import HTTP, Client, wait_until
-from conftest import SEED
-from warm import Nursery
 
 from sglang_parse.bench.demo.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
+from support.client import HTTP, Client, wait_until
+from support.servers import SEED
+from support.warm import Nursery
 
 pytest.importorskip("sglang_router", reason="sglang-router is not installed on this machine")
 

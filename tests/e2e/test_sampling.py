@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from client import Client, parse_info, random_prompts
-from conftest import SEED, Start, parse_flags
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from sglang_parse.bench.demo.servers import awake
+from support.client import Client, parse_info, random_prompts
+from support.servers import SEED, Start, parse_flags
 
 PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160

@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from again import judged_again
-from client import Client, parse_info
-from conftest import DEMO
-from demo_problems import RenderedProblem
 
 from sglang_parse.core.question import QuestionWording, render_question
+from support.client import Client, parse_info
+from support.demo_pair import DEMO, RenderedProblem
+from support.judged_again import judged_again
 
 TURN = "<|im_end|>\n<|im_start|>"
 ASKED = f"{TURN}user\nCorrect?{TURN}assistant\n"

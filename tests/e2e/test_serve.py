@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from client import Client, parse_info, random_prompts
-from conftest import parse_flags
-from warm import Nursery
-
 from sglang_parse.bench.demo.servers import Server, ServerSpec, free_ports
+from support.client import Client, parse_info, random_prompts
+from support.servers import parse_flags
+from support.warm import Nursery
 
 # As .venv/bin/sglang does; the script itself carries the path it was made at.
 SGLANG_SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")

@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from client import Client
-from conftest import DEMO, QUESTION, Start, parse_flags, served
 
 from sglang_parse.bench.soak import drive as soak_drive
 from sglang_parse.bench.soak import run as soak
+from support.client import Client
+from support.demo_pair import DEMO
+from support.servers import QUESTION, Start, parse_flags, served
 
 NUM_REQUESTS = 300
 CONCURRENCY = 64

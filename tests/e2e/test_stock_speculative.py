@@ -4,18 +4,19 @@ samples of the target's exact distribution at temperature > 0.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from client import Client, ids_of, random_prompts
-from conftest import SEED, Start, served
-from random_pair import DEMO
+from eagle3_head import EagleHead, head_config, save_head
 from scipy import stats
 from transformers import AutoModelForCausalLM
+
+from support.client import Client, ids_of, random_prompts
+from support.demo_pair import DEMO
+from support.servers import SEED, Start, served
 
 HEAD = DEMO / "eagle3"
 SEEDS = (61, 62)
@@ -39,11 +40,6 @@ def _serve(start: Start, name: str, algorithm: str, target: Path, draft: Path, *
 @pytest.fixture(scope="module")
 def random_head(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An EAGLE-3 head for the random target, in which only the path to the words is not random."""
-    sys.path.insert(0, str(DEMO))
-    try:
-        from eagle3_head import EagleHead, head_config, save_head
-    finally:
-        sys.path.remove(str(DEMO))
     target = AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32)
     torch.manual_seed(7)
     head = EagleHead(head_config(target.config, [0, 1]))

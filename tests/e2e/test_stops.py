@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from client import HTTP, Client, parse_info, random_prompts
+
+from support.client import HTTP, Client, parse_info, random_prompts
 
 PROMPTS = random_prompts(3, 21)
 

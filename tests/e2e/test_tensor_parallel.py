@@ -1,6 +1,6 @@
 """Two tensor-parallel ranks on the CPU: outputs and cuts of one rank, one decision for both.
 
-The plugin in tests/rank_noise makes rank 1's logits differ so much that most of its decisions
+The plugin ``plugins/rank_noise`` makes rank 1's logits differ so much that most of its decisions
 would be others; rank 0's are untouched.
 """
 
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from client import HTTP, Client, ids_of, parse_info, random_prompts
-from conftest import SEMANTIC, Start, parse_flags, two_ranks_environment
 
 from sglang_parse.bench.demo.servers import awake
+from support.client import HTTP, Client, ids_of, parse_info, random_prompts
+from support.servers import SEMANTIC, Start, parse_flags, plugin, two_ranks_environment
 
-PLUGIN = Path(__file__).resolve().parents[1] / "rank_noise"
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
 EXACT = {"threshold": 1.5}
 HANG_LIMIT_S = 30
@@ -34,9 +32,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(start_server: Start, pair: tuple[Path, Path], records: Path) -> Iterator[Client]:
     """As ``semantic``, on two ranks that differ."""
-    with pytest.MonkeyPatch.context() as environ, two_ranks_environment():
-        environ.setenv("RANK_NOISE_DIR", str(records))
-        environ.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
+    with plugin("rank_noise", RANK_NOISE_DIR=str(records)), two_ranks_environment():
         server = start_server("two-ranks", *parse_flags(pair, *SEMANTIC, "--tp-size", "2"))
     with awake(server):
         yield Client.of(server)

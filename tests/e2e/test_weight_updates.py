@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing
-from client import Client, ids_of, parse_info, random_prompts, wait_until
-from conftest import SEED, Start, parse_flags, served
-from random_pair import PairShape, make_pair
 from safetensors.torch import load_file
+
+from support.client import Client, ids_of, parse_info, random_prompts, wait_until
+from support.random_pair import PairShape, make_pair
+from support.servers import SEED, Start, parse_flags, served
 
 SHORT = 9
 LENGTH = {"max_new_tokens": 48, "ignore_eos": True}

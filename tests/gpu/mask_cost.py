@@ -1,8 +1,8 @@
 """Prints what a verification pass costs one attention layer on a GPU: its mask, plan and kernel.
 
-    python tests/gpu/mask_cost.py [--page-size 1] [--heads 64,8,128]
+    PYTHONPATH=tests python tests/gpu/mask_cost.py [--page-size 1] [--heads 64,8,128]
 
-Per pass of ``test_kernels``: building the flat mask, packing it to bits, planning (which packs),
+Per pass of ``support.passes``: building the flat mask, packing it to bits, planning (which packs),
 running; the same without a mask (aliased); and the kernel on the draft alone, a plain prefill of
 the same tokens. Mask and plan are made once for all layers, the kernel runs in each.
 """
@@ -10,24 +10,19 @@ the same tokens. Mask and plan are made once for all layers, the kernel runs in 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.benchmark import Timer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import paged_inputs  # noqa: E402
-from flashinfer_kernel import Kernel  # noqa: E402
-from paged_inputs import Heads, PagedInputs  # noqa: E402
-from test_kernels import PASSES  # noqa: E402
-
-from sglang_parse.core.layout import RequestLayout, VerifyLayout  # noqa: E402
-from sglang_parse.core.mask import flat_mask  # noqa: E402
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from sglang_parse.core.mask import flat_mask
+from support import paged_inputs
+from support.flashinfer_kernel import Kernel
+from support.paged_inputs import Heads, PagedInputs
+from support.passes import PASSES
 
 COLUMNS = (
     *("rows", "build", "pack", "plan", "run"),

@@ -13,16 +13,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from sglang_parse.core.selection import select_cut
+from support.client import parse_info, random_prompts
+from support.demo_pair import DEMO
+from support.gpu_setups import DTYPES, SETUPS, Setup
+from support.judged_again import judged_again
+from support.judged_tokens import gaps
+from support.random_adapter import make_adapter
+from support.servers import QUESTION, SEMANTIC, Start, parse_flags, served
 
-DTYPES = {"flashinfer": "bfloat16", "triton": "float32", "fa3": "bfloat16"}
-"""FlashInfer and FA3 have no fp32; Triton's products of fp32 are TF32."""
 NEAR_TIE = {"bfloat16": 0.15, "float32": 0.01}
 """Of two tokens, in log probability. bf16: three times the largest gap that two implementations of
 attention decided otherwise on the random pair (0.047 in 1,352 tokens, on a CPU)."""
@@ -36,46 +40,6 @@ EXACT = {"threshold": 1.5}
 """Every question is asked, nothing is accepted: the answer is the target's."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A way to run PARSE; ``flags`` on top of the backend's and the layout's."""
-
-    backend: str
-    layout: str
-    flags: tuple[str, ...] = ()
-
-    @property
-    def dtype(self) -> str:
-        return DTYPES[self.backend]
-
-    def __str__(self) -> str:
-        return " ".join((self.backend, self.layout, *self.flags)).replace("--", "")
-
-    @property
-    def on_gpu(self) -> tuple[str, ...]:
-        """Come last, so that they win over the flags for a CPU."""
-        return (
-            *("--device", "cuda", "--attention-backend", self.backend, "--dtype", self.dtype),
-            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "16", *self.flags),
-        )
-
-
-SETUPS = (
-    Setup("flashinfer", "auto"),
-    Setup("flashinfer", "mask"),
-    Setup("flashinfer", "alias"),
-    Setup("triton", "auto"),
-    Setup("triton", "mask"),
-    Setup("triton", "alias"),
-    Setup("fa3", "auto"),
-    Setup("fa3", "alias"),
-    Setup("flashinfer", "mask", ("--page-size", "16")),
-    Setup("flashinfer", "alias", ("--page-size", "16")),
-    Setup("flashinfer", "mask", ("--disable-cuda-graph",)),
-    Setup("triton", "alias", ("--disable-cuda-graph",)),
-    *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
-)
-"""With CUDA graphs and the overlap schedule unless they say otherwise."""
 LAYOUTS = tuple(setup for setup in SETUPS if setup.layout != "auto" and not setup.flags)
 each_setup = pytest.mark.parametrize("setup", SETUPS, ids=str, indirect=True)
 each_layout = pytest.mark.parametrize("setup", LAYOUTS, ids=str, indirect=True)
@@ -99,12 +63,11 @@ def _has_fa3() -> bool:
 class Servers:
     """Servers by what they run; each starts when it is first asked for."""
 
-    e2e: ModuleType
-    start: Any
+    start: Start
     random_pair: tuple[Path, Path]
 
     def _client(self, name: str, flags: tuple[str, ...]) -> Iterator[Any]:
-        return self.e2e.served(self.start, name.replace(" ", "-"), *flags)
+        return served(self.start, name.replace(" ", "-"), *flags)
 
     def plain(self, setup: Setup, *more: str, target: Path | None = None) -> Iterator[Any]:
         """Stock SGLang with ``target``, the random one if there is none."""
@@ -115,30 +78,29 @@ class Servers:
 
     def semantic(self, setup: Setup) -> Iterator[Any]:
         """Random pair: verdicts mean nothing, cuts fall anywhere."""
-        flags = (*self.e2e.SEMANTIC, "--parse-layout", setup.layout, *setup.on_gpu)
-        return self._client(f"semantic {setup}", self.e2e.parse_flags(self.random_pair, *flags))
+        flags = (*SEMANTIC, "--parse-layout", setup.layout, *setup.on_gpu)
+        return self._client(f"semantic {setup}", parse_flags(self.random_pair, *flags))
 
     def token(self, setup: Setup, *more: str) -> Iterator[Any]:
         """Random pair: the longest part of a draft that the target would have written."""
         flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
         flags = (*flags, "--parse-burst-tokens", "4", "--parse-layout", setup.layout)
-        flags = self.e2e.parse_flags(self.random_pair, *flags, *setup.on_gpu)
+        flags = parse_flags(self.random_pair, *flags, *setup.on_gpu)
         return self._client(f"token {setup}{' more' if more else ''}", (*flags, *more))
 
     def demo(self, setup: Setup, *, has_head: bool = False) -> Iterator[Any]:
         """The trained pair; ``has_head``: and its EAGLE-3 head, where no draft is written."""
-        demo = self.e2e.DEMO
-        flags = (*self.e2e.QUESTION, "--parse-layout", setup.layout, *setup.on_gpu)
+        flags = (*QUESTION, "--parse-layout", setup.layout, *setup.on_gpu)
         if has_head:
-            path = str(demo / "eagle3")
+            path = str(DEMO / "eagle3")
             flags = (*flags, "--parse-continuation", "eagle3", "--parse-eagle3-path", path)
         name = f"{'head' if has_head else 'demo'} {setup}"
-        return self._client(name, self.e2e.parse_flags((demo / "target", demo / "draft"), *flags))
+        return self._client(name, parse_flags((DEMO / "target", DEMO / "draft"), *flags))
 
 
 @pytest.fixture(scope="session")
-def servers(e2e: ModuleType, start_server: Any, random_pair: tuple[Path, Path]) -> Servers:
-    return Servers(e2e, start_server, random_pair)
+def servers(start_server: Start, random_pair: tuple[Path, Path]) -> Servers:
+    return Servers(start_server, random_pair)
 
 
 @pytest.fixture
@@ -163,7 +125,7 @@ def demo(servers: Servers, setup: Setup) -> Iterator[Any]:
 
 @pytest.fixture
 def demo_plain(servers: Servers, setup: Setup) -> Iterator[Any]:
-    yield from servers.plain(setup, target=servers.e2e.DEMO / "target")
+    yield from servers.plain(setup, target=DEMO / "target")
 
 
 @pytest.fixture
@@ -174,8 +136,6 @@ def head(servers: Servers, setup: Setup) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def adapter(random_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags for a LoRA adapter, "loud", of the random target."""
-    from random_adapter import make_adapter
-
     folder = make_adapter(tmp_path_factory.mktemp("lora") / "adapter", random_pair[0])
     return ["--enable-lora", "--lora-paths", f"loud={folder}", "--max-loras-per-batch", "2"]
 
@@ -191,25 +151,15 @@ def token_lora(servers: Servers, setup: Setup, adapter: list[str]) -> Iterator[A
 
 
 @pytest.fixture(scope="session")
-def target_model(e2e: ModuleType) -> Any:
+def target_model() -> Any:
     """The demo target in plain transformers, in fp32."""
     from transformers import AutoModelForCausalLM
 
-    path = e2e.DEMO / "target"
+    path = DEMO / "target"
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).cuda().eval()
 
 
-@pytest.fixture(scope="session")
-def tokenizer(e2e: ModuleType) -> Any:
-    """The demo pair's."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(e2e.DEMO / "target")
-
-
 def prompts(count: int = 16) -> list[list[int]]:
-    from client import random_prompts
-
     return random_prompts(count, 91)
 
 
@@ -221,8 +171,6 @@ def assert_the_targets(
     top: dict | None = None,
 ) -> None:
     """Each token of each answer is the plain target's best, or as good as that."""
-    from judged_tokens import gaps
-
     for prompt, answer in zip(asked or prompts(len(answers)), answers, strict=True):
         if answer["output_ids"]:
             found = gaps(plain, prompt, answer["output_ids"], top)
@@ -230,8 +178,6 @@ def assert_the_targets(
 
 
 def infos(answers: list[dict]) -> list[dict]:
-    from client import parse_info
-
     return [parse_info(answer) for answer in answers]
 
 
@@ -323,8 +269,6 @@ def test_cuts_are_the_slow_references(
     demo: Any, setup: Setup, problems: list, target_model: Any, tokenizer: Any
 ):
     """The trained pair against one ordinary prompt per prefix, in fp32."""
-    from again import judged_again
-
     allowed, num_cut = VERDICT[setup.dtype], 0
     for problem in problems[:16]:
         answer = demo.generate(problem.prompt, parse={"trace": True}, max_new_tokens=256)

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from paged_pass import PagedPass
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from support.paged_pass import PagedPass
 
 pytestmark = pytest.mark.seams
 
-INTERPRETED = Path(__file__).parent / "interpreted_backends.py"
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
@@ -37,8 +37,8 @@ def test_torch_native(is_masked: bool):
 def test_backends_of_gpus():
     """Triton's kernels in its interpreter, FlashInfer's and FlashAttention's plans."""
     done = subprocess.run(
-        [sys.executable, INTERPRETED],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        [sys.executable, "-m", "support.interpreted_backends"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
         timeout=300,

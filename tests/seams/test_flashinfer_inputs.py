@@ -7,14 +7,14 @@ FlashInfer rightly, packed mask and all.
 import sys
 from types import SimpleNamespace
 
-import paged_inputs
 import pytest
 import torch
-from flashinfer_kernel import Kernel
-from paged_inputs import Heads, PagedInputs
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
+from support import paged_inputs
+from support.flashinfer_kernel import Kernel
+from support.paged_inputs import Heads, PagedInputs
 
 pytestmark = pytest.mark.seams
 

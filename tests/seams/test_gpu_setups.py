@@ -1,16 +1,10 @@
 """The servers of ``tests/gpu``: flags SGLang has, layouts PARSE allows."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
-
-from test_servers import SETUPS, Setup  # noqa: E402
-
-from sglang_parse.attention.support import choose_layout  # noqa: E402
-from sglang_parse.bench.demo.servers import COMMON_FLAGS  # noqa: E402
+from sglang_parse.attention.support import choose_layout
+from sglang_parse.bench.demo.servers import COMMON_FLAGS
+from support.gpu_setups import SETUPS, Setup
 
 pytestmark = pytest.mark.seams
 

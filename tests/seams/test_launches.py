@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import GPU, HostWaits, fake_gpu
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Move, Phase, Questions, Terms
 from sglang_parse.core.request import Draft, RequestState
+from support.fake_gpu import GPU, HostWaits, fake_gpu
 
 pytestmark = pytest.mark.seams
 

@@ -10,14 +10,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from chat_families import FAMILIES  # noqa: E402
+from support.chat_families import FAMILIES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RECIPES = sorted(path.name for path in EXAMPLES.glob("serve_*.sh"))

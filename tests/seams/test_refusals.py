@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from random_pair import DEMO, PairShape, make_pair  # noqa: E402
+from support.demo_pair import DEMO
+from support.random_pair import PairShape, make_pair
 
 pytestmark = pytest.mark.seams
 QUESTION = str(DEMO / "question.json")

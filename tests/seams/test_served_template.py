@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from chat_families import FAMILIES, QUESTIONS  # noqa: E402
-
-from sglang_parse.core.config import ParseConfig  # noqa: E402
-from sglang_parse.core.payoff import OffSwitch  # noqa: E402
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.phases import Phase, Terms
-from sglang_parse.core.question import render_question  # noqa: E402
-from sglang_parse.core.request import Draft, RequestState  # noqa: E402
-from sglang_parse.core.tally import Tally  # noqa: E402
-from sglang_parse.engine.rounds import Rounds  # noqa: E402
-from sglang_parse.startup.checks import question_for  # noqa: E402
-from sglang_parse.startup.models import AdmissionError  # noqa: E402
+from sglang_parse.core.question import render_question
+from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.tally import Tally
+from sglang_parse.engine.rounds import Rounds
+from sglang_parse.startup.checks import question_for
+from sglang_parse.startup.models import AdmissionError
+from support.chat_families import FAMILIES, QUESTIONS
 
 CHATML = str(QUESTIONS / "chatml.json")
 

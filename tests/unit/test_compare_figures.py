@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from comparison import FACTS, RATES, SHARES, reply, six_servers, timed
 
 from sglang_parse.bench.compare.figures import (
     accept_length,
@@ -14,6 +13,7 @@ from sglang_parse.bench.compare.figures import (
 from sglang_parse.bench.compare.page import render
 from sglang_parse.bench.compare.quality import paired_test
 from sglang_parse.bench.compare.records import CompareError, Look, Marks, Way
+from support.comparison import FACTS, RATES, SHARES, reply, six_servers, timed
 
 
 def test_speedups_are_quotients_of_the_same_run():

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from pathlib import Path
 
+import problems
 import pytest
-
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
-sys.path.insert(0, str(DEMO))
-
-from corruption import corrupt, write_with_many_errors  # noqa: E402
-from problems import (  # noqa: E402
+from corruption import corrupt, write_with_many_errors
+from problems import (
     HIGH,
     LOW,
     MAX_STEPS,
@@ -27,6 +23,8 @@ from problems import (  # noqa: E402
     make_problem,
     read_answer,
 )
+
+DEMO = Path(problems.__file__).parent
 
 GOLDEN = Problem(27, (Step("+", 10), Step("-", 18)))
 GOLDEN_SOLUTION = "a: 27 + 10 = 37\nb: 37 - 18 = 19\nAnswer: 19"

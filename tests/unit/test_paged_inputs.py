@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import paged_inputs
 import pytest
 import torch
-from paged_inputs import Heads, PagedInputs
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
+from support import paged_inputs
+from support.paged_inputs import Heads, PagedInputs
 
 pytestmark = pytest.mark.unit
 

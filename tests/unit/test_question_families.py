@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from chat_families import FAMILIES, QUESTIONS, Family  # noqa: E402
-
-from sglang_parse.core.question import (  # noqa: E402
+from sglang_parse.core.question import (
     QuestionError,
     QuestionWording,
     render_question,
 )
+from support.chat_families import FAMILIES, QUESTIONS, Family
 
 pytestmark = pytest.mark.unit
 

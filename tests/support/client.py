@@ -37,7 +37,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Probe:
-    """The test's side of ``tests/probe``: disturbs one server's scheduler through files."""
+    """The test's side of ``plugins/probe``: disturbs one server's scheduler through files."""
 
     folder: Path
 

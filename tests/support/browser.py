@@ -1,6 +1,6 @@
 """Open a page in a real browser (Qt WebEngine, Chromium's engine) and report what it looks like.
 
-    python tests/browser.py PAGE.html WIDTH SCREENSHOT.png
+    python tests/support/browser.py PAGE.html WIDTH SCREENSHOT.png
 
 Prints one JSON object. A program of its own: a browser engine does not share pytest's process.
 """

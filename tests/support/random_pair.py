@@ -5,14 +5,12 @@ Untied embeddings, because a random tied model repeats one token and then every 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tokenizer import make_tokenizer  # examples/demo_pair is on pytest's pythonpath
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_pair"
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,6 @@ class PairShape:
 
 def make_pair(folder: Path, shape: PairShape = PairShape()) -> tuple[Path, Path]:
     """Write ``target`` and ``draft`` folders (weights in fp32, the demo's tokenizer)."""
-    sys.path.insert(0, str(DEMO))
-    try:
-        from tokenizer import make_tokenizer
-    finally:
-        sys.path.remove(str(DEMO))
     tokenizer = make_tokenizer()
     torch.manual_seed(shape.seed)
     config = Qwen3Config(

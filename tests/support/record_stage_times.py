@@ -1,6 +1,6 @@
 """Makes tests/unit/stage_times.json: stage times and rounds of real PARSE servers (minutes).
 
-    python tests/stage_times/record.py
+    PYTHONPATH=tests:examples/demo_pair python tests/support/record_stage_times.py
 
 The demo pair answers held-out problems, at 1, 2, 4 and 8 requests at a time: drafting always, at
 thresholds that keep most, some and none of the drafts; and never.
@@ -11,23 +11,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.bench.demo.records import PARSE
+from sglang_parse.bench.demo.run import specs
+from sglang_parse.bench.demo.servers import Server, free_ports
+from sglang_parse.bench.demo.settings import DEMO_PAIR
+from support.client import Client
+from support.demo_pair import held_out
+from support.servers import plugin
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
-
-from client import Client  # noqa: E402
-from demo_problems import held_out  # noqa: E402
-
-from sglang_parse.bench.demo.records import PARSE  # noqa: E402
-from sglang_parse.bench.demo.run import specs  # noqa: E402
-from sglang_parse.bench.demo.servers import Server, free_ports  # noqa: E402
-from sglang_parse.bench.demo.settings import DEMO_PAIR  # noqa: E402
 
 TO = ROOT / "tests" / "unit" / "stage_times.json"
 CONCURRENCIES = (1, 2, 4, 8)
@@ -50,11 +48,8 @@ def _serve(drafting: str, thresholds: Sequence[float]) -> list[dict[str, Any]]:
     spec = replace(parse, flags=(*parse.flags, "--parse-drafting", drafting))
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"
-        os.environ["STAGE_TIMES"] = str(lines)
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
-        )
-        server = Server(spec, port, Path(folder) / "log")
+        with plugin("stage_times", STAGE_TIMES=str(lines)):
+            server = Server(spec, port, Path(folder) / "log")
         try:
             server.wait_ready()
             return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client import Client
+from support.client import Client
 
 
 def gaps(

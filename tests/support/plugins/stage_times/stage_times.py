@@ -1,7 +1,7 @@
 """Test-only SGLang plugin: writes down what the off switch of a PARSE server is told.
 
-``record.py`` puts this folder on PYTHONPATH of a server and names a file in ``STAGE_TIMES``;
-without that variable the plugin does nothing.
+``record_stage_times.py`` puts this folder on PYTHONPATH of a server and names a file in
+``STAGE_TIMES``; without that variable the plugin does nothing.
 """
 
 from __future__ import annotations

@@ -1,36 +1,34 @@
-"""Held-out problems of the demo pair, rendered with its chat template."""
+"""The demo pair, and its held-out problems rendered with its chat template."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from random_pair import DEMO
+import problems  # examples/demo_pair is on pytest's pythonpath
 from transformers import AutoTokenizer
+
+DEMO = Path(problems.__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class RenderedProblem:
     """A problem as the text a server is given, and its checker."""
 
-    problem: Any
+    problem: problems.Problem
     prompt: str
 
     def is_right(self, answer: str) -> bool:
-        return _problems().is_answer_right(self.problem, answer.replace("<|im_end|>", ""))
+        return problems.is_answer_right(self.problem, answer.replace("<|im_end|>", ""))
 
 
-def _problems() -> Any:
-    if str(DEMO) not in sys.path:
-        sys.path.append(str(DEMO))
-    import problems
-
-    return problems
+def load_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO / "target")
 
 
 def held_out(count: int) -> list[RenderedProblem]:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    tokenizer = load_tokenizer()
     return [
         RenderedProblem(
             problem,
@@ -40,5 +38,5 @@ def held_out(count: int) -> list[RenderedProblem]:
                 add_generation_prompt=True,
             ),
         )
-        for problem in _problems().held_out_problems(count, seed=1)
+        for problem in problems.held_out_problems(count, seed=1)
     ]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from paged_inputs import PagedInputs
+
+from support.paged_inputs import PagedInputs
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,13 @@ class Nursery:
         name = f"sglang-parse-{uuid.uuid4().hex}"
         self._name = name
         self._settings = _sglang_settings(env)
+        paths = [str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]
+        # As a module from the root: servers then import what `python -m` from there imports.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, name], env=dict(env), cwd=ROOT, start_new_session=True
+            [sys.executable, "-m", "support.warm", name],
+            env={**env, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            cwd=ROOT,
+            start_new_session=True,
         )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> Process:

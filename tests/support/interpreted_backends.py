@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,12 +17,8 @@ from unittest import mock
 import torch
 import triton
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 assert triton.knobs.runtime.interpret, "run with TRITON_INTERPRET=1"
 
-from paged_inputs import PagedInputs, attend  # noqa: E402
-from paged_pass import DIM, HEADS, KV_HEADS, PagedPass  # noqa: E402
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd  # noqa: E402
 from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
     FlashInferIndicesUpdaterPrefill,
@@ -33,6 +28,8 @@ from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: 
 
 from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
+from support.paged_inputs import PagedInputs, attend  # noqa: E402
+from support.paged_pass import DIM, HEADS, KV_HEADS, PagedPass  # noqa: E402
 
 # SGLang's FlashAttention module wants the kernels' library, which wants a driver.
 with mock.patch.dict(sys.modules, {"sgl_kernel": mock.MagicMock()}):

@@ -1,0 +1,50 @@
+"""Ways to run PARSE's servers on a GPU: attention backend, layout of the pass, further flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = {"flashinfer": "bfloat16", "triton": "float32", "fa3": "bfloat16"}
+"""FlashInfer and FA3 have no fp32; Triton's products of fp32 are TF32."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to run PARSE; ``flags`` on top of the backend's and the layout's."""
+
+    backend: str
+    layout: str
+    flags: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        return DTYPES[self.backend]
+
+    def __str__(self) -> str:
+        return " ".join((self.backend, self.layout, *self.flags)).replace("--", "")
+
+    @property
+    def on_gpu(self) -> tuple[str, ...]:
+        """Come last, so that they win over the flags for a CPU."""
+        return (
+            *("--device", "cuda", "--attention-backend", self.backend, "--dtype", self.dtype),
+            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "16", *self.flags),
+        )
+
+
+SETUPS = (
+    Setup("flashinfer", "auto"),
+    Setup("flashinfer", "mask"),
+    Setup("flashinfer", "alias"),
+    Setup("triton", "auto"),
+    Setup("triton", "mask"),
+    Setup("triton", "alias"),
+    Setup("fa3", "auto"),
+    Setup("fa3", "alias"),
+    Setup("flashinfer", "mask", ("--page-size", "16")),
+    Setup("flashinfer", "alias", ("--page-size", "16")),
+    Setup("flashinfer", "mask", ("--disable-cuda-graph",)),
+    Setup("triton", "alias", ("--disable-cuda-graph",)),
+    *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
+)
+"""With CUDA graphs and the overlap schedule unless they say otherwise."""

@@ -1,0 +1,38 @@
+"""Verification passes for the attention kernels of a GPU: tested, and measured by mask_cost.py."""
+
+from __future__ import annotations
+
+from sglang_parse.core.layout import RequestLayout
+
+QUESTION_LEN = 9
+"""Of the demo's question; lengths within a pass differ by up to 3 from it."""
+
+
+def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayout:
+    """Cuts spread over the draft, the last behind all of it; one more row for the last token."""
+    cuts = [1 + draft_len * (k + 1) // num_questions for k in range(num_questions)]
+    lens = [QUESTION_LEN - 3 + k % 7 for k in range(num_questions)]
+    return RequestLayout(prefix_len, 1 + draft_len, tuple(cuts), tuple(lens))
+
+
+PASSES = {
+    "no prefix": [request(0, 1, 1)],
+    "one question": [request(100, 64, 1)],
+    "usual": [request(1024, 128, 16)],
+    "ragged": [
+        request(0, 17, 3),
+        RequestLayout(513, 1),  # only continues
+        request(1000, 128, 16),
+        RequestLayout(0, 1),
+        request(37, 5, 5),
+        RequestLayout(8192, 1),
+        request(4095, 64, 8),
+    ],
+    "long prefix": [request(8192, 128, 16), request(8191, 1, 1)],
+    "long draft": [request(1024, 2048, 64)],
+    "both long": [request(8192, 2048, 64), RequestLayout(700, 1)],
+    "64 continue, 4 verify": [
+        *(RequestLayout(97 * i, 1) for i in range(64)),
+        *(request(300 * i, 128, 16) for i in range(4)),
+    ],
+}
