@@ -44,6 +44,7 @@ def problems() -> list:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The demo pair's tokenizer."""
-    from support.demo_pair import load_tokenizer
+    from support.demo_pair import DEMO
+    from support.models import load_tokenizer
 
-    return load_tokenizer()
+    return load_tokenizer(DEMO / "target")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sglang_parse.bench.demo.servers import DEFAULTS, ENVIRONMENT
 from support.client import Client
 from support.demo_pair import DEMO
+from support.models import load_model
 from support.random_pair import PairShape, make_pair
 from support.servers import (
     CHECKS,
@@ -28,6 +28,7 @@ from support.servers import (
     SharedServers,
     Start,
     parse_flags,
+    plain_flags,
     served,
 )
 from support.warm import Nursery
@@ -58,15 +59,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """Stock SGLang with the random target; no overlap, as PARSE runs."""
-    yield from served(
-        start_server,
-        "plain",
-        "--model-path",
-        str(pair[0]),
-        "--disable-overlap-schedule",
-        *SEED,
-    )
+    """Stock SGLang with the random target."""
+    yield from served(start_server, "plain", *plain_flags(pair[0]), *SEED)
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +113,10 @@ def demo(start_server: Start) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def demo_plain(start_server: Start) -> Iterator[Client]:
     """Stock SGLang with the demo target."""
-    yield from served(
-        start_server,
-        "demo-plain",
-        "--model-path",
-        str(DEMO / "target"),
-        "--disable-overlap-schedule",
-    )
+    yield from served(start_server, "demo-plain", *plain_flags(DEMO / "target"))
 
 
 @pytest.fixture(scope="session")
 def target_model() -> Any:
     """The demo target in plain transformers."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32).eval()
+    return load_model(DEMO / "target")

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from support.client import HTTP, Client, random_prompts, wait_until
+from support.client import EXACT, HTTP, Client, random_prompts, wait_until
 
 PROMPTS = random_prompts(12, 91)
-EXACT = {"threshold": 1.5}
-"""In semantic mode: every question is asked, nothing is accepted, the answer is the target's."""
 LONG = {"max_new_tokens": 200, "ignore_eos": True}
 NUM_ABORTS = 200
 CONCURRENCY = 16

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.client import Client, ids_of, parse_info
+from support.client import EXACT, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
 
@@ -55,7 +55,7 @@ def test_the_log_says_which_layout_and_why(alias: Client, demo: Client):
 
 def test_exact_above_one(alias: Client, demo_plain: Client, problems: list):
     prompts = [problem.prompt for problem in problems[:6]]
-    ours = alias.generate_all(prompts, 6, parse={"threshold": 1.5}, max_new_tokens=60)
+    ours = alias.generate_all(prompts, 6, parse=EXACT, max_new_tokens=60)
     plain = demo_plain.generate_all(prompts, 6, max_new_tokens=60)
     assert ids_of(ours) == ids_of(plain)
     alias.assert_nothing_lost()

@@ -8,7 +8,7 @@ import torch
 from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.segment import SegmentRule, prefix_ends
 from sglang_parse.core.selection import select_cut
-from support.client import Client, parse_info
+from support.client import EXACT, Client, parse_info
 from support.demo_pair import DEMO
 from support.judged_again import judged_again
 
@@ -55,7 +55,7 @@ def test_exact_above_one(
     demo: Client, plain_answers: list, problems: list, concurrency: int, count: int
 ):
     prompts = [problem.prompt for problem in problems[:count]]
-    ours = demo.generate_all(prompts, concurrency, parse={"threshold": 1.5}, max_new_tokens=90)
+    ours = demo.generate_all(prompts, concurrency, parse=EXACT, max_new_tokens=90)
     assert [answer["output_ids"] for answer in ours] == plain_answers[:count]
 
 

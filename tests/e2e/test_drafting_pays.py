@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from sglang_parse.core.payoff import MIN_ROUNDS
-from support.client import HTTP, Client, ids_of, parse_info
+from support.client import EXACT, HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
-OFF, EXACT = {"enabled": False}, {"threshold": 1.5}
+OFF = {"enabled": False}
 
 
 def flags(target: str, draft: str, drafting: str) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ from itertools import pairwise
 import pytest
 
 from sglang_parse.bench.demo.servers import awake
-from support.client import HTTP, Client, ids_of, parse_info
+from support.client import EXACT, HTTP, Client, assert_adds_up, assert_same, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
 
 EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
 PAIR = (DEMO / "target", DEMO / "draft")
-NORMAL, EXACT, OFF = {}, {"threshold": 1.5}, {"enabled": False}
+NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 220}
 TARGET, DRAFT, HEAD = range(3)
 TOLERANCE = 1e-3
@@ -73,18 +73,6 @@ def _accept_length(answers: list[dict]) -> float:
     return sum(info["eagle3_tokens"] for info in infos) / sum(i["eagle3_steps"] for i in infos)
 
 
-def _assert_adds_up(answer: dict) -> None:
-    info = parse_info(answer)
-    assert info["accepted_tokens"] + info["target_tokens"] == len(answer["output_ids"])
-
-
-def _same(left: dict, right: dict) -> None:
-    assert left["output_ids"] == right["output_ids"]
-    assert left["text"] == right["text"]
-    assert left["meta_info"]["finish_reason"] == right["meta_info"]["finish_reason"]
-    _assert_adds_up(left)
-
-
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurrency: int):
     """Nothing of any draft is kept: the target writes each segment, with its head, and no more."""
@@ -98,7 +86,7 @@ def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurren
         assert info["accepted_tokens"] == 0
         # Each segment begins with the pass's own token and ends where the text's line does.
         assert info["rounds"] >= answer["text"].count("\n")
-        _assert_adds_up(answer)
+        assert_adds_up(answer)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -123,7 +111,7 @@ def test_drafts_then_the_head(eagle: Client, problems: list):
     accepted = sum(info["accepted_tokens"] for info in infos)
     assert accepted > 0.5 * sum(len(ids) for ids in ids_of(answers))
     assert _accept_length(answers) > 1.5
-    list(map(_assert_adds_up, answers))
+    list(map(assert_adds_up, answers))
 
 
 SPECIAL = {
@@ -156,11 +144,11 @@ def test_all_kinds_of_requests_share_a_batch(
         sampled = pool.submit(eagle.generate, prompts[1], parse=OFF, **LIMIT, **seeded)
     for (job, parse), answer in zip(zip(jobs, options, strict=True), expected, strict=False):
         if parse is not NORMAL:
-            _same(job.result(), answer)
-        _assert_adds_up(job.result())
+            assert_same(job.result(), answer)
+        assert_adds_up(job.result())
     for name, wish in SPECIAL.items():
         ours, theirs = wishes[name].result(), demo_plain.generate(prompts[0], **LIMIT, **wish)
-        _same(ours, theirs)
+        assert_same(ours, theirs)
         info = parse_info(ours)
         assert (info["reason"], info["continuation"]) == (name, "target")
         assert info["eagle3_steps"] == 0
@@ -205,7 +193,7 @@ def test_ends_are_cut_exactly(
         ours = pool.map(lambda c: eagle.generate(prompts[c[0]], parse=parse, **c[1]), cases)
         theirs = pool.map(lambda c: demo_plain.generate(prompts[c[0]], **c[1]), cases)
         for left, right in zip(ours, theirs, strict=True):
-            _same(left, right)
+            assert_same(left, right)
 
 
 def test_streaming(eagle: Client, prompts: list, expected: list):
@@ -295,14 +283,14 @@ def test_a_failing_head_ends_drafting_requests_only(
 ):
     with eagle.probe.fault(place, "raise", skip=3, times=1):
         answer = eagle.generate(prompts[7], parse=OFF, **LIMIT)
-    _same(answer, expected[7])
+    assert_same(answer, expected[7])
     params = {"temperature": 0, **LIMIT, "custom_params": {"parse": EXACT}}
     body = {"text": prompts[7], "sampling_params": params}
     with eagle.probe.fault(place, "raise", skip=3, times=1):
         response = eagle.post("/generate", body)
     assert response.status_code == 500
     assert "the EAGLE-3 head failed" in response.text
-    _same(eagle.generate(prompts[7], parse=EXACT, **LIMIT), expected[7])
+    assert_same(eagle.generate(prompts[7], parse=EXACT, **LIMIT), expected[7])
     eagle.assert_nothing_lost()
 
 
@@ -319,7 +307,7 @@ def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     }
     answers = tight.post("/generate", body).raise_for_status().json()
     assert ids_of(answers) == [ids[:90] for ids in ids_of(expected) for _ in range(2)]
-    list(map(_assert_adds_up, answers))
+    list(map(assert_adds_up, answers))
     # Not vacuous: slots were short, for some steps the head stood still, for others it did not.
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
     for kind in (answers[::2], answers[1::2]):
@@ -336,7 +324,7 @@ def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: lis
     """Nothing is kept of the first draft; then the target, with its head, writes to the end."""
     for prompt, right in list(zip(prompts, expected, strict=True))[:4]:
         left = tight.generate(prompt, parse=EXACT, **LIMIT)
-        _same(left, right)
+        assert_same(left, right)
         info = parse_info(left)
         assert (info["rounds"], info["accepted_tokens"]) == (1, 0)
         assert 1.5 < info["eagle3_tokens"] / info["eagle3_steps"] <= 3

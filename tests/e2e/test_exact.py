@@ -4,7 +4,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.client import Client, ids_of, parse_info, random_prompts
+from support.client import (
+    EXACT,
+    Client,
+    assert_adds_up,
+    greedy_ids,
+    ids_of,
+    parse_info,
+    random_prompts,
+)
 from support.judged_tokens import gaps
 
 SEEDS = (11, 12)
@@ -12,12 +20,7 @@ SEEDS = (11, 12)
 
 @pytest.fixture(scope="module")
 def expected(plain: Client) -> dict[int, list[list[int]]]:
-    return {
-        seed: ids_of(
-            plain.generate_all(random_prompts(6, seed), 6, max_new_tokens=72, ignore_eos=True)
-        )
-        for seed in SEEDS
-    }
+    return greedy_ids(plain, SEEDS)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -33,8 +36,8 @@ def test_token_mode(token: Client, expected: dict, seed: int, concurrency: int):
     assert len({token for ids in expected[seed] for token in ids}) > 50
     accepted = sum(info["accepted_tokens"] for info in infos)
     assert 0 < accepted < sum(info["drafted_tokens"] for info in infos)
-    for answer, info in zip(answers, infos, strict=True):
-        assert info["accepted_tokens"] + info["target_tokens"] == len(answer["output_ids"])
+    for answer in answers:
+        assert_adds_up(answer)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -45,7 +48,7 @@ def test_threshold_above_one(semantic: Client, expected: dict, concurrency: int)
         concurrency,
         max_new_tokens=72,
         ignore_eos=True,
-        parse={"threshold": 1.5},
+        parse=EXACT,
     )
     assert ids_of(answers) == expected[seed]
     assert all(parse_info(answer)["accepted_tokens"] == 0 for answer in answers)

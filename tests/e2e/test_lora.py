@@ -10,7 +10,7 @@ import pytest
 
 from support.client import Client, parse_info, random_prompts
 from support.random_adapter import make_adapter
-from support.servers import SEED, Start, parse_flags, served
+from support.servers import SEED, Start, parse_flags, plain_flags, served
 
 PROMPTS = random_prompts(3, 71)
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
@@ -32,8 +32,7 @@ def lora_flags(
 def plain_lora(
     start_server: Start, pair: tuple[Path, Path], lora_flags: tuple[str, ...]
 ) -> Iterator[Client]:
-    flags = ("--model-path", str(pair[0]), "--disable-overlap-schedule", *lora_flags)
-    yield from served(start_server, "plain-lora", *flags)
+    yield from served(start_server, "plain-lora", *plain_flags(pair[0]), *lora_flags)
 
 
 @pytest.fixture(scope="module")

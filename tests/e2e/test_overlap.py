@@ -10,12 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.client import Client, ids_of, parse_info, random_prompts
+from support.client import EXACT, Client, ids_of, parse_info, random_prompts
 
 PROMPTS = random_prompts(6, seed=41)
 LONG = {"max_new_tokens": 72, "ignore_eos": True}
-EXACT = {"threshold": 1.5}
-"""Every draft is judged, none is kept: the answer is the target's."""
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from scipy import stats
-from transformers import AutoModelForCausalLM
 
 from sglang_parse.bench.demo.servers import awake
-from support.client import Client, parse_info, random_prompts
+from support.client import EXACT, Client, parse_info, random_prompts
+from support.models import load_model
 from support.servers import SEED, Start, parse_flags
 
 PROMPT = random_prompts(1, 51)[0]
@@ -66,12 +66,12 @@ RULES = {
 
 @pytest.fixture(scope="module")
 def target_model(pair: tuple[Path, Path]):
-    return AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32).eval()
+    return load_model(pair[0])
 
 
 @pytest.fixture(scope="module")
 def draft_model(pair: tuple[Path, Path]):
-    return AutoModelForCausalLM.from_pretrained(pair[1], dtype=torch.float32).eval()
+    return load_model(pair[1])
 
 
 class Places:
@@ -139,7 +139,7 @@ def test_distribution(token: Client, target_model, path: str, kwargs: dict):
 
 def test_threshold_above_one_samples_the_target(semantic: Client, target_model):
     params = {"temperature": 0.8, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
-    answers = semantic.generate_all([PROMPT] * NUM_SAMPLES, 16, parse={"threshold": 1.5}, **params)
+    answers = semantic.generate_all([PROMPT] * NUM_SAMPLES, 16, parse=EXACT, **params)
     values = _uniform_values(target_model, [a["output_ids"] for a in answers], 0.8)
     assert stats.kstest(values, "uniform").pvalue > ACCEPTABLE_P
 

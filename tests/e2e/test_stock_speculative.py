@@ -12,10 +12,10 @@ import pytest
 import torch
 from eagle3_head import EagleHead, head_config, save_head
 from scipy import stats
-from transformers import AutoModelForCausalLM
 
-from support.client import Client, ids_of, random_prompts
+from support.client import Client, greedy_ids, ids_of, random_prompts
 from support.demo_pair import DEMO
+from support.models import load_model
 from support.servers import SEED, Start, served
 
 HEAD = DEMO / "eagle3"
@@ -40,7 +40,7 @@ def _serve(start: Start, name: str, algorithm: str, target: Path, draft: Path, *
 @pytest.fixture(scope="module")
 def random_head(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An EAGLE-3 head for the random target, in which only the path to the words is not random."""
-    target = AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32)
+    target = load_model(pair[0])
     torch.manual_seed(7)
     head = EagleHead(head_config(target.config, [0, 1]))
     head.lm_head.load_state_dict(target.lm_head.state_dict())
@@ -82,12 +82,7 @@ def speculative(request: pytest.FixtureRequest) -> Client:
 
 @pytest.fixture(scope="module")
 def expected(plain: Client) -> dict[int, list[list[int]]]:
-    return {
-        seed: ids_of(
-            plain.generate_all(random_prompts(6, seed), 6, max_new_tokens=72, ignore_eos=True)
-        )
-        for seed in SEEDS
-    }
+    return greedy_ids(plain, SEEDS)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -111,7 +106,7 @@ PROMPT = random_prompts(1, 63)[0]
 
 @pytest.fixture(scope="module")
 def target_model(pair: tuple[Path, Path]):
-    return AutoModelForCausalLM.from_pretrained(pair[0], dtype=torch.float32).eval()
+    return load_model(pair[0])
 
 
 def _places(model, answers: list[list[int]], temperature: float, top_k: int) -> list[float]:

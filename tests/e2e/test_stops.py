@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.client import HTTP, Client, parse_info, random_prompts
+from support.client import EXACT, HTTP, Client, assert_same, random_prompts
 
 PROMPTS = random_prompts(3, 21)
 
@@ -14,27 +14,18 @@ def free_running(plain: Client) -> list[dict]:
     return [plain.generate(p, max_new_tokens=60, ignore_eos=True) for p in PROMPTS]
 
 
-def _same(left: dict, right: dict) -> None:
-    assert left["output_ids"] == right["output_ids"]
-    assert left["text"] == right["text"]
-    assert left["meta_info"]["finish_reason"] == right["meta_info"]["finish_reason"]
-    assert left["meta_info"]["completion_tokens"] == right["meta_info"]["completion_tokens"]
-    info = parse_info(left)
-    assert info["accepted_tokens"] + info["target_tokens"] == len(left["output_ids"])
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 15, 16, 17, 18, 33])
 def test_max_new_tokens(plain: Client, token: Client, limit: int):
     for prompt in PROMPTS:
         params = {"max_new_tokens": limit, "ignore_eos": True}
-        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+        assert_same(token.generate(prompt, **params), plain.generate(prompt, **params))
 
 
 @pytest.mark.parametrize("place", [1, 5, 9, 20, 31, 44])
 def test_stop_token(plain: Client, token: Client, free_running: list[dict], place: int):
     for prompt, free in zip(PROMPTS, free_running, strict=True):
         params = {"max_new_tokens": 60, "stop_token_ids": [free["output_ids"][place]]}
-        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+        assert_same(token.generate(prompt, **params), plain.generate(prompt, **params))
 
 
 @pytest.mark.parametrize("place", [3, 12, 30])
@@ -43,7 +34,7 @@ def test_stop_string(plain: Client, token: Client, free_running: list[dict], pla
         text = free["text"]
         start = len(text) * place // 60
         params = {"max_new_tokens": 60, "ignore_eos": True, "stop": [text[start : start + 3]]}
-        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+        assert_same(token.generate(prompt, **params), plain.generate(prompt, **params))
 
 
 def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_running: list[dict]):
@@ -53,25 +44,25 @@ def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_ru
         places = [len(text) * tenths // 10 for tenths in (8, 6, 3, 4)]
         params = {"max_new_tokens": 60, "ignore_eos": True}
         params["stop"] = [text[place : place + 3] for place in places]
-        _same(token.generate(prompt, **params), plain.generate(prompt, **params))
+        assert_same(token.generate(prompt, **params), plain.generate(prompt, **params))
 
 
 def test_end_token(demo_plain: Client, demo: Client, problems: list):
     """The demo pair ends its answers by itself."""
     prompts = [problem.prompt for problem in problems[:6]]
-    lefts = demo.generate_all(prompts, 6, max_new_tokens=200, parse={"threshold": 1.5})
+    lefts = demo.generate_all(prompts, 6, max_new_tokens=200, parse=EXACT)
     rights = demo_plain.generate_all(prompts, 6, max_new_tokens=200)
     for left, right in zip(lefts, rights, strict=True):
-        _same(left, right)
+        assert_same(left, right)
         assert left["meta_info"]["finish_reason"]["type"] == "stop"
 
 
 def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
     prompts = [problem.prompt for problem in problems[:2]]
     params = {"max_new_tokens": 220, "ignore_eos": True}
-    lefts = demo.generate_all(prompts, 2, parse={"threshold": 1.5}, **params)
+    lefts = demo.generate_all(prompts, 2, parse=EXACT, **params)
     for left, right in zip(lefts, demo_plain.generate_all(prompts, 2, **params), strict=True):
-        _same(left, right)
+        assert_same(left, right)
         assert left["meta_info"]["completion_tokens"] == 220
 
 

@@ -16,11 +16,10 @@ import httpx
 import pytest
 
 from sglang_parse.bench.demo.servers import awake
-from support.client import HTTP, Client, ids_of, parse_info, random_prompts
+from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
 from support.servers import SEMANTIC, Start, parse_flags, plugin, two_ranks_environment
 
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
-EXACT = {"threshold": 1.5}
 HANG_LIMIT_S = 30
 
 

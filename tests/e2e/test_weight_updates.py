@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from support.client import Client, ids_of, parse_info, random_prompts, wait_until
 from support.random_pair import PairShape, make_pair
-from support.servers import SEED, Start, parse_flags, served
+from support.servers import SEED, Start, parse_flags, plain_flags, served
 
 SHORT = 9
 LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
@@ -31,14 +31,7 @@ def new_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def plain_new(start_server: Start, new_pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang started with the new target."""
-    yield from served(
-        start_server,
-        "plain-new",
-        "--model-path",
-        str(new_pair[0]),
-        "--disable-overlap-schedule",
-        *SEED,
-    )
+    yield from served(start_server, "plain-new", *plain_flags(new_pair[0]), *SEED)
 
 
 @pytest.fixture(scope="module")

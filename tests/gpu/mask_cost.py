@@ -10,12 +10,9 @@ the same tokens. Mask and plan are made once for all layers, the kernel runs in 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
@@ -23,17 +20,13 @@ from support import paged_inputs
 from support.flashinfer_kernel import Kernel
 from support.paged_inputs import Heads, PagedInputs
 from support.passes import PASSES
+from support.timing import milliseconds
 
 COLUMNS = (
     *("rows", "build", "pack", "plan", "run"),
     *("alias-plan", "alias-run"),
     *("draft-plan", "draft-run"),
 )
-
-
-def milliseconds(work: Callable[[], Any]) -> float:
-    """Median; waits for the device."""
-    return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=0.3).median * 1e3
 
 
 def draft_alone(layout: VerifyLayout) -> VerifyLayout:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from sglang_parse.core.selection import select_cut
-from support.client import parse_info, random_prompts
+from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import DTYPES, SETUPS, Setup
 from support.judged_again import judged_again
 from support.judged_tokens import gaps
+from support.models import load_model
 from support.random_adapter import make_adapter
-from support.servers import QUESTION, SEMANTIC, Start, parse_flags, served
+from support.servers import QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
 
 NEAR_TIE = {"bfloat16": 0.15, "float32": 0.01}
 """Of two tokens, in log probability. bf16: three times the largest gap that two implementations of
@@ -36,8 +36,6 @@ at most 0.0026."""
 LAYOUTS_DIFFER = {"bfloat16": 1e-3, "float32": 1e-5}
 """Between the verdicts of two layouts on one backend."""
 LONG = {"max_new_tokens": 200, "ignore_eos": True}
-EXACT = {"threshold": 1.5}
-"""Every question is asked, nothing is accepted: the answer is the target's."""
 
 
 LAYOUTS = tuple(setup for setup in SETUPS if setup.layout != "auto" and not setup.flags)
@@ -72,7 +70,7 @@ class Servers:
     def plain(self, setup: Setup, *more: str, target: Path | None = None) -> Iterator[Any]:
         """Stock SGLang with ``target``, the random one if there is none."""
         plain, target = Setup(setup.backend, ""), target or self.random_pair[0]
-        flags = ("--model-path", str(target), "--disable-overlap-schedule", *plain.on_gpu)
+        flags = (*plain_flags(target), *plain.on_gpu)
         name = f"plain {target.parent.name} {plain}{' more' if more else ''}"
         return self._client(name, (*flags, *more))
 
@@ -153,10 +151,7 @@ def token_lora(servers: Servers, setup: Setup, adapter: list[str]) -> Iterator[A
 @pytest.fixture(scope="session")
 def target_model() -> Any:
     """The demo target in plain transformers, in fp32."""
-    from transformers import AutoModelForCausalLM
-
-    path = DEMO / "target"
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).cuda().eval()
+    return load_model(DEMO / "target").cuda()
 
 
 def prompts(count: int = 16) -> list[list[int]]:

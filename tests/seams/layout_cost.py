@@ -1,6 +1,6 @@
 """Prints what the two layouts of a verification pass cost one attention layer on a CPU.
 
-    OMP_NUM_THREADS=1 python tests/seams/layout_cost.py
+    OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/seams/layout_cost.py
 
 That is where ``attention.support`` has its preference for ``torch_native`` from. For a GPU:
 ``tests/gpu/mask_cost.py``.
@@ -8,28 +8,21 @@ That is where ``attention.support`` has its preference for ``torch_native`` from
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.utils.benchmark import Timer
 
 from sglang_parse.attention.native import MaskedTorchNativeBackend
 from sglang_parse.attention.spec_input import ParseVerifyInput
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
+from support.timing import milliseconds
 
 HEADS, KV_HEADS, DIM, QUESTION = 8, 4, 64, 12
 PREFIXES, DRAFTS, QUESTIONS = (0, 128, 512, 2048, 8192), (64, 256), (4, 16, 64)
-
-
-def milliseconds(work: Callable[[], Any]) -> float:
-    """Median."""
-    return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=0.2).median * 1e3
 
 
 def costs(prefix: int, draft: int, num_questions: int) -> list[float]:

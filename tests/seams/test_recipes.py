@@ -18,6 +18,7 @@ from support.chat_families import FAMILIES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RECIPES = sorted(path.name for path in EXAMPLES.glob("serve_*.sh"))
+pytestmark = pytest.mark.usefixtures("clean_environment")
 KIB = 1024
 BF16_BYTES = 2
 
@@ -75,14 +76,6 @@ def kv_kib(config: dict) -> int:
     """KiB of KV a token takes in bf16: keys and values of every layer."""
     width = config["num_key_value_heads"] * config["head_dim"]
     return 2 * config["num_hidden_layers"] * width * BF16_BYTES // KIB
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch):
-    """The flags are published to the environment: keep that inside each test."""
-    from sglang_parse.core.config import ENV_VAR
-
-    monkeypatch.setenv(ENV_VAR, "")
 
 
 def write_models(folder: Path, recipe: str) -> dict[str, str]:

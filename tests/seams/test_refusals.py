@@ -15,21 +15,13 @@ import pytest
 from support.demo_pair import DEMO
 from support.random_pair import PairShape, make_pair
 
-pytestmark = pytest.mark.seams
+pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("clean_environment")]
 QUESTION = str(DEMO / "question.json")
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_pair(tmp_path_factory.mktemp("pair"), PairShape(num_layers=1, max_positions=512))
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch):
-    """The flags are published to the environment: keep that inside each test."""
-    from sglang_parse.core.config import ENV_VAR
-
-    monkeypatch.setenv(ENV_VAR, "")
 
 
 def launch(pair: tuple[Path, Path], *flags: str):

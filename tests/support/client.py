@@ -20,6 +20,8 @@ HTTP = httpx.Client(
 )
 """One for all servers, because each new one reads the system's certificates, 50 ms of CPU. It keeps
 no connection: servers are suspended between tests."""
+EXACT = {"threshold": 1.5}
+"""A request's: every question is asked, nothing is accepted, the answer is the target's."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,30 @@ def parse_info(answer: dict[str, Any]) -> dict[str, Any]:
     return info
 
 
+def assert_adds_up(answer: dict[str, Any]) -> None:
+    """Every output token is the draft's or the target's."""
+    info = parse_info(answer)
+    assert info["accepted_tokens"] + info["target_tokens"] == len(answer["output_ids"])
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """PARSE's answer is a plain server's, to the reason it ended for."""
+    assert ours["output_ids"] == theirs["output_ids"]
+    assert ours["text"] == theirs["text"]
+    for name in ("finish_reason", "completion_tokens"):
+        assert ours["meta_info"][name] == theirs["meta_info"][name]
+    assert_adds_up(ours)
+
+
 def ids_of(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
     """The output tokens of finished answers."""
     return [answer["output_ids"] for answer in answers]
+
+
+def greedy_ids(plain: Client, seeds: Sequence[int]) -> dict[int, list[list[int]]]:
+    """Seed -> what a plain server answers to six random prompts, 72 tokens each."""
+    limit = {"max_new_tokens": 72, "ignore_eos": True}
+    return {seed: ids_of(plain.generate_all(random_prompts(6, seed), 6, **limit)) for seed in seeds}
 
 
 def random_prompts(

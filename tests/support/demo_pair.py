@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import problems  # examples/demo_pair is on pytest's pythonpath
-from transformers import AutoTokenizer
+
+from support.models import load_tokenizer
 
 DEMO = Path(problems.__file__).resolve().parent
 
@@ -23,12 +23,8 @@ class RenderedProblem:
         return problems.is_answer_right(self.problem, answer.replace("<|im_end|>", ""))
 
 
-def load_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(DEMO / "target")
-
-
 def held_out(count: int) -> list[RenderedProblem]:
-    tokenizer = load_tokenizer()
+    tokenizer = load_tokenizer(DEMO / "target")
     return [
         RenderedProblem(
             problem,

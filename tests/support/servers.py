@@ -119,6 +119,11 @@ SEMANTIC = (
 """Semantic verification of the random pair."""
 
 
+def plain_flags(target: Path) -> tuple[str, ...]:
+    """Stock SGLang; no overlap, as PARSE runs on a CPU."""
+    return ("--model-path", str(target), "--disable-overlap-schedule")
+
+
 def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     """A PARSE server that drafts whatever it brings: these pairs are here to be judged.
 
