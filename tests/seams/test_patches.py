@@ -5,6 +5,8 @@ import ctypes
 import pytest
 import torch
 
+from support.demo_pair import DEMO
+
 pytestmark = pytest.mark.seams
 
 
@@ -45,7 +47,6 @@ def test_a_patch_that_is_not_in_force_is_an_error(monkeypatch):
 def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
     """The bytes per slot SGLang divides the memory by, against the pools of the demo pair."""
     import json
-    from pathlib import Path
     from types import SimpleNamespace
 
     from sglang.srt.runtime_context import get_parallel
@@ -55,10 +56,8 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
     from sglang_parse.core.config import ENV_VAR, ParseConfig
     from sglang_parse.patches.parse.draft_kv_pool import _add_drafts
 
-    demo = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
-
     def slot_bytes(model: str) -> int:
-        config = json.loads((demo / model / "config.json").read_text())
+        config = json.loads((DEMO / model / "config.json").read_text())
         width = config["num_key_value_heads"] * config["head_dim"]
         return 2 * 4 * config["num_hidden_layers"] * width
 
@@ -67,7 +66,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         spec_algorithm=object.__new__(ParseAlgorithm),
         kv_cache_dtype=torch.float32,
         server_args=SimpleNamespace(
-            speculative_draft_model_path=str(demo / "draft"),
+            speculative_draft_model_path=str(DEMO / "draft"),
             trust_remote_code=False,
             json_model_override_args="{}",
             dtype="float32",
@@ -77,7 +76,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         monkeypatch.setenv(ENV_VAR, "")
         assert _add_drafts(1000, None, kvc) == 1000 + slot_bytes("draft")
         environ: dict[str, str] = {}
-        ParseConfig(continuation="eagle3", eagle3_path=str(demo / "eagle3")).to_env(environ)
+        ParseConfig(continuation="eagle3", eagle3_path=str(DEMO / "eagle3")).to_env(environ)
         monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
         both = slot_bytes("draft") + slot_bytes("eagle3")
         assert _add_drafts(1000, None, kvc) == 1000 + both

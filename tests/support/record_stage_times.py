@@ -26,7 +26,6 @@ from support.demo_pair import held_out
 from support.servers import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
-
 TO = ROOT / "tests" / "unit" / "stage_times.json"
 CONCURRENCIES = (1, 2, 4, 8)
 THRESHOLDS = (0.5, 0.999, 1.0)
