@@ -1,4 +1,4 @@
-"""Runtime changes to stock SGLang: one file each, one ledger entry each (README.md here).
+"""Runtime changes to stock SGLang: one file each, with its entry in the ledger (README.md here).
 
 ``register_all`` hands them to SGLang, which applies them after every plugin has run and only
 logs failures; ``assert_applied`` therefore runs in the worker's constructor, and on a CPU before a

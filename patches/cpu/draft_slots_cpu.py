@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
 
 _LOCS = "sglang.kernels.ops.speculative.cache_locs"
 
@@ -90,12 +90,15 @@ def _cells(
 PATCH = hook_patch(
     "draft_slots_cpu",
     {
-        f"{_LOCS}.assign_extend_cache_locs_func": (assign_extend_cache_locs, HookType.REPLACE),
-        f"{_LOCS}.assign_draft_cache_locs_contiguous_func": (
-            assign_draft_cache_locs_contiguous,
-            HookType.REPLACE,
+        f"{_LOCS}.assign_extend_cache_locs_func": Hook(assign_extend_cache_locs, HookType.REPLACE),
+        f"{_LOCS}.assign_draft_cache_locs_contiguous_func": Hook(
+            assign_draft_cache_locs_contiguous, HookType.REPLACE
         ),
-        f"{_LOCS}.fill_front_out_cache_loc_func": (fill_front_out_cache_loc, HookType.REPLACE),
+        f"{_LOCS}.fill_front_out_cache_loc_func": Hook(fill_front_out_cache_loc, HookType.REPLACE),
     },
-    on_cpu_only,
+    why="stock EAGLE-3 and STANDALONE look up the KV slots of drafts with Triton kernels; a "
+    "CPU has no Triton.",
+    how="the same gathers in plain PyTorch. Only on machines without an accelerator.",
+    removed_when="SGLang has a CPU path for them that needs no compiled CPU kernels.",
+    is_needed=on_cpu_only,
 )

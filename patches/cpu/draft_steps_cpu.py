@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import Patch, hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, Hooks, Patch, on_cpu_only
 
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 
@@ -39,12 +39,13 @@ def _draft_extend_backend(original: Callable, factory: Any) -> Any:
     return MaskedTorchNativeBackend(factory.draft_model_runner)
 
 
-_HOOKS = hook_patch(
-    "draft_steps_cpu",
+_HOOKS = Hooks(
     {
-        f"{_FACTORY}.create_decode_backend": (_decode_backend, HookType.AROUND),
-        f"{_FACTORY}.create_draft_extend_backend": (_draft_extend_backend, HookType.AROUND),
-    },
+        f"{_FACTORY}.create_decode_backend": Hook(_decode_backend, HookType.AROUND, ("self",)),
+        f"{_FACTORY}.create_draft_extend_backend": Hook(
+            _draft_extend_backend, HookType.AROUND, ("self",)
+        ),
+    }
 )
 
 
@@ -62,4 +63,20 @@ def _is_applied() -> bool:
     return _HOOKS.is_applied() and is_registered("torch_native")
 
 
-PATCH = Patch("draft_steps_cpu", _register, _is_applied, on_cpu_only)
+PATCH = Patch(
+    "draft_steps_cpu",
+    targets={
+        **_HOOKS.targets,
+        "sglang.srt.layers.attention.attention_registry.ATTENTION_BACKENDS": (),
+    },
+    register=_register,
+    is_applied=_is_applied,
+    why="`torch_native` attention has no mask for draft trees and no form for the steps that "
+    "grow one.",
+    how="`register_attention_backend` puts `sglang_parse.attention.native` in its place, a "
+    "subclass that does the rest as before; the factory makes the backends of the draft's "
+    "steps from it. Only on machines without an accelerator; other attention backends "
+    "are made by the original.",
+    removed_when="`torch_native` serves speculation.",
+    is_needed=on_cpu_only,
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
 
 
 def _without_pynccl(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -18,10 +18,15 @@ def _without_pynccl(original: Callable, *args: Any, **kwargs: Any) -> Any:
 PATCH = hook_patch(
     "gloo_cpu",
     {
-        "sglang.srt.distributed.parallel_state.init_model_parallel_group": (
-            _without_pynccl,
-            HookType.AROUND,
-        )
+        "sglang.srt.distributed.parallel_state.init_model_parallel_group": Hook(
+            _without_pynccl, HookType.AROUND, ("use_pynccl",)
+        ),
     },
-    on_cpu_only,
+    why="with `--tp-size 2` on a CPU the tensor-parallel group makes an NCCL communicator "
+    'whenever the NCCL library can be loaded, which ends in "Expected a cuda device, but '
+    'got: cpu": stock SGLang stops there before it loads a model.',
+    how="passes `use_pynccl=False`; collectives then use the group's gloo backend. Only on "
+    "machines without an accelerator.",
+    removed_when="SGLang asks for NCCL only on devices that have it.",
+    is_needed=on_cpu_only,
 )

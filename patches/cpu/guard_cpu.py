@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
 
 
 def _assert_patched(*_: Any, **__: Any) -> None:
@@ -18,10 +18,14 @@ def _assert_patched(*_: Any, **__: Any) -> None:
 PATCH = hook_patch(
     "guard_cpu",
     {
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": (
-            _assert_patched,
-            HookType.BEFORE,
-        )
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": Hook(
+            _assert_patched, HookType.BEFORE, ("self", "server_args")
+        ),
     },
-    on_cpu_only,
+    why="a stock speculative worker has no constructor of ours that would notice a patch that "
+    "is not in force.",
+    how="before SGLang makes one, every patch a CPU needs is looked at; one that is not in "
+    "force stops the server with its name. Only on machines without an accelerator.",
+    removed_when="SGLang stops when a hook cannot be applied.",
+    is_needed=on_cpu_only,
 )

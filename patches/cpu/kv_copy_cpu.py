@@ -7,7 +7,7 @@ import ctypes
 import torch
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
 
 
 def copy_all_layer_kv_cache(
@@ -39,10 +39,13 @@ def copy_all_layer_kv_cache(
 PATCH = hook_patch(
     "kv_copy_cpu",
     {
-        "sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_func": (
-            copy_all_layer_kv_cache,
-            HookType.REPLACE,
-        )
+        "sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_func": Hook(
+            copy_all_layer_kv_cache, HookType.REPLACE
+        ),
     },
-    on_cpu_only,
+    why="SGLang moves KV slots with a Triton kernel, and the KV pool's constructor warms it "
+    "up; a CPU has no Triton.",
+    how="the same copy in plain PyTorch and memory moves. Only on machines without an accelerator.",
+    removed_when="SGLang has a CPU path for it.",
+    is_needed=on_cpu_only,
 )

@@ -46,4 +46,17 @@ def _is_applied() -> bool:
     return is_replaced and torch.Tensor.pin_memory is _unpinned
 
 
-PATCH = Patch("lora_cpu", _register, _is_applied, on_cpu_only)
+PATCH = Patch(
+    "lora_cpu",
+    targets={**{f"{name}.torch": () for name in MODULES}, "torch.Tensor.pin_memory": ()},
+    register=_register,
+    is_applied=_is_applied,
+    why="SGLang's LoRA layers and its `torch_native` LoRA backend ask for pinned memory, "
+    "which PyTorch refuses without an accelerator: a CPU server with `--enable-lora` "
+    "stops while it builds its first layer.",
+    how="both modules see a `torch` whose `tensor` and `zeros` ignore `pin_memory`; "
+    "`Tensor.pin_memory` returns the tensor itself. Only on machines without an "
+    "accelerator, where the originals can only raise.",
+    removed_when="SGLang asks `is_pin_memory_available` there, as its LoRA memory pool does.",
+    is_needed=on_cpu_only,
+)

@@ -19,4 +19,16 @@ def _is_applied() -> bool:
     return base._is_cpu is True
 
 
-PATCH = Patch("rotary_cpu", _register, _is_applied, on_cpu_only)
+PATCH = Patch(
+    "rotary_cpu",
+    targets={"sglang.srt.layers.rotary_embedding.base._is_cpu": ()},
+    register=_register,
+    is_applied=_is_applied,
+    why="on a CPU without SGLang's compiled CPU kernels the module imports "
+    "`vllm._custom_ops`, which is not installed.",
+    how="sets the flag, so that the layer's own PyTorch forward is used. Only on machines "
+    "without an accelerator. Not by SGLang's hooks: they replace by identity, and the "
+    "value is a bool.",
+    removed_when="the module falls back to its PyTorch forward by itself.",
+    is_needed=on_cpu_only,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
 
 
 def assign_req_to_token_pool(
@@ -39,10 +39,13 @@ def assign_req_to_token_pool(
 PATCH = hook_patch(
     "slot_table_cpu",
     {
-        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func": (
-            assign_req_to_token_pool,
-            HookType.REPLACE,
-        )
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func": Hook(
+            assign_req_to_token_pool, HookType.REPLACE
+        ),
     },
-    on_cpu_only,
+    why="every speculative algorithm enters new KV slots into its requests' rows with a "
+    "Triton kernel; a CPU has no Triton.",
+    how="the same scatter in plain PyTorch. Only on machines without an accelerator.",
+    removed_when="SGLang has a CPU path for it that needs no compiled CPU kernels.",
+    is_needed=on_cpu_only,
 )

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch, on_cpu_only
+from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
 
 _OPS = "sglang.kernels.ops.speculative"
 NONE = -1
@@ -231,13 +231,18 @@ def fill_accept_out_cache_loc(
 PATCH = hook_patch(
     "tree_cpu",
     {
-        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func": (build_tree, HookType.REPLACE),
-        f"{_OPS}.spec_tree.verify_tree_greedy_func": (verify_greedy, HookType.REPLACE),
-        f"{_OPS}.eagle.fill_bonus_tokens_func": (fill_bonus_tokens, HookType.REPLACE),
-        f"{_OPS}.eagle.fill_accept_out_cache_loc_func": (
-            fill_accept_out_cache_loc,
-            HookType.REPLACE,
+        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func": Hook(build_tree, HookType.REPLACE),
+        f"{_OPS}.spec_tree.verify_tree_greedy_func": Hook(verify_greedy, HookType.REPLACE),
+        f"{_OPS}.eagle.fill_bonus_tokens_func": Hook(fill_bonus_tokens, HookType.REPLACE),
+        f"{_OPS}.eagle.fill_accept_out_cache_loc_func": Hook(
+            fill_accept_out_cache_loc, HookType.REPLACE
         ),
     },
-    on_cpu_only,
+    why="stock EAGLE-3 and STANDALONE build draft trees (chains too), verify them and collect "
+    "what was accepted with CUDA and Triton kernels.",
+    how="the same in plain Python and PyTorch. Only on machines without an accelerator. "
+    "SGLang's own choice of mask, FULL_MASK, stays: it is the flat mask our CPU attention "
+    "takes anyway.",
+    removed_when="SGLang has a CPU path for them that needs no compiled CPU kernels.",
+    is_needed=on_cpu_only,
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 import torch
 
 from sglang_parse.patches.base import Patch, on_cpu_only
 from sglang_parse.patches.cpu.tree_cpu import AcceptedPaths, DraftTree, read_trees
+
+_UTILS = "sglang.srt.speculative.eagle_utils"
 
 
 def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
@@ -129,9 +132,7 @@ REPLACEMENTS = {
 
 
 def _module() -> ModuleType:
-    from sglang.srt.speculative import eagle_utils
-
-    return eagle_utils
+    return importlib.import_module(_UTILS)
 
 
 def _register() -> None:
@@ -145,4 +146,16 @@ def _is_applied() -> bool:
     return all(getattr(_module(), name) is function for name, function in REPLACEMENTS.items())
 
 
-PATCH = Patch("verify_sampling_cpu", _register, _is_applied, on_cpu_only)
+PATCH = Patch(
+    "verify_sampling_cpu",
+    targets={f"{_UTILS}.{name}": () for name in REPLACEMENTS},
+    register=_register,
+    is_applied=_is_applied,
+    why="these are None on a CPU, and a request with temperature above 0 would crash the "
+    "server. (With SGLang's compiled CPU kernels such a request is silently answered "
+    "greedily.)",
+    how="sets them to plain PyTorch functions. Not by SGLang's hooks: they replace by "
+    "identity, and the value is None. Only on machines without an accelerator.",
+    removed_when="SGLang samples under speculation on a CPU.",
+    is_needed=on_cpu_only,
+)

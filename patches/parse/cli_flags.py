@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.core import config
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
@@ -31,7 +31,11 @@ def _publish_settings(original: Callable, *args: Any, **kwargs: Any) -> Any:
 PATCH = hook_patch(
     "cli_flags",
     {
-        f"{_SERVER_ARGS}.add_cli_args": (_add_flags, HookType.AFTER),
-        f"{_SERVER_ARGS}.from_cli_args": (_publish_settings, HookType.AROUND),
+        f"{_SERVER_ARGS}.add_cli_args": Hook(_add_flags, HookType.AFTER, ("parser",)),
+        f"{_SERVER_ARGS}.from_cli_args": Hook(_publish_settings, HookType.AROUND, ("args",)),
     },
+    why="`ServerArgs` accepts no fields of a plugin, so `--parse-...` would be unknown.",
+    how="adds the flags to SGLang's parser; what was parsed goes to the other processes as "
+    "one environment variable.",
+    removed_when="plugins can declare flags.",
 )

@@ -11,7 +11,7 @@ from sglang.srt.runtime_context import get_exec
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 
 def _capture_plain_steps(original: Callable, runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -42,9 +42,20 @@ def _states_for_a_head(runner: Any) -> Iterator[None]:
 PATCH = hook_patch(
     "decode_graphs",
     {
-        "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": (
-            _capture_plain_steps,
-            HookType.AROUND,
-        )
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": Hook(
+            _capture_plain_steps, HookType.AROUND, ("self",)
+        ),
     },
+    why="for every speculative algorithm SGLang captures the target's decode graphs as "
+    "verification steps, as wide as the longest pass of all, and none for a draft model. "
+    "PARSE's passes are ragged and use those of prefills; what recurs in the same shape "
+    "are the draft's and the target's plain decode steps. And an EAGLE-3 head reads the "
+    "target's hidden states of every forward, which SGLang's graphs keep only on servers "
+    "that return them to clients: a step that asks a graph for more than was captured "
+    "ends the server.",
+    how="while a PARSE server's target or draft captures its graphs, its `spec_algorithm` is "
+    "`NONE`; for the target beside a head, SGLang's setting for the hidden states that "
+    "are kept is `full` meanwhile, as it is for its own EAGLE-3. Other servers call the "
+    "original.",
+    removed_when="an algorithm can say which steps are captured, and with which hidden states.",
 )

@@ -7,7 +7,9 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import is_parse
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
+
+_CONFIGURATOR = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator"
 
 
 def _add_drafts(cell_size: int, _configurator: Any, kvc: Any, *_: Any) -> int:
@@ -34,9 +36,12 @@ def _cell_size(model_config: Any, kvc: Any) -> int:
 PATCH = hook_patch(
     "draft_kv_pool",
     {
-        "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": (
-            _add_drafts,
-            HookType.AFTER,
-        )
+        f"{_CONFIGURATOR}._compute_cell_size": Hook(_add_drafts, HookType.AFTER, ("self", "kvc")),
     },
+    why="SGLang divides the memory that is left by what a slot takes in the target's KV pool, "
+    "and counts the draft's pool only for its own algorithms. Under PARSE the draft's "
+    "KV, and an EAGLE-3 head's, came on top: out of memory at start.",
+    how="adds their bytes per slot, for PARSE's target only, by SGLang's own formula for "
+    "draft models.",
+    removed_when="an algorithm can say which pools share the target's slot numbers.",
 )

@@ -7,7 +7,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 
 def _check_path(server_args: Any) -> None:
@@ -23,9 +23,13 @@ def _check_path(server_args: Any) -> None:
 PATCH = hook_patch(
     "draft_path",
     {
-        "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding": (
-            _check_path,
-            HookType.BEFORE,
-        )
+        "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding": Hook(
+            _check_path, HookType.BEFORE, ("server_args",)
+        ),
     },
+    why="before an algorithm's own checks run, SGLang reads the draft model's configuration "
+    "to see whether it is one of its own kinds; a wrong path then ends in an error that "
+    "names neither the flag nor the fix.",
+    how="looks at the path first, for PARSE only.",
+    removed_when="an algorithm's `validate_server_args` runs before the draft model is read.",
 )

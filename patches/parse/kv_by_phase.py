@@ -9,7 +9,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.context import process_context
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 
 def _prepare(original: Callable, batch: Any) -> None:
@@ -28,8 +28,20 @@ def _tokens_required(original: Callable, batch: Any, requests: Any, page_size: i
 PATCH = hook_patch(
     "kv_by_phase",
     {
-        "sglang.srt.speculative.spec_utils.spec_prepare_for_decode": (_prepare, HookType.AROUND),
+        "sglang.srt.speculative.spec_utils.spec_prepare_for_decode": Hook(
+            _prepare, HookType.AROUND, ("batch",)
+        ),
         "sglang.srt.managers.schedule_batch.ScheduleBatch"
-        "._new_tokens_required_next_decode_spec_v2": (_tokens_required, HookType.AROUND),
+        "._new_tokens_required_next_decode_spec_v2": Hook(
+            _tokens_required, HookType.AROUND, ("self", "requests", "page_size")
+        ),
     },
+    why="SGLang reserves twice the draft window for every speculating request at all times. "
+    "PARSE needs different amounts by phase (the next burst; draft and questions for one "
+    "pass; one token), and a standing reserve takes room from the prefix cache.",
+    how="for PARSE batches, slots are allocated and counted by each request's phase; other "
+    "batches call the original.",
+    upstream="https://github.com/sgl-project/sglang/issues/32459 and "
+    "https://github.com/sgl-project/sglang/issues/32574 (the cost of such reserves)",
+    removed_when="an algorithm can answer both questions itself.",
 )

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 ENV_VAR = "SGLANG_PARSE_KV_LOG"
 """File to append to; the patch is in force only where it is set."""
@@ -31,6 +31,16 @@ def _log(_result: None, batch: Any, *_: Any, **__: Any) -> None:
 
 PATCH = hook_patch(
     "kv_log",
-    {"sglang.srt.speculative.spec_utils.spec_prepare_for_decode": (_log, HookType.AFTER)},
-    _is_asked_for,
+    {
+        "sglang.srt.speculative.spec_utils.spec_prepare_for_decode": Hook(
+            _log, HookType.AFTER, ("batch",)
+        ),
+    },
+    why="`make bench-kv` compares the KV slots PARSE holds with those of stock STANDALONE, "
+    "and SGLang reports totals only.",
+    how="after the slots of an iteration are allocated, appends what each request holds "
+    "beyond its committed tokens to the file that the environment variable "
+    "`SGLANG_PARSE_KV_LOG` names. Not applied where it is unset.",
+    removed_when="SGLang reports over-allocated slots per request.",
+    is_needed=_is_asked_for,
 )

@@ -7,7 +7,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 _MANAGER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 
@@ -25,7 +25,11 @@ def _refuse(manager: Any, *_: Any, **__: Any) -> None:
 PATCH = hook_patch(
     "memory_release",
     {
-        f"{_MANAGER}.release_memory_occupation": (_refuse, HookType.BEFORE),
-        f"{_MANAGER}.resume_memory_occupation": (_refuse, HookType.BEFORE),
+        f"{_MANAGER}.release_memory_occupation": Hook(_refuse, HookType.BEFORE, ("self", "obj")),
+        f"{_MANAGER}.resume_memory_occupation": Hook(_refuse, HookType.BEFORE, ("self", "obj")),
     },
+    why="SGLang saves and restores the buffers of the target only; the draft would write "
+    "garbage afterwards.",
+    how="for PARSE servers, both calls end in an error that says so.",
+    removed_when="SGLang keeps the state of draft models too.",
 )

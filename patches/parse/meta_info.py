@@ -9,7 +9,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.context import process_context
-from sglang_parse.patches.base import Patch, hook_patch
+from sglang_parse.patches.base import Hook, Hooks, Patch
 from sglang_parse.telemetry.metrics import response_info
 
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
@@ -27,8 +27,12 @@ def _add_parse(original: Callable, streamer: Any, reqs: list) -> dict[str, list]
     return info
 
 
-_HOOKS = hook_patch(
-    "meta_info", {f"{_STREAMER}.build_additional_customized_info": (_add_parse, HookType.AROUND)}
+_HOOKS = Hooks(
+    {
+        f"{_STREAMER}.build_additional_customized_info": Hook(
+            _add_parse, HookType.AROUND, ("self", "reqs")
+        ),
+    }
 )
 
 
@@ -47,4 +51,13 @@ def _is_applied() -> bool:
     return _HOOKS.is_applied() and _streamer_class().has_additional_customized_info is True
 
 
-PATCH = Patch("meta_info", _register, _is_applied)
+PATCH = Patch(
+    "meta_info",
+    targets={**_HOOKS.targets, f"{_STREAMER}.has_additional_customized_info": ()},
+    register=_register,
+    is_applied=_is_applied,
+    why="responses should say how they were made, and SGLang has no place for an algorithm's "
+    "own figures.",
+    how="adds `parse` to the dictionary the function returns, for PARSE servers only.",
+    removed_when="an algorithm can add to `meta_info`.",
+)

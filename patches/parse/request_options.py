@@ -7,7 +7,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.core.config import ParseConfig, RequestOptions
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 
 def _check_options(_result: None, params: Any, *_: Any, **__: Any) -> None:
@@ -18,9 +18,13 @@ def _check_options(_result: None, params: Any, *_: Any, **__: Any) -> None:
 PATCH = hook_patch(
     "request_options",
     {
-        "sglang.srt.sampling.sampling_params.SamplingParams.verify": (
-            _check_options,
-            HookType.AFTER,
-        )
+        "sglang.srt.sampling.sampling_params.SamplingParams.verify": Hook(
+            _check_options, HookType.AFTER, ("self", "vocab_size")
+        ),
     },
+    why='a bad `custom_params["parse"]` must be refused with a 400 before the request reaches '
+    "the scheduler.",
+    how="after SGLang's own checks, reads the options once; what is wrong is raised as a "
+    "`ValueError`, which every API of SGLang's turns into a 400.",
+    removed_when="an algorithm can check a request's parameters.",
 )

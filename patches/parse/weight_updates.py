@@ -8,7 +8,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_parse.algorithm import is_parse
-from sglang_parse.patches.base import hook_patch
+from sglang_parse.patches.base import Hook, hook_patch
 
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TWO_MODELS = (
@@ -55,9 +55,21 @@ def _refuse_both(original: Callable, manager: Any, request: Any, answer: type) -
 PATCH = hook_patch(
     "weight_updates",
     {
-        f"{_MANAGER}._select_runners": (_target_unless_named, HookType.AROUND),
-        f"{_MANAGER}.begin_weight_update": (_begin, HookType.AROUND),
-        f"{_MANAGER}.update_weights_from_tensor": (_from_tensor, HookType.AROUND),
-        f"{_MANAGER}.update_weights_from_distributed": (_from_distributed, HookType.AROUND),
+        f"{_MANAGER}._select_runners": Hook(
+            _target_unless_named, HookType.AROUND, ("self", "selector")
+        ),
+        f"{_MANAGER}.begin_weight_update": Hook(_begin, HookType.AROUND, ("self", "recv_req")),
+        f"{_MANAGER}.update_weights_from_tensor": Hook(
+            _from_tensor, HookType.AROUND, ("self", "recv_req")
+        ),
+        f"{_MANAGER}.update_weights_from_distributed": Hook(
+            _from_distributed, HookType.AROUND, ("self", "recv_req")
+        ),
     },
+    why="SGLang loads one checkpoint into target and draft alike, which suits drafts that are "
+    "a part of the target. PARSE's draft is a model of its own: it would end as a copy "
+    "of the target, or with weights of the wrong shape.",
+    how="for PARSE servers, checkpoints from disk and IPC go to the target; updates by tensor "
+    "must name one of the two.",
+    removed_when="an algorithm can say whose weights an update without a selector is for.",
 )

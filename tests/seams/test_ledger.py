@@ -1,50 +1,49 @@
 """The patch ledger is true: one entry per patch, one file per patch, every field filled in."""
 
-import re
+import pkgutil
 from pathlib import Path
 
 import pytest
 
+from sglang_parse.patches import PATCHES, ledger
+from sglang_parse.patches.base import Patch
+
 pytestmark = pytest.mark.seams
 
 PATCH_FOLDER = Path(__file__).resolve().parents[2] / "patches"
-NOT_PATCHES = {"__init__"}
 FIELDS = ("Target", "SGLang versions", "Why", "How", "Upstream", "Removed when")
+COMMAND = "python -m sglang_parse.patches.ledger > patches/README.md"
 
 
-def ledger() -> dict[str, str]:
-    """Entry text by patch id."""
-    text = (PATCH_FOLDER / "README.md").read_text(encoding="utf-8")
-    _, *parts = re.split(r"^## (\S+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def test_ledger_registered_patches_and_files_are_the_same():
-    from sglang_parse.patches import PATCHES
-
+def test_registered_patches_and_files_are_the_same():
     names = [patch.name for patch in PATCHES]
-    files = {path.stem for path in PATCH_FOLDER.glob("*/*.py")} - NOT_PATCHES
+    files = {path.stem for path in PATCH_FOLDER.glob("*/*.py")} - {"__init__"}
     assert len(names) == len(set(names))
-    assert sorted(names) == sorted(files) == sorted(ledger())
+    assert sorted(names) == sorted(files)
 
 
-@pytest.mark.parametrize("patch_id", sorted(ledger()))
-def test_every_entry_says_all_there_is_to_say(patch_id):
-    entry = ledger()[patch_id]
-    found = re.findall(r"^- ([^:]+): *\S", entry, flags=re.MULTILINE)
-    assert found == list(FIELDS)
+def test_the_ledger_is_what_the_patches_say():
+    written = (PATCH_FOLDER / "README.md").read_text(encoding="utf-8")
+    assert written == ledger.render(), f"patches/README.md is out of date; renew it: {COMMAND}"
+    headings = [line[4:] for line in written.splitlines() if line.startswith("### ")]
+    assert headings == [patch.name for patch in PATCHES]
+    for field in FIELDS:
+        assert written.count(f"\n- {field}:") == len(PATCHES)
 
 
-@pytest.mark.parametrize("patch_id", sorted(ledger()))
-def test_the_entry_names_what_the_file_changes(patch_id):
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_every_entry_says_all_there_is_to_say(patch: Patch):
+    assert patch.targets
+    for text in (patch.why, patch.how, patch.upstream, patch.removed_when):
+        assert text.strip() == " ".join(text.split())
+        assert text
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_the_entry_names_what_the_file_changes(patch: Patch):
     """Every attribute in the entry's target is one the file names, and it exists upstream."""
-    import pkgutil
-
-    (path,) = PATCH_FOLDER.glob(f"*/{patch_id}.py")
+    (path,) = PATCH_FOLDER.glob(f"*/{patch.name}.py")
     source = path.read_text(encoding="utf-8")
-    target = re.search(r"^- Target:(.*?)^- ", ledger()[patch_id], re.MULTILINE | re.DOTALL)
-    paths = [name for name in re.findall(r"`([^`]+)`", target.group(1)) if "." in name]
-    assert paths
-    for name in paths:
+    for name in patch.targets:
         pkgutil.resolve_name(name)
         assert name.rpartition(".")[2] in source

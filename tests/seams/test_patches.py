@@ -1,6 +1,7 @@
 """Patches: what they compute, and that a patch which is not in force stops the server."""
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,9 +37,8 @@ def test_every_needed_patch_is_in_force_after_sglang_loaded_its_plugins():
 
 def test_a_patch_that_is_not_in_force_is_an_error(monkeypatch):
     from sglang_parse import patches
-    from sglang_parse.patches.base import Patch
 
-    broken = Patch("broken", register=lambda: None, is_applied=lambda: False)
+    broken = replace(patches.PATCHES[0], name="broken", is_applied=lambda: False)
     monkeypatch.setattr(patches, "PATCHES", (broken,))
     with pytest.raises(patches.PatchError, match="broken"):
         patches.assert_applied()
