@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from sglang_parse.patches import cpu, parse
 from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
+from sglang_parse.startup.seams import Seam
 
 PATCHES: tuple[Patch, ...] = (*parse.PATCHES, *cpu.PATCHES)
+
+
+def seams() -> list[Seam]:
+    """What the patches this machine needs change, for ``compat.check``."""
+    return [seam for patch in PATCHES if patch.is_needed() for seam in patch.seams]
 
 
 def register_all() -> None:

@@ -34,16 +34,17 @@ def is_parse(algorithm: object) -> bool:
     return isinstance(algorithm, ParseAlgorithm)
 
 
-def register_algorithm(create_worker: Callable[[Any], type]) -> bool:
+def register_algorithm(
+    create_worker: Callable[[Any], type], validate_server_args: Callable[[Any], None]
+) -> bool:
     """Register the name. False when it was registered before.
 
     Args:
         create_worker: the worker's class, from ``ServerArgs``; called in scheduler processes.
+        validate_server_args: the checks at start; what they raise ends the launcher.
     """
     if get_spec(NAME) is not None:
         return False
-
-    from sglang_parse.startup.checks import validate_server_args
 
     register = SpeculativeAlgorithm.register(
         NAME,

@@ -38,7 +38,6 @@ def validate_server_args(server_args: Any) -> None:
         AdmissionError, BackendError, ConfigError, QuestionError, CompatError: with setting, value
             and fix.
     """
-    compat.check()
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
     _check_settings(server_args)

@@ -38,7 +38,7 @@ def check_version() -> None:
         )
 
 
-def check_seams(seams: Iterable[Seam] = SEAMS) -> None:
+def check_seams(seams: Iterable[Seam]) -> None:
     """Raises: CompatError, naming every seam that is missing or has other parameters."""
     problems = [problem for seam in seams if (problem := _problem(seam))]
     if problems:
@@ -71,7 +71,12 @@ def check_backend(attention_backend: str) -> None:
     check_seams(BACKEND_SEAMS.get(attention_backend, ()))
 
 
-def check() -> None:
-    """The version and the seams of every server, for its start."""
+def check(patched: Iterable[Seam] = ()) -> None:
+    """The version and the seams of every server, for its start.
+
+    Args:
+        patched: what this machine's patches change; they stand above this module, and are handed
+            in (``patches.seams``).
+    """
     check_version()
-    check_seams()
+    check_seams((*SEAMS, *patched))

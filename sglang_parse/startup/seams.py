@@ -1,4 +1,9 @@
-"""What PARSE calls, overrides or reads of SGLang; ``compat`` checks it at every start."""
+"""What PARSE calls, overrides or reads of SGLang; ``compat`` checks it at every start.
+
+Every name that PARSE imports from SGLang is here once, beside what is reached through an object.
+What a patch changes stands in the patch instead (``patches.targets``).
+``tests/seams/test_compat.py`` compares both with the sources.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +18,53 @@ class Seam:
         path: dotted path of the attribute.
         parameters: names it must have; () where it is not called by us.
         why: what PARSE needs it for.
+        through: what in our sources leads to it, where they do not name it.
     """
 
     path: str
     parameters: tuple[str, ...]
     why: str
+    through: str = ""
 
 
 _SPEC = "sglang.srt.speculative"
-_OPS = "sglang.kernels.ops.speculative"
 _MANAGERS = "sglang.srt.managers"
+_FORWARD = "sglang.srt.model_executor.forward_batch_info"
+_METRICS = "sglang.srt.observability.metrics_collector"
 SEAMS = (
     Seam(
         f"{_SPEC}.spec_info.SpeculativeAlgorithm.register",
         ("name", "supports_overlap", "validate_server_args", "spec_class"),
         "registers PARSE under its name",
     ),
-    Seam(f"{_SPEC}.spec_registry.CustomSpecAlgo", (), "base of ParseAlgorithm"),
+    Seam(f"{_SPEC}.spec_info.SpeculativeAlgorithm", (), "names SGLang's own algorithms"),
+    Seam(f"{_SPEC}.spec_registry.CustomSpecAlgo", (), "is the base of ParseAlgorithm"),
+    Seam(f"{_SPEC}.spec_registry.get_spec", ("name",), "tells whether PARSE is registered"),
+    Seam("sglang.srt.plugins.hook_registry.HookRegistry", (), "applies the patches"),
+    Seam(
+        "sglang.srt.plugins.hook_registry.HookRegistry.register",
+        ("target", "hook", "hook_type"),
+        "takes a patch's hooks",
+    ),
+    Seam("sglang.srt.plugins.hook_registry.HookType", (), "says when a patch's hook is called"),
+    Seam(
+        "sglang.srt.arg_groups.overrides.resolving_view",
+        ("server_args",),
+        "shows a server's settings while SGLang completes them",
+    ),
+    Seam(
+        "sglang.srt.configs.model_config.ModelConfig",
+        ("model_path", "trust_remote_code", "context_length", "model_override_args", "dtype"),
+        "says at start what the models are",
+    ),
+    Seam("sglang.srt.configs.model_config.AttentionArch", (), "names the kinds of attention"),
+    Seam(
+        "sglang.srt.utils.hf_transformers_utils.get_tokenizer",
+        ("tokenizer_name", "tokenizer_mode", "trust_remote_code"),
+        "reads the tokenizers as the server does",
+    ),
+    Seam("sglang.srt.model_executor.cuda_graph_config.Backend", (), "names the kinds of graphs"),
+    Seam("sglang.srt.utils.is_confidential_compute", (), "says where overlap is refused"),
     Seam(
         f"{_MANAGERS}.overlap_utils.FutureMap",
         ("device", "spec_algo", "req_to_token_pool"),
@@ -38,17 +73,12 @@ SEAMS = (
     Seam(
         f"{_MANAGERS}.overlap_utils.FutureMap.resolve_seq_lens_cpu",
         ("self", "batch", "stream_ordered"),
-        "called before every launch under overlap: sets the batch's lengths",
+        "is called before every launch under overlap: sets the batch's lengths",
     ),
     Seam(
         f"{_MANAGERS}.utils.GenerationBatchResult.copy_to_cpu",
         ("self", "return_logprob", "return_hidden_states"),
-        "called when the worker has returned: says when the result can be read",
-    ),
-    Seam(
-        f"{_MANAGERS}.scheduler.Scheduler._reqs_finishing_inflight",
-        ("self", "batch"),
-        "replaced for PARSE: an iteration may emit nothing",
+        "is called when the worker has returned: says when the result can be read",
     ),
     Seam(
         "sglang.srt.utils.common.async_h2d",
@@ -60,11 +90,40 @@ SEAMS = (
         ("tensor",),
         "starts the copy of an iteration's numbers to the host",
     ),
-    Seam(f"{_SPEC}.base_spec_worker.BaseSpecWorker", (), "base of the worker"),
+    Seam(f"{_SPEC}.base_spec_worker.BaseSpecWorker", (), "is the base of the worker"),
+    Seam(f"{_SPEC}.base_spec_worker.EagleDraftWorkerBase", (), "is the base of the draft model"),
+    Seam(
+        "sglang.srt.configs.draft_parallel.DraftParallelSpec",
+        ("tp_execution",),
+        "asks for a draft on the target's ranks",
+    ),
+    Seam("sglang.srt.configs.draft_parallel.DraftTPExecution", (), "names these ranks"),
+    Seam(
+        f"{_SPEC}.draft_parallel.resolve_draft_parallel_layout",
+        ("model_spec",),
+        "gives the draft its ranks",
+    ),
+    Seam(f"{_SPEC}.spec_utils.draft_tp_context", ("layout",), "builds and runs on these ranks"),
+    Seam(f"{_SPEC}.spec_utils.draft_pp_context", (), "builds a draft without pipeline stages"),
+    Seam(
+        "sglang.srt.layers.moe.utils.draft_model_build_scope",
+        (),
+        "builds a draft by a draft's settings for experts",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.utils.speculative_moe_backend_context",
+        (),
+        "runs the head's experts by a draft's settings",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.utils.speculative_moe_a2a_backend_context",
+        (),
+        "runs what they exchange by a draft's settings",
+    ),
     Seam(
         "sglang.srt.lora.backend.base_backend.BaseLoRABackend.skip_inactive_lora_batches",
         (),
-        "verification passes hold no request with an adapter and skip the adapter layers",
+        "lets passes, which hold no request with an adapter, skip the adapter layers",
     ),
     Seam(
         f"{_SPEC}.base_spec_worker.BaseSpecWorker.note_request_finished",
@@ -77,39 +136,40 @@ SEAMS = (
         "gives the draft model the target's slot numbers",
     ),
     Seam(
-        f"{_MANAGERS}.tp_worker.TpModelWorker.__init__",
+        f"{_MANAGERS}.tp_worker.TpModelWorker",
         ("server_args", "gpu_id", "nccl_port", "is_draft_worker", "context_length"),
         "builds the draft model",
     ),
     Seam(
         f"{_MANAGERS}.tp_worker.TpModelWorker.forward_batch_generation",
         ("batch",),
-        "prefill and plain decoding of the target",
+        "does prefill and plain decoding of the target",
     ),
     Seam(
-        f"{_SPEC}.spec_utils.spec_prepare_for_decode",
-        ("batch",),
-        "replaced for PARSE: KV slots by phase",
-    ),
-    Seam(
-        f"{_MANAGERS}.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2",
-        ("self", "requests", "page_size"),
-        "replaced for PARSE: the capacity check that goes with it",
-    ),
-    Seam(
-        "sglang.srt.mem_cache.allocation.alloc_token_slots",
-        ("tree_cache", "num_tokens"),
+        "sglang.srt.mem_cache.allocation.alloc_for_spec_decode",
+        (
+            *("tree_cache", "req_to_token_pool", "reqs", "req_pool_indices", "cur_kv_lens"),
+            *("cur_kv_lens_cpu", "nxt_kv_lens", "nxt_kv_lens_cpu", "num_needed_tokens", "batch"),
+        ),
         "allocates slots, evicting from the radix cache",
     ),
     Seam(
-        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
+        "sglang.srt.runtime_context.max_speculative_num_draft_tokens",
+        (),
+        "says how wide a request's row of slot numbers is",
+    ),
+    Seam(f"{_FORWARD}.ForwardMode", (), "says what a forward is"),
+    Seam(f"{_FORWARD}.CaptureHiddenMode", (), "says which hidden states a forward keeps"),
+    Seam(f"{_FORWARD}.ForwardBatch", (), "is what a forward reads"),
+    Seam(
+        f"{_FORWARD}.ForwardBatch.init_new",
         ("batch", "model_runner", "capture_hidden_mode", "return_hidden_states_before_norm"),
         "builds the verification pass",
     ),
     Seam(
         "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.bind_own_plan",
         ("self", "forward_batch"),
-        "required for hand-built batches",
+        "is required for hand-built batches",
     ),
     Seam(
         "sglang.srt.model_executor.model_runner.ModelRunner.sample",
@@ -117,106 +177,70 @@ SEAMS = (
         "samples drafts and the target's own tokens",
     ),
     Seam(
+        "sglang.srt.layers.logits_processor.LogitsProcessorOutput",
+        ("next_token_logits", "hidden_states"),
+        "is what a forward returns",
+    ),
+    Seam(
+        f"{_SPEC}.spec_info.SpecInput", ("spec_input_type",), "is the base of what a pass carries"
+    ),
+    Seam(
+        f"{_SPEC}.spec_info.SpecInputType", (), "names the built-in kinds that PARSE's passes are"
+    ),
+    Seam(
+        "sglang.srt.layers.attention.attention_registry.register_attention_backend",
+        ("name",),
+        "puts PARSE's attention backends in the place of SGLang's",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
+        ("loc", "swa_loc"),
+        "says where the masked backend for the CPU writes KV",
+    ),
+    Seam(
         "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
         ("model_runner",),
-        "base of the masked backend for the CPU",
+        "is the base of the masked backend for the CPU",
     ),
     Seam(
-        f"{_MANAGERS}.scheduler_components.output_streamer."
-        "SchedulerOutputStreamer.build_additional_customized_info",
-        ("self", "reqs"),
-        "puts PARSE's figures into meta_info",
-    ),
-    Seam(
-        "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector",
+        f"{_METRICS}.SchedulerMetricsCollector",
         ("labels", "server_args"),
-        "base of the collector that publishes PARSE's metrics",
+        "is the base of the collector that publishes PARSE's metrics",
     ),
     Seam(
-        "sglang.srt.observability.metrics_collector."
-        "SchedulerMetricsCollector.increment_realtime_tokens",
+        f"{_METRICS}.SchedulerMetricsCollector.increment_realtime_tokens",
         ("self",),
-        "called once per iteration: the moment to publish",
+        "is called once per iteration: the moment to publish",
     ),
     Seam(
-        "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats",
+        f"{_METRICS}.SchedulerMetricsCollector.log_stats",
         ("self", "stats"),
         "gives SGLang's acceptance gauges PARSE's figures",
     ),
     Seam(
-        "sglang.srt.observability.metrics_collector.resolve_collector_class",
+        f"{_METRICS}.resolve_collector_class",
         ("role", "default_cls"),
         "makes the collector that stat_loggers names",
+        through="stat_loggers",
     ),
+    Seam(f"{_METRICS}.STAT_LOGGER_ROLE_SCHEDULER", (), "is the collector's key in stat_loggers"),
+    Seam(f"{_METRICS}.SchedulerStats", (), "is what SGLang's gauges are set from"),
     Seam(
         f"{_MANAGERS}.schedule_batch.Req.output_ids_through_stop",
         (),
-        "output as the client sees it",
-    ),
-    Seam(
-        "sglang.srt.sampling.sampling_params.SamplingParams.verify",
-        ("self", "vocab_size"),
-        "refuses bad custom_params with a 400",
-    ),
-    Seam(
-        f"{_SPEC}.spec_sampling_mask.validate_spec_sampling_mask_request",
-        ("req", "spec_algorithm"),
-        "lets requests for sampling masks in, to be served plainly",
+        "is the output as the client sees it",
     ),
     Seam(
         "sglang.srt.mem_cache.common.checkpoint_kv_cache",
         ("req", "tree_cache"),
         "honours Req.skip_radix_cache_insert: faulty KV stays out of the cache",
+        through="skip_radix_cache_insert",
     ),
-    Seam(
-        f"{_SPEC}.spec_info.SpeculativeAlgorithm.create_worker",
-        ("self", "server_args"),
-        "guards stock speculation on a CPU: every replacement below is in force",
-    ),
+    Seam(f"{_MANAGERS}.schedule_batch.FINISH_ABORT", ("message",), "ends a faulty request"),
     Seam(
         f"{_SPEC}.draft_utils.DraftBackendFactory",
         ("draft_model_runner", "topk", "speculative_num_steps"),
         "makes torch_native backends for a stock draft's steps",
-    ),
-    Seam(
-        f"{_OPS}.cache_locs.assign_extend_cache_locs_func",
-        ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "batch_size"),
-        "replaced on a CPU: slots of the verified tokens",
-    ),
-    Seam(
-        f"{_OPS}.cache_locs.assign_draft_cache_locs_contiguous_func",
-        ("req_pool_indices", "req_to_token", "seq_lens", "out_cache_loc", "topk", "num_cols"),
-        "replaced on a CPU: slots of the drafted tokens",
-    ),
-    Seam(
-        f"{_OPS}.cache_locs.fill_front_out_cache_loc_func",
-        ("num_front", "out_cache_loc", "front_out_cache_loc"),
-        "replaced on a CPU: slots the accepted tokens move to",
-    ),
-    Seam(
-        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func",
-        ("parent_list", "top_scores_index", "seq_lens", "tree_mask", "tree_mask_mode"),
-        "replaced on a CPU: draft trees",
-    ),
-    Seam(
-        f"{_OPS}.spec_tree.verify_tree_greedy_func",
-        ("predicts", "accept_index", "accept_token_num", "candidates", "target_predict"),
-        "replaced on a CPU: greedy verification of draft trees",
-    ),
-    Seam(
-        f"{_OPS}.eagle.fill_bonus_tokens_func",
-        ("accept_tokens", "accept_lens", "bonus_tokens", "accept_stride", "batch_size"),
-        "replaced on a CPU: the token after the accepted ones",
-    ),
-    Seam(
-        f"{_OPS}.eagle.fill_accept_out_cache_loc_func",
-        ("accept_index", "out_cache_loc", "accept_out_cache_loc", "size"),
-        "replaced on a CPU: slots the accepted tokens come from",
-    ),
-    Seam(
-        f"{_SPEC}.eagle_utils.tree_speculative_sampling_target_only",
-        (),
-        "set on a CPU: verification at temperature above 0",
     ),
     Seam(
         f"{_SPEC}.eagle_worker_v2.EagleDraftWorker",
@@ -226,7 +250,7 @@ SEAMS = (
     Seam(
         f"{_SPEC}.eagle_worker_v2.EagleDraftWorker.draft",
         ("self", "batch"),
-        "the head's proposals",
+        "makes the head's proposals",
     ),
     Seam(
         f"{_SPEC}.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",
@@ -236,7 +260,7 @@ SEAMS = (
     Seam(
         f"{_SPEC}.eagle_info.EagleDraftInput",
         ("topk_p", "topk_index", "hidden_states", "bonus_tokens"),
-        "what the head goes on from",
+        "is what the head goes on from",
     ),
     Seam(
         "sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state."
@@ -244,32 +268,15 @@ SEAMS = (
         ("server_args", "model_config", "spec_algorithm", "is_draft_worker"),
         "tells the target which layers' states the head reads",
     ),
-    Seam("sglang.srt.server_args.ServerArgs.add_cli_args", ("parser",), "adds PARSE's flags"),
-    Seam("sglang.srt.server_args.ServerArgs.from_cli_args", ("args",), "reads PARSE's flags"),
-    Seam("sglang.srt.runtime_context.get_spec", (), "speculative settings at run time"),
-    Seam("sglang.srt.runtime_context.get_exec", (), "which hidden states CUDA graphs keep"),
-    Seam("sglang.srt.runtime_context.get_schedule", (), "how many rows a forward may have"),
-    Seam("sglang.srt.runtime_context.get_parallel", (), "the ranks that decide together"),
+    Seam("sglang.srt.runtime_context.get_spec", (), "holds the speculative settings at run time"),
+    Seam("sglang.srt.runtime_context.get_exec", (), "says which hidden states CUDA graphs keep"),
+    Seam("sglang.srt.runtime_context.get_schedule", (), "says how many rows a forward may have"),
+    Seam("sglang.srt.runtime_context.get_parallel", (), "knows the ranks that decide together"),
+    Seam("sglang.srt.runtime_context.attention_backends", (), "knows the backends a server runs"),
     Seam(
         "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
         ("self", "input_", "src"),
         "shares rank 0's decisions",
-    ),
-    Seam(
-        "sglang.srt.distributed.parallel_state.init_model_parallel_group",
-        ("use_pynccl",),
-        "told to leave NCCL alone on a CPU",
-    ),
-    Seam(
-        f"{_MANAGERS}.scheduler_components.weight_updater."
-        "SchedulerWeightUpdaterManager._select_runners",
-        ("self", "selector"),
-        "sends new weights to the target or the draft",
-    ),
-    Seam(
-        f"{_MANAGERS}.tokenizer_control_mixin.TokenizerControlMixin.release_memory_occupation",
-        ("self", "obj"),
-        "refused under PARSE",
     ),
     Seam(
         f"{_MANAGERS}.utils.GenerationBatchResult",
@@ -283,7 +290,7 @@ SEAMS = (
             "speculative_output_stride",
             "num_non_draft_tokens_per_req",
         ),
-        "what the worker returns",
+        "is what the worker returns",
     ),
     Seam(
         f"{_SPEC}.dflash_utils.dflash_draft_cell_size_per_token",
@@ -293,7 +300,30 @@ SEAMS = (
     Seam(
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
         ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "custom_logit_processor"),
-        "sampling parameters of some rows of a batch",
+        "holds the sampling parameters of some rows of a batch",
+    ),
+    Seam(
+        "sglang.srt.sampling.sampling_batch_info.ProcessorEntry",
+        ("processor", "rows", "indices"),
+        "holds the custom logit processors of some rows of a batch",
+    ),
+    Seam("sglang.srt.sampling.sampling_params.TOP_K_ALL", (), "says that top_k is off"),
+    *(
+        Seam(
+            f"{_MANAGERS}.io_struct.{name}",
+            ("success", "message"),
+            "answers that new weights are for one model only",
+        )
+        for name in (
+            "BeginWeightUpdateReqOutput",
+            "UpdateWeightsFromDistributedReqOutput",
+            "UpdateWeightsFromTensorReqOutput",
+        )
+    ),
+    Seam(
+        "sglang.kernels.ops.speculative.spec_tree.TreeMaskMode",
+        (),
+        "says how a stock draft tree's mask is laid out",
     ),
 )
 
@@ -301,9 +331,15 @@ _ATTENTION = "sglang.srt.layers.attention"
 BACKEND_SEAMS = {
     "flashinfer": (
         Seam(
+            f"{_ATTENTION}.flashinfer_backend.FlashInferAttnBackend",
+            (),
+            "is the base of PARSE's backend",
+        ),
+        Seam(
             f"{_ATTENTION}.flashinfer_backend.FlashInferIndicesUpdaterPrefill.update_single_wrapper",
             ("req_pool_indices", "seq_lens", "prefill_wrappers", "use_ragged", "spec_info", "plan"),
             "plans a masked pass",
+            through="indices_updater_prefill",
         ),
         Seam(
             f"{_ATTENTION}.flashinfer_backend.FlashInferAttnBackend.init_forward_metadata_out_graph",
@@ -318,15 +354,25 @@ BACKEND_SEAMS = {
     ),
     "triton": (
         Seam(
+            f"{_ATTENTION}.triton_backend.TritonAttnBackend", (), "is the base of PARSE's backend"
+        ),
+        Seam(
             f"{_ATTENTION}.triton_backend.ForwardMetadata",
             (
                 *("custom_mask", "mask_indptr", "qo_indptr", "kv_indptr", "kv_indices"),
                 "max_extend_len",
             ),
             "takes the mask, or the pseudo-sequences",
+            through="forward_metadata",
         ),
     ),
     "fa3": (
+        Seam(
+            f"{_ATTENTION}.flashattention_backend.FlashAttentionBackend",
+            (),
+            "is the base of PARSE's backend",
+        ),
+        Seam("sglang.srt.utils.get_device_capability", (), "says whether the kernels run here"),
         Seam(
             f"{_ATTENTION}.flashattention_backend.FlashAttentionMetadata",
             (
@@ -334,7 +380,11 @@ BACKEND_SEAMS = {
                 *("max_seq_len_q", "max_seq_len_k"),
             ),
             "takes the pseudo-sequences",
+            through="forward_metadata",
         ),
     ),
 }
 """Looked at where the backend is used: their modules want a GPU's libraries."""
+
+PROGRAM_SEAMS = (Seam("sglang.benchmark.serving.cli_main", (), "loads servers for comparisons"),)
+"""What programs call, and no server: the module takes half a minute to import."""

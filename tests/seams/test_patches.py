@@ -222,10 +222,10 @@ def test_a_length_limit_before_a_stop_string_ends_the_run():
 
 def test_register_is_idempotent():
     from sglang_parse.algorithm import register_algorithm
-    from sglang_parse.plugin import create_worker, register
+    from sglang_parse.plugin import create_worker, register, validate_server_args
 
     register()
-    assert register_algorithm(create_worker) is False
+    assert register_algorithm(create_worker, validate_server_args) is False
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator can pin memory")

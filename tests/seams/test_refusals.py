@@ -6,6 +6,7 @@ then resolves, before any process starts), so nothing here needs a server.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -159,6 +160,7 @@ def test_a_draft_whose_attention_the_backends_do_not_run(pair, monkeypatch):
 
     original = ModelConfig.__init__
 
+    @functools.wraps(original)  # its parameters are looked at
     def latent(self, *args, model_path: str, **kwargs):
         original(self, *args, model_path=model_path, **kwargs)
         if model_path == str(pair[1]):
