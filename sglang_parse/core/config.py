@@ -1,4 +1,4 @@
-"""PARSE's settings: one frozen record, its command-line flags and its way into every process.
+"""PARSE's settings: one frozen model, its command-line flags and its way into every process.
 
 SGLang's own ``ServerArgs`` accepts no foreign fields, and ``sgl.Engine`` no foreign keywords, so
 the settings travel as one JSON environment variable, which spawned processes inherit.
@@ -10,103 +10,97 @@ import argparse
 import json
 import os
 import reprlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from sglang_parse.core.question import BUILT_IN, built_in_questions
 from sglang_parse.core.segment import SegmentRule
-from sglang_parse.core.selection import SELECTIONS
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
-_CHOICES = {
-    "selection": tuple(SELECTIONS),
-    "verification": ("semantic", "token"),
-    "after_cut": ("target", "redraft"),
-    "continuation": ("target", "eagle3"),
-    "drafting": ("auto", "always", "never"),
-    "layout": ("auto", "mask", "alias"),
-    "overlap": ("auto", "on", "off"),
-    "default": ("on", "off"),
-}
 MAX_OPTIONS = 16
 """Longest ``custom_params["parse"]`` that is looked at; every value in it is a number or a bool."""
-_INT_RANGES = {"draft_tokens": (1, 8192), "burst_tokens": (1, 1024), "max_prefixes": (1, 256)}
-_METAVARS = {"question": "FILE", "eagle3_path": "PATH"}
-_HELP = {
-    "draft_tokens": "Draft tokens per round: the draft model writes at most this many, then the "
-    "target judges them.",
-    "burst_tokens": "Draft tokens per scheduler iteration: larger is faster for one request, "
-    "smaller lets others in sooner.",
-    "max_prefixes": "Prefixes judged in one verification pass; more segments are merged.",
-    "segment": "Where a draft may be cut: 'line', 'sentence' or 'tokens:N'.",
-    "question": "JSON file with the verification question, or the name of a built-in one: "
-    f"{', '.join(built_in_questions())}.",
-    "threshold": "Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted "
-    "and greedy output is the plain target's.",
-    "selection": "Which prefix is kept: the longest one before the first rejected one, or the "
-    "longest accepted one.",
-    "verification": "'semantic' asks the target a question per prefix; 'token' keeps the tokens "
-    "the target would have chosen itself (exact).",
-    "after_cut": "After a cut the target writes to the end, or drafting resumes once the target "
-    "has finished its segment.",
-    "continuation": "What writes after a cut and for requests served plainly: the target alone, or "
-    "with an EAGLE-3 head ahead of it (by --speculative-num-steps tokens, 3 by default).",
-    "eagle3_path": "The EAGLE-3 head for the target; needed by --parse-continuation eagle3.",
-    "drafting": "Whether drafts are begun: 'auto' while they pay, by what drafts, passes and plain "
-    "steps took lately and how much of the drafts was kept; or 'always', or 'never'.",
-    "layout": "How a verification pass is run: under a 'mask', or as pseudo-sequences that 'alias' "
-    "their request's KV slots; 'auto' knows what the attention backend does best.",
-    "overlap": "Whether the scheduler works on an iteration's results while the next one runs: "
-    "'auto' does on a GPU, unless --disable-overlap-schedule says no.",
-    "default": "Whether requests use PARSE unless they say otherwise.",
-}
+_STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+Threshold = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 
 
 class ConfigError(ValueError):
     """A setting is out of range or unknown; the text names it, its value and the fix."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParseConfig:
-    """Server-wide settings. Token counts are per request and round."""
+class ParseConfig(BaseModel):
+    """Server-wide settings. Token counts are per request and round.
 
-    draft_tokens: int = 128
-    burst_tokens: int = 16
-    max_prefixes: int = 16
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+    """
+
+    model_config = _STRICT
+
+    draft_tokens: int = Field(128, ge=1, le=8192)
+    """Draft tokens per round: the draft model writes at most this many, then the target judges
+    them."""
+    burst_tokens: int = Field(16, ge=1, le=1024)
+    """Draft tokens per scheduler iteration: larger is faster for one request, smaller lets others
+    in sooner."""
+    max_prefixes: int = Field(16, ge=1, le=256)
+    """Prefixes judged in one verification pass; more segments are merged."""
     segment: str = "line"
-    question: str = ""
-    threshold: float = 0.5
-    selection: str = "first-reject"
-    verification: str = "semantic"
-    after_cut: str = "redraft"
-    continuation: str = "target"
-    eagle3_path: str = ""
-    drafting: str = "auto"
-    layout: str = "auto"
-    overlap: str = "auto"
-    default: str = "on"
+    """Where a draft may be cut: 'line', 'sentence' or 'tokens:N'."""
+    question: str = Field(
+        "",
+        description="JSON file with the verification question, or the name of a built-in one: "
+        f"{', '.join(built_in_questions())}.",
+        json_schema_extra={"metavar": "FILE"},
+    )
+    threshold: Threshold = 0.5
+    """Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted and greedy
+    output is the plain target's."""
+    selection: Literal["first-reject", "longest"] = "first-reject"
+    """Which prefix is kept: the longest one before the first rejected one, or the longest
+    accepted one."""
+    verification: Literal["semantic", "token"] = "semantic"
+    """'semantic' asks the target a question per prefix; 'token' keeps the tokens the target would
+    have chosen itself (exact)."""
+    after_cut: Literal["target", "redraft"] = "redraft"
+    """After a cut the target writes to the end, or drafting resumes once the target has finished
+    its segment."""
+    continuation: Literal["target", "eagle3"] = "target"
+    """What writes after a cut and for requests served plainly: the target alone, or with an
+    EAGLE-3 head ahead of it (by --speculative-num-steps tokens, 3 by default)."""
+    eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
+    """The EAGLE-3 head for the target; needed by --parse-continuation eagle3."""
+    drafting: Literal["auto", "always", "never"] = "auto"
+    """Whether drafts are begun: 'auto' while they pay, by what drafts, passes and plain steps
+    took lately and how much of the drafts was kept; or 'always', or 'never'."""
+    layout: Literal["auto", "mask", "alias"] = "auto"
+    """How a verification pass is run: under a 'mask', or as pseudo-sequences that 'alias' their
+    request's KV slots; 'auto' knows what the attention backend does best."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Whether the scheduler works on an iteration's results while the next one runs: 'auto' does
+    on a GPU, unless --disable-overlap-schedule says no."""
+    default: Literal["on", "off"] = "on"
+    """Whether requests use PARSE unless they say otherwise."""
 
-    def __post_init__(self) -> None:
-        for name, (low, high) in _INT_RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ConfigError(f"{flag(name)} is {value!r}; use a whole number {low}..{high}")
-        for name in ("segment", "question", "eagle3_path"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{flag(name)} is {getattr(self, name)!r}; use a text")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{flag(name)} is {getattr(self, name)!r}; use one of {', '.join(choices)}"
-                )
-        _check_threshold(self.threshold, flag("threshold"))
+    def __init__(self, /, **settings: Any) -> None:
         try:
-            SegmentRule.parse(self.segment)
-        except ValueError as error:
-            raise ConfigError(f"{flag('segment')}: {error}") from error
+            super().__init__(**settings)
+        except ValidationError as error:
+            if unknown := _unknown(error):
+                known = sorted(type(self).model_fields)
+                raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
+            raise ConfigError(_first_problem(error, type(self), flag)) from None
         self._check_continuation()
+
+    @field_validator("segment")
+    @classmethod
+    def _check_segment(cls, text: str) -> str:
+        SegmentRule.parse(text)
+        return text
 
     def _check_continuation(self) -> None:
         setting, path = flag("continuation"), flag("eagle3_path")
@@ -137,7 +131,7 @@ class ParseConfig:
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         """Publish to this process and the ones it will start."""
-        environ[ENV_VAR] = json.dumps(asdict(self))
+        environ[ENV_VAR] = json.dumps(self.model_dump())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> ParseConfig:
@@ -155,15 +149,111 @@ class ParseConfig:
     def from_mapping(cls, content: Any) -> ParseConfig:
         if not isinstance(content, dict):
             raise ConfigError(f"{ENV_VAR} must hold one JSON object, got {content!r}")
-        unknown = sorted(set(content) - {f.name for f in fields(cls)})
-        if unknown:
-            raise ConfigError(f"unknown PARSE settings {unknown}; known: {sorted(_HELP)}")
         return cls(**content)
+
+
+class RequestOptions(BaseModel):
+    """What one request asked for in ``sampling_params.custom_params["parse"]``."""
+
+    model_config = _STRICT
+
+    enabled: bool
+    """Serve this request with PARSE."""
+    threshold: Threshold
+    """Smallest verdict that accepts, for this request."""
+    trace: bool = False
+    """Add one record per round to ``meta_info``."""
+
+    @classmethod
+    def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
+        """Read a request's options; the server's settings fill the gaps.
+
+        Raises:
+            ConfigError: an unknown key, or a value of the wrong type or range.
+        """
+        parse = _object(custom_params, "custom_params").get("parse")
+        options = _object(parse, "custom_params.parse")
+        if len(options) > MAX_OPTIONS:
+            raise ConfigError(
+                f"custom_params.parse has {len(options)} keys; use {MAX_OPTIONS} at most"
+            )
+        server = {"enabled": config.default == "on", "threshold": config.threshold}
+        try:
+            return cls.model_validate({**server, **options})
+        except ValidationError as error:
+            if unknown := _unknown(error):
+                raise ConfigError(
+                    f"custom_params.parse has unknown keys {_shown(unknown)}; "
+                    f"known: {sorted(cls.model_fields)}"
+                ) from None
+            raise ConfigError(_first_problem(error, cls, "custom_params.parse.{}".format)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as the command line, errors and documents show it."""
+
+    name: str
+    field: FieldInfo
+
+    @property
+    def default(self) -> Any:
+        return self.field.default
+
+    @property
+    def description(self) -> str:
+        return " ".join((self.field.description or "").split())
+
+    @property
+    def metavar(self) -> str | None:
+        extra = self.field.json_schema_extra
+        return str(extra["metavar"]) if isinstance(extra, dict) else None
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What it may be, one of these; () for texts and numbers."""
+        return get_args(self.field.annotation)
+
+    @property
+    def wanted(self) -> str:
+        """What it may be, in words."""
+        kind = self.field.annotation
+        if kind is bool:
+            return "true or false"
+        if kind is float:
+            return "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
+        if kind is int:
+            limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}
+            return f"a whole number {limits['ge']}..{limits['le']}"
+        return f"one of {', '.join(self.choices)}" if self.choices else "a text"
+
+
+def settings_of(model: Any) -> list[Setting]:
+    """What ``ParseConfig``, ``RequestOptions`` or ``QuestionWording`` may set, in their order."""
+    return [Setting(name, field) for name, field in model.__pydantic_fields__.items()]
 
 
 def flag(name: str) -> str:
     """The command-line flag of a setting."""
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
+
+
+def _first_problem(
+    error: ValidationError, model: type[BaseModel], shown_as: Callable[[str], str]
+) -> str:
+    """Setting, value found and fix."""
+    problem = error.errors(include_url=False)[0]
+    name = str(problem["loc"][0])
+    if problem["type"] == "value_error":  # raised by a validator of ours
+        return f"{shown_as(name)}: {problem['ctx']['error']}"
+    wanted = Setting(name, model.model_fields[name]).wanted
+    return f"{shown_as(name)} is {_shown(problem['input'])}; use {wanted}"
+
+
+def _unknown(error: ValidationError) -> list[str]:
+    problems = error.errors(include_url=False)
+    kinds = ("extra_forbidden", "invalid_key")
+    return sorted(str(problem["loc"][0]) for problem in problems if problem["type"] in kinds)
 
 
 def _shown(value: object) -> str:
@@ -179,21 +269,13 @@ def _object(value: object, name: str) -> Mapping[Any, Any]:
     return value
 
 
-def _check_threshold(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 2:
-        raise ConfigError(
-            f"{name} is {_shown(value)}; use a number from 0 (accept everything) to 1, or up to 2 "
-            "(above 1 accepts nothing)"
-        )
-
-
 def configure(**settings: Any) -> ParseConfig:
     """Settings for ``sgl.Engine(...)``: call it before the engine is made.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
     """
-    config = ParseConfig.from_mapping(settings)
+    config = ParseConfig(**settings)
     config.to_env()
     return config
 
@@ -201,65 +283,19 @@ def configure(**settings: Any) -> ParseConfig:
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
     """Add PARSE's flags to SGLang's parser (once; SGLang may build it several times)."""
     group = parser.add_argument_group("PARSE (sglang_parse)")
-    defaults = ParseConfig()
-    for setting in fields(ParseConfig):
-        default = getattr(defaults, setting.name)
+    for setting in settings_of(ParseConfig):
         group.add_argument(
             flag(setting.name),
-            type=type(default),
-            default=default,
-            choices=_CHOICES.get(setting.name),
-            metavar=_METAVARS.get(setting.name),
-            help=_HELP[setting.name],
+            type=type(setting.default),
+            default=setting.default,
+            choices=setting.choices or None,
+            metavar=setting.metavar,
+            help=setting.description,
         )
 
 
 def config_from_namespace(namespace: argparse.Namespace) -> ParseConfig | None:
     """The settings on a parsed command line, or None where the parser had no PARSE flags."""
-    values = {
-        f.name: getattr(namespace, _FLAG_PREFIX + f.name)
-        for f in fields(ParseConfig)
-        if hasattr(namespace, _FLAG_PREFIX + f.name)
-    }
+    flags = {name: _FLAG_PREFIX + name for name in ParseConfig.model_fields}
+    values = {name: getattr(namespace, key) for name, key in flags.items() if key in namespace}
     return ParseConfig(**values) if values else None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """What one request asked for in ``sampling_params.custom_params["parse"]``."""
-
-    enabled: bool
-    threshold: float
-    trace: bool
-
-    @classmethod
-    def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
-        """Read a request's options; the server's settings fill the gaps.
-
-        Raises:
-            ConfigError: an unknown key, or a value of the wrong type or range.
-        """
-        parse = _object(custom_params, "custom_params").get("parse")
-        options = _object(parse, "custom_params.parse")
-        if len(options) > MAX_OPTIONS:
-            raise ConfigError(
-                f"custom_params.parse has {len(options)} keys; use {MAX_OPTIONS} at most"
-            )
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(str(key) for key in set(options) - known)
-        if unknown:
-            raise ConfigError(
-                f"custom_params.parse has unknown keys {_shown(unknown)}; known: {sorted(known)}"
-            )
-        for name in ("enabled", "trace"):
-            if not isinstance(options.get(name, False), bool):
-                raise ConfigError(
-                    f"custom_params.parse.{name} is {_shown(options[name])}; use true or false"
-                )
-        threshold = options.get("threshold", config.threshold)
-        _check_threshold(threshold, "custom_params.parse.threshold")
-        return cls(
-            enabled=options.get("enabled", config.default == "on"),
-            threshold=float(threshold),
-            trace=options.get("trace", False),
-        )

@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 BUILT_IN = Path(__file__).parent / "questions"
 DEFAULT_QUESTION_FILE = BUILT_IN / "default.json"
@@ -33,32 +37,38 @@ def built_in_questions() -> list[str]:
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))
 
 
-@dataclass(frozen=True, slots=True)
+_NeededText = Annotated[str, Field(min_length=1)]
+
+
+@pydantic_dataclass(
+    frozen=True,
+    slots=True,
+    config=ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True),
+)
 class QuestionWording:
-    """What a question file holds.
+    """What a question file holds; all are texts."""
 
-    Attributes:
-        partial: user turn that asks about an unfinished answer.
-        complete: user turn that asks about the finished answer.
-        accept, reject: texts of the verdict tokens.
-        opening: text put after the opened assistant turn; "" closes a think block that the
-            template opens there, and adds nothing for all other models.
-        suffix: the whole rendered suffix with ``{question}`` in it, for templates that drop or
-            rewrite earlier turns; "" renders with the chat template.
-        thinking: user turn that asks about reasoning cut inside a think block; "" asks ``partial``.
-        think_start, think_end: tokens around a think block; "" is ``<think>`` and ``</think>``
-            where the tokenizer has them as single tokens.
-    """
-
-    partial: str
-    complete: str
-    accept: str
-    reject: str
+    partial: _NeededText
+    """User turn that asks about an unfinished answer."""
+    complete: _NeededText
+    """User turn that asks about the finished answer."""
+    accept: _NeededText
+    """Text of the verdict token that accepts."""
+    reject: _NeededText
+    """Text of the verdict token that rejects."""
     opening: str = ""
+    """Text put after the opened assistant turn; "" closes a think block that the template opens
+    there, and adds nothing for all other models."""
     suffix: str = ""
+    """The whole rendered suffix with ``{question}`` in it, for templates that drop or rewrite
+    earlier turns; "" renders with the chat template."""
     thinking: str = ""
+    """User turn that asks about reasoning cut inside a think block; "" asks ``partial``."""
     think_start: str = ""
+    """Token that opens a think block; "" is ``<think>`` where the tokenizer has it as a single
+    token."""
     think_end: str = ""
+    """Token that closes a think block; "" is ``</think>``, likewise."""
 
     @property
     def think_marks(self) -> tuple[str, str]:
@@ -86,32 +96,35 @@ class QuestionWording:
             ) from error
         if not text.strip():
             raise QuestionError(
-                f"question file {str(path)!r} is empty; it needs the keys {cls._required()}"
+                f"question file {str(path)!r} is empty; it needs the keys {_NEEDED}"
             )
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
             raise QuestionError(f"question file {str(path)!r} is not JSON: {error}") from error
-        return cls._from_content(content, str(path))
-
-    @classmethod
-    def _required(cls) -> list[str]:
-        return ["partial", "complete", "accept", "reject"]
-
-    @classmethod
-    def _from_content(cls, content: Any, path: str) -> QuestionWording:
         if not isinstance(content, dict):
-            raise QuestionError(f"question file {path!r} must hold one JSON object")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(content) - known)
-        missing = [key for key in cls._required() if not content.get(key)]
-        not_text = sorted(key for key, value in content.items() if not isinstance(value, str))
-        if unknown or missing or not_text:
-            raise QuestionError(
-                f"question file {path!r}: missing or empty {missing}, unknown {unknown}, "
-                f"not text {not_text}; its keys are {sorted(known)}, all texts"
-            )
-        return cls(**content)
+            raise QuestionError(f"question file {str(path)!r} must hold one JSON object")
+        try:
+            return cls(**content)
+        except ValidationError as error:
+            raise QuestionError(f"question file {str(path)!r}: {_wrong_keys(error)}") from None
+
+
+_KEYS = sorted(field.name for field in fields(QuestionWording))
+_NEEDED = [field.name for field in fields(QuestionWording) if field.default is MISSING]
+
+
+def _wrong_keys(error: ValidationError) -> str:
+    """All that is wrong with a question file's keys."""
+    problems: dict[str, list[str]] = defaultdict(list)
+    for problem in error.errors(include_url=False):
+        problems[problem["type"]].append(str(problem["loc"][0]))
+    empty = [key for key in _NEEDED if key in problems["missing"] + problems["string_too_short"]]
+    unknown = sorted(problems["unexpected_keyword_argument"])
+    return (
+        f"missing or empty {empty}, unknown {unknown}, not text {sorted(problems['string_type'])}; "
+        f"its keys are {_KEYS}, all texts"
+    )
 
 
 @dataclass(frozen=True, slots=True)

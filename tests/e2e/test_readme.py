@@ -89,12 +89,10 @@ NO_VALUE = {"question": "built in", "eagle3_path": "none"}
 
 def flags_table() -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
-    defaults = config.ParseConfig()
-    for setting in fields(config.ParseConfig):
-        name = config.flag(setting.name)
-        default = getattr(defaults, setting.name)
+    for setting in config.settings_of(config.ParseConfig):
+        name, default = config.flag(setting.name), setting.default
         shown = f"`{default}`" if default != "" else NO_VALUE[setting.name]
-        rows.append(f"| `{name}` | {shown} | {config._HELP[setting.name]} |")
+        rows.append(f"| `{name}` | {shown} | {setting.description} |")
     return "\n".join(rows) + "\n"
 
 
@@ -117,7 +115,7 @@ def test_metrics_table_equals_the_metrics():
 
 def test_request_options_and_counters_are_documented():
     text = readme()
-    for field in (*fields(config.RequestOptions), *fields(Stats)):
+    for field in (*config.settings_of(config.RequestOptions), *fields(Stats)):
         assert f"`{field.name}`" in text
 
 

@@ -303,6 +303,6 @@ def test_flags_are_in_help(capsys: pytest.CaptureFixture[str], pair):
     with pytest.raises(SystemExit):
         launch(pair, "--help")
     shown = capsys.readouterr().out
-    from sglang_parse.core.config import _HELP, flag
+    from sglang_parse.core.config import ParseConfig, flag
 
-    assert all(flag(name) in shown for name in _HELP)
+    assert all(flag(name) in shown for name in ParseConfig.model_fields)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import asdict, fields
 
 import pytest
 
@@ -15,8 +14,10 @@ from sglang_parse.core.config import (
     config_from_namespace,
     configure,
     flag,
+    settings_of,
 )
-from sglang_parse.core.question import DEFAULT_QUESTION_FILE
+from sglang_parse.core.question import DEFAULT_QUESTION_FILE, QuestionWording
+from sglang_parse.core.selection import SELECTIONS
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +42,7 @@ CHANGED = ParseConfig(
 
 def test_the_record_of_changes_changes_every_setting():
     defaults = ParseConfig()
-    assert all(getattr(CHANGED, f.name) != getattr(defaults, f.name) for f in fields(ParseConfig))
+    assert all(value != getattr(defaults, name) for name, value in CHANGED)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_configure_publishes_or_refuses(monkeypatch):
     assert ParseConfig.from_env() == ParseConfig()
     # monkeypatch removes it again at the end, because it knows the variable.
     monkeypatch.setenv(ENV_VAR, "")
-    assert configure(**asdict(CHANGED)) == CHANGED
+    assert configure(**CHANGED.model_dump()) == CHANGED
     assert ParseConfig.from_env() == CHANGED
 
 
@@ -155,7 +156,7 @@ def test_command_line_defaults():
 
 def test_command_line_reaches_every_setting():
     arguments = [
-        word for name, value in asdict(CHANGED).items() for word in (flag(name), str(value))
+        word for name, value in CHANGED.model_dump().items() for word in (flag(name), str(value))
     ]
     assert config_from_namespace(parser().parse_args(arguments)) == CHANGED
 
@@ -174,7 +175,26 @@ def test_command_line_refusals(capsys):
 
 def test_help_names_every_flag():
     text = parser().format_help()
-    assert all(flag(f.name) in text for f in fields(ParseConfig))
+    assert all(flag(name) in text for name in ParseConfig.model_fields)
+
+
+@pytest.mark.parametrize("model", [ParseConfig, RequestOptions, QuestionWording])
+def test_every_setting_says_what_it_is(model: type):
+    for setting in settings_of(model):
+        assert setting.description.endswith(".")
+        assert "\n" not in setting.description
+        assert setting.wanted
+
+
+def test_every_selection_can_be_chosen():
+    (selection,) = [s for s in settings_of(ParseConfig) if s.name == "selection"]
+    assert selection.choices == tuple(SELECTIONS)
+
+
+@pytest.mark.parametrize("name", ["self", "cls"])
+def test_no_name_is_too_odd_to_be_refused(name: str):
+    with pytest.raises(ConfigError, match="unknown PARSE settings"):
+        ParseConfig.from_mapping({name: 1})
 
 
 @pytest.mark.parametrize("custom_params", [None, {}, {"other": 1}, {"parse": None}, {"parse": {}}])
@@ -231,4 +251,4 @@ def test_an_error_does_not_repeat_a_long_value(options):
 def test_published_settings_are_plain_json():
     environ: dict[str, str] = {}
     CHANGED.to_env(environ)
-    assert json.loads(environ[ENV_VAR]) == asdict(CHANGED)
+    assert json.loads(environ[ENV_VAR]) == CHANGED.model_dump()
