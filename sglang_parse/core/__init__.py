@@ -1,0 +1,18 @@
+"""The method, without SGLang: what is asked, judged and kept of a draft. In a round's order:
+
+    config      the settings, and what one request may ask for
+    segment     a draft's natural ends; prefix k is its first k segments
+    question    the tokens that ask whether a prefix is right, and the two verdict tokens
+    layout      the rows of a verification pass: half-open intervals, and who owns each
+    mask        which row sees which column
+    selection   verdicts to the cut
+    simulation  a cut at a wanted share instead, for benchmarks
+    request     the state machine of one request: every change of its state is made there
+    slots       who moves how far in the next iteration, and with how many KV slots
+    payoff      does drafting pay now?
+    tally       what is counted on the way
+    reference   the slow truth, which packed passes are tested against
+
+Tensors are in ``mask`` and ``reference`` only. Nothing here imports SGLang (an import-linter
+contract), so all of it runs, and is tested, with PyTorch alone.
+"""

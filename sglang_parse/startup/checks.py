@@ -26,6 +26,41 @@ from sglang_parse.startup.models import (
     refuse,
     tokenizer_of,
 )
+from sglang_parse.telemetry.prometheus import with_parse_metrics
+
+_NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
+_ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "pp_size": ((1,), "PARSE runs without pipeline parallelism"),
+    "enable_dp_attention": ((False,), "PARSE runs without DP attention"),
+    "attn_cp_size": ((1,), "PARSE runs without context parallelism"),
+    "dcp_size": ((1,), "PARSE runs without context parallelism"),
+    "disaggregation_mode": (("null", None), "PARSE runs prefill and decode in one server"),
+    "enable_return_hidden_states": ((False,), "PARSE returns no hidden states"),
+    "enable_beam_search": ((False,), "PARSE runs without beam search"),
+    "enable_pdmux": ((False,), "PARSE runs prefill and decode one after the other"),
+    "enable_two_batch_overlap": ((False,), "PARSE's batches are not split in two"),
+    # Any other value would be ignored, or reach an EAGLE-3 head.
+    "enable_multi_layer_eagle": ((False,), _NOT_PARSES),
+    "speculative_accept_threshold_acc": ((1.0,), _NOT_PARSES),
+    "speculative_accept_threshold_single": ((1.0,), _NOT_PARSES),
+    "speculative_adaptive": ((False,), _NOT_PARSES),
+    "speculative_draft_sink_size": ((None,), _NOT_PARSES),
+    "speculative_draft_window_size": ((None,), _NOT_PARSES),
+    "speculative_token_map": ((None,), _NOT_PARSES),
+    "speculative_use_block_verification": ((False,), _NOT_PARSES),
+    "speculative_use_rejection_sampling": ((False,), _NOT_PARSES),
+}
+"""SGLang's settings that PARSE cannot work with: the values it can, and the fix for all others."""
+
+_NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "triton": ("enable_deterministic_inference", bool, "use flashinfer or fa3 with it"),
+    "fa3": (
+        "kv_cache_dtype",
+        lambda dtype: str(dtype).startswith("fp8"),
+        "leave it out, or use flashinfer or triton with it",
+    ),
+}
+"""Where an attention backend would run a pass through kernels PARSE does not plan for."""
 
 
 def validate_server_args(server_args: Any) -> None:
@@ -47,56 +82,21 @@ def validate_server_args(server_args: Any) -> None:
     target = check_models(server_args, tokenizer)
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
-    tail = 1 + config.draft_tokens
-    if question is not None:
-        tail += config.max_prefixes * question.max_len
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
     # slots themselves are allocated by phase.
-    server_args.speculative_num_draft_tokens = tail
+    server_args.speculative_num_draft_tokens = _longest_pass(config, question)
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
-    from sglang_parse.telemetry.prometheus import with_parse_metrics
-
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
 
 
-# Where an attention backend would run a pass through kernels PARSE does not plan for.
-_NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
-    "triton": ("enable_deterministic_inference", bool, "use flashinfer or fa3 with it"),
-    "fa3": (
-        "kv_cache_dtype",
-        lambda dtype: str(dtype).startswith("fp8"),
-        "leave it out, or use flashinfer or triton with it",
-    ),
-}
-
-
-_NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
-_OTHERS_SETTINGS = {
-    "enable_multi_layer_eagle": False,
-    "speculative_accept_threshold_acc": 1.0,
-    "speculative_accept_threshold_single": 1.0,
-    "speculative_adaptive": False,
-    "speculative_draft_sink_size": None,
-    "speculative_draft_window_size": None,
-    "speculative_token_map": None,
-    "speculative_use_block_verification": False,
-    "speculative_use_rejection_sampling": False,
-}
-"""With the values that mean nothing; any other would be ignored, or reach an EAGLE-3 head."""
-
-
 def _check_settings(args: Any) -> None:
+    """Raises: AdmissionError, BackendError, for the first of SGLang's settings that cannot be."""
     phases = ("prefill", "decode", "speculative_draft")
-    check_backends(
-        args.device,
-        args.attention_backend,
-        {
-            flag_of(name): getattr(args, name, None)
-            for name in (f"{phase}_attention_backend" for phase in phases)
-        },
-    )
+    names = [f"{phase}_attention_backend" for phase in phases]
+    others = {flag_of(name): getattr(args, name, None) for name in names}
+    check_backends(args.device, args.attention_backend, others)
     if args.attention_backend in _NOT_WITH:
         name, is_wrong, fix = _NOT_WITH[args.attention_backend]
         value = getattr(args, name, None)
@@ -105,21 +105,16 @@ def _check_settings(args: Any) -> None:
     if args.cuda_graph_config.prefill.backend == Backend.FULL:
         # Attention inside the graph knows neither masks nor pseudo-sequences.
         refuse("--cuda-graph-backend-prefill", Backend.FULL, f"use {Backend.BREAKABLE}")
-    for name, allowed, fix in (
-        ("pp_size", (1,), "PARSE runs without pipeline parallelism"),
-        ("enable_dp_attention", (False,), "PARSE runs without DP attention"),
-        ("attn_cp_size", (1,), "PARSE runs without context parallelism"),
-        ("dcp_size", (1,), "PARSE runs without context parallelism"),
-        ("disaggregation_mode", ("null", None), "PARSE runs prefill and decode in one server"),
-        ("enable_return_hidden_states", (False,), "PARSE returns no hidden states"),
-        ("enable_beam_search", (False,), "PARSE runs without beam search"),
-        ("enable_pdmux", (False,), "PARSE runs prefill and decode one after the other"),
-        ("enable_two_batch_overlap", (False,), "PARSE's batches are not split in two"),
-        *((name, (default,), _NOT_PARSES) for name, default in _OTHERS_SETTINGS.items()),
-    ):
+    for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name, allowed[0])
         if value not in allowed:
             refuse(flag_of(name), value, fix)
+
+
+def _longest_pass(config: ParseConfig, question: Question | None) -> int:
+    """Tokens of a pass at most: the last one committed, the draft, a question for each prefix."""
+    question_len = 0 if question is None else question.max_len
+    return 1 + config.draft_tokens + config.max_prefixes * question_len
 
 
 def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang_parse.core.config import ParseConfig, flag
 
@@ -12,7 +12,7 @@ class AdmissionError(ValueError):
     """A server configuration PARSE cannot work with: setting, value found, fix."""
 
 
-def refuse(setting: str, value: object, fix: str) -> None:
+def refuse(setting: str, value: object, fix: str) -> NoReturn:
     raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
 
 
@@ -29,8 +29,7 @@ def check_draft_path(path: str | None) -> None:
     setting = "--speculative-draft-model-path"
     if not path:
         refuse(setting, path, "give the small model that writes the drafts")
-    else:
-        _check_folder(path, setting)
+    _check_folder(path, setting)
 
 
 def _check_folder(path: str, setting: str) -> None:
@@ -42,12 +41,38 @@ def _check_folder(path: str, setting: str) -> None:
 
 def check_models(args: Any, tokenizer: Any) -> Any:
     """The target's ``ModelConfig``. Raises: AdmissionError, where the two do not fit."""
-    from sglang.srt.configs.model_config import AttentionArch
-
-    draft_path = args.speculative_draft_model_path
+    setting, draft_path = "--speculative-draft-model-path", args.speculative_draft_model_path
     check_draft_path(draft_path)
     target = _model_config(args, args.model_path, args.context_length, "--model-path")
-    draft = _model_config(args, draft_path, None, "--speculative-draft-model-path")
+    draft = _model_config(args, draft_path, None, setting)
+    _check_attention(target, draft)
+    if target.vocab_size != draft.vocab_size:
+        refuse(
+            setting,
+            f"{draft_path} with {draft.vocab_size} tokens, the target has {target.vocab_size}",
+            "use a draft model with the target's vocabulary",
+        )
+    if draft.num_attention_heads % args.tp_size:
+        refuse(
+            "--tp-size",
+            args.tp_size,
+            f"use one that divides the draft model's {draft.num_attention_heads} attention heads",
+        )
+    if draft.context_len < target.context_len:
+        refuse(
+            setting,
+            f"{draft_path} with context length {draft.context_len}, "
+            f"the target has {target.context_len}",
+            f"use a longer draft model, or --context-length {draft.context_len}",
+        )
+    _check_tokenizers(args, tokenizer, draft_path)
+    return target
+
+
+def _check_attention(target: Any, draft: Any) -> None:
+    """Raises: AdmissionError, for attention that PARSE's passes cannot run."""
+    from sglang.srt.configs.model_config import AttentionArch
+
     window = getattr(target.hf_text_config, "sliding_window", None)
     uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
     if target.is_hybrid_swa or (window and uses_window):
@@ -60,27 +85,6 @@ def check_models(args: Any, tokenizer: Any) -> Any:
         if model.attention_arch is not AttentionArch.MHA:
             fix = "use models with ordinary (multi-head or grouped-query) attention"
             refuse(f"attention of the {name} model", model.attention_arch.name, fix)
-    if target.vocab_size != draft.vocab_size:
-        refuse(
-            "--speculative-draft-model-path",
-            f"{draft_path} with {draft.vocab_size} tokens, the target has {target.vocab_size}",
-            "use a draft model with the target's vocabulary",
-        )
-    if draft.num_attention_heads % args.tp_size:
-        refuse(
-            "--tp-size",
-            args.tp_size,
-            f"use one that divides the draft model's {draft.num_attention_heads} attention heads",
-        )
-    if draft.context_len < target.context_len:
-        refuse(
-            "--speculative-draft-model-path",
-            f"{draft_path} with context length {draft.context_len}, "
-            f"the target has {target.context_len}",
-            f"use a longer draft model, or --context-length {draft.context_len}",
-        )
-    _check_tokenizers(args, tokenizer, draft_path)
-    return target
 
 
 def slot_sharers(args: Any) -> list[Any]:
