@@ -32,6 +32,7 @@ _MANAGERS = "sglang.srt.managers"
 _FORWARD = "sglang.srt.model_executor.forward_batch_info"
 _METRICS = "sglang.srt.observability.metrics_collector"
 SEAMS = (
+    # The name, and the patches' hooks
     Seam(
         f"{_SPEC}.spec_info.SpeculativeAlgorithm.register",
         ("name", "supports_overlap", "validate_server_args", "spec_class"),
@@ -47,11 +48,7 @@ SEAMS = (
         "takes a patch's hooks",
     ),
     Seam("sglang.srt.plugins.hook_registry.HookType", (), "says when a patch's hook is called"),
-    Seam(
-        "sglang.srt.arg_groups.overrides.resolving_view",
-        ("server_args",),
-        "shows a server's settings while SGLang completes them",
-    ),
+    # A server's settings and models
     Seam(
         "sglang.srt.configs.model_config.ModelConfig",
         ("model_path", "trust_remote_code", "context_length", "model_override_args", "dtype"),
@@ -65,66 +62,12 @@ SEAMS = (
     ),
     Seam("sglang.srt.model_executor.cuda_graph_config.Backend", (), "names the kinds of graphs"),
     Seam("sglang.srt.utils.is_confidential_compute", (), "says where overlap is refused"),
-    Seam(
-        f"{_MANAGERS}.overlap_utils.FutureMap",
-        ("device", "spec_algo", "req_to_token_pool"),
-        "the scheduler asks every algorithm to create one",
-    ),
-    Seam(
-        f"{_MANAGERS}.overlap_utils.FutureMap.resolve_seq_lens_cpu",
-        ("self", "batch", "stream_ordered"),
-        "is called before every launch under overlap: sets the batch's lengths",
-    ),
-    Seam(
-        f"{_MANAGERS}.utils.GenerationBatchResult.copy_to_cpu",
-        ("self", "return_logprob", "return_hidden_states"),
-        "is called when the worker has returned: says when the result can be read",
-    ),
-    Seam(
-        "sglang.srt.utils.common.async_h2d",
-        ("args", "dtype", "device"),
-        "sends an iteration's numbers to the device without a wait",
-    ),
-    Seam(
-        "sglang.srt.utils.common.async_d2h",
-        ("tensor",),
-        "starts the copy of an iteration's numbers to the host",
-    ),
+    Seam("sglang.srt.runtime_context.get_spec", (), "holds the speculative settings at run time"),
+    Seam("sglang.srt.runtime_context.get_exec", (), "says which hidden states CUDA graphs keep"),
+    Seam("sglang.srt.runtime_context.get_schedule", (), "says how many rows a forward may have"),
+    Seam("sglang.srt.runtime_context.get_parallel", (), "knows the ranks that decide together"),
+    # The worker and its scheduler
     Seam(f"{_SPEC}.base_spec_worker.BaseSpecWorker", (), "is the base of the worker"),
-    Seam(f"{_SPEC}.base_spec_worker.EagleDraftWorkerBase", (), "is the base of the draft model"),
-    Seam(
-        "sglang.srt.configs.draft_parallel.DraftParallelSpec",
-        ("tp_execution",),
-        "asks for a draft on the target's ranks",
-    ),
-    Seam("sglang.srt.configs.draft_parallel.DraftTPExecution", (), "names these ranks"),
-    Seam(
-        f"{_SPEC}.draft_parallel.resolve_draft_parallel_layout",
-        ("model_spec",),
-        "gives the draft its ranks",
-    ),
-    Seam(f"{_SPEC}.spec_utils.draft_tp_context", ("layout",), "builds and runs on these ranks"),
-    Seam(f"{_SPEC}.spec_utils.draft_pp_context", (), "builds a draft without pipeline stages"),
-    Seam(
-        "sglang.srt.layers.moe.utils.draft_model_build_scope",
-        (),
-        "builds a draft by a draft's settings for experts",
-    ),
-    Seam(
-        "sglang.srt.layers.moe.utils.speculative_moe_backend_context",
-        (),
-        "runs the head's experts by a draft's settings",
-    ),
-    Seam(
-        "sglang.srt.layers.moe.utils.speculative_moe_a2a_backend_context",
-        (),
-        "runs what they exchange by a draft's settings",
-    ),
-    Seam(
-        "sglang.srt.lora.backend.base_backend.BaseLoRABackend.skip_inactive_lora_batches",
-        (),
-        "lets passes, which hold no request with an adapter, skip the adapter layers",
-    ),
     Seam(
         f"{_SPEC}.base_spec_worker.BaseSpecWorker.note_request_finished",
         ("rid", "natural_stop"),
@@ -146,6 +89,63 @@ SEAMS = (
         "does prefill and plain decoding of the target",
     ),
     Seam(
+        f"{_MANAGERS}.utils.GenerationBatchResult",
+        (
+            "logits_output",
+            "next_token_ids",
+            "accept_lens",
+            "new_seq_lens",
+            "next_draft_input",
+            "speculative_num_draft_tokens",
+            "speculative_output_stride",
+            "num_non_draft_tokens_per_req",
+        ),
+        "is what the worker returns",
+    ),
+    Seam(
+        f"{_MANAGERS}.utils.GenerationBatchResult.copy_to_cpu",
+        ("self", "return_logprob", "return_hidden_states"),
+        "is called when the worker has returned: says when the result can be read",
+    ),
+    Seam(
+        f"{_MANAGERS}.overlap_utils.FutureMap",
+        ("device", "spec_algo", "req_to_token_pool"),
+        "the scheduler asks every algorithm to create one",
+    ),
+    Seam(
+        f"{_MANAGERS}.overlap_utils.FutureMap.resolve_seq_lens_cpu",
+        ("self", "batch", "stream_ordered"),
+        "is called before every launch under overlap: sets the batch's lengths",
+    ),
+    Seam(
+        "sglang.srt.utils.common.async_h2d",
+        ("args", "dtype", "device"),
+        "sends an iteration's numbers to the device without a wait",
+    ),
+    Seam(
+        "sglang.srt.utils.common.async_d2h",
+        ("tensor",),
+        "starts the copy of an iteration's numbers to the host",
+    ),
+    Seam(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
+        ("self", "input_", "src"),
+        "shares rank 0's decisions",
+    ),
+    # Requests
+    Seam(
+        f"{_MANAGERS}.schedule_batch.Req.output_ids_through_stop",
+        (),
+        "is the output as the client sees it",
+    ),
+    Seam(f"{_MANAGERS}.schedule_batch.FINISH_ABORT", ("message",), "ends a faulty request"),
+    # KV slots
+    Seam(
+        "sglang.srt.runtime_context.max_speculative_num_draft_tokens",
+        (),
+        "says how wide a request's row of slot numbers is",
+    ),
+    Seam(
         "sglang.srt.mem_cache.allocation.alloc_for_spec_decode",
         (
             *("tree_cache", "req_to_token_pool", "reqs", "req_pool_indices", "cur_kv_lens"),
@@ -154,10 +154,37 @@ SEAMS = (
         "allocates slots, evicting from the radix cache",
     ),
     Seam(
-        "sglang.srt.runtime_context.max_speculative_num_draft_tokens",
-        (),
-        "says how wide a request's row of slot numbers is",
+        "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.bind_own_plan",
+        ("self", "forward_batch"),
+        "is required for hand-built batches",
     ),
+    Seam(
+        "sglang.srt.mem_cache.common.checkpoint_kv_cache",
+        ("req", "tree_cache"),
+        "honours Req.skip_radix_cache_insert: faulty KV stays out of the cache",
+        through="skip_radix_cache_insert",
+    ),
+    # The draft model
+    Seam(f"{_SPEC}.base_spec_worker.EagleDraftWorkerBase", (), "is the base of the draft model"),
+    Seam(
+        "sglang.srt.configs.draft_parallel.DraftParallelSpec",
+        ("tp_execution",),
+        "asks for a draft on the target's ranks",
+    ),
+    Seam("sglang.srt.configs.draft_parallel.DraftTPExecution", (), "names these ranks"),
+    Seam(
+        f"{_SPEC}.draft_parallel.resolve_draft_parallel_layout",
+        ("model_spec",),
+        "gives the draft its ranks",
+    ),
+    Seam(f"{_SPEC}.spec_utils.draft_tp_context", ("layout",), "builds and runs on these ranks"),
+    Seam(f"{_SPEC}.spec_utils.draft_pp_context", (), "builds a draft without pipeline stages"),
+    Seam(
+        "sglang.srt.layers.moe.utils.draft_model_build_scope",
+        (),
+        "builds a draft by a draft's settings for experts",
+    ),
+    # Forwards and verification passes
     Seam(f"{_FORWARD}.ForwardMode", (), "says what a forward is"),
     Seam(f"{_FORWARD}.CaptureHiddenMode", (), "says which hidden states a forward keeps"),
     Seam(f"{_FORWARD}.ForwardBatch", (), "is what a forward reads"),
@@ -165,16 +192,6 @@ SEAMS = (
         f"{_FORWARD}.ForwardBatch.init_new",
         ("batch", "model_runner", "capture_hidden_mode", "return_hidden_states_before_norm"),
         "builds the verification pass",
-    ),
-    Seam(
-        "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.bind_own_plan",
-        ("self", "forward_batch"),
-        "is required for hand-built batches",
-    ),
-    Seam(
-        "sglang.srt.model_executor.model_runner.ModelRunner.sample",
-        ("self", "logits_output", "forward_batch"),
-        "samples drafts and the target's own tokens",
     ),
     Seam(
         "sglang.srt.layers.logits_processor.LogitsProcessorOutput",
@@ -188,14 +205,14 @@ SEAMS = (
         f"{_SPEC}.spec_info.SpecInputType", (), "names the built-in kinds that PARSE's passes are"
     ),
     Seam(
+        "sglang.srt.lora.backend.base_backend.BaseLoRABackend.skip_inactive_lora_batches",
+        (),
+        "lets passes, which hold no request with an adapter, skip the adapter layers",
+    ),
+    Seam(
         "sglang.srt.layers.attention.attention_registry.register_attention_backend",
         ("name",),
         "puts PARSE's attention backends in the place of SGLang's",
-    ),
-    Seam(
-        "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
-        ("loc", "swa_loc"),
-        "says where the masked backend for the CPU writes KV",
     ),
     Seam(
         "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
@@ -203,45 +220,28 @@ SEAMS = (
         "is the base of the masked backend for the CPU",
     ),
     Seam(
-        f"{_METRICS}.SchedulerMetricsCollector",
-        ("labels", "server_args"),
-        "is the base of the collector that publishes PARSE's metrics",
+        "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
+        ("loc", "swa_loc"),
+        "says where the masked backend for the CPU writes KV",
+    ),
+    # Sampling
+    Seam(
+        "sglang.srt.model_executor.model_runner.ModelRunner.sample",
+        ("self", "logits_output", "forward_batch"),
+        "samples drafts and the target's own tokens",
     ),
     Seam(
-        f"{_METRICS}.SchedulerMetricsCollector.increment_realtime_tokens",
-        ("self",),
-        "is called once per iteration: the moment to publish",
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
+        ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "custom_logit_processor"),
+        "holds the sampling parameters of some rows of a batch",
     ),
     Seam(
-        f"{_METRICS}.SchedulerMetricsCollector.log_stats",
-        ("self", "stats"),
-        "gives SGLang's acceptance gauges PARSE's figures",
+        "sglang.srt.sampling.sampling_batch_info.ProcessorEntry",
+        ("processor", "rows", "indices"),
+        "holds the custom logit processors of some rows of a batch",
     ),
-    Seam(
-        f"{_METRICS}.resolve_collector_class",
-        ("role", "default_cls"),
-        "makes the collector that stat_loggers names",
-        through="stat_loggers",
-    ),
-    Seam(f"{_METRICS}.STAT_LOGGER_ROLE_SCHEDULER", (), "is the collector's key in stat_loggers"),
-    Seam(f"{_METRICS}.SchedulerStats", (), "is what SGLang's gauges are set from"),
-    Seam(
-        f"{_MANAGERS}.schedule_batch.Req.output_ids_through_stop",
-        (),
-        "is the output as the client sees it",
-    ),
-    Seam(
-        "sglang.srt.mem_cache.common.checkpoint_kv_cache",
-        ("req", "tree_cache"),
-        "honours Req.skip_radix_cache_insert: faulty KV stays out of the cache",
-        through="skip_radix_cache_insert",
-    ),
-    Seam(f"{_MANAGERS}.schedule_batch.FINISH_ABORT", ("message",), "ends a faulty request"),
-    Seam(
-        f"{_SPEC}.draft_utils.DraftBackendFactory",
-        ("draft_model_runner", "topk", "speculative_num_steps"),
-        "makes torch_native backends for a stock draft's steps",
-    ),
+    Seam("sglang.srt.sampling.sampling_params.TOP_K_ALL", (), "says that top_k is off"),
+    # The EAGLE-3 head
     Seam(
         f"{_SPEC}.eagle_worker_v2.EagleDraftWorker",
         ("server_args", "gpu_id", "nccl_port", "target_worker"),
@@ -268,46 +268,51 @@ SEAMS = (
         ("server_args", "model_config", "spec_algorithm", "is_draft_worker"),
         "tells the target which layers' states the head reads",
     ),
-    Seam("sglang.srt.runtime_context.get_spec", (), "holds the speculative settings at run time"),
-    Seam("sglang.srt.runtime_context.get_exec", (), "says which hidden states CUDA graphs keep"),
-    Seam("sglang.srt.runtime_context.get_schedule", (), "says how many rows a forward may have"),
-    Seam("sglang.srt.runtime_context.get_parallel", (), "knows the ranks that decide together"),
-    Seam("sglang.srt.runtime_context.attention_backends", (), "knows the backends a server runs"),
     Seam(
-        "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast",
-        ("self", "input_", "src"),
-        "shares rank 0's decisions",
+        "sglang.srt.layers.moe.utils.speculative_moe_backend_context",
+        (),
+        "runs the head's experts by a draft's settings",
     ),
     Seam(
-        f"{_MANAGERS}.utils.GenerationBatchResult",
-        (
-            "logits_output",
-            "next_token_ids",
-            "accept_lens",
-            "new_seq_lens",
-            "next_draft_input",
-            "speculative_num_draft_tokens",
-            "speculative_output_stride",
-            "num_non_draft_tokens_per_req",
-        ),
-        "is what the worker returns",
+        "sglang.srt.layers.moe.utils.speculative_moe_a2a_backend_context",
+        (),
+        "runs what they exchange by a draft's settings",
+    ),
+    # Metrics
+    Seam(
+        f"{_METRICS}.SchedulerMetricsCollector",
+        ("labels", "server_args"),
+        "is the base of the collector that publishes PARSE's metrics",
+    ),
+    Seam(
+        f"{_METRICS}.SchedulerMetricsCollector.increment_realtime_tokens",
+        ("self",),
+        "is called once per iteration: the moment to publish",
+    ),
+    Seam(
+        f"{_METRICS}.SchedulerMetricsCollector.log_stats",
+        ("self", "stats"),
+        "gives SGLang's acceptance gauges PARSE's figures",
+    ),
+    Seam(
+        f"{_METRICS}.resolve_collector_class",
+        ("role", "default_cls"),
+        "makes the collector that stat_loggers names",
+        through="stat_loggers",
+    ),
+    Seam(f"{_METRICS}.STAT_LOGGER_ROLE_SCHEDULER", (), "is the collector's key in stat_loggers"),
+    Seam(f"{_METRICS}.SchedulerStats", (), "is what SGLang's gauges are set from"),
+    # What patches call
+    Seam(
+        "sglang.srt.arg_groups.overrides.resolving_view",
+        ("server_args",),
+        "shows a server's settings while SGLang completes them",
     ),
     Seam(
         f"{_SPEC}.dflash_utils.dflash_draft_cell_size_per_token",
         ("draft_model_config", "draft_num_layers", "draft_kv_cache_dtype", "tp_size"),
         "counts the draft's KV when the pool is sized",
     ),
-    Seam(
-        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
-        ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "custom_logit_processor"),
-        "holds the sampling parameters of some rows of a batch",
-    ),
-    Seam(
-        "sglang.srt.sampling.sampling_batch_info.ProcessorEntry",
-        ("processor", "rows", "indices"),
-        "holds the custom logit processors of some rows of a batch",
-    ),
-    Seam("sglang.srt.sampling.sampling_params.TOP_K_ALL", (), "says that top_k is off"),
     *(
         Seam(
             f"{_MANAGERS}.io_struct.{name}",
@@ -319,6 +324,12 @@ SEAMS = (
             "UpdateWeightsFromDistributedReqOutput",
             "UpdateWeightsFromTensorReqOutput",
         )
+    ),
+    Seam("sglang.srt.runtime_context.attention_backends", (), "knows the backends a server runs"),
+    Seam(
+        f"{_SPEC}.draft_utils.DraftBackendFactory",
+        ("draft_model_runner", "topk", "speculative_num_steps"),
+        "makes torch_native backends for a stock draft's steps",
     ),
     Seam(
         "sglang.kernels.ops.speculative.spec_tree.TreeMaskMode",
