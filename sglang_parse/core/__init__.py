@@ -7,7 +7,8 @@
     mask        which row sees which column
     selection   verdicts to the cut
     simulation  a cut at a wanted share instead, for benchmarks
-    request     the state machine of one request: every change of its state is made there
+    phases      the words of a request's state machine: phases, moves, what it can be told
+    request     one request's state, and every change of it
     slots       who moves how far in the next iteration, and with how many KV slots
     payoff      does drafting pay now?
     tally       what is counted on the way
