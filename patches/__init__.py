@@ -1,8 +1,8 @@
 """Runtime changes to stock SGLang: one file each, with its entry in the ledger (README.md here).
 
 ``register_all`` hands them to SGLang, which applies them after every plugin has run and only
-logs failures; ``assert_applied`` therefore runs in the worker's constructor, and on a CPU before a
-stock speculative worker is made (guard_cpu), and stops the server.
+logs failures; ``assert_applied`` therefore runs before PARSE's worker is made, and on a CPU before
+a stock speculative one is (guard_cpu), and stops the server.
 """
 
 from __future__ import annotations

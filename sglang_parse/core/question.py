@@ -82,32 +82,30 @@ class QuestionWording:
             QuestionError: missing, empty, not UTF-8, not JSON, or a key is missing, unknown or not
                 text.
         """
-        path = Path(path)
+        file = f"question file {str(path)!r}"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise QuestionError(
-                f"question file {str(path)!r} cannot be read ({error.strerror}); give "
-                f"--parse-question an existing JSON file or one of {built_in_questions()}"
+                f"{file} cannot be read ({error.strerror}); give --parse-question an existing JSON "
+                f"file or one of {built_in_questions()}"
             ) from error
         except UnicodeDecodeError as error:
             raise QuestionError(
-                f"question file {str(path)!r} is not UTF-8 text ({error.reason}); save it as UTF-8"
+                f"{file} is not UTF-8 text ({error.reason}); save it as UTF-8"
             ) from error
         if not text.strip():
-            raise QuestionError(
-                f"question file {str(path)!r} is empty; it needs the keys {_NEEDED}"
-            )
+            raise QuestionError(f"{file} is empty; it needs the keys {_NEEDED}")
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
-            raise QuestionError(f"question file {str(path)!r} is not JSON: {error}") from error
+            raise QuestionError(f"{file} is not JSON: {error}") from error
         if not isinstance(content, dict):
-            raise QuestionError(f"question file {str(path)!r} must hold one JSON object")
+            raise QuestionError(f"{file} must hold one JSON object")
         try:
             return cls(**content)
         except ValidationError as error:
-            raise QuestionError(f"question file {str(path)!r}: {_wrong_keys(error)}") from None
+            raise QuestionError(f"{file}: {_wrong_keys(error)}") from None
 
 
 _KEYS = sorted(field.name for field in fields(QuestionWording))

@@ -1,7 +1,7 @@
 """What PARSE calls, overrides or reads of SGLang; ``compat`` checks it at every start.
 
 Every name that PARSE imports from SGLang is here once, beside what is reached through an object.
-What a patch changes stands in the patch instead (``patches.targets``).
+What a patch changes stands in the patch instead (``Patch.targets``).
 ``tests/seams/test_compat.py`` compares both with the sources.
 """
 
