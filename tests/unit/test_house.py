@@ -44,3 +44,23 @@ def test_the_sglang_version_is_written_in_pyproject_only():
         if version in node.value
     ]
     assert literals == []
+
+
+STATE_WRITE = re.compile(
+    r"(?:parse_state|\bstate)\.[\w.]+(?:\[.*\])? *"
+    r"(?:[-+|&]?=(?!=)|\.(?:append|extend|clear|pop|update)\()"
+)
+
+
+def test_a_requests_state_changes_in_its_own_module_only():
+    """Everywhere else it is read, or asked to change."""
+    assert STATE_WRITE.search("req.parse_state.stats.rounds += 1")
+    assert not STATE_WRITE.search("if state.phase == Phase.PLAIN:")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in SOURCES
+        if path != ROOT / "sglang_parse" / "core" / "request.py"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if STATE_WRITE.search(line)
+    ]
+    assert found == []
