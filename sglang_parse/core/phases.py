@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TypedDict
 
 
 class Phase(Enum):
@@ -97,6 +97,36 @@ class Standing:
     skipped_drafts: int = 0
 
 
+class TraceRecord(TypedDict):
+    """One round: enough to compute every verdict again elsewhere.
+
+    Attributes:
+        output_start: the draft starts behind this many output tokens.
+        draft_token_ids: the draft.
+        prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
+        question_token_ids: per prefix, the question's tokens.
+        accept_token_id, reject_token_id: the verdict tokens; null in token mode.
+        verdicts: per prefix, p(accept) / (p(accept) + p(reject)) at the question's last token.
+        verdict_mass: per prefix, p(accept) + p(reject): how much of the probability the verdict
+            tokens get.
+        threshold: smallest verdict that accepts.
+        cut: draft tokens kept.
+        next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
+    """
+
+    output_start: int
+    draft_token_ids: list[int]
+    prefix_ends: list[int]
+    question_token_ids: list[list[int]]
+    accept_token_id: int | None
+    reject_token_id: int | None
+    verdicts: list[float]
+    verdict_mass: list[float]
+    threshold: float
+    cut: int
+    next_token_id: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """A draft that was judged.
@@ -107,7 +137,7 @@ class Round:
     """
 
     cut: int
-    record: dict[str, Any] | None = None
+    record: TraceRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sglang_parse.core.phases import (
     STEPPING,
@@ -27,6 +26,7 @@ from sglang_parse.core.phases import (
     Round,
     Standing,
     Terms,
+    TraceRecord,
 )
 
 
@@ -53,11 +53,19 @@ class Draft:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one request. ``_ms`` are the request's share of each stage's wall time.
+    """Counters of one request, under these names in ``meta_info["parse"]``.
 
-    ``short_drafts`` are drafts ended or given up because the KV pool had no slots for them;
-    ``skipped_drafts`` were not begun because drafting did not pay (``payoff``);
-    ``eagle3_tokens`` are what ``eagle3_steps`` target forwards with an EAGLE-3 head wrote.
+    Attributes:
+        rounds: drafts that were judged, one verification pass each.
+        drafted_tokens: tokens the draft model wrote.
+        accepted_tokens: those of them that were kept.
+        short_drafts: drafts ended early or given up because KV slots were short.
+        skipped_drafts: how often a draft could have begun and did not, because it was not expected
+            to pay (asked at each segment's end, in token mode at each token).
+        eagle3_steps, eagle3_tokens: target forwards with an EAGLE-3 head ahead, and the
+            ``target_tokens`` they wrote; only with ``--parse-continuation eagle3``.
+        prefill_ms, draft_ms, verification_ms, continuation_ms: the request's share of each stage's
+            wall time.
     """
 
     rounds: int = 0
@@ -95,7 +103,7 @@ class RequestState:
         fault: why the request must end with an error.
         target_run: how many tokens at the end of the last emitted run are the target's own.
         stats: the counters that go to ``meta_info``.
-        trace: one record per round, see the documents.
+        trace: one record per round.
         counted: what a ``tally.Tally`` has counted of it.
     """
 
@@ -116,7 +124,7 @@ class RequestState:
     fault: str = ""
     target_run: int = 1
     stats: Stats = field(default_factory=Stats)
-    trace: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[TraceRecord] = field(default_factory=list)
     counted: dict[str, float] = field(default_factory=dict)
 
     @property

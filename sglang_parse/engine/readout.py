@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import RequestState
+from sglang_parse.core.request import RequestState, TraceRecord
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.ranks import share
@@ -161,8 +160,8 @@ def trace_record(
     cut: int,
     next_token_id: int | None,
     question: Question | None,
-) -> dict[str, Any]:
-    """One round for ``meta_info``: enough to compute every verdict again elsewhere."""
+) -> TraceRecord:
+    """One round for ``meta_info``."""
     draft = state.draft
     return {
         "output_start": len(state.output_ids),

@@ -84,8 +84,22 @@ METRICS = (
 )
 
 
+META_INFO = {
+    "mode": "`parse`, or `plain`: the target decoded by itself",
+    "reason": 'why, if plain: "switched off", "log probabilities", "grammar", ...',
+    "simulated": "only under simulated acceptance: the share of each draft that is kept; the "
+    "answer means nothing",
+    "continuation": "only with `--parse-continuation eagle3`: `eagle3`, or `target` for requests "
+    "that step token by token",
+    "target_tokens": "output tokens the target wrote itself; with `accepted_tokens` they are all "
+    "of the output",
+    "trace": "only if asked for; one record per round",
+}
+"""What ``response_info`` says beside the counters of ``core.request.Stats``: key -> meaning."""
+
+
 def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
-    """The JSON object of one finished request; its keys are documented in the README.
+    """The JSON object of one finished request: keys of ``META_INFO`` and ``core.request.Stats``.
 
     Requests that never reached the worker (aborted while waiting) have no counters and the
     reason "not started".

@@ -1,0 +1,149 @@
+"""Tables of the documentation, made from the code: each fact is written where the code has it.
+
+Texts of records are read from their docstrings ("Attributes:"), without importing their modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import griffe
+
+from sglang_parse.core import config
+from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = griffe.DocstringSectionKind
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = (headings, ["---"] * len(headings), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# -- texts of the code ------------------------------------------------------------
+
+
+@cache
+def package() -> griffe.Module:
+    """``sglang_parse`` as its sources say; nothing of it is imported."""
+    return griffe.load("sglang_parse", search_paths=[str(ROOT)], allow_inspection=False)
+
+
+def attributes(path: str) -> dict[str, str]:
+    """Attributes of a record such as ``core.request.Stats`` -> text; "a, b: text" is of both."""
+    docstring = package()[path].docstring
+    found: dict[str, str] = {}
+    for section in docstring.parse("google") if docstring else ():
+        for item in section.value if section.kind is KINDS.attributes else ():
+            # Of "a, b: text" griffe takes the names behind the first one for a type.
+            names = f"{item.name} {item.annotation}" if item.name.endswith(",") else item.name
+            found |= dict.fromkeys(re.findall(r"\w+", names), one_line(item.description))
+    return found
+
+
+def first_sentence(path: str) -> str:
+    """What a module or package says of itself; "" where it says nothing."""
+    docstring = package()[path].docstring
+    return one_line(docstring.value.split("\n\n")[0]) if docstring else ""
+
+
+def one_line(text: str) -> str:
+    """As it goes into a cell: one line, without its last full stop, code as Markdown has it."""
+    text = re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+def rows_of(texts: dict[str, str]) -> list[tuple[str, str]]:
+    """Rows of names and texts; neighbours with the same text share a row."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(f"`{name}`")
+    return [(", ".join(group), text) for text, group in names.items()]
+
+
+# -- tables -----------------------------------------------------------------------
+
+
+def settings_rows() -> list[tuple[str, str, str, str]]:
+    """Flag, values, default, meaning of every setting, as the command line has them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    config.add_cli_args(parser)
+    return [
+        (
+            f"`{option.option_strings[0]}`",
+            ", ".join(f"`{value}`" for value in option.choices or ()) or values_of(option),
+            f"`{option.default}`" if option.default != "" else "",
+            str(option.help),
+        )
+        for option in parser._actions
+    ]
+
+
+def values_of(option: argparse.Action) -> str:
+    """What may follow a flag without choices."""
+    name = option.dest.removeprefix("parse_")
+    low, high = config._INT_RANGES.get(name, (0, 0))
+    return f"{low} to {high}" if high else (option.metavar or "")
+
+
+def settings() -> str:
+    return table(("flag", "values", "default", "meaning"), settings_rows())
+
+
+def metrics() -> str:
+    kinds = {(True, False): "histogram", (False, True): "gauge"}
+    rows = [
+        (
+            f"`{PREFIX}{metric.name}`",
+            kinds.get((bool(metric.buckets), metric.is_gauge), "counter"),
+            f"`{metric.label}`" if metric.label else "",
+            one_line(metric.text),
+        )
+        for metric in METRICS
+    ]
+    return table(("metric", "kind", "own label", "meaning"), rows)
+
+
+def meta_info() -> str:
+    texts = {key: one_line(text) for key, text in META_INFO.items()}
+    return table(("key", "meaning"), rows_of(texts | attributes("core.request.Stats")))
+
+
+def trace() -> str:
+    return table(("key", "meaning"), rows_of(attributes("core.request.TraceRecord")))
+
+
+def question_keys() -> str:
+    return table(("key", "meaning"), rows_of(attributes("core.question.QuestionWording")))
+
+
+def layers() -> str:
+    """The rooms of the package, the highest first, as import-linter keeps them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    [contract] = [one for one in contracts["contracts"] if one["type"] == "layers"]
+    names = [name.strip("()") for name in contract["layers"]]
+    present = [name for name in names if name in package().members]
+    return table(("room", "what it is"), [(f"`{n}`", first_sentence(n)) for n in present])
+
+
+def patches() -> str:
+    """The ledger below its title."""
+    return (ROOT / "patches" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
+
+
+TABLES = {
+    "settings": settings,
+    "metrics": metrics,
+    "meta_info": meta_info,
+    "trace": trace,
+    "question keys": question_keys,
+    "layers": layers,
+    "patches": patches,
+}
