@@ -22,7 +22,7 @@ BENCH_FLAGS ?=
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test test-gpu bench-kv bench-gpu soak train-demo-pair
+.PHONY: help setup demo compare docs test test-gpu bench-kv bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -48,7 +48,11 @@ demo: setup  ## run PARSE, the plain target and the draft alone side by side (DE
 compare: setup  ## PARSE beside stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
 	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)
 
-test: setup  ## every check: ruff, mypy, import-linter, pytest (PYTEST_FLAGS='-m unit' runs a part)
+# Not --quiet: what is not said is not counted, and a broken link would pass.
+docs: setup  ## the documents, into build/docs; a broken link, anchor or reference fails
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+test: setup docs  ## every check: ruff, mypy, import-linter, documents, pytest (PYTEST_FLAGS='-m unit' runs a part)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy

@@ -8,8 +8,8 @@
 # More flags for the server go behind the command and win over those here.
 #
 # NOT RUN YET. The flags are parsed and checked with these models' shapes by a test, without
-# weights; PARSE's passes on FlashInfer are tested on a CPU up to the kernel itself (README, "On a
-# GPU"). Numbers below are computed from the models' shapes.
+# weights; PARSE's passes on FlashInfer are tested on a CPU up to the kernel itself
+# (docs/gpus.md). Numbers below are computed from the models' shapes.
 #
 # Hardware: four GPUs of 80 GB (H100), or two of 141 GB (H200) with --tp-size 2.
 # Memory:   weights 141 GB + 3 GB in bf16, 36 GB on each of four; KV 320 KiB a token for the target

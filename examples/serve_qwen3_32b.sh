@@ -7,8 +7,8 @@
 # More flags for the server go behind the command and win over those here.
 #
 # NOT RUN YET. The flags are parsed and checked with these models' shapes by a test, without
-# weights; PARSE's passes on FlashInfer are tested on a CPU up to the kernel itself (README, "On a
-# GPU"). Numbers below are computed from the models' shapes.
+# weights; PARSE's passes on FlashInfer are tested on a CPU up to the kernel itself
+# (docs/gpus.md). Numbers below are computed from the models' shapes.
 #
 # Hardware: one GPU of 141 GB (H200), or two of 80 GB with --tp-size 2.
 # Memory:   weights 66 GB + 4 GB in bf16; KV 256 KiB a token for the target and 112 KiB for the

@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 KINDS = ("unit", "seams", "e2e", "gpu")
 LONG = (
     "test_eagle3_continuation",
-    "test_readme",
+    "test_documents",
     "test_compare",
     "test_sampling",
     "test_stock_speculative",

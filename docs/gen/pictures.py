@@ -46,9 +46,7 @@ def mask() -> str:
         label(LEFT - 24, TOP + (row + 0.65) * CELL, NAMES[LAYOUT.prefix_len + row])
         for row in range(LAYOUT.num_rows)
     ]
-    cells = [
-        cell(row, column) for row in range(LAYOUT.num_rows) for column in range(LAYOUT.kv_len)
-    ]
+    cells = [cell(row, column) for row in range(LAYOUT.num_rows) for column in range(LAYOUT.kv_len)]
     cuts = [TOP + rows_above * CELL for rows_above in (0, 2, 4, 6)]
     lines = [f'<path class="line" d="M{LEFT} {y}H{width}"/>' for y in cuts[1:]]
     notes = [
@@ -62,7 +60,7 @@ def mask() -> str:
             (7, "never question 0"),
         )
     ]
-    parts = [*columns, *rows, *cells, *lines, *notes, label(LEFT + CELL / 2, 20, "keys", "note")]
+    parts = [*columns, *rows, *cells, *lines, *notes, label(LEFT, 20, "p: the prompt", "note")]
     size = f'viewBox="0 0 {width + 250} {height + 10}" width="{width + 250}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
 

@@ -1,6 +1,7 @@
 """Tables of the documentation, made from the code: each fact is written where the code has it.
 
-Texts of records are read from their docstrings ("Attributes:"), without importing their modules.
+A line ``{{ name }}`` in a page stands for the table of that name in ``TABLES``. Texts of records
+are read from their docstrings ("Attributes:"), without importing their modules.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = griffe.DocstringSectionKind
+MARK = re.compile(r"^\{\{ (.+) \}\}$", re.MULTILINE)
+
+
+def fill(markdown: str) -> str:
+    """A page with its tables. Raises: KeyError, for a name there is not."""
+    return MARK.sub(lambda found: TABLES[found[1]](), markdown)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -124,6 +131,12 @@ def question_keys() -> str:
     return table(("key", "meaning"), rows_of(attributes("core.question.QuestionWording")))
 
 
+def plain_reasons() -> str:
+    """What is served plainly, as ``meta_info`` names it."""
+    value = package()["startup.fallback._PLAIN_REASONS"].value
+    return ", ".join(f'"{entry.elements[0].strip(chr(39))}"' for entry in value.elements)
+
+
 def layers() -> str:
     """The rooms of the package, the highest first, as import-linter keeps them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
@@ -144,6 +157,7 @@ TABLES = {
     "meta_info": meta_info,
     "trace": trace,
     "question keys": question_keys,
+    "plain reasons": plain_reasons,
     "layers": layers,
     "patches": patches,
 }

@@ -96,7 +96,7 @@ def test_attempts_are_judged_like_any_other_prompt(
 def test_false_accepts(
     answers: list[dict], attempts: list[tuple[Any, str]], tokenizer: Any, record_property: Any
 ):
-    """How often the target accepts a wrong prefix behind an attempt; README has the figure."""
+    """How often the target accepts a wrong prefix behind an attempt; docs/fidelity.md has it."""
     wrong = accepted = 0
     for (problem, _), answer in zip(attempts, answers, strict=True):
         for record in parse_info(answer)["trace"]:

@@ -4,7 +4,7 @@ Of a server's start, most is imports: three processes, each up to 20 seconds of 
 process imports once and is forked for each process of each server; everything behind the imports
 is the real thing: ``python -m sglang.launch_server`` with its own arguments and environment, and
 the processes it starts, each its child, with the arguments and environment multiprocessing's
-"spawn" gives them. The README's server starts without this.
+"spawn" gives them. The documents' server starts without this.
 
 What it saves, on two cores of November 2026 that others used too, in CPU seconds of pytest and
 everything it started (and by the clock): ``test_exact``, 3 servers, 84 (84 s) with it, 173 (195 s)

@@ -13,7 +13,7 @@ from sglang_parse.bench.demo.settings import Settings
 
 
 def report(settings: Settings, figures: Figures, seconds: float) -> dict[str, Any]:
-    """What ``build/demo.json`` holds; its keys are documented in the README."""
+    """What ``build/demo.json`` holds; its keys are documented in docs/benchmark-keys.md."""
     return {
         "settings": {
             "problems": settings.problems,

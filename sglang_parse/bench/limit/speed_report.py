@@ -38,7 +38,7 @@ def report(
     found: Sequence[Check],
     seconds: float,
 ) -> dict[str, Any]:
-    """What results.json holds; its keys are documented in the README."""
+    """What results.json holds; its keys are documented in docs/benchmark-keys.md."""
     verification = figures.verification
     ratios = {
         "over_prefill": verification.over_prefill,

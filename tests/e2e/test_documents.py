@@ -1,12 +1,11 @@
-"""The README is true: its tables, its file map, and every command and program in it.
+"""The documents are true: every command and program in the README and in docs/ is run.
 
-``PYTHONPATH=tests python tests/e2e/test_readme.py`` writes the generated tables and the file map
-anew; texts of files that are already in the map are kept.
+A block of a page is run as it stands; what would take minutes to hours is run smaller, or asked
+what it would do. What the pages say without a server is looked at in tests/unit/test_pages.py.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import os
@@ -16,10 +15,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -32,30 +32,28 @@ from sglang_parse.bench.demo.report import report
 from sglang_parse.bench.demo.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.bench.demo.settings import Settings
 from sglang_parse.bench.limit import limits
-from sglang_parse.core import config
-from sglang_parse.core.question import QuestionWording, built_in_questions
-from sglang_parse.core.request import Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.warm import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 PORT = "30000"
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+RUN, SHOWN = {"sh", "python"}, {"", "text"}
+"""Languages of blocks: those that are run, and those that show what something looks like."""
 
-# Who runs which block, told by a text that only this block has. A block of no line, or of two,
+# Who runs which block, told by a text that only these blocks have. A block of no line, or of two,
 # fails `test_every_block_is_run_by_one_test`.
 RUN_BY = {
-    "make demo ": "test_make_targets_exist",
-    "make compare ": "test_make_targets_exist",
-    "make bench-kv ": "test_make_targets_exist",
-    "make bench-gpu ": "test_make_targets_exist",
-    "make soak ": "test_make_targets_exist",
-    "make train-demo-pair ": "test_make_targets_exist",
+    "make ": "test_make_targets_exist",
     "-m sglang_parse.cli bench ": "test_bench",
     "-m sglang.launch_server": "server (fixture)",
     "30000/v1/chat/completions": "test_curl",
     "30000/metrics": "test_metrics",
+    "grep PARSE: ": "test_log",
     "openai.OpenAI(": "test_openai_program",
     "sgl.Engine(": "test_engine_program",
     "examples/frontend/": "test_frontend_programs",
@@ -63,12 +61,18 @@ RUN_BY = {
 }
 
 
-def readme() -> str:
-    return README.read_text(encoding="utf-8")
+def fences() -> list[tuple[str, str, str]]:
+    """Page, language and text of every block."""
+    return [
+        (page, language, dedent(text))
+        for page, content in PAGES.items()
+        for _, language, text in FENCE.findall(content)
+    ]
 
 
 def blocks() -> list[str]:
-    return [text for _, text in BLOCK.findall(readme())]
+    """Those that are run; one that is in two pages is there once."""
+    return list(dict.fromkeys(text for _, language, text in fences() if language in RUN))
 
 
 def find_block(mark: str) -> str:
@@ -76,74 +80,11 @@ def find_block(mark: str) -> str:
     return block
 
 
-def marked(name: str) -> str:
-    """Text between ``<!-- name -->`` and ``<!-- /name -->``."""
-    return readme().partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
-
-
-# -- tables ---------------------------------------------------------------------
-
-
-NO_VALUE = {"question": "built in", "eagle3_path": "none"}
-
-
-def flags_table() -> str:
-    rows = ["| flag | default | meaning |", "|---|---|---|"]
-    for setting in config.settings_of(config.ParseConfig):
-        name, default = config.flag(setting.name), setting.default
-        shown = f"`{default}`" if default != "" else NO_VALUE[setting.name]
-        rows.append(f"| `{name}` | {shown} | {setting.description} |")
-    return "\n".join(rows) + "\n"
-
-
-def test_flags_table_equals_the_settings():
-    assert marked("flags") == flags_table()
-
-
-def metrics_table() -> str:
-    rows = ["| metric | own label | meaning |", "|---|---|---|"]
-    for metric in METRICS:
-        kind = "Histogram. " if metric.buckets else "Gauge. " if metric.is_gauge else ""
-        label = f"`{metric.label}`" if metric.label else ""
-        rows.append(f"| `{PREFIX}{metric.name}` | {label} | {kind}{metric.text} |")
-    return "\n".join(rows) + "\n"
-
-
-def test_metrics_table_equals_the_metrics():
-    assert marked("metrics") == metrics_table()
-
-
-def test_request_options_and_counters_are_documented():
-    text = readme()
-    for field in (*config.settings_of(config.RequestOptions), *fields(Stats)):
-        assert f"`{field.name}`" in text
-
-
-def listed(title: str) -> set[str]:
-    """Names in the first column of the tables in a section of the README."""
-    section = readme().partition(f"\n### {title}\n")[2].partition("\n### ")[0]
-    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-
-
-def test_recipes_and_questions_are_documented():
-    assert listed("Recipes") == {f"examples/{p.name}" for p in ROOT.glob("examples/serve_*.sh")}
-    keys = {field.name for field in fields(QuestionWording)}
-    assert listed("The question") == keys | set(built_in_questions())
-
-
-def test_trace_keys_are_documented():
-    tree = ast.parse((ROOT / "sglang_parse" / "readout.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    (function,) = [node for node in functions if node.name == "trace_record"]
-    records = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
-    keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
-    table = readme().partition("A record of `trace`:")[2].partition("So every verdict")[0]
-    assert keys == set(re.findall(r"`(\w+)`(?=[^|]*\|[^|]*\|$)", table, re.MULTILINE))
+# -- keys -----------------------------------------------------------------------
 
 
 def demo_keys(content: Any, path: str = "") -> Iterator[str]:
-    """Dotted keys of a report, in the README's spelling."""
+    """Dotted keys of a report, in the documents' spelling."""
     if isinstance(content, list):
         content = content[0]
     if not isinstance(content, dict):
@@ -156,6 +97,12 @@ def demo_keys(content: Any, path: str = "") -> Iterator[str]:
         names |= {"stages_one": "<stages>", "stages_concurrent": "<stages>"}
         if value is not None:
             yield from demo_keys(value, f"{path}.{names.get(key, key)}".lstrip("."))
+
+
+def marked(name: str) -> str:
+    """Text between ``<!-- name -->`` and ``<!-- /name -->``."""
+    page = PAGES["docs/benchmark-keys.md"]
+    return page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
 
 
 def documented_keys(table: str) -> set[str]:
@@ -178,57 +125,13 @@ def test_demo_json_keys_are_documented():
     assert documented_keys("demo keys") == set(demo_keys(content))
 
 
-# -- file map -------------------------------------------------------------------
-
-# Folders of files that belong together and are described as one.
-WHOLE_FOLDERS = tuple(f"examples/demo_pair/{name}/" for name in ("draft", "eagle3", "target"))
-
-
-def files() -> list[str]:
-    """Entries of the map: files that git tracks or would add, and whole folders."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    if listing.returncode:
-        pytest.skip("not a git checkout: the file map has nothing to be compared with")
-    names = {name for name in listing.stdout.decode().split("\0") if name}
-    return sorted({_entry(name) for name in names if (ROOT / name).is_file()})
-
-
-def _entry(name: str) -> str:
-    return next((folder for folder in WHOLE_FOLDERS if name.startswith(folder)), name)
-
-
-def mapped() -> dict[str, str]:
-    """File -> text of the map."""
-    lines = re.findall(r"^- `([^`]+)`(?:: (.*))?$", marked("file map"), re.MULTILINE)
-    return dict(lines)
-
-
-def test_file_map_equals_the_tree():
-    assert sorted(mapped()) == files()
-    assert [name for name, text in mapped().items() if not text] == []
-
-
-def first_sentence(name: str) -> str:
-    """What a Python file says about itself; "" for other files."""
-    path = ROOT / name
-    if path.suffix != ".py":
-        return ""
-    lines = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")
-    return " ".join(lines[0].split()).rstrip(".")
-
-
-def file_map() -> str:
-    known = mapped()
-    texts = {name: known.get(name) or first_sentence(name) for name in files()}
-    return "".join(f"- `{name}`" + f": {text}\n" for name, text in texts.items())
-
-
 # -- blocks ---------------------------------------------------------------------
+
+
+def test_every_fence_is_one_that_is_known():
+    assert {language for _, language, _ in fences()} <= RUN | SHOWN
+    marks = sum(content.count("```") for content in PAGES.values())
+    assert marks == 2 * len(fences())
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda text: text.split("\n")[0][:40])
@@ -242,13 +145,18 @@ def test_every_runner_has_a_block():
     assert [mark for mark in RUN_BY if not any(mark in block for block in blocks())] == []
 
 
-@pytest.mark.parametrize("mark", [mark for mark in RUN_BY if mark.startswith("make ")])
-def test_make_targets_exist(mark: str):
+MAKE_BLOCKS = [block for block in blocks() if "make " in block]
+
+
+@pytest.mark.parametrize("block", MAKE_BLOCKS, ids=lambda text: text.split("\n")[0][:40])
+def test_make_targets_exist(block: str):
     """They take minutes to hours, so only what they would do is asked for."""
-    for line in find_block(mark).splitlines():
+    for line in block.splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "make"
         subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, check=True)
+        for path in re.findall(r"tests/\S+", " ".join(words)):
+            assert (ROOT / path).exists()
 
 
 def test_make_demo_runs_a_small_demo(
@@ -304,7 +212,7 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The README's own server, flag by flag; only the port differs, as 30000 may be taken, and it
+    """The documents' own server, flag by flag; only the port differs, as 30000 may be taken, and it
     drafts even where a busy machine makes that slow."""
     words = shlex.split(find_block("-m sglang.launch_server").replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "sglang.launch_server"]
@@ -313,8 +221,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = flags.index("--port")
     assert flags[place + 1] == PORT
     flags = (*flags[:place], *flags[place + 2 :], "--parse-drafting", "always")
-    spec = ServerSpec("readme", flags, common=())
-    server = Server(spec, port, tmp_path_factory.mktemp("readme") / "server.log")
+    spec = ServerSpec("documents", flags, common=())
+    server = Server(spec, port, tmp_path_factory.mktemp("documents") / "server.log")
     try:
         server.wait_ready()
         server.suspend()
@@ -345,6 +253,13 @@ def test_metrics(server: Server):
     printed = run(server, ["bash", "-c", find_block("30000/metrics")], 120)
     for metric in METRICS:
         assert PREFIX + metric.name in printed or metric.is_gauge or not metric.label_values
+
+
+def test_log(server: Server):
+    (line,) = find_block("grep PARSE: ").splitlines()
+    command = shlex.split(line)
+    printed = subprocess.check_output(command, cwd=server.log.parent, text=True)
+    assert "verification passes run in the layout" in printed
 
 
 def test_openai_program(server: Server):
@@ -391,16 +306,3 @@ def test_engine_program(tmp_path: Path, nursery: Nursery):
         process = nursery.start([sys.executable, str(program)], environment, output)
     assert process.wait(600) == 0, printed.read_text()
     assert "'mode': 'parse'" in printed.read_text()
-
-
-def write_tables() -> None:
-    """Renew what can be generated."""
-    tables = {"flags": flags_table(), "metrics": metrics_table(), "file map": file_map()}
-    for name, text in tables.items():
-        before, start, rest = readme().partition(f"<!-- {name} -->\n")
-        after = rest.partition(f"<!-- /{name} -->")[2]
-        README.write_text(f"{before}{start}{text}<!-- /{name} -->{after}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_tables()

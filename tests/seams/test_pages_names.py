@@ -1,0 +1,84 @@
+"""What the README and docs/ name of the command line and of the log is there, in these words."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from sglang_parse import cli
+
+pytestmark = pytest.mark.seams
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+NOT_OURS = {"--silent", "--fail", "--header", "--data"}  # curl's
+
+# Words of the pages on trouble -> the file that has them in a text, under sglang_parse or SGLang.
+QUOTED = {
+    "PARSE: found SGLang": "sglang_parse/startup/compat.py",
+    "this SGLang differs from the one PARSE was built for": "sglang_parse/startup/compat.py",
+    "are not in force": "sglang_parse/patches/__init__.py",
+    "question file": "sglang_parse/core/question.py",
+    "chat template": "sglang_parse/core/question.py",
+    "the verdict tokens get only": "sglang_parse/engine/rounds.py",
+    "verification passes run in the layout": "sglang_parse/engine/worker.py",
+    "NaN in the target model's logits": "sglang_parse/engine/faults.py",
+    "the draft model": "sglang_parse/engine/faults.py",
+    "SIMULATED acceptance": "sglang_parse/patches/parse/decode_log.py",
+    "expected speedup": "sglang_parse/patches/parse/decode_log.py",
+    "accepted: ": "sglang_parse/patches/parse/decode_log.py",
+    "custom_params.parse": "sglang_parse/core/config.py",
+    "Unknown speculative algorithm name": "sglang/srt/speculative/spec_info.py",
+    "Failed to load plugin": "sglang/srt/plugins/__init__.py",
+    "SGLANG_PLUGINS": "sglang/srt/plugins/__init__.py",
+    "Failed to apply hooks": "sglang/srt/plugins/hook_registry.py",
+    "Not enough memory": "sglang/srt/model_executor/pool_configurator.py",
+    "KV cache pool is full. Retract requests": "sglang/srt/managers/scheduler.py",
+}
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from options(subparser)
+
+
+@pytest.fixture(scope="module")
+def known_flags() -> set[str]:
+    """Of SGLang's server with PARSE, and of ``sglang-parse``."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.server_args import ServerArgs
+
+    server, programs = argparse.ArgumentParser(), argparse.ArgumentParser()
+    ServerArgs.add_cli_args(server)
+    subparsers = programs.add_subparsers()
+    for command in cli._commands():
+        command.add_arguments(subparsers.add_parser(command.name))
+    return {*options(server), *options(programs)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_flag_exists(page: Path, known_flags: set[str]):
+    named = set(FLAG.findall(page.read_text(encoding="utf-8")))
+    unknown = {flag for flag in named if not flag.endswith("-")} - known_flags - NOT_OURS
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("words", QUOTED)
+def test_what_the_log_is_said_to_hold_is_there(words: str):
+    package, _, rest = QUOTED[words].partition("/")
+    [folder] = util.find_spec(package).submodule_search_locations
+    # A text may go over several lines of source.
+    source = re.sub(r'"\s*\n\s*f?"', "", (Path(folder) / rest).read_text(encoding="utf-8"))
+    assert words in source
+    assert words in (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

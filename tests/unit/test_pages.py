@@ -1,0 +1,167 @@
+"""What the README and docs/ say without a server: tables, links, paths, names, sizes."""
+
+import ast
+import re
+import runpy
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from markdown.extensions.toc import slugify
+
+from sglang_parse.core import config
+from sglang_parse.core.question import QuestionWording, built_in_questions
+from sglang_parse.core.request import Phase, RequestState, Stats, TraceRecord
+from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = runpy.run_path(str(ROOT / "docs" / "gen" / "tables.py"))
+PAGES = {
+    path.relative_to(ROOT): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+def page(name: str) -> str:
+    """A page of docs/ with its tables."""
+    return TABLES["fill"](PAGES[Path("docs") / f"{name}.md"])
+
+
+def first_column(text: str) -> set[str]:
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    return {name for row in rows for name in CODE.findall(row)}
+
+
+def section(name: str, title: str) -> str:
+    """A section of a page, up to the next title of its level or a higher one."""
+    text = page(name)
+    level = re.search(rf"^(#+) {re.escape(title)}$", text, re.MULTILINE)[1]
+    rest = text.partition(f"\n{level} {title}\n")[2]
+    return re.split(rf"^#{{1,{len(level)}}} ", rest, flags=re.MULTILINE)[0]
+
+
+# -- tables -----------------------------------------------------------------------
+
+
+def test_every_setting_is_in_the_table_with_its_default():
+    rows = {row[0].strip("`"): row for row in TABLES["settings_rows"]()}
+    defaults = config.ParseConfig()
+    names = {config.flag(field.name): field.name for field in fields(config.ParseConfig)}
+    assert set(rows) == set(names)
+    for flag, (_, values, default, meaning) in rows.items():
+        value = getattr(defaults, names[flag])
+        assert default == (f"`{value}`" if value != "" else "")
+        assert meaning
+        assert "|" not in values + meaning
+
+
+def test_the_flags_of_the_readme_are_settings_with_their_defaults():
+    rows = re.findall(r"^\| `(--parse-\S+)` \| (.*?) \|", PAGES[Path("README.md")], re.MULTILINE)
+    defaults = {row[0].strip("`"): row[2] for row in TABLES["settings_rows"]()}
+    assert len(rows) == 6
+    for flag, default in rows:
+        assert default == (defaults[flag] or "built in")
+
+
+def test_every_metric_is_in_the_table():
+    table = page("metrics")
+    for metric in METRICS:
+        assert re.search(
+            rf"^\| `{PREFIX}{metric.name}` \|.*{re.escape(metric.text[:20])}", table, re.M
+        )
+    named = {name for text in PAGES.values() for name in re.findall(r"sglang:parse_(\w+)", text)}
+    assert named - {""} <= {metric.name for metric in METRICS}
+
+
+def test_request_options_are_documented():
+    keys = first_column(section("settings", "Of one request"))
+    assert keys == {field.name for field in fields(config.RequestOptions)}
+
+
+class Served:
+    """A finished request as the telemetry sees it."""
+
+    def __init__(self, state: RequestState) -> None:
+        self.parse_state, self.output_ids, self.output_ids_through_stop = state, [], []
+
+    def finished(self) -> bool:
+        return True
+
+
+def test_every_key_of_meta_info_is_in_the_table(monkeypatch: pytest.MonkeyPatch):
+    from sglang_parse.telemetry.metrics import process_tally
+
+    monkeypatch.setattr(process_tally(), "simulated", 0.5)
+    state = RequestState(Phase.PLAIN, 0.5, True, plain_reason="LoRA", continuation="eagle3")
+    table = page("responses").partition("## Served plainly")[0]
+    assert first_column(table) == set(response_info(Served(state)))
+    assert {field.name for field in fields(Stats)} <= first_column(table)
+
+
+def test_every_reason_for_plain_service_is_documented():
+    source = (ROOT / "sglang_parse/startup/fallback.py").read_text(encoding="utf-8")
+    listed = re.findall(r'"([^"]+)"', TABLES["plain_reasons"]())
+    assert len(listed) == source.count("lambda req:")
+    assert all(f'"{reason}"' in source for reason in listed)
+
+
+def test_trace_keys_are_documented():
+    tree = ast.parse((ROOT / "sglang_parse/engine/readout.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    (function,) = [node for node in functions if node.name == "trace_record"]
+    records = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
+    keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
+    assert keys == first_column(section("responses", "The trace"))
+    assert keys == set(TraceRecord.__annotations__)
+
+
+def test_recipes_and_questions_are_documented():
+    recipes = {f"examples/{path.name}" for path in ROOT.glob("examples/serve_*.sh")}
+    assert first_column(section("choosing", "Recipes")) == recipes
+    keys = {field.name for field in fields(QuestionWording)}
+    assert first_column(section("choosing", "The question")) == keys | set(built_in_questions())
+
+
+def test_every_patch_is_on_its_page():
+    files = {path.stem for path in (ROOT / "patches").glob("*/*.py")} - {"__init__"}
+    assert set(re.findall(r"^## (\S+)$", page("patches"), re.MULTILINE)) == files
+
+
+# -- what pages name --------------------------------------------------------------
+
+
+def links() -> Iterator[tuple[Path, str, str]]:
+    """Page, file and anchor of every link that stays here."""
+    for path, text in PAGES.items():
+        for target, anchor in LINK.findall(text):
+            if "://" not in target:
+                yield path, target, anchor
+
+
+def test_links_lead_somewhere():
+    """mkdocs looks at those between pages; the README is none of its pages."""
+    for path, target, anchor in links():
+        found = (ROOT / path.parent / target) if target else ROOT / path
+        if found.suffix == ".svg":
+            continue  # a drawn one: the build fails where it is missing
+        assert found.exists(), f"{path}: {target}"
+        if anchor and path == Path("README.md"):
+            titles = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {slugify(title, "-") for title in titles}
+
+
+def test_paths_in_code_exist():
+    roots = ("tests/", "examples/", "sglang_parse/", "patches/", "docs/", ".ci/")
+    for path, text in PAGES.items():
+        for code in CODE.findall(text):
+            if code.startswith(roots) and "<" not in code and " " not in code:
+                assert (ROOT / code).exists(), f"{path}: {code}"
+
+
+def test_sizes():
+    assert len(PAGES[Path("README.md")].splitlines()) <= 180
