@@ -12,7 +12,7 @@ from markdown.extensions.toc import slugify
 
 from sglang_parse.core import config
 from sglang_parse.core.question import QuestionWording, built_in_questions
-from sglang_parse.core.request import Phase, RequestState, Stats, TraceRecord
+from sglang_parse.core.request import RequestState, Stats, Terms, TraceRecord
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
 
 pytestmark = pytest.mark.unit
@@ -93,13 +93,10 @@ class Served:
         return True
 
 
-def test_every_key_of_meta_info_is_in_the_table(monkeypatch: pytest.MonkeyPatch):
-    from sglang_parse.telemetry.metrics import process_tally
-
-    monkeypatch.setattr(process_tally(), "simulated", 0.5)
-    state = RequestState(Phase.PLAIN, 0.5, True, plain_reason="LoRA", continuation="eagle3")
+def test_every_key_of_meta_info_is_in_the_table():
+    terms = Terms(threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3")
     table = page("responses").partition("## Served plainly")[0]
-    assert first_column(table) == set(response_info(Served(state)))
+    assert first_column(table) == set(response_info(Served(RequestState(terms)), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 
 
