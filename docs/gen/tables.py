@@ -10,7 +10,7 @@ import argparse
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import griffe
@@ -137,13 +137,17 @@ def plain_reasons() -> str:
     return ", ".join(f'"{entry.elements[0].strip(chr(39))}"' for entry in value.elements)
 
 
-def layers() -> str:
-    """The rooms of the package, the highest first, as import-linter keeps them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    [contract] = [one for one in contracts["contracts"] if one["type"] == "layers"]
-    names = [name.strip("()") for name in contract["layers"]]
-    present = [name for name in names if name in package().members]
-    return table(("room", "what it is"), [(f"`{n}`", first_sentence(n)) for n in present])
+def layers(room: str) -> str:
+    """What lies in a room, the highest first, as import-linter keeps it."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    [layers] = [one["layers"] for one in linter["contracts"] if one.get("containers") == [room]]
+    prefix = f"{room}.".partition(".")[2]
+    rows = [
+        (f"`{name}`", first_sentence(prefix + name))
+        for layer in layers
+        for name in re.findall(r"\w+", layer)
+    ]
+    return table(("room" if room == "sglang_parse" else "module", "what it is"), rows)
 
 
 def patches() -> str:
@@ -158,6 +162,7 @@ TABLES = {
     "trace": trace,
     "question keys": question_keys,
     "plain reasons": plain_reasons,
-    "layers": layers,
+    "rooms": partial(layers, "sglang_parse"),
+    "road": partial(layers, "sglang_parse.engine"),
     "patches": patches,
 }
