@@ -58,7 +58,7 @@ def attributes(path: str) -> dict[str, str]:
 def first_sentence(path: str) -> str:
     """What a module or package says of itself; "" where it says nothing."""
     docstring = package()[path].docstring
-    return one_line(docstring.value.split("\n\n")[0]) if docstring else ""
+    return one_line(re.split(r"\.\s", docstring.value)[0]) if docstring else ""
 
 
 def one_line(text: str) -> str:
