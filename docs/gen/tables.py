@@ -124,7 +124,7 @@ def meta_info() -> str:
 
 
 def trace() -> str:
-    return table(("key", "meaning"), rows_of(attributes("core.request.TraceRecord")))
+    return table(("key", "meaning"), rows_of(attributes("core.phases.TraceRecord")))
 
 
 def question_keys() -> str:

@@ -9,8 +9,9 @@ from itertools import islice
 
 import torch
 
+from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import RequestState, TraceRecord
+from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.ranks import share
