@@ -49,6 +49,7 @@ RUN, SHOWN = {"sh", "python"}, {"", "text"}
 # fails `test_every_block_is_run_by_one_test`.
 RUN_BY = {
     "make ": "test_make_targets_exist",
+    "-m pytest ": "test_tests_exist",
     "-m sglang_parse.cli bench ": "test_bench",
     "-m sglang.launch_server": "server (fixture)",
     "30000/v1/chat/completions": "test_curl",
@@ -157,6 +158,22 @@ def test_make_targets_exist(block: str):
         subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, check=True)
         for path in re.findall(r"tests/\S+", " ".join(words)):
             assert (ROOT / path).exists()
+
+
+PYTEST_BLOCKS = [block for block in blocks() if "-m pytest " in block]
+
+
+@pytest.mark.parametrize("block", PYTEST_BLOCKS, ids=lambda text: text.split("\n")[0][:60])
+def test_tests_exist(block: str, pytestconfig: pytest.Config):
+    """They are run already: files by their names, or all of a kind."""
+    kinds = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
+    for line in block.splitlines():
+        python, *run, first, second = shlex.split(line)[:5]
+        assert [python, *run] == [".venv/bin/python", "-m", "pytest"]
+        if first == "-m":
+            assert second in kinds
+        else:
+            assert all((ROOT / path).is_file() for path in shlex.split(line)[3:])
 
 
 def test_make_demo_runs_a_small_demo(
