@@ -6,7 +6,6 @@ are read from their docstrings ("Attributes:"), without importing their modules.
 
 from __future__ import annotations
 
-import argparse
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 import griffe
 
 from sglang_parse.core import config
+from sglang_parse.core.question import QuestionWording
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,30 +78,32 @@ def rows_of(texts: dict[str, str]) -> list[tuple[str, str]]:
 # -- tables -----------------------------------------------------------------------
 
 
-def settings_rows() -> list[tuple[str, str, str, str]]:
-    """Flag, values, default, meaning of every setting, as the command line has them."""
-    parser = argparse.ArgumentParser(add_help=False)
-    config.add_cli_args(parser)
-    return [
-        (
-            f"`{option.option_strings[0]}`",
-            ", ".join(f"`{value}`" for value in option.choices or ()) or values_of(option),
-            f"`{option.default}`" if option.default != "" else "",
-            str(option.help),
-        )
-        for option in parser._actions
-    ]
-
-
-def values_of(option: argparse.Action) -> str:
-    """What may follow a flag without choices."""
-    name = option.dest.removeprefix("parse_")
-    low, high = config._INT_RANGES.get(name, (0, 0))
-    return f"{low} to {high}" if high else (option.metavar or "")
-
-
 def settings() -> str:
-    return table(("flag", "values", "default", "meaning"), settings_rows())
+    """Flags of a server."""
+    rows = [
+        (
+            f"`{config.flag(setting.name)}`",
+            values_of(setting),
+            f"`{setting.default}`" if setting.default != "" else "",
+            one_line(setting.description),
+        )
+        for setting in config.settings_of(config.ParseConfig)
+    ]
+    return table(("flag", "values", "default", "meaning"), rows)
+
+
+def values_of(setting: config.Setting) -> str:
+    """What a setting may be, as short as a column needs it."""
+    if setting.choices:
+        return ", ".join(f"`{value}`" for value in setting.choices)
+    return setting.metavar or setting.wanted.removeprefix("a whole number ")
+
+
+def request_options() -> str:
+    """Keys of ``custom_params["parse"]``."""
+    options = config.settings_of(config.RequestOptions)
+    rows = [(f"`{o.name}`", o.wanted, one_line(o.description)) for o in options]
+    return table(("key", "value", "meaning"), rows)
 
 
 def metrics() -> str:
@@ -128,7 +130,8 @@ def trace() -> str:
 
 
 def question_keys() -> str:
-    return table(("key", "meaning"), rows_of(attributes("core.question.QuestionWording")))
+    keys = config.settings_of(QuestionWording)
+    return table(("key", "meaning"), rows_of({k.name: one_line(k.description) for k in keys}))
 
 
 def plain_reasons() -> str:
@@ -157,6 +160,7 @@ def patches() -> str:
 
 TABLES = {
     "settings": settings,
+    "request options": request_options,
     "metrics": metrics,
     "meta_info": meta_info,
     "trace": trace,
