@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import re
-from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 
@@ -43,12 +44,12 @@ QUOTED = {
 }
 
 
-def options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                yield from options(subparser)
+def flags_of_program(*words: str) -> set[str]:
+    """Flags and, in braces, commands that ``sglang-parse ... --help`` names."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        cli.main([*words, "--help"])
+    return set(re.findall(r"--[a-z][a-z0-9-]*|(?<=[{,])[a-z-]+(?=[,}])", text.getvalue()))
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +60,12 @@ def known_flags() -> set[str]:
     load_plugins()
     from sglang.srt.server_args import ServerArgs
 
-    server, programs = argparse.ArgumentParser(), argparse.ArgumentParser()
+    server = argparse.ArgumentParser()
     ServerArgs.add_cli_args(server)
-    subparsers = programs.add_subparsers()
-    for command in cli._commands():
-        command.add_arguments(subparsers.add_parser(command.name))
-    return {*options(server), *options(programs)}
+    programs = {name for name in flags_of_program() if not name.startswith("-")}
+    assert {"demo", "compare"} <= programs
+    of_server = {flag for action in server._actions for flag in action.option_strings}
+    return of_server.union(*map(flags_of_program, programs))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
