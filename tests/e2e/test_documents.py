@@ -33,13 +33,9 @@ from sglang_parse.bench.demo.servers import Server, ServerSpec, awake, free_port
 from sglang_parse.bench.demo.settings import Settings
 from sglang_parse.bench.limit import limits
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
+from support.pages import PAGES, ROOT
 from support.warm import Nursery
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-}
 PORT = "30000"
 FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 RUN, SHOWN = {"sh", "python"}, {"", "text"}
@@ -62,7 +58,7 @@ RUN_BY = {
 }
 
 
-def fences() -> list[tuple[str, str, str]]:
+def fences() -> list[tuple[Path, str, str]]:
     """Page, language and text of every block."""
     return [
         (page, language, dedent(text))
@@ -102,7 +98,7 @@ def demo_keys(content: Any, path: str = "") -> Iterator[str]:
 
 def marked(name: str) -> str:
     """Text between ``<!-- name -->`` and ``<!-- /name -->``."""
-    page = PAGES["docs/benchmark-keys.md"]
+    page = PAGES[Path("docs/benchmark-keys.md")]
     return page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
 
 

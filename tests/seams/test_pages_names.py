@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from sglang_parse import cli
+from support.pages import PAGES
 
 pytestmark = pytest.mark.seams
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 NOT_OURS = {"--silent", "--fail", "--header", "--data"}  # curl's
 
@@ -68,9 +67,9 @@ def known_flags() -> set[str]:
     return of_server.union(*map(flags_of_program, programs))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_every_flag_exists(page: Path, known_flags: set[str]):
-    named = set(FLAG.findall(page.read_text(encoding="utf-8")))
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_every_flag_exists(path: Path, known_flags: set[str]):
+    named = set(FLAG.findall(PAGES[path]))
     unknown = {flag for flag in named if not flag.endswith("-")} - known_flags - NOT_OURS
     assert unknown == set()
 
@@ -82,4 +81,4 @@ def test_what_the_log_is_said_to_hold_is_there(words: str):
     # A text may go over several lines of source.
     source = re.sub(r'"\s*\n\s*f?"', "", (Path(folder) / rest).read_text(encoding="utf-8"))
     assert words in source
-    assert words in (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert words in PAGES[Path("docs/troubleshooting.md")]

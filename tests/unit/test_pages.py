@@ -2,7 +2,6 @@
 
 import ast
 import re
-import runpy
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,22 +14,12 @@ from sglang_parse.core.phases import Terms, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
+from support.pages import PAGES, README, ROOT, TABLES, page
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parents[2]
-TABLES = runpy.run_path(str(ROOT / "docs" / "gen" / "tables.py"))
-PAGES = {
-    path.relative_to(ROOT): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-}
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 CODE = re.compile(r"`([^`\n]+)`")
-
-
-def page(name: str) -> str:
-    """A page of docs/ with its tables."""
-    return TABLES["fill"](PAGES[Path("docs") / f"{name}.md"])
 
 
 def first_column(text: str) -> set[str]:
@@ -65,7 +54,7 @@ def test_every_setting_is_in_the_table_with_its_default():
 
 
 def test_the_flags_of_the_readme_are_settings_with_their_defaults():
-    rows = re.findall(r"^\| `(--parse-\S+)` \| (.*?) \|", PAGES[Path("README.md")], re.MULTILINE)
+    rows = re.findall(r"^\| `(--parse-\S+)` \| (.*?) \|", PAGES[README], re.MULTILINE)
     assert len(rows) == 6
     for flag, default in rows:
         assert default == (defaults_shown()[flag] or "built in")
@@ -105,7 +94,7 @@ def test_every_key_of_meta_info_is_in_the_table():
 
 def test_every_reason_for_plain_service_is_documented():
     source = (ROOT / "sglang_parse/startup/fallback.py").read_text(encoding="utf-8")
-    listed = re.findall(r'"([^"]+)"', TABLES["plain_reasons"]())
+    listed = re.findall(r'"([^"]+)"', TABLES["plain reasons"]())
     assert len(listed) == source.count("lambda req:")
     assert all(f'"{reason}"' in source for reason in listed)
 
@@ -150,7 +139,7 @@ def test_links_lead_somewhere():
         if found.suffix == ".svg":
             continue  # a drawn one: the build fails where it is missing
         assert found.exists(), f"{path}: {target}"
-        if anchor and path == Path("README.md"):
+        if anchor and path == README:
             titles = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {slugify(title, "-") for title in titles}
 
@@ -164,4 +153,4 @@ def test_paths_in_code_exist():
 
 
 def test_sizes():
-    assert len(PAGES[Path("README.md")].splitlines()) <= 180
+    assert len(PAGES[README].splitlines()) <= 180
