@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from sglang_parse.bench import kv
-from sglang_parse.bench.demo.servers import Server
-from sglang_parse.bench.demo.settings import DEMO_PAIR
+from sglang_parse.bench.harness import servers
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
 from sglang_parse.core.config import ParseConfig
 from support.warm import Nursery
 
 
 def test_bench_kv(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kv, "Server", partial(Server, start=nursery.start))
+    monkeypatch.setattr(servers, "start_process", nursery.start)
     output = tmp_path / "bench_kv.json"
     kv.run(Namespace(pair=DEMO_PAIR, problems=4, concurrency=2, output=output), Console(quiet=True))
     parse, short, long = json.loads(output.read_text()).values()

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sglang_parse.bench.compare.pool import Remote
-from sglang_parse.bench.compare.records import CompareError
-from sglang_parse.bench.compare.run import main, run_compare
-from sglang_parse.bench.compare.settings import Settings, add_arguments
-from sglang_parse.bench.demo.load import ask_all
+from sglang_parse.bench.compare.run import run
+from sglang_parse.bench.compare.settings import CompareSettings, add_arguments
+from sglang_parse.bench.harness import servers
+from sglang_parse.bench.harness.ask import ask
+from sglang_parse.bench.harness.pool import Remote
+from sglang_parse.bench.harness.program import run_program
+from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.tasks import Item
-from sglang_parse.bench.tasks.demo import demo_items
+from sglang_parse.bench.tasks.demo import demo_assignment
 from support.client import Client
 
 SMALL = (
@@ -35,7 +37,9 @@ def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict
     output = tmp_path_factory.mktemp("compare")
     urls = ("--url", f"plain={demo_plain.url}", "--url", f"parse={demo.url}")
     words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--output", str(output))
-    run_compare(Settings.read(parsed(*words)), Console(quiet=True), nursery.start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers, "start_process", nursery.start)
+        run(parsed(*words), Console(quiet=True))
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "PARSE over EAGLE3" in page
     return json.loads((output / "results.json").read_text(encoding="utf-8"))
@@ -92,10 +96,10 @@ def test_conditions_are_told(results: dict):
 
 def test_later_turns_see_the_earlier_answers(demo: Client):
     """MT-Bench's second turns; the demo's problems stand in."""
-    first, second = demo_items(2)[0]
-    alone = ask_all(Remote("parse", demo.url), [first, second], range(2), 1)[1]
+    first, second = demo_assignment(2).items
+    alone = ask(Remote("parse", demo.url), [first, second], range(2)).answers
     both = Item("both", first.text, None, (second.text,))
-    (reply,) = ask_all(Remote("parse", demo.url), [both], range(1), 1)[1]
+    (reply,) = ask(Remote("parse", demo.url), [both], range(1)).answers
     assert len(reply.texts) == 2
     assert reply.texts[0] == alone[0].texts[0]
     assert reply.output_tokens > alone[0].output_tokens
@@ -110,7 +114,7 @@ def test_a_task_from_a_file(demo: Client, tmp_path: Path):
     task = ("--task", "gsm8k", "--task-file", str(path), "--max-tokens", "64")
     load = ("--runs", "1", "--requests", "2", "--concurrency", "1", "--thresholds", "")
     words = (*task, *load, "--url", f"parse={demo.url}", "--output", str(tmp_path))
-    run_compare(Settings.read(parsed(*words)), Console(quiet=True))
+    run(parsed(*words), Console(quiet=True))
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["conditions"]["task"] == "GSM8K"
     (way,) = results["ways"]
@@ -131,17 +135,17 @@ BAD = [
 
 @pytest.mark.parametrize(("words", "text"), BAD)
 def test_bad_settings_are_refused(words, text: str, tmp_path: Path, capsys):
-    assert main(parsed(*words, "--output", str(tmp_path))) == 1
+    assert run_program("compare", run, parsed(*words, "--output", str(tmp_path))) == 1
     assert text in capsys.readouterr().err
 
 
 def test_a_url_may_end_in_v1():
-    settings = Settings.read(parsed("--url", "plain=http://host:1/v1/"))
+    settings = CompareSettings.read(parsed("--url", "plain=http://host:1/v1/"))
     assert settings.servers == ("plain",)
     assert settings.remotes == {"plain": Remote("plain", "http://host:1")}
 
 
 def test_a_server_that_does_not_use_parse_is_an_error(demo_plain: Client, tmp_path: Path):
     words = ("--url", f"parse={demo_plain.url}", *SMALL, "--output", str(tmp_path))
-    with pytest.raises(CompareError, match="did not serve problem 0 with PARSE"):
-        run_compare(Settings.read(parsed(*words)), Console(quiet=True))
+    with pytest.raises(BenchError, match="did not serve problem 0 with PARSE"):
+        run(parsed(*words), Console(quiet=True))

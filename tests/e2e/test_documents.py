@@ -25,13 +25,14 @@ from typing import Any
 import pytest
 
 from sglang_parse import cli
-from sglang_parse.bench.demo import servers
-from sglang_parse.bench.demo.figures import Check, make_figures
-from sglang_parse.bench.demo.records import Answer, Leg
+from sglang_parse.bench.demo.figures import make_figures
 from sglang_parse.bench.demo.report import report
-from sglang_parse.bench.demo.servers import Server, ServerSpec, awake, free_ports
-from sglang_parse.bench.demo.settings import Settings
-from sglang_parse.bench.limit import limits
+from sglang_parse.bench.demo.settings import DemoSettings
+from sglang_parse.bench.harness import servers
+from sglang_parse.bench.harness.figures import Goal
+from sglang_parse.bench.harness.records import Answer, Leg, Way
+from sglang_parse.bench.harness.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.bench.limit import bounds
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.pages import PAGES, ROOT
 from support.warm import Nursery
@@ -114,10 +115,11 @@ def documented_keys(table: str) -> set[str]:
 def test_demo_json_keys_are_documented():
     counters = {"rounds": 1, "drafted_tokens": 9, "accepted_tokens": 8, "target_tokens": 1}
     stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
-    answer = Answer(0, "", True, 10, 1.0, counters | dict.fromkeys(stages, 0.1))
+    parse = counters | dict.fromkeys(stages, 0.1)
+    answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)
     names = product(("plain", "draft", "parse"), (1, 8))
-    legs = [Leg(name, 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
-    settings = Settings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
+    legs = [Leg(Way(name), 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
+    settings = DemoSettings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
     content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
     assert documented_keys("demo keys") == set(demo_keys(content))
 
@@ -176,7 +178,7 @@ def test_make_demo_runs_a_small_demo(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     """The command behind `make demo`, with few problems: real servers, table, figures, trace."""
-    monkeypatch.setattr(servers, "Server", partial(Server, start=nursery.start))
+    monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     output = tmp_path / "demo.json"
     flags = ["--problems", "6", "--accuracy-problems", "12", "--runs", "1", "--concurrency", "2"]
@@ -193,9 +195,9 @@ def test_bench(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """Tiny shapes without weights: real servers, and the share that was asked for is kept."""
-    monkeypatch.setattr(servers, "Server", partial(Server, start=nursery.start))
+    monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    monkeypatch.setattr(limits, "MIN_SECONDS", 0.05)
+    monkeypatch.setattr(bounds, "MIN_SECONDS", 0.05)
     words = shlex.split(find_block("-m sglang_parse.cli bench ").replace("\\\n", " "))
     assert cli.main([*words[3:], "--output", str(tmp_path)]) == 0
     assert "simulated acceptance" in capsys.readouterr().out
@@ -218,7 +220,7 @@ def test_bench(
 def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     conditions = content.pop("conditions")
     assert content["checks"] == []  # they are an H200's
-    content["checks"] = [asdict(Check("", 0.0, "", reached=False))]
+    content["checks"] = [Goal("", 0.0, "at least", 1.0).as_json()]
     keys = {f"conditions.{key}" for key in conditions} | set(demo_keys(content))
     assert documented_keys("bench keys") == keys
 

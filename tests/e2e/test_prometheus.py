@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_parse.bench.demo.servers import awake
+from sglang_parse.bench.harness.servers import awake
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.client import HTTP, Client, parse_info, random_prompts
 from support.servers import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, two_ranks_environment

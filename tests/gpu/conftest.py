@@ -18,7 +18,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     Each starts anew: a process that has looked for a GPU cannot be forked into one that uses it.
     """
-    from sglang_parse.bench.demo import servers
+    from sglang_parse.bench.harness import servers
     from support.servers import CHECKS, SharedServers
 
     with pytest.MonkeyPatch.context() as patch:

@@ -18,14 +18,14 @@ def test_sglang_takes_every_server_at_real_shapes(tmp_path: Path, monkeypatch: p
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_parse.bench.limit.speed_settings import Settings, add_arguments
+    from sglang_parse.bench.limit.settings import LimitSettings, add_arguments
     from sglang_parse.core.config import ENV_VAR, ParseConfig
 
     monkeypatch.setenv(ENV_VAR, "")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     words = ["--device", "cpu", "--acceptance", "0.5", "--output", str(tmp_path)]
-    settings = Settings.read(parser.parse_args(words))
+    settings = LimitSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
     assert list(specs) == ["plain", "draft", "price", "parse-0.5"]
     for spec in specs.values():

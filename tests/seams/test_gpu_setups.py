@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_parse.attention.support import choose_layout
-from sglang_parse.bench.demo.servers import COMMON_FLAGS
+from sglang_parse.bench.harness.servers import COMMON_FLAGS
 from support.gpu_setups import SETUPS, Setup
 
 pytestmark = pytest.mark.seams

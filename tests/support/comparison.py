@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_parse.bench.compare.figures import Figures, make_figures
-from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, Look, Marks, Timed, Way
-from sglang_parse.bench.demo.load import Reply
+from sglang_parse.bench.compare.figures import Comparison, make_comparison
+from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, ServingRun
+from sglang_parse.bench.harness.records import Answer, Leg, Way
 
 RATES = {
     Way("plain"): 80.0,
@@ -53,17 +53,19 @@ FACTS = {
 }
 
 
-def timed(way: Way, run: int, concurrency: int, tokens_per_s: float) -> Timed:
+def timed(way: Way, run: int, concurrency: int, tokens_per_s: float) -> ServingRun:
     latency = {
         kind: {p: 1e3 * (k + 1) / tokens_per_s for k, p in enumerate(PERCENTILES)}
         for kind in LATENCIES
     }
-    return Timed(
+    return ServingRun(
         way, run, concurrency, 12, 960, 960 / tokens_per_s, tokens_per_s, 1.0, latency, None
     )
 
 
-def reply(problem: int, share: float | None, output_tokens: int = 80) -> Reply:
+def answer(
+    problem: int, share: float | None, output_tokens: int = 80, score: float | None = None
+) -> Answer:
     """``share``: accepted draft tokens / output tokens; None without PARSE."""
     meta: dict = {"spec_verify_ct": 20}
     if share is not None:
@@ -71,10 +73,10 @@ def reply(problem: int, share: float | None, output_tokens: int = 80) -> Reply:
         accepted = round(share * output_tokens)
         counters = {"mode": "parse", "rounds": 2, "accepted_tokens": accepted}
         meta["parse"] = [stages | counters | {"continuation_ms": 500.0 * (1 - share)}]
-    return Reply(problem, ("Answer: 1",), output_tokens, 1000.0, meta)
+    return Answer(problem, ("Answer: 1",), output_tokens, 1000.0, meta, score)
 
 
-def six_servers(runs: int = 3) -> Figures:
+def six_servers(runs: int = 3, *, has_goals: bool = True) -> Comparison:
     """All ways at one request, their own at three concurrencies; run k is k % faster."""
     ways = tuple(RATES)
     loads = [
@@ -84,21 +86,18 @@ def six_servers(runs: int = 3) -> Figures:
         for concurrency in (CONCURRENCIES if way.threshold in (None, OWN_THRESHOLD) else (1,))
     ]
     looks = [
-        Look(way, run, tuple(reply(k, SHARES[way.threshold]) for k in range(3)))
+        Leg(way, run, 1, 1.0, tuple(answer(k, SHARES[way.threshold]) for k in range(3)))
         for way in ways
         for run in range(runs)
         if way.threshold is not None
     ]
-    return make_figures(ways, loads, looks, [*map(marks, ways), marks(Way("plain"), 1)], 0.5)
+    graded = [*map(marks, ways), marks(Way("plain"), 1)]
+    return make_comparison(ways, loads, looks, graded, OWN_THRESHOLD, has_goals=has_goals)
 
 
-def marks(way: Way, repeat: int = 0) -> Marks:
+def marks(way: Way, run: int = 0) -> Leg:
     """40 problems; the draft alone is wrong on every fourth, PARSE on one."""
     wrong = {"draft": range(0, 40, 4), "parse": range(1)}.get(way.server, range(0))
     share = None if way.threshold is None else SHARES[way.threshold]
-    return Marks(
-        way,
-        repeat,
-        tuple(float(k not in wrong) for k in range(40)),
-        tuple(reply(k, share) for k in range(40)),
-    )
+    answers = (answer(k, share, score=float(k not in wrong)) for k in range(40))
+    return Leg(way, run, 16, 1.0, tuple(answers))

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.demo.records import PARSE
-from sglang_parse.bench.demo.run import specs
-from sglang_parse.bench.demo.servers import Server, free_ports
-from sglang_parse.bench.demo.settings import DEMO_PAIR
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.bench.harness.lineup import lineup
+from sglang_parse.bench.harness.records import PARSE
+from sglang_parse.bench.harness.servers import Server, free_ports
 from support.client import Client
 from support.demo_pair import held_out
 from support.servers import plugin
@@ -43,7 +43,7 @@ def main() -> None:
 def _serve(drafting: str, thresholds: Sequence[float]) -> list[dict[str, Any]]:
     """What one server saw, load by load."""
     (port,) = free_ports(1)
-    (parse,) = [spec for spec in specs(DEMO_PAIR) if spec.name == PARSE]
+    (parse,) = lineup(demo_models(DEMO_PAIR), (PARSE,))
     spec = replace(parse, flags=(*parse.flags, "--parse-drafting", drafting))
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"

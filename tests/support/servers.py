@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.demo.servers import (
+from sglang_parse.bench.harness.servers import (
     Server,
     ServerSpec,
     StartProcess,

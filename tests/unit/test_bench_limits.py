@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_parse.bench.demo.records import DemoError
-from sglang_parse.bench.limit import limits
-from sglang_parse.bench.limit.limits import Card, Work
+from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.bench.limit import bounds
+from sglang_parse.bench.limit.bounds import Card, Work
 from sglang_parse.bench.limit.shape import Shape, shape_names
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import dense_mask
@@ -56,12 +56,12 @@ def test_what_is_no_shape_is_refused(tmp_path: Path, content: dict | None, messa
         if "num_experts" in content:
             content |= json.loads(Shape.read("tiny_draft").config.read_text())
         (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(DemoError, match=message):
+    with pytest.raises(BenchError, match=message):
         Shape.read(str(tmp_path))
 
 
 def test_attended_pairs_are_the_ones_of_the_mask():
-    assert limits.attended_pairs(LAYOUT) == int(dense_mask(LAYOUT).sum())
+    assert bounds.attended_pairs(LAYOUT) == int(dense_mask(LAYOUT).sum())
 
 
 def small() -> Shape:
@@ -72,13 +72,13 @@ def small() -> Shape:
 def test_a_decode_step_by_hand():
     # Queries and output 2 x 4 each, keys and values 2 x 2 each; MLP 3 x 2 x 5; head 2 x 7.
     assert small().layer_weights == 8 + 8 + 4 + 4 + 30
-    work = limits.step_work(small(), num_requests=3, context_len=10, item_bytes=2)
+    work = bounds.step_work(small(), num_requests=3, context_len=10, item_bytes=2)
     assert work.bytes == 2 * (54 + 14 + 3 * 10 * 4)
     assert work.flops == 2 * (54 + 14) * 3 + 4 * 2 * 2 * 10 * 3
 
 
 def test_a_pass_reads_the_weights_once_and_multiplies_them_with_every_row():
-    one, three = (limits.pass_work(small(), LAYOUT, n, 5, item_bytes=2) for n in (1, 3))
+    one, three = (bounds.pass_work(small(), LAYOUT, n, 5, item_bytes=2) for n in (1, 3))
     assert one.bytes == 2 * (54 + 14 + 18 * 4)
     assert three.bytes - one.bytes == 2 * 2 * 18 * 4
     pairs = int(dense_mask(LAYOUT).sum())
@@ -88,15 +88,15 @@ def test_a_pass_reads_the_weights_once_and_multiplies_them_with_every_row():
 
 def test_the_longer_of_the_two_is_the_bound():
     card = Card(bandwidth=100.0, rate=1000.0)
-    memory = limits.bound("step", 1, Work(bytes=10, flops=50), card, measured_ms=200)
+    memory = bounds.bound("step", 1, Work(bytes=10, flops=50), card, measured_ms=200)
     assert (memory.by, memory.floor_ms, memory.share) == ("memory", 100, 0.5)
-    arithmetic = limits.bound("pass", 1, Work(bytes=10, flops=500), card, measured_ms=500)
+    arithmetic = bounds.bound("pass", 1, Work(bytes=10, flops=500), card, measured_ms=500)
     assert (arithmetic.by, arithmetic.floor_ms, arithmetic.share) == ("arithmetic", 500, 1)
 
 
 def test_this_machine_moves_and_multiplies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "MIN_SECONDS", 0.01)
-    card = limits.measure_card("cpu", torch.float32)
+    monkeypatch.setattr(bounds, "MIN_SECONDS", 0.01)
+    card = bounds.measure_card("cpu", torch.float32)
     assert 1e8 < card.bandwidth < 1e13
     assert 1e8 < card.rate < 1e15
-    assert 0 < limits.mask_build_ms([LAYOUT] * 2, "cpu") < 1e3
+    assert 0 < bounds.mask_build_ms([LAYOUT] * 2, "cpu") < 1e3

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.demo.records import Answer, DemoError, Leg
-from sglang_parse.bench.limit import speed_figures
-from sglang_parse.bench.limit.limits import attended_pairs
-from sglang_parse.bench.limit.speed_figures import Figures, Pass
-from sglang_parse.bench.limit.speed_settings import Settings, add_arguments, fraction_of
+from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
+from sglang_parse.bench.limit.bounds import attended_pairs
+from sglang_parse.bench.limit.figures import LimitFigures, Pass, make_goals, run_ms, speed_at
+from sglang_parse.bench.limit.settings import LimitSettings, add_arguments, fraction_of
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 
 pytestmark = pytest.mark.unit
@@ -26,14 +25,14 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def settings(*words: str) -> Settings:
-    return Settings.read(parsed(*words))
+def settings(*words: str) -> LimitSettings:
+    return LimitSettings.read(parsed(*words))
 
 
 @pytest.fixture(autouse=True)
 def _no_tokenizer(monkeypatch: pytest.MonkeyPatch):
     """How long the question is takes a tokenizer; here it is this long."""
-    monkeypatch.setattr(Settings, "question_len", 40)
+    monkeypatch.setattr(LimitSettings, "question_len", 40)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def _no_tokenizer(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_what_does_not_fit_together_is_refused(words: tuple[str, ...], message: str):
-    with pytest.raises(DemoError, match=message):
+    with pytest.raises(BenchError, match=message):
         settings(*words)
 
 
@@ -62,7 +61,7 @@ def test_the_defaults_fit_a_card_of_141_gb_and_no_small_one():
     defaults = settings()
     assert defaults.bytes_needed > 64 * 2**30
     defaults.check_memory(141 * 10**9)
-    with pytest.raises(DemoError, match="qwen3_32b and qwen3_1_7b need about .*; use smaller"):
+    with pytest.raises(BenchError, match="qwen3_32b and qwen3_1_7b need about .*; use smaller"):
         defaults.check_memory(80 * 10**9)
 
 
@@ -91,7 +90,8 @@ def test_servers_and_what_they_simulate(tmp_path: Path):
 
 def leg(server: str, run: int, seconds: float, **parse: float) -> Leg:
     """Two requests at a time with 50 output tokens each."""
-    return Leg(server, run, 2, seconds, (Answer(0, "", True, 50, 4000.0, parse),) * 2)
+    answer = Answer(0, (), 50, 4000.0, {"parse": [parse]} if parse else {})
+    return Leg(Way(server), run, 2, seconds, (answer,) * 2)
 
 
 def legs() -> list[Leg]:
@@ -107,7 +107,7 @@ def legs() -> list[Leg]:
 
 
 def test_a_row_of_the_table_by_hand():
-    row = speed_figures.speed(legs(), 0.5, 2, "price")
+    row = speed_at(legs(), 0.5, 2, "price")
     rates = (row.plain_tokens_per_s, row.draft_tokens_per_s, row.tokens_per_s)
     assert rates == (10, 50, 20)
     # 10 ms of verification per output token, while the plain target takes 100.
@@ -120,7 +120,7 @@ def test_a_row_of_the_table_by_hand():
 
 def test_times_of_the_stages_by_hand():
     # 10 ms of a burst for each of two requests' tokens; two passes' worth of rows in one.
-    assert speed_figures.stage_ms(legs(), 2, "price") == {
+    assert run_ms(legs(), 2, "price") == {
         "draft step": 20,
         "decode step": 200,
         "verification pass": 1000,
@@ -128,16 +128,16 @@ def test_times_of_the_stages_by_hand():
 
 
 def test_what_was_not_measured_is_an_error():
-    with pytest.raises(DemoError, match=r"nothing was measured of parse-0.75 at 2 requests"):
-        speed_figures.speed(legs(), 0.75, 2, "price")
+    with pytest.raises(BenchError, match=r"nothing was measured of parse-0.75 at 2 requests"):
+        speed_at(legs(), 0.75, 2, "price")
 
 
 def test_figures_to_reach():
-    row = replace(speed_figures.speed(legs(), 0.5, 2, "price"), concurrency=8)
+    row = replace(speed_at(legs(), 0.5, 2, "price"), concurrency=8)
     speeds = tuple(replace(row, acceptance=a, ratio=2.4, share_of_limit=0.96) for a in (0, 0.5, 1))
     one = Pass(1153, 512, 16, 40, 1, ms=12, prefill_ms=10, prefill_rows_ms=11)
-    figures = Figures(speeds, one, (), (), {}, None, ())
-    found = {check.name: check.reached for check in speed_figures.checks(figures)}
+    figures = LimitFigures(speeds, one, (), (), {}, None, ())
+    found = {check.name: check.reached for check in make_goals(figures)}
     assert found == {
         "acceptance 0, 8 at a time: speedup": True,
         "acceptance 0, 8 at a time: share of the limit": True,

@@ -6,14 +6,14 @@ import pytest
 
 from sglang_parse.bench.compare.figures import (
     accept_length,
-    make_checks,
-    make_figures,
-    speedups,
+    make_comparison,
+    make_goals,
 )
 from sglang_parse.bench.compare.page import render
 from sglang_parse.bench.compare.quality import paired_test
-from sglang_parse.bench.compare.records import CompareError, Look, Marks, Way
-from support.comparison import FACTS, RATES, SHARES, reply, six_servers, timed
+from sglang_parse.bench.harness.figures import speedups
+from sglang_parse.bench.harness.records import BenchError, Leg, Way
+from support.comparison import FACTS, RATES, SHARES, answer, six_servers, timed
 
 
 def test_speedups_are_quotients_of_the_same_run():
@@ -54,7 +54,16 @@ def test_figures_to_reach():
 def test_what_was_not_measured_has_no_figure_to_reach():
     figures = six_servers()
     loads = [timed(Way("parse", 0.5), 0, 1, 250.0), timed(Way("plain"), 0, 1, 80.0)]
-    assert make_checks(figures.ways, loads, 0.5) == ()
+    assert make_goals(figures.ways, loads, 0.5) == ()
+
+
+def test_other_models_have_no_figures_to_reach():
+    """Those are what this project wants of the demo pair."""
+    assert "Figures to reach" in render(six_servers(), FACTS)
+    others = six_servers(has_goals=False)
+    assert (others.checks, others.as_json()["checks"]) == ((), [])
+    assert "Figures to reach" not in render(others, FACTS)
+    assert others.ways == six_servers().ways
 
 
 def test_mcnemar_is_the_binomial_test_of_the_problems_that_differ():
@@ -80,17 +89,17 @@ def test_ratings_are_compared_by_wilcoxon():
 
 
 def test_a_paired_test_of_different_problems_is_an_error():
-    with pytest.raises(CompareError, match="3 scores with 2"):
+    with pytest.raises(BenchError, match="3 scores with 2"):
         paired_test([1.0] * 3, [1.0] * 2)
 
 
 def test_accept_length_leaves_out_the_token_of_the_prefill():
-    assert accept_length([reply(0, None, 81), reply(1, None, 41)]) == pytest.approx(120 / 40)
+    assert accept_length([answer(0, None, 81), answer(1, None, 41)]) == pytest.approx(120 / 40)
 
 
 def test_parse_has_its_own_accept_length():
     """SGLang counts every iteration of PARSE as a verification; there were two passes each."""
-    assert accept_length([reply(0, 0.5, 80), reply(1, 0.25, 80)]) == pytest.approx(60 / 4)
+    assert accept_length([answer(0, 0.5, 80), answer(1, 0.25, 80)]) == pytest.approx(60 / 4)
 
 
 def test_quality_and_noise():
@@ -105,16 +114,17 @@ def test_quality_and_noise():
     assert len(figures.ways) == len(RATES)
 
 
-def ungraded(way: Way) -> Marks:
-    return Marks(way, 0, (None, None), (reply(0, SHARES.get(way.threshold)),) * 2)
+def ungraded(way: Way) -> Leg:
+    return Leg(way, 0, 16, 1.0, (answer(0, SHARES.get(way.threshold)),) * 2)
 
 
 @pytest.mark.parametrize("ways", [(), (Way("plain"),), (Way("parse", 0.5),)])
 def test_a_page_of_few_servers_and_no_grades(ways: tuple[Way, ...]):
     """MT-Bench without a judge, one server alone, none that finished."""
     loads = [timed(way, 0, 1, 80.0) for way in ways]
-    looks = [Look(way, 0, (reply(0, 0.6),)) for way in ways if way.threshold]
-    figures = make_figures(ways, loads, looks, [ungraded(way) for way in ways], 0.5)
+    looks = [Leg(way, 0, 1, 1.0, (answer(0, 0.6),)) for way in ways if way.threshold]
+    graded = [ungraded(way) for way in ways]
+    figures = make_comparison(ways, loads, looks, graded, 0.5, has_goals=True)
     assert all(way.quality.score is None for way in figures.ways)
     assert (figures.noise, figures.checks) == (None, ())
     page = render(figures, FACTS)

@@ -3,8 +3,8 @@
 import pytest
 
 from sglang_parse.bench.demo.figures import make_figures, run_limit
-from sglang_parse.bench.demo.records import Answer, DemoError, Leg
 from sglang_parse.bench.demo.show import Piece, pieces_of_answer
+from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
 
 pytestmark = pytest.mark.unit
 
@@ -22,13 +22,14 @@ COUNTERS = {
 
 
 def answer(problem: int, *, right: bool = True, parse: bool = False) -> Answer:
-    return Answer(problem, "text", right, 100, 1000.0, COUNTERS if parse else {})
+    meta = {"parse": [COUNTERS]} if parse else {}
+    return Answer(problem, ("text",), 100, 1000.0, meta, float(right))
 
 
 def leg(server: str, run: int, concurrency: int, seconds: float, *, right: int = 2) -> Leg:
     """Two answers of 100 tokens; `right` of them are right."""
     answers = [answer(i, right=i < right, parse=server == "parse") for i in range(2)]
-    return Leg(server, run, concurrency, seconds, tuple(answers))
+    return Leg(Way(server), run, concurrency, seconds, tuple(answers))
 
 
 def legs(parse_seconds: tuple[float, ...] = (1.0, 0.8, 5.0)) -> list[Leg]:
@@ -98,11 +99,13 @@ def test_json_is_plain_data():
 
 
 def test_a_missing_leg_or_counter_is_an_error_that_names_it():
-    without = [found for found in legs() if (found.server, found.concurrency) != ("draft", 8)]
-    with pytest.raises(DemoError, match="'draft' at 8"):
+    without = [found for found in legs() if (found.way.server, found.concurrency) != ("draft", 8)]
+    with pytest.raises(BenchError, match="draft at 8"):
         make_figures(without, 8)
-    broken = Leg("parse", 0, 1, 1.0, (Answer(0, "", True, 10, 1.0, {"mode": "parse"}),))
-    with pytest.raises(DemoError, match="draft_ms"):
+    broken = Leg(
+        Way("parse"), 0, 1, 1.0, (Answer(0, ("",), 10, 1.0, {"parse": [{"mode": "parse"}]}),)
+    )
+    with pytest.raises(BenchError, match="draft_ms"):
         run_limit(broken, leg("plain", 0, 1, 2.0))
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from sglang_parse.bench.compare.pool import Remote
-from sglang_parse.bench.demo.load import Asking, ask_all, send_problems, trace_answer
-from sglang_parse.bench.demo.records import DemoError
+from sglang_parse.bench.harness.ask import Asking, ask, graded, trace_answer
+from sglang_parse.bench.harness.pool import Remote
+from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.tasks import Item
 
 PROBLEMS = [Item(str(k), f"problem {k}", k) for k in range(4)]
@@ -49,22 +49,23 @@ def server() -> Iterator[Remote]:
         echo.shutdown()
 
 
-def is_right(problem: Any, text: str) -> bool:
-    return text == f"answer to problem {problem.reference}" and problem.reference != 2
+def grade(problem: Any, texts: Sequence[str]) -> float:
+    (text,) = texts
+    return float(text == f"answer to problem {problem.reference}" and problem.reference != 2)
 
 
 def test_a_leg_is_graded_in_the_problems_order(server: Remote):
-    leg = send_problems(server, PROBLEMS, [3, 2, 0], is_right, run=1, concurrency=2)
+    leg = graded(ask(server, PROBLEMS, [3, 2, 0], run=1, concurrency=2), PROBLEMS, grade)
     assert [answer.problem for answer in leg.answers] == [3, 2, 0]
-    assert [answer.is_right for answer in leg.answers] == [True, False, True]
-    assert (leg.server, leg.run, leg.concurrency, leg.output_tokens) == ("parse", 1, 2, 15)
+    assert leg.scores == (1, 0, 1)
+    assert (leg.way.server, leg.run, leg.concurrency, leg.output_tokens) == ("parse", 1, 2, 15)
     assert leg.per_request("rounds") == 1
 
 
 def test_what_is_asked(server: Remote):
     asking = Asking("my-model", 77, 0.5, {"parse": {"threshold": 0.9}})
-    (reply,) = ask_all(server, PROBLEMS, [1], 1, asking=asking)[1]
-    asked = reply.meta["asked"]
+    (answer,) = ask(server, PROBLEMS, [1], asking=asking).answers
+    asked = answer.meta["asked"]
     assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("my-model", 77, 0.5)
     assert asked["custom_params"] == {"parse": {"threshold": 0.9}}
     assert asked["return_meta_info"] is True
@@ -72,10 +73,10 @@ def test_what_is_asked(server: Remote):
 
 def test_a_later_turn_comes_with_the_earlier_answers(server: Remote):
     item = Item("0", "first", None, ("second",))
-    (reply,) = ask_all(server, [item], [0], 1)[1]
-    assert reply.texts == ("answer to first", "answer to second")
-    assert reply.output_tokens == 10
-    assert [m["content"] for m in reply.meta["asked"]["messages"]] == [
+    (answer,) = ask(server, [item], [0]).answers
+    assert answer.texts == ("answer to first", "answer to second")
+    assert answer.output_tokens == 10
+    assert [m["content"] for m in answer.meta["asked"]["messages"]] == [
         *("first", "answer to first", "second"),
     ]
 
@@ -87,11 +88,11 @@ def test_a_trace_is_asked_for(server: Remote):
 
 def test_an_answer_parse_did_not_make_is_an_error(server: Remote, monkeypatch):
     monkeypatch.setattr(Echo, "mode", "plain")
-    with pytest.raises(DemoError, match="PARSE did not serve problem 1"):
-        send_problems(server, PROBLEMS, [1], is_right, run=0, concurrency=1)
+    with pytest.raises(BenchError, match="PARSE did not serve problem 1"):
+        ask(server, PROBLEMS, [1])
 
 
 def test_an_aborted_answer_is_an_error(server: Remote, monkeypatch):
     monkeypatch.setattr(Echo, "finish_reason", "abort")
-    with pytest.raises(DemoError, match="ended with 'abort'"):
-        send_problems(server, PROBLEMS, [1], is_right, run=0, concurrency=1)
+    with pytest.raises(BenchError, match="ended with 'abort'"):
+        ask(server, PROBLEMS, [1])

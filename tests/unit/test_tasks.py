@@ -17,7 +17,7 @@ import pytest
 
 from sglang_parse.bench.tasks import Options, TaskError, find_task, task_names
 from sglang_parse.bench.tasks.base import Grader, Item
-from sglang_parse.bench.tasks.demo import demo_items
+from sglang_parse.bench.tasks.demo import demo_assignment
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",
@@ -222,7 +222,8 @@ def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_demos_own_problems():
-    items, grade = demo_items(3)
+    task = demo_assignment(3)
+    items, grade = task.items, task.grade
     assert len({item.text for item in items}) == 3
     answer = items[0].reference.solution
     assert grade(items[0], [answer]) == 1.0

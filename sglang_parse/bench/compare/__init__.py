@@ -1,6 +1,6 @@
 """``sglang-parse compare``: PARSE beside everything stock SGLang has, on the same machine.
 
-lineup.py says which servers and how they are started; pool.py keeps some of them alive; drive.py
-runs SGLang's own ``bench_serving`` against one; figures.py turns what came back into figures;
-results.py and page.py write them; run.py is the order of events. No server imports any of it.
+settings.py reads what is compared; run.py is the order of events, made of the harness's parts;
+serving.py runs SGLang's own ``bench_serving`` against one server; figures.py and quality.py turn
+what came back into figures; report.py, page.py and show.py write and print them.
 """

@@ -1,4 +1,4 @@
-"""Timed loads and graded answers to figures. Statistics only.
+"""Runs of ``bench_serving`` and graded answers to figures. Statistics only.
 
 A speedup is the quotient of two ways' output tokens per second in the same run: same problems,
 minutes apart. Medians are over the runs, and ranges are from the smallest run to the largest.
@@ -8,29 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
-from sglang_parse.bench.compare.lineup import (
+from sglang_parse.bench.compare.quality import PairedTest, Quality, paired_test, quality_of
+from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, ServingRun
+from sglang_parse.bench.harness.figures import (
+    Goal,
+    per_request,
+    per_token,
+    rounded,
+    speedups,
+    stage_ms,
+)
+from sglang_parse.bench.harness.records import (
     EAGLE3,
     PARSE,
     PARSE_EAGLE3,
     PLAIN,
     STANDALONE,
     TITLES,
-)
-from sglang_parse.bench.compare.quality import PairedTest, Quality, paired_test, quality_of
-from sglang_parse.bench.compare.records import (
-    LATENCIES,
-    PERCENTILES,
-    Look,
-    Marks,
-    Timed,
+    Answer,
+    Leg,
     Way,
-    share_accepted,
 )
-from sglang_parse.bench.demo.figures import STAGES, rounded
-from sglang_parse.bench.demo.load import Reply
 
 MIN_OVER_STOCK = 1.3
 MIDDLE = 0.5
@@ -104,30 +105,12 @@ class WayFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """One figure to reach.
-
-    ``missed_by``: the share of the mark that is lacking; 0 when reached.
-    """
-
-    name: str
-    value: float
-    wanted: str
-    reached: bool
-    missed_by: float
-
-    @classmethod
-    def at_least(cls, name: str, value: float, least: float) -> Goal:
-        reached = value >= least - 1e-9
-        lacking = 0.0 if reached else (least - value) / least
-        return cls(name, value, f"at least {least}", reached, lacking)
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Comparison:
     """Everything the page shows.
 
-    ``noise``: the baseline against itself, answered twice.
+    Attributes:
+        noise: the baseline against itself, answered twice.
+        checks: the project's own figures to reach; none where other models are compared.
     """
 
     ways: tuple[WayFigures, ...]
@@ -136,24 +119,30 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, floats rounded to 4 places."""
-        return rounded(asdict(self))
+        checks = [goal.as_json() | {"missed_by": goal.missed_by} for goal in self.checks]
+        return rounded(asdict(self) | {"checks": checks})
 
     def find(self, way: Way) -> WayFigures | None:
         return next((figures for figures in self.ways if figures.way == way), None)
 
 
-def make_figures(
+def make_comparison(
     ways: Sequence[Way],
-    timed: Sequence[Timed],
-    looks: Sequence[Look],
-    marks: Sequence[Marks],
+    timed: Sequence[ServingRun],
+    looks: Sequence[Leg],
+    marks: Sequence[Leg],
     own_threshold: float,
-) -> Figures:
+    *,
+    has_goals: bool,
+) -> Comparison:
     """All figures of a comparison.
 
     Args:
         ways: in the order of the page; the plain target, if among them, is the baseline.
+        looks: answers one at a time, for PARSE's stage times.
+        marks: graded answers; run 1 is the baseline's second time.
         own_threshold: at which PARSE is measured like the others, at every concurrency.
+        has_goals: whether these are the models that the project's figures to reach are about.
     """
     baseline = _marks_of(marks, Way(PLAIN), 0)
     again = _marks_of(marks, Way(PLAIN), 1)
@@ -161,15 +150,16 @@ def make_figures(
     noise = None
     if baseline is not None and again is not None:
         noise = paired_test(again.scores, baseline.scores)
-    return Figures(figures, noise, make_checks(figures, timed, own_threshold))
+    goals = make_goals(figures, timed, own_threshold) if has_goals else ()
+    return Comparison(figures, noise, goals)
 
 
 def _way_figures(
     way: Way,
-    timed: Sequence[Timed],
-    looks: Sequence[Look],
-    marks: Sequence[Marks],
-    baseline: Marks | None,
+    timed: Sequence[ServingRun],
+    looks: Sequence[Leg],
+    marks: Sequence[Leg],
+    baseline: Leg | None,
 ) -> WayFigures:
     mine = [item for item in timed if item.way == way]
     concurrencies = sorted({item.concurrency for item in mine})
@@ -180,16 +170,16 @@ def _way_figures(
         threshold=way.threshold,
         speeds=tuple(_speed_at(way, timed, concurrency) for concurrency in concurrencies),
         quality=None if graded is None else quality_of(graded, baseline),
-        accept_length=None if graded is None else accept_length(graded.replies),
+        accept_length=None if graded is None else accept_length(graded.answers),
         time=_where_time_goes(looked) if looked else None,
     )
 
 
-def _marks_of(marks: Sequence[Marks], way: Way, repeat: int) -> Marks | None:
-    return next((m for m in marks if (m.way, m.repeat) == (way, repeat)), None)
+def _marks_of(marks: Sequence[Leg], way: Way, run: int) -> Leg | None:
+    return next((leg for leg in marks if (leg.way, leg.run) == (way, run)), None)
 
 
-def _speed_at(way: Way, timed: Sequence[Timed], concurrency: int) -> SpeedAt:
+def _speed_at(way: Way, timed: Sequence[ServingRun], concurrency: int) -> SpeedAt:
     here = [item for item in timed if item.concurrency == concurrency]
     mine = [item for item in here if item.way == way]
     others = {name: speedups(here, way, Way(name)) for name in (PLAIN, STANDALONE, EAGLE3)}
@@ -204,45 +194,31 @@ def _speed_at(way: Way, timed: Sequence[Timed], concurrency: int) -> SpeedAt:
     )
 
 
-def speedups(timed: Iterable[Timed], way: Way, other: Way) -> list[float]:
-    """Quotients of tokens per second at one concurrency, one per run that has both."""
-    rates = {(item.way, item.run): item.tokens_per_s for item in timed}
-    runs = sorted({run for _, run in rates})
-    return [
-        rates[way, run] / rates[other, run]
-        for run in runs
-        if (way, run) in rates and (other, run) in rates
-    ]
-
-
-def accept_length(replies: Sequence[Reply]) -> float | None:
+def accept_length(answers: Sequence[Answer]) -> float | None:
     """Tokens per verification pass; None without passes.
 
     Stock speculation: output tokens, the prefill's apart, as SGLang counts its accept length.
     PARSE: draft tokens that were kept.
     """
-    if all(reply.parse for reply in replies):
-        kept = sum(reply.parse["accepted_tokens"] for reply in replies)
-        passes = sum(reply.parse["rounds"] for reply in replies)
+    if all(answer.parse for answer in answers):
+        kept = sum(answer.parse["accepted_tokens"] for answer in answers)
+        passes = sum(answer.parse["rounds"] for answer in answers)
     else:
-        kept = sum(reply.output_tokens - len(reply.texts) for reply in replies)
-        passes = sum(reply.meta.get("spec_verify_ct") or 0 for reply in replies)
+        kept = sum(answer.output_tokens - len(answer.texts) for answer in answers)
+        passes = sum(answer.meta.get("spec_verify_ct") or 0 for answer in answers)
     return kept / passes if passes else None
 
 
-def _where_time_goes(looks: Sequence[Look]) -> WhereTimeGoes:
-    def per_request(key: str) -> float:
-        return median(fmean(reply.parse[key] for reply in look.replies) for look in looks)
-
+def _where_time_goes(looks: Sequence[Leg]) -> WhereTimeGoes:
     return WhereTimeGoes(
-        ms_per_request={stage: per_request(f"{stage}_ms") for stage in STAGES},
-        draft_share=median(share_accepted(look.replies) for look in looks),
-        rounds_per_request=per_request("rounds"),
+        ms_per_request=stage_ms(looks),
+        draft_share=per_token(looks, "accepted_tokens"),
+        rounds_per_request=per_request(looks, "rounds"),
     )
 
 
-def make_checks(
-    ways: Sequence[WayFigures], timed: Sequence[Timed], own_threshold: float
+def make_goals(
+    ways: Sequence[WayFigures], timed: Sequence[ServingRun], own_threshold: float
 ) -> tuple[Goal, ...]:
     """The figures to reach at one request at a time, for the servers that were measured."""
     timed = [item for item in timed if item.concurrency == 1]
@@ -250,13 +226,12 @@ def make_checks(
     for name in (STANDALONE, EAGLE3):
         ratios = speedups(timed, Way(PARSE, own_threshold), Way(name))
         if ratios:
-            goals.append(
-                Goal.at_least(f"PARSE over {TITLES[name]}", median(ratios), MIN_OVER_STOCK)
-            )
+            title = f"PARSE over {TITLES[name]}"
+            goals.append(Goal(title, median(ratios), "at least", MIN_OVER_STOCK))
     return (*goals, *_composition_goals(ways, timed))
 
 
-def _composition_goals(ways: Sequence[WayFigures], timed: Sequence[Timed]) -> Iterable[Goal]:
+def _composition_goals(ways: Sequence[WayFigures], timed: Sequence[ServingRun]) -> Iterable[Goal]:
     """PARSE+EAGLE3 against the better of its two parts in the same run, at every threshold."""
     levels: list[tuple[float, float]] = []
     for figures in ways:
@@ -269,8 +244,8 @@ def _composition_goals(ways: Sequence[WayFigures], timed: Sequence[Timed]) -> It
         ratio, share = median(map(min, *ratios)), figures.time.draft_share
         levels.append((share, ratio))
         name = f"{TITLES[PARSE_EAGLE3]} over its better part, {share:.0%} accepted"
-        yield Goal.at_least(f"{name} (threshold {figures.threshold:g})", ratio, 1.0)
+        yield Goal(f"{name} (threshold {figures.threshold:g})", ratio, "at least", 1.0)
     if levels:
         share, ratio = min(levels, key=lambda level: abs(level[0] - MIDDLE))
         name = f"the same nearest the middle, {share:.0%} accepted: faster than both"
-        yield Goal(name, ratio, "above 1.0", ratio > 1, max(0.0, 1 - ratio))
+        yield Goal(name, ratio, "above", 1.0)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from scipy import stats
 
-from sglang_parse.bench.compare.records import CompareError, Marks
+from sglang_parse.bench.harness.records import BenchError, Leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Quality:
     test: PairedTest | None
 
 
-def quality_of(graded: Marks, baseline: Marks | None) -> Quality:
-    """A way's marks, beside the baseline's if they are another way's."""
+def quality_of(graded: Leg, baseline: Leg | None) -> Quality:
+    """A way's scores, beside the baseline's if they are another way's."""
     scores = [score for score in graded.scores if score is not None]
     if not scores:
         return Quality(len(graded.scores), None, None, None)
@@ -72,10 +72,10 @@ def paired_test(
     McNemar's exact test is the binomial test of the problems on which the two differ.
 
     Raises:
-        CompareError: the numbers of problems differ.
+        BenchError: the numbers of problems differ.
     """
     if len(scores) != len(baseline):
-        raise CompareError(f"a paired test of {len(scores)} scores with {len(baseline)}")
+        raise BenchError(f"a paired test of {len(scores)} scores with {len(baseline)}")
     pairs = [
         (a, b) for a, b in zip(scores, baseline, strict=True) if a is not None and b is not None
     ]

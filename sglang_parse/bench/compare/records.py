@@ -1,39 +1,18 @@
-"""What the comparison measures: ways of answering, timed loads, answers.
-
-A way is one line of the comparison: a server, and the threshold its requests ask for if it runs
-PARSE. One server with six thresholds is six ways.
-"""
+"""What ``bench_serving`` brings back; answers with their ``meta_info`` are ``harness.records``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from sglang_parse.bench.demo.load import Reply
-from sglang_parse.bench.demo.records import DemoError as CompareError
-
-__all__ = ["CompareError", "Look", "Marks", "Timed", "Way"]
+from sglang_parse.bench.harness.records import Way
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Way:
-    """A server by its name; ``threshold`` is None for servers without PARSE."""
-
-    server: str
-    threshold: float | None = None
-
-    @property
-    def custom_params(self) -> dict[str, Any]:
-        """``custom_params`` of its requests."""
-        return {} if self.threshold is None else {"parse": {"threshold": self.threshold}}
-
-
 @dataclass(frozen=True, slots=True)
-class Timed:
+class ServingRun:
     """One run of ``bench_serving``.
 
     Attributes:
@@ -53,38 +32,3 @@ class Timed:
     requests_per_s: float
     latency_ms: Mapping[str, Mapping[str, float]]
     accept_length: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Answers with their ``meta_info``, one at a time: where PARSE's time goes."""
-
-    way: Way
-    run: int
-    replies: tuple[Reply, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Graded answers to the task's problems, in their order.
-
-    Attributes:
-        repeat: 0, or 1 for the baseline's second time.
-        scores: 0 to 1 per problem; None each where the task could not be graded.
-    """
-
-    way: Way
-    repeat: int
-    scores: tuple[float | None, ...]
-    replies: tuple[Reply, ...]
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(reply.output_tokens for reply in self.replies)
-
-
-def share_accepted(replies: Sequence[Reply]) -> float:
-    """Output tokens that are accepted draft tokens of PARSE, 0 to 1."""
-    return sum(reply.parse["accepted_tokens"] for reply in replies) / sum(
-        reply.output_tokens for reply in replies
-    )

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_parse.bench.compare.lineup import (
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, is_of_demo_pair
+from sglang_parse.bench.harness.lineup import Models
+from sglang_parse.bench.harness.pool import Remote
+from sglang_parse.bench.harness.program import at_least
+from sglang_parse.bench.harness.records import (
     DRAFT,
     EAGLE3,
     PARSE,
@@ -17,12 +21,10 @@ from sglang_parse.bench.compare.lineup import (
     STANDALONE,
     TITLES,
     WITH_PARSE,
-    Models,
+    BenchError,
+    Way,
 )
-from sglang_parse.bench.compare.pool import Remote
-from sglang_parse.bench.compare.records import CompareError, Way
-from sglang_parse.bench.demo.servers import COMMON_FLAGS, MODEL_NAME
-from sglang_parse.bench.demo.settings import DEMO_PAIR, at_least
+from sglang_parse.bench.harness.servers import COMMON_FLAGS, MODEL_NAME
 from sglang_parse.bench.tasks import Options, task_names
 from sglang_parse.core.config import ParseConfig
 
@@ -33,7 +35,7 @@ OWN_THRESHOLD = ParseConfig().threshold
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CompareSettings:
     """What was asked for.
 
     Attributes:
@@ -68,11 +70,11 @@ class Settings:
     output: Path
 
     @classmethod
-    def read(cls, arguments: argparse.Namespace) -> Settings:
+    def read(cls, arguments: argparse.Namespace) -> CompareSettings:
         """From a parsed command line.
 
         Raises:
-            CompareError: settings that do not fit together.
+            BenchError: settings that do not fit together.
         """
         remotes = dict(map(_remote, arguments.url))
         servers = _servers(arguments.servers, tuple(remotes))
@@ -115,6 +117,13 @@ class Settings:
         """Those that are started here."""
         return tuple(name for name in self.servers if name not in self.remotes)
 
+    def is_demo_pair(self) -> bool:
+        """Whether every server here has the demo pair's models; running ones are asked."""
+        started = (self.models.target, self.models.draft) if self.own_servers else ()
+        return is_of_demo_pair(
+            [*started, *(remote.model_path() for remote in self.remotes.values())]
+        )
+
     def ways(self, server: str) -> tuple[Way, ...]:
         """A server's ways, its own threshold first."""
         if server not in WITH_PARSE:
@@ -154,14 +163,14 @@ def _servers(text: str, remotes: tuple[str, ...]) -> tuple[str, ...]:
         named = remotes or SERVERS
     servers = (*named, *(name for name in remotes if name not in named))
     if len(set(servers)) != len(servers):
-        raise CompareError(f"--servers names a server twice: {text}")
+        raise BenchError(f"--servers names a server twice: {text}")
     return servers
 
 
 def _remote(text: str) -> tuple[str, Remote]:
     name, _, url = text.partition("=")
     if name not in TITLES or not url.startswith(("http://", "https://")):
-        raise CompareError(
+        raise BenchError(
             f"--url is {text!r}; use NAME=http://host:port with a name of {', '.join(TITLES)}"
         )
     return name, Remote(name, url.rstrip("/").removesuffix("/v1"))
@@ -171,9 +180,9 @@ def _numbers(text: str, kind: Callable[[str], float]) -> list:
     try:
         numbers = [kind(word) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        raise CompareError(f"{text!r} is no list of numbers such as 1,4,16") from error
+        raise BenchError(f"{text!r} is no list of numbers such as 1,4,16") from error
     if any(number < 0 for number in numbers):
-        raise CompareError(f"{text!r} has a negative number")
+        raise BenchError(f"{text!r} has a negative number")
     return numbers
 
 

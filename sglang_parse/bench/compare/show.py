@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from rich import box
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
-from sglang_parse.bench.compare.figures import Figures, Spread, WayFigures
-from sglang_parse.bench.compare.lineup import PLAIN, label
+from sglang_parse.bench.compare.figures import Comparison, Spread, WayFigures
 from sglang_parse.bench.compare.quality import Quality
-from sglang_parse.bench.compare.settings import Settings
-from sglang_parse.bench.demo.show import show_checks
+from sglang_parse.bench.harness.records import PLAIN
+from sglang_parse.bench.harness.tables import make_table, show_goals
 
 
-def show_figures(console: Console, figures: Figures, settings: Settings) -> None:
-    """The table, the figures to reach, where the files are."""
+def show_figures(console: Console, figures: Comparison, output: Path) -> None:
+    """The table, the figures to reach if there are any, where the files are."""
     console.print(figures_table(figures))
-    show_checks(console, figures.checks)
+    show_goals(console, figures.checks)
     for goal in figures.checks:
         if not goal.reached:
             console.print(f"missed by {goal.missed_by:.0%}: {goal.name}")
@@ -24,22 +24,18 @@ def show_figures(console: Console, figures: Figures, settings: Settings) -> None
         if figure.time is not None:
             times = figure.time.ms_per_request.items()
             spent = ", ".join(f"{stage} {ms:.0f}" for stage, ms in times)
-            console.print(f"ms per request of {label(figure.way)}: {spent}", highlight=False)
-    console.print(f"{settings.output / 'results.json'}\n{settings.output / 'report.html'}")
+            console.print(f"ms per request of {figure.way.label}: {spent}", highlight=False)
+    console.print(f"{output / 'results.json'}\n{output / 'report.html'}")
 
 
-def figures_table(figures: Figures) -> Table:
+def figures_table(figures: Comparison) -> Table:
     """One row per way."""
     concurrencies = sorted({speed.concurrency for f in figures.ways for speed in f.speeds})
-    table = Table(box=box.SIMPLE_HEAD, title="output tokens/s and speedup over the plain target")
-    table.add_column("")
-    for concurrency in concurrencies:
-        table.add_column(f"{concurrency} at a time", justify="right")
-    table.add_column("exact", justify="right")
-    table.add_column("p", justify="right")
+    headings = ("", *(f"{concurrency} at a time" for concurrency in concurrencies), "exact", "p")
+    table = make_table("output tokens/s and speedup over the plain target", headings)
     for figure in figures.ways:
         speeds = [_speed(figure, concurrency) for concurrency in concurrencies]
-        table.add_row(label(figure.way), *speeds, *_quality(figure.quality))
+        table.add_row(figure.way.label, *speeds, *_quality(figure.quality))
     return table
 
 

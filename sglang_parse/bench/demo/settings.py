@@ -1,21 +1,19 @@
-"""What the demo's command line can ask for."""
+"""What the command line of ``sglang-parse demo`` can ask for."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from sglang_parse.bench.demo.records import DemoError
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-DEMO_PAIR = REPOSITORY / "examples" / "demo_pair"
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
+from sglang_parse.bench.harness.program import at_least
+from sglang_parse.bench.harness.records import BenchError
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the command line asked for.
+class DemoSettings:
+    """What was asked for.
 
     Attributes:
         pair: folder with ``target`` and ``draft``.
@@ -31,22 +29,15 @@ class Settings:
     output: Path
 
     @classmethod
-    def read(cls, arguments: argparse.Namespace) -> Settings:
+    def read(cls, arguments: argparse.Namespace) -> DemoSettings:
         """From a parsed command line.
 
         Raises:
-            DemoError: a run would have too few problems.
+            BenchError: a run would have too few problems.
         """
-        settings = cls(
-            pair=arguments.pair,
-            problems=arguments.problems,
-            accuracy_problems=arguments.accuracy_problems,
-            runs=arguments.runs,
-            concurrency=arguments.concurrency,
-            output=arguments.output,
-        )
+        settings = cls(*(getattr(arguments, field.name) for field in fields(cls)))
         if settings.problems < 2 * settings.runs:
-            raise DemoError(
+            raise BenchError(
                 f"--problems is {settings.problems}, too few for --runs {settings.runs}; "
                 f"use {2 * settings.runs} or more"
             )
@@ -56,13 +47,13 @@ class Settings:
     def total_problems(self) -> int:
         return max(self.problems, self.accuracy_problems)
 
-    def parts(self) -> list[tuple[int, range, range]]:
-        """Per run: its number, problems sent one at a time, problems sent concurrently."""
+    def parts(self) -> list[tuple[range, range]]:
+        """Per run: problems sent one at a time, problems sent concurrently."""
         bounds = [self.problems * k // self.runs for k in range(self.runs + 1)]
         parts = []
-        for run, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for start, end in zip(bounds, bounds[1:], strict=False):
             middle = start + max(1, (end - start) // 3)
-            parts.append((run, range(start, middle), range(middle, end)))
+            parts.append((range(start, middle), range(middle, end)))
         return parts
 
 
@@ -88,15 +79,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency", type=at_least(2), default=8, help="requests at a time, beside 1"
     )
     parser.add_argument("--output", type=Path, default=Path("build/demo.json"))
-
-
-def at_least(low: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers from ``low``."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{value} is too small; use {low} or more")
-        return value
-
-    return number

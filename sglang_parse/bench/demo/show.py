@@ -1,29 +1,28 @@
-"""What the demo prints: one table, the figures to reach, and one answer with its verdicts."""
+"""What the demo prints: one table of figures, and one answer with its verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sglang_parse.bench.demo.figures import STAGES, Figures, ServerFigures, Speed
-from sglang_parse.bench.demo.records import TITLES
+from sglang_parse.bench.demo.figures import DemoFigures, ServerFigures, Speed
+from sglang_parse.bench.harness.figures import STAGES
+from sglang_parse.bench.harness.records import TITLES
+from sglang_parse.bench.harness.tables import make_table
 
 Decode = Callable[[Sequence[int]], str]
 
 
-def figures_table(figures: Figures, concurrency: int) -> Table:
+def figures_table(figures: DemoFigures, concurrency: int) -> Table:
     """Servers as columns, figures as rows."""
-    table = Table(box=box.SIMPLE_HEAD, title="PARSE and what it is made of, side by side")
-    table.add_column("", no_wrap=True)
-    for name in figures.servers:
-        table.add_column(TITLES[name], justify="right")
+    headings = ("", *(TITLES[name] for name in figures.servers))
+    table = make_table("PARSE and what it is made of, side by side", headings)
     columns = [_column(server, figures) for server in figures.servers.values()]
     for label, *cells in zip(_labels(concurrency), *columns, strict=True):
         table.add_row(label, *cells)
@@ -46,7 +45,7 @@ def _labels(concurrency: int) -> list[str]:
     ]
 
 
-def _column(server: ServerFigures, figures: Figures) -> list[str]:
+def _column(server: ServerFigures, figures: DemoFigures) -> list[str]:
     cells = [f"{server.accuracy:.1%} of {server.problems}"]
     cells += [*_speed_cells(server.one), *_speed_cells(server.concurrent)]
     stages = server.stages_one
@@ -64,29 +63,6 @@ def _column(server: ServerFigures, figures: Figures) -> list[str]:
 
 def _speed_cells(speed: Speed) -> list[str]:
     return [f"{speed.tokens_per_s:.0f}", f"{speed.ratio:.2f}x"]
-
-
-class FigureToReach(Protocol):
-    """A figure and its mark."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def wanted(self) -> str: ...
-
-    @property
-    def reached(self) -> bool: ...
-
-
-def show_checks(console: Console, checks: Iterable[FigureToReach]) -> None:
-    """The figures to reach; a missed one is a finding, not an error of the program."""
-    for check in checks:
-        mark = "[green]PASS[/]" if check.reached else "[red]FAIL[/]"
-        console.print(f"{mark} {check.name}: {check.value:.3f}, wanted {check.wanted}")
 
 
 @dataclass(frozen=True, slots=True)

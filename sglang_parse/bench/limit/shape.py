@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_parse.bench.demo.records import DemoError
-from sglang_parse.bench.demo.settings import DEMO_PAIR
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
+from sglang_parse.bench.harness.records import BenchError
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
 QUESTION = SHAPES / "question.json"
@@ -48,12 +48,12 @@ class Shape:
         """A shape of this repository by its name, or the folder of any model.
 
         Raises:
-            DemoError: there is no such shape, or it is not a dense decoder.
+            BenchError: there is no such shape, or it is not a dense decoder.
         """
         config = (SHAPES / name if name in shape_names() else Path(name)) / "config.json"
         if not config.is_file():
             known = ", ".join(shape_names())
-            raise DemoError(f"{name!r} is no shape; use {known}, or a folder with a config.json")
+            raise BenchError(f"{name!r} is no shape; use {known}, or a folder with a config.json")
         content = json.loads(config.read_text(encoding="utf-8"))
         try:
             heads, hidden = content["num_attention_heads"], content["hidden_size"]
@@ -70,11 +70,11 @@ class Shape:
                 tied=content.get("tie_word_embeddings", False),
             )
         except KeyError as error:
-            raise DemoError(
+            raise BenchError(
                 f"{config} has no {error}; use the config of a dense decoder"
             ) from error
         if any("expert" in key for key in content):
-            raise DemoError(f"{config} is a mixture of experts; use the config of a dense decoder")
+            raise BenchError(f"{config} is a mixture of experts; use the config of a dense decoder")
         return shape
 
     @property
@@ -102,10 +102,10 @@ class Shape:
         """A folder a server can start from with ``--load-format dummy``: config and tokenizer.
 
         Raises:
-            DemoError: the tokenizer is not there.
+            BenchError: the tokenizer is not there.
         """
         if not (TOKENIZER / TOKENIZER_FILES[0]).is_file():
-            raise DemoError(f"{TOKENIZER} has no tokenizer; run this from a checkout")
+            raise BenchError(f"{TOKENIZER} has no tokenizer; run this from a checkout")
         model = folder / self.name
         model.mkdir(parents=True, exist_ok=True)
         for path in (self.config, *(TOKENIZER / name for name in TOKENIZER_FILES)):

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from sglang_parse.bench.demo.records import DemoError
+from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.soak.load import SoakRequest, faults_of
 
 PATIENCE_S = 600.0
@@ -54,7 +54,7 @@ def plain_answers(
     """The plain server's answers to the exact half, by request number.
 
     Raises:
-        DemoError: it failed to answer.
+        BenchError: it failed to answer.
     """
 
     async def ask(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def plain_answers(
     try:
         answers = asyncio.run(_send_all(url, exact, ask, concurrency, on_done))
     except (RequestFailed, httpx.HTTPError) as error:
-        raise DemoError(f"the plain server did not answer: {error!r}") from error
+        raise BenchError(f"the plain server did not answer: {error!r}") from error
     return {request.number: answer for request, answer in zip(exact, answers, strict=True)}
 
 

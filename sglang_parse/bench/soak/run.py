@@ -7,12 +7,10 @@ that checks its own slots in every iteration, and each answer is compared with w
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,19 +21,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from sglang_parse.bench.demo.records import PARSE, PLAIN, DemoError
-from sglang_parse.bench.demo.run import load_problems, make_progress, specs
-from sglang_parse.bench.demo.servers import COMMON_FLAGS, Server, ServerSpec, awake, servers
-from sglang_parse.bench.demo.settings import DEMO_PAIR
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models, load_problems
+from sglang_parse.bench.harness.lineup import lineup, parse_settings
+from sglang_parse.bench.harness.pool import Pool
+from sglang_parse.bench.harness.program import write_json
+from sglang_parse.bench.harness.records import PARSE, PLAIN
+from sglang_parse.bench.harness.servers import COMMON_FLAGS, ServerSpec
+from sglang_parse.bench.harness.tables import make_progress, make_table
 from sglang_parse.bench.soak.drive import Outcome, drive, leaks, plain_answers
 from sglang_parse.bench.soak.load import Render, SoakRequest, make_request
 from sglang_parse.core.config import flag
 
 NUM_PROBLEMS = 2_000
-SHORT_ROUNDS = (
-    *("--parse-draft-tokens", "24", "--parse-burst-tokens", "8"),
-    *("--parse-drafting", "always"),
-)
+SHORT_ROUNDS = parse_settings(draft_tokens=24, burst_tokens=8, drafting="always")
 """More rounds and more changes of phase per second than with drafts of a whole answer; drafts also
 where they cannot pay, because nothing of them may be kept."""
 MAX_SHOWN = 10
@@ -132,30 +130,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(arguments: argparse.Namespace) -> int:
-    """Exit code: 0 when nothing failed, leaked or differed; 1 otherwise."""
-    try:
-        report = run(arguments, Console())
-    except DemoError as error:
-        print(f"sglang-parse soak: {error}", file=sys.stderr)
-        return 1
-    return 0 if report.is_clean else 1
-
-
-def run(arguments: argparse.Namespace, console: Console) -> Report:
-    """Start both servers, drive them, print the table, write the JSON file. Raises: DemoError."""
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Exit code: 0 when nothing failed, leaked or differed; 1 otherwise. Raises: BenchError."""
     load = make_load(arguments.requests, arguments.seed, chat_renderer(arguments.pair / "target"))
     # SGLang then asserts its slot accounting in every iteration, not only when idle.
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     logs = arguments.output.parent / "soak-logs"
-    with make_progress(console) as progress, servers(_specs(arguments), logs) as running:
-        report = _soak(load, running, arguments.concurrency, progress)
-    arguments.output.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    with make_progress(console) as progress, Pool(_specs(arguments), logs) as pool:
+        pool.start_all()
+        report = _soak(load, pool, arguments.concurrency, progress)
+    write_json(arguments.output, asdict(report))
     console.print(_table(report))
     for line in report.shown:
         console.print(line, markup=False)
-    return report
+    return 0 if report.is_clean else 1
 
 
 def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
@@ -164,43 +152,33 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
         *("--max-running-requests", str(arguments.concurrency)),
         *("--random-seed", str(arguments.seed)),
     )
+    models = replace(demo_models(arguments.pair), common=common)
     more = {
         # With overlap penalties come a step late in stock SGLang; under PARSE they do not.
         PLAIN: ("--disable-overlap-schedule",),
-        PARSE: (*SHORT_ROUNDS, flag("overlap"), arguments.overlap),
+        PARSE: (*SHORT_ROUNDS, *parse_settings(overlap=arguments.overlap)),
     }
     return [
-        replace(spec, common=common, flags=(*spec.flags, *more[spec.name]))
-        for spec in specs(arguments.pair)
-        if spec.name in more
+        replace(spec, flags=(*spec.flags, *more[spec.name])) for spec in lineup(models, tuple(more))
     ]
 
 
-def _soak(
-    load: Sequence[SoakRequest],
-    running: Mapping[str, Server],
-    concurrency: int,
-    progress: Progress,
-) -> Report:
+def _soak(load: Sequence[SoakRequest], pool: Pool, concurrency: int, progress: Progress) -> Report:
     task = progress.add_task("plain server, exact half", total=sum(r.is_exact for r in load))
-    with awake(running[PLAIN]):
-        url = running[PLAIN].url
-        expected = plain_answers(url, load, concurrency, lambda: progress.advance(task))
+    with pool.awake(PLAIN) as (plain,):
+        expected = plain_answers(plain.url, load, concurrency, lambda: progress.advance(task))
     task = progress.add_task("PARSE", total=len(load))
-    with awake(running[PARSE]):
-        url, started = running[PARSE].url, time.perf_counter()
-        outcomes = drive(url, load, expected, concurrency, lambda: progress.advance(task))
+    with pool.awake(PARSE) as (parse,):
+        started = time.perf_counter()
+        outcomes = drive(parse.url, load, expected, concurrency, lambda: progress.advance(task))
         seconds = time.perf_counter() - started
-        found = leaks(url)
+        found = leaks(parse.url)
     return summarise(load, outcomes, found, seconds)
 
 
 def _table(report: Report) -> Table:
-    table = Table(
-        title=f"{report.requests} requests, {report.exact} compared with the plain server"
-    )
-    table.add_column("")
-    table.add_column("", justify="right")
+    title = f"{report.requests} requests, {report.exact} compared with the plain server"
+    table = make_table(title, ("", ""))
     rows: dict[str, object] = {
         "errors": report.errors,
         "leaks": report.leaks,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.bench.harness.records import BenchError, Grader
 
-class TaskError(RuntimeError):
+
+class TaskError(BenchError):
     """A task's file is missing or not what it should be; the text says where to get it."""
 
 
@@ -44,10 +46,6 @@ class Options:
     judge_url: str | None = None
     judge_model: str = "default"
     judge_prompts: Path | None = None
-
-
-Grader = Callable[[Item, Sequence[str]], float | None]
-"""(Item, one answer per turn) -> 0 to 1; None where nothing can grade it."""
 
 
 @dataclass(frozen=True, slots=True)

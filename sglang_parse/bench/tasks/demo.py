@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_parse.bench.tasks.base import Grader, Item
+from sglang_parse.bench.harness.ask import MAX_TOKENS
+from sglang_parse.bench.harness.demo_pair import load_problems
+from sglang_parse.bench.harness.match import Assignment
+from sglang_parse.bench.tasks.base import Item
 
 
-def demo_items(count: int) -> tuple[list[Item], Grader]:
-    """Held-out problems and their grader.
+def demo_assignment(count: int, max_tokens: int = MAX_TOKENS) -> Assignment:
+    """That many held-out problems and their grader.
 
     Raises:
-        DemoError: not in a checkout of the repository.
+        BenchError: not in a checkout of the repository.
     """
-    from sglang_parse.bench.demo.run import load_problems
-
     module = load_problems()
     items = [
         Item(str(number), problem.text, problem)
@@ -24,4 +25,4 @@ def demo_items(count: int) -> tuple[list[Item], Grader]:
     def grade(item: Item, texts: Sequence[str]) -> float:
         return float(module.is_answer_right(item.reference, texts[0]))
 
-    return items, grade
+    return Assignment("held-out problems of the demo pair", items, grade, max_tokens)

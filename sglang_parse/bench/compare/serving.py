@@ -1,28 +1,31 @@
 """SGLang's own ``bench_serving`` against one server.
 
-It is run by its command line, in this process: importing it takes half a minute on a small
-machine, and it is run a hundred times.
+It is run as people run it, ``python -m sglang.bench_serving ...`` in a process of its own: its
+arguments, its output and its exit code are not ours. Importing it takes half a minute on a small
+machine and it is run a hundred times, so that the standard library's fork server imports it once
+and every run is a fork of that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import multiprocessing
+import os
+import runpy
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, CompareError, Timed, Way
-from sglang_parse.bench.demo.load import Asking, Endpoint
-from sglang_parse.bench.demo.records import Problem
+from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, ServingRun
+from sglang_parse.bench.harness.ask import Asking, Endpoint
+from sglang_parse.bench.harness.records import BenchError, Problem, Way
 
 PROGRAM = "sglang.bench_serving"
-TOLD_TO_END = 128 + signal.SIGTERM
-"""Exit code by which ``cli.end_on_sigterm`` leaves; no failure of ``bench_serving``."""
+PRELOADED = ("sglang_parse.bench.compare.preload",)
+_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,11 @@ def command_of(load: Load) -> str:
     return f"python -m {PROGRAM} {shlex.join(words)}"
 
 
-def bench(endpoint: Endpoint, way: Way, run: int, load: Load, folder: Path) -> Timed:
+def bench(endpoint: Endpoint, way: Way, run: int, load: Load, folder: Path) -> ServingRun:
     """One run of ``bench_serving``; its files and what it printed stay in ``folder``.
 
     Raises:
-        CompareError: it failed, or a request did.
+        BenchError: it failed, or a request did.
     """
     threshold = "" if way.threshold is None else f"-at{way.threshold:g}"
     stem = f"{way.server}{threshold}-run{run}-c{load.concurrency}"
@@ -102,7 +105,7 @@ def bench(endpoint: Endpoint, way: Way, run: int, load: Load, folder: Path) -> T
     failed = [error for error in result["errors"] if error]
     if failed or result["completed"] != len(load.problems):
         endpoint.check_alive()
-        raise CompareError(
+        raise BenchError(
             f"{len(failed)} of {len(load.problems)} requests to {endpoint.name} failed "
             f"(all: {output}); the first: {failed[:1]}"
         )
@@ -110,35 +113,31 @@ def bench(endpoint: Endpoint, way: Way, run: int, load: Load, folder: Path) -> T
 
 
 def _run(words: Sequence[str], endpoint: Endpoint, log: Path) -> None:
-    with (
-        log.open("w", encoding="utf-8") as text,
-        contextlib.redirect_stdout(text),
-        contextlib.redirect_stderr(text),
-        _command_line([PROGRAM, *words]),
-    ):
-        try:
-            from sglang.benchmark import serving  # half a minute, and it warns about this machine
-
-            serving.cli_main()
-        except (SystemExit, Exception) as error:  # noqa: BLE001 - another program's end
-            if isinstance(error, SystemExit) and error.code == TOLD_TO_END:
-                raise
-            endpoint.check_alive()
-            raise CompareError(
-                f"bench_serving against {endpoint.name} failed: {error!r} (log: {log})"
-            ) from error
-
-
-@contextlib.contextmanager
-def _command_line(words: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, words
+    _PROCESSES.set_forkserver_preload(list(PRELOADED))
+    process = _PROCESSES.Process(target=_become, args=(PROGRAM, words, log), daemon=True)
+    process.start()
     try:
-        yield
+        process.join()
     finally:
-        sys.argv = before
+        process.kill()  # where we are told to end, it ends too
+    if process.exitcode:
+        endpoint.check_alive()
+        raise BenchError(
+            f"bench_serving against {endpoint.name} failed: exit code {process.exitcode} "
+            f"(log: {log})"
+        )
 
 
-def read_result(way: Way, run: int, concurrency: int, result: Mapping[str, Any]) -> Timed:
+def _become(program: str, words: Sequence[str], log: Path) -> None:
+    """``python -m program words > log``, in a process made for it."""
+    with log.open("wb") as output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    sys.argv = [program, *words]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def read_result(way: Way, run: int, concurrency: int, result: Mapping[str, Any]) -> ServingRun:
     """From the object ``bench_serving`` writes."""
     # It has no p50 of its own, but the median under its name.
     names = {"p50": "median", "p90": "p90", "p99": "p99"}
@@ -149,7 +148,7 @@ def read_result(way: Way, run: int, concurrency: int, result: Mapping[str, Any])
         }
         for kind in LATENCIES
     }
-    return Timed(
+    return ServingRun(
         way=way,
         run=run,
         concurrency=concurrency,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 import httpx
 
-from sglang_parse.bench.demo.load import Endpoint, parse_info, run_together
-from sglang_parse.bench.demo.records import Answer, DemoError, Leg
-from sglang_parse.bench.limit.speed_settings import Settings
+from sglang_parse.bench.harness.ask import Endpoint, run_together
+from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
+from sglang_parse.bench.limit.settings import LimitSettings
 from sglang_parse.core.payoff import MIN_ROUNDS
 
 REQUEST_LIMIT_S = 1800.0
@@ -26,7 +26,7 @@ WARM_UP_REQUESTS = {"auto": MIN_ROUNDS + 2, "always": 1}
 class Sender:
     """Sends loads to one server; the prompts differ from request to request."""
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, fraction: float | None) -> None:
+    def __init__(self, endpoint: Endpoint, settings: LimitSettings, fraction: float | None) -> None:
         self.endpoint, self.settings, self.fraction = endpoint, settings, fraction
         self._rng = random.Random(0)
 
@@ -34,7 +34,7 @@ class Sender:
         """One wave of requests, all at once.
 
         Raises:
-            DemoError: a request failed, or PARSE did not say what it should.
+            BenchError: a request failed, or PARSE did not say what it should.
         """
         least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
         prompts = [self._tokens(self.settings.input_len) for _ in range(max(least, concurrency))]
@@ -43,7 +43,7 @@ class Sender:
             calls = [partial(self._ask, client, i, prompt) for i, prompt in enumerate(prompts)]
             answers = run_together(calls, concurrency)
             seconds = time.perf_counter() - started
-        return Leg(self.endpoint.name, run, concurrency, seconds, tuple(answers))
+        return Leg(Way(self.endpoint.name), run, concurrency, seconds, tuple(answers))
 
     def prefill_ms(self, num_tokens: int) -> float:
         """A prefill of that many tokens behind a cached prompt, by the server's own clock."""
@@ -55,7 +55,7 @@ class Sender:
             self._generate(client, prompt, 1)
             meta = self._generate(client, [*prompt, *self._tokens(num_tokens)], 1)
         if meta["cached_tokens"] != len(prompt):
-            raise DemoError(
+            raise BenchError(
                 f"{meta['cached_tokens']} of {len(prompt)} tokens of a prompt came from the cache "
                 f"of {self.endpoint.name}; leave --disable-radix-cache and --page-size out"
             )
@@ -66,19 +66,23 @@ class Sender:
         meta = self._generate(client, prompt, self.settings.max_new_tokens)
         wall_ms = 1e3 * (time.perf_counter() - started)
         if meta["completion_tokens"] != self.settings.max_new_tokens:
-            raise DemoError(f"{self.endpoint.name} wrote {meta['completion_tokens']} tokens")
-        parse = {} if self.fraction is None else parse_info(meta)
-        if parse and (parse["mode"], parse.get("simulated")) != ("parse", self.fraction):
-            raise DemoError(
+            raise BenchError(f"{self.endpoint.name} wrote {meta['completion_tokens']} tokens")
+        answer = Answer(index, (), meta["completion_tokens"], wall_ms, meta)
+        if self.fraction is not None:
+            self._check_simulated(answer.parse)
+        return answer
+
+    def _check_simulated(self, parse: Mapping[str, Any]) -> None:
+        if (parse.get("mode"), parse.get("simulated")) != ("parse", self.fraction):
+            raise BenchError(
                 f"{self.endpoint.name} should serve with PARSE and simulate {self.fraction}, its "
                 f"meta_info['parse'] is {parse!r}"
             )
-        return Answer(index, "", True, meta["completion_tokens"], wall_ms, parse)
 
     def _generate(
         self, client: httpx.Client, prompt: Sequence[int], max_new_tokens: int
     ) -> dict[str, Any]:
-        """``meta_info``. Raises: DemoError."""
+        """``meta_info``. Raises: BenchError."""
         params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         body = {"input_ids": list(prompt), "sampling_params": params}
         try:
@@ -86,7 +90,7 @@ class Sender:
             response.raise_for_status()
         except httpx.HTTPError as error:
             self.endpoint.check_alive()  # its end, with the log, says more
-            raise DemoError(f"a request to {self.endpoint.name} failed: {error!r}") from error
+            raise BenchError(f"a request to {self.endpoint.name} failed: {error!r}") from error
         return response.json()["meta_info"]
 
     def _tokens(self, count: int) -> list[int]:

@@ -20,7 +20,7 @@ from typing import IO, Protocol
 
 import httpx
 
-from sglang_parse.bench.demo.records import TITLES, DemoError
+from sglang_parse.bench.harness.records import TITLES, BenchError
 
 START_LIMIT_S = 600.0
 STOP_LIMIT_S = 15.0
@@ -82,7 +82,7 @@ class Server:
     """One running server.
 
     Args:
-        start: how its first process is started.
+        start: how its first process is started; None: by ``start_process``.
     """
 
     def __init__(
@@ -90,13 +90,14 @@ class Server:
         spec: ServerSpec,
         port: int,
         log: Path,
-        start: StartProcess = start_process,
+        start: StartProcess | None = None,
     ) -> None:
         self.name, self.port, self.log = spec.name, port, log
         self.is_suspended = False
         command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
             environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
+            start = start or start_process
             self._process = start([*command, "--port", str(port)], environment, output)
 
     @property
@@ -109,7 +110,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
-        """Raises: DemoError, with the log's tail, when it dies or takes too long."""
+        """Raises: BenchError, with the log's tail, when it dies or takes too long."""
         deadline = time.monotonic() + limit_s
         # One client: each new one reads the system's certificates, 50 ms of CPU.
         with httpx.Client(timeout=20) as client:
@@ -122,7 +123,7 @@ class Server:
         raise self._error(f"was not ready after {limit_s:.0f} s")
 
     def check_alive(self) -> None:
-        """Raises: DemoError, when the server has ended."""
+        """Raises: BenchError, when the server has ended."""
         code = self._process.poll()
         if code is not None:
             raise self._error(f"ended with exit code {code}")
@@ -159,34 +160,11 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _error(self, what: str) -> DemoError:
+    def _error(self, what: str) -> BenchError:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in lines)
         title = TITLES.get(self.name, self.name)
-        return DemoError(f"the server for {title} {what}. The end of {self.log}:\n{tail}")
-
-
-@contextlib.contextmanager
-def servers(
-    specs: Sequence[ServerSpec], log_folder: Path, on_ready: Callable[[], None] = lambda: None
-) -> Iterator[dict[str, Server]]:
-    """Servers by name, ready and suspended; all are ended on the way out, whatever happened.
-
-    They start at the same time: most of a start is imports, and there are two cores or more.
-    """
-    log_folder.mkdir(parents=True, exist_ok=True)
-    started: dict[str, Server] = {}
-    try:
-        for spec, port in zip(specs, free_ports(len(specs)), strict=True):
-            started[spec.name] = Server(spec, port, log_folder / f"{spec.name}.log")
-        for server in started.values():
-            server.wait_ready()
-            server.suspend()
-            on_ready()
-        yield started
-    finally:
-        for server in started.values():
-            server.stop()
+        return BenchError(f"the server for {title} {what}. The end of {self.log}:\n{tail}")
 
 
 @contextlib.contextmanager

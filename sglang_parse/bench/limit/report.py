@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import plotly.graph_objects as go
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sglang_parse.bench.compare.conditions import machine, versions
-from sglang_parse.bench.compare.lineup import command_of
-from sglang_parse.bench.demo.figures import Check, rounded
-from sglang_parse.bench.demo.servers import ServerSpec
-from sglang_parse.bench.demo.show import show_checks
-from sglang_parse.bench.limit.speed_figures import Figures
-from sglang_parse.bench.limit.speed_settings import Settings
+from sglang_parse.bench.harness.conditions import date, machine, versions
+from sglang_parse.bench.harness.figures import Goal, rounded
+from sglang_parse.bench.harness.lineup import command_of
+from sglang_parse.bench.harness.page import PALETTE
+from sglang_parse.bench.harness.program import write_json
+from sglang_parse.bench.harness.servers import ServerSpec
+from sglang_parse.bench.harness.tables import make_table, show_goals
+from sglang_parse.bench.limit.figures import LimitFigures
+from sglang_parse.bench.limit.settings import LimitSettings
 
 RESULTS, PLOT = "results.json", "bench.html"
-# Okabe and Ito's palette, as in the comparison's page.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = [PALETTE[name] for name in ("blue", "red", "green", "purple", "orange", "sky")]
 NOTES = (
     "no trained weights: they are random and tiny, which a GPU multiplies at a higher clock than "
     "trained ones",
@@ -32,10 +30,10 @@ NOTES = (
 
 
 def report(
-    settings: Settings,
+    settings: LimitSettings,
     specs: Sequence[ServerSpec],
-    figures: Figures,
-    found: Sequence[Check],
+    figures: LimitFigures,
+    found: Sequence[Goal],
     seconds: float,
 ) -> dict[str, Any]:
     """What results.json holds; its keys are documented in docs/benchmark-keys.md."""
@@ -60,13 +58,15 @@ def report(
             "matrix_tflop_per_s": figures.card.rate / 1e12,
         },
         "bounds": [asdict(bound) for bound in figures.bounds],
-        "checks": [asdict(check) for check in found],
+        "checks": [goal.as_json() for goal in found],
     }
 
 
-def _conditions(settings: Settings, specs: Sequence[ServerSpec], seconds: float) -> dict[str, Any]:
+def _conditions(
+    settings: LimitSettings, specs: Sequence[ServerSpec], seconds: float
+) -> dict[str, Any]:
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": date(),
         "seconds": seconds,
         "machine": machine(),
         "versions": versions(),
@@ -87,20 +87,19 @@ def _conditions(settings: Settings, specs: Sequence[ServerSpec], seconds: float)
 
 
 def write(
-    settings: Settings,
+    settings: LimitSettings,
     specs: Sequence[ServerSpec],
-    figures: Figures,
-    found: Sequence[Check],
+    figures: LimitFigures,
+    found: Sequence[Goal],
     seconds: float,
 ) -> None:
     """Write both files."""
     content = rounded(report(settings, specs, figures, found, seconds))
-    text = json.dumps(content, indent=1) + "\n"
-    (settings.output / RESULTS).write_text(text, encoding="utf-8")
+    write_json(settings.output / RESULTS, content, indent=1)
     speed_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
 
 
-def speed_plot(settings: Settings, figures: Figures) -> go.Figure:
+def speed_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
     """Speedup over the accepted share, a colour per concurrency, its limit dashed."""
     plot = go.Figure()
     for colour, concurrency in zip(COLOURS * 9, settings.concurrencies, strict=False):
@@ -117,7 +116,7 @@ def speed_plot(settings: Settings, figures: Figures) -> go.Figure:
                 mode="lines+markers" if what == "measured" else "lines",
                 line=line,
             )
-    plot.add_hline(y=1, line={"color": "#5f6368", "dash": "dot", "width": 1})
+    plot.add_hline(y=1, line={"color": PALETTE["grey"], "dash": "dot", "width": 1})
     title = (
         f"{settings.target.name} and {settings.draft.name} without weights, simulated acceptance, "
         f"{settings.device}"
@@ -128,7 +127,9 @@ def speed_plot(settings: Settings, figures: Figures) -> go.Figure:
     return plot
 
 
-def show(console: Console, settings: Settings, figures: Figures, found: Sequence[Check]) -> None:
+def show(
+    console: Console, settings: LimitSettings, figures: LimitFigures, found: Sequence[Goal]
+) -> None:
     """Tables, the figures to reach if there are any, where the files are."""
     for table in (_speed_table(figures), _parts_table(figures), _bounds_table(figures)):
         if table.row_count:
@@ -141,15 +142,15 @@ def show(console: Console, settings: Settings, figures: Figures, found: Sequence
         f"rows ({verification.prefill_rows_ms:.2f} ms)",
         highlight=False,
     )
-    show_checks(console, found)
+    show_goals(console, found)
     for name in (RESULTS, PLOT):
         console.print(str(settings.output / name), highlight=False)
 
 
-def _speed_table(figures: Figures) -> Table:
+def _speed_table(figures: LimitFigures) -> Table:
     title = "output tokens/s without trained weights, simulated acceptance"
     headings = ("at a time", "kept", "plain", "draft", "PARSE", "ratio", "r", "v", "limit", "of it")
-    table = _table(title, headings)
+    table = make_table(title, headings)
     for row in figures.speeds:
         table.add_row(
             str(row.concurrency),
@@ -166,8 +167,8 @@ def _speed_table(figures: Figures) -> Table:
     return table
 
 
-def _parts_table(figures: Figures) -> Table:
-    table = _table("masks, KV slots held by a request, memory", ("", "", ""))
+def _parts_table(figures: LimitFigures) -> Table:
+    table = make_table("masks, KV slots held by a request, memory", ("", "", ""))
     for mask in figures.masks:
         what = f"mask of a pass of {mask.concurrency}"
         table.add_row(what, f"{mask.ms:.3f} ms", f"{mask.entries} entries")
@@ -181,12 +182,14 @@ def _parts_table(figures: Figures) -> Table:
     return table
 
 
-def _bounds_table(figures: Figures) -> Table:
+def _bounds_table(figures: LimitFigures) -> Table:
     card = figures.card
     title = (
         "" if card is None else f"{card.bandwidth / 1e9:.0f} GB/s, {card.rate / 1e12:.2f} Tflop/s"
     )
-    table = _table(title, ("stage", "at a time", "bound by", "at best, ms", "measured", "share"))
+    table = make_table(
+        title, ("stage", "at a time", "bound by", "at best, ms", "measured", "share")
+    )
     for bound in figures.bounds:
         table.add_row(
             bound.stage,
@@ -196,11 +199,4 @@ def _bounds_table(figures: Figures) -> Table:
             f"{bound.measured_ms:.3f}",
             f"{bound.share:.0%}",
         )
-    return table
-
-
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, show_header=any(headings))
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("", "stage") else "right")
     return table

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from sglang_parse.bench.demo.servers import Server
+from sglang_parse.bench.harness.servers import Server
 
 
 def total_bytes(device: str) -> int:

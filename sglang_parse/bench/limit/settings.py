@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.demo.records import DRAFT, PLAIN, DemoError
-from sglang_parse.bench.demo.servers import MODEL_NAME, ServerSpec
-from sglang_parse.bench.demo.settings import at_least
-from sglang_parse.bench.kv import KV_LOG
-from sglang_parse.bench.limit.shape import QUESTION, Shape, shape_names
+from sglang_parse.bench.harness.kv_log import KV_LOG
+from sglang_parse.bench.harness.lineup import Models, lineup, parse_settings
+from sglang_parse.bench.harness.program import at_least, numbers, share
+from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, BenchError
+from sglang_parse.bench.harness.servers import MODEL_NAME, ServerSpec
+from sglang_parse.bench.limit.shape import QUESTION, TOKENIZER, Shape, shape_names
 from sglang_parse.core.config import ConfigError, ParseConfig
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
@@ -23,12 +24,14 @@ PRICE = "price"
 BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+COMPILED = (("TORCHDYNAMO_DISABLE", "0"),)
+"""On a GPU SGLang's compiled parts are part of its speed."""
 ROOM = 1.15
 """A server's memory over its weights' and its KV's."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class LimitSettings:
     """What was asked for.
 
     Attributes:
@@ -59,11 +62,11 @@ class Settings:
     output: Path
 
     @classmethod
-    def read(cls, arguments: argparse.Namespace) -> Settings:
+    def read(cls, arguments: argparse.Namespace) -> LimitSettings:
         """From a parsed command line.
 
         Raises:
-            DemoError: settings that do not fit together, or this machine.
+            BenchError: settings that do not fit together, or this machine.
         """
         device = arguments.device
         settings = cls(
@@ -89,19 +92,19 @@ class Settings:
 
     def _check(self) -> None:
         if self.target.vocab != self.draft.vocab:
-            raise DemoError(
+            raise BenchError(
                 f"--draft {self.draft.name} has {self.draft.vocab} words, --target "
                 f"{self.target.name} {self.target.vocab}; use two shapes of one vocabulary"
             )
         if self.output_len % self.prefixes:
-            raise DemoError(
+            raise BenchError(
                 f"--output-len is {self.output_len}, which --prefixes {self.prefixes} does not "
                 "divide; use a multiple of it, so that all prefixes have one length"
             )
         try:
             self.parse_config()
         except ConfigError as error:
-            raise DemoError(f"--output-len or --prefixes: {error}") from error
+            raise BenchError(f"--output-len or --prefixes: {error}") from error
 
     def parse_config(self) -> ParseConfig:
         """PARSE's settings: one draft is one answer, cut into prefixes of one length."""
@@ -114,10 +117,10 @@ class Settings:
         )
 
     def check_memory(self, available: int) -> None:
-        """Raises: DemoError, when the models do not fit into that many bytes."""
+        """Raises: BenchError, when the models do not fit into that many bytes."""
         needed = self.bytes_needed
         if needed > available:
-            raise DemoError(
+            raise BenchError(
                 f"{self.target.name} and {self.draft.name} need about {needed / 2**30:.1f} GiB "
                 f"with KV, the {self.device} has {available / 2**30:.1f}; use smaller shapes "
                 "(--target tiny_target --draft tiny_draft), or a smaller --concurrency"
@@ -151,7 +154,6 @@ class Settings:
         """Tokens of the question about a prefix."""
         from transformers import AutoTokenizer
 
-        from sglang_parse.bench.limit.shape import TOKENIZER
         from sglang_parse.core.question import QuestionWording, render_question
 
         tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -176,53 +178,42 @@ class Settings:
 
     def specs(self) -> list[ServerSpec]:
         """The plain target, the draft alone, PARSE that always drafts, PARSE at every fraction."""
-        models = self.output / "models"
-        target, draft = (str(shape.write_model(models)) for shape in (self.target, self.draft))
-        specs = [self._spec(PLAIN, target), self._spec(DRAFT, draft)]
+        folder = self.output / "models"
+        target, draft = (str(shape.write_model(folder)) for shape in (self.target, self.draft))
+        config, more = self.parse_config(), () if self.device == "cpu" else COMPILED
+        shape = parse_settings(
+            draft_tokens=config.draft_tokens,
+            max_prefixes=config.max_prefixes,
+            segment=config.segment,
+            after_cut=config.after_cut,
+        )
+        models = Models(target, draft, question=config.question, common=self._common())
+
+        def with_parse(name: str, fraction: float, drafting: str) -> ServerSpec:
+            flags = (*shape, *parse_settings(drafting=drafting), *self.parse_flags)
+            (spec,) = lineup(replace(models, parse_flags=flags), (PARSE,))
+            log = ((KV_LOG, str(self.kv_log())),) if name == self.price else ()
+            environment = ((SIMULATE, f"{fraction:g}"), *log, *more)
+            return replace(spec, name=name, environment=environment)
+
+        specs = [replace(spec, environment=more) for spec in lineup(models, (PLAIN, DRAFT))]
         if self.price == PRICE:
-            specs.append(self._parse_spec(PRICE, target, draft, 1.0, "always"))
-        return specs + [
-            self._parse_spec(server_at(fraction), target, draft, fraction, self.drafting)
-            for fraction in self.fractions
-        ]
+            specs.append(with_parse(PRICE, 1.0, "always"))
+        return specs + [with_parse(server_at(f), f, self.drafting) for f in self.fractions]
 
     def kv_log(self) -> Path:
         """Where the server ``price`` writes what its requests hold."""
         return (self.output / "kv.jsonl").resolve()
 
-    def _parse_spec(
-        self, name: str, target: str, draft: str, fraction: float, drafting: str
-    ) -> ServerSpec:
-        config = self.parse_config()
-        flags = (
-            *("--speculative-algorithm", "PARSE", "--speculative-draft-model-path", draft),
-            *("--parse-draft-tokens", str(config.draft_tokens)),
-            *("--parse-max-prefixes", str(config.max_prefixes), "--parse-segment", config.segment),
-            *("--parse-after-cut", config.after_cut, "--parse-question", config.question),
-            *("--parse-drafting", drafting, *self.parse_flags),
-        )
-        environment = [(SIMULATE, f"{fraction:g}")]
-        if name == self.price:
-            environment.append((KV_LOG, str(self.kv_log())))
-        return self._spec(name, target, flags, tuple(environment))
-
-    def _spec(
-        self,
-        name: str,
-        model: str,
-        flags: tuple[str, ...] = (),
-        environment: tuple[tuple[str, str], ...] = (),
-    ) -> ServerSpec:
-        common = (
+    def _common(self) -> tuple[str, ...]:
+        """SGLang's flags for every server."""
+        return (
             *("--device", self.device, "--attention-backend", self.backend, "--dtype", self.dtype),
             *("--load-format", "dummy", "--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
             *("--max-total-tokens", str(self.kv_slots)),
             *("--max-running-requests", str(max(2, self.concurrencies[-1])), "--enable-metrics"),
             *self.flags,
         )
-        if self.device != "cpu":  # there, SGLang's compiled parts are part of its speed
-            environment = (*environment, ("TORCHDYNAMO_DISABLE", "0"))
-        return ServerSpec(name, ("--model-path", model, *flags), common, environment=environment)
 
 
 def server_at(fraction: float) -> str:
@@ -277,20 +268,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--parse-flags", default="", help="more, for servers with PARSE")
     add("--limit", action="store_true", help="measure the device too: what bounds each stage")
     add("--output", type=Path, default=Path("build/bench-gpu"), help="folder")
-
-
-def numbers(kind: Any) -> Any:
-    """An argparse type: a list such as 1,8,64."""
-
-    def read(text: str) -> tuple:
-        return tuple(kind(word) for word in text.split(","))
-
-    return read
-
-
-def share(text: str) -> float:
-    """An argparse type: a number from 0 to 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share; use a number from 0 to 1")
-    return value

@@ -1,0 +1,7 @@
+"""What the process behind ``bench_serving`` imports once, for all its runs: see serving.py."""
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that SGLang finds no GPU here is known
+    import sglang.benchmark.serving  # noqa: F401

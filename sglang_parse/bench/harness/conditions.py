@@ -1,0 +1,54 @@
+"""Under which conditions figures came about: date, machine, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("sglang-parse", "sglang", "torch", "transformers")
+
+
+def date() -> str:
+    """Now, to the minute."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages the figures depend on."""
+    return {
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory and accelerators of this machine."""
+    return {
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.machine()}",
+        "accelerators": _accelerators(),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or "unknown"
+
+
+def _accelerators() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]

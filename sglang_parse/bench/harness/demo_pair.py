@@ -1,0 +1,58 @@
+"""The trained pair in ``examples/demo_pair``: its models, its question, its problems.
+
+It is what the programs take where nobody names other models, and what the project's own figures to
+reach are about.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from sglang_parse.bench.harness.lineup import Models, parse_settings
+from sglang_parse.bench.harness.records import BenchError
+
+DEMO_PAIR = Path(__file__).resolve().parents[3] / "examples" / "demo_pair"
+
+
+def demo_models(pair: Path) -> Models:
+    """The pair in that folder, or one that was trained like it.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    target, draft = pair / "target", pair / "draft"
+    for folder in (target, draft):
+        if not (folder / "config.json").is_file():
+            raise BenchError(
+                f"{folder} is not a model (no config.json); fix: give --pair a folder with "
+                "target/ and draft/, or make one with `make train-demo-pair`"
+            )
+    question = str(DEMO_PAIR / "question.json")
+    flags = parse_settings(segment="line")
+    return Models(str(target), str(draft), question=question, parse_flags=flags)
+
+
+def is_of_demo_pair(paths: Sequence[str]) -> bool:
+    """Whether every one of these models is the demo pair's target or its draft."""
+    known = {(DEMO_PAIR / name).resolve() for name in ("target", "draft")}
+    return all(Path(path).resolve() in known for path in paths)
+
+
+def load_problems() -> ModuleType:
+    """``examples/demo_pair/problems.py``, a script's neighbour and in no package.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    path = DEMO_PAIR / "problems.py"
+    spec = importlib.util.spec_from_file_location("demo_pair_problems", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BenchError(f"{path} is missing; run the demo from a checkout of the repository")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,81 @@
+"""What is the same of every program around its work: flags' types, what it says, writes, returns.
+
+A program is a module with ``run(arguments, console) -> exit code``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sglang_parse.bench.harness.records import BenchError
+
+Run = Callable[[argparse.Namespace, Console], int]
+
+
+def run_program(name: str, run: Run, arguments: argparse.Namespace) -> int:
+    """The exit code: the program's, or 1 after an error of ours, told in one line of stderr.
+
+    A figure that misses its mark is reported and is no error.
+    """
+    try:
+        return run(arguments, Console())
+    except BenchError as error:
+        print(f"sglang-parse {name}: {error}", file=sys.stderr)
+        return 1
+
+
+class Teller:
+    """Says what is going on, each line with the seconds since the start."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._started = console, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __call__(self, text: str) -> None:
+        self._console.print(f"{self.seconds:5.0f} s  {text}", markup=False, highlight=False)
+
+
+def write_json(path: Path, content: Any, indent: int = 2) -> None:
+    """Plain data as a file; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers from ``low``."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{value} is too small; use {low} or more")
+        return value
+
+    return number
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; use a number from 0 to 1")
+    return value
+
+
+def numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
+    """An argparse type: a list such as 1,8,64."""
+
+    def read(text: str) -> tuple:
+        return tuple(kind(word) for word in text.split(","))
+
+    return read

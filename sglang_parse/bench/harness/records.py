@@ -1,0 +1,140 @@
+"""What every program measures: answers, and legs of answers. Pure.
+
+A way is one line of a comparison: a server, and the threshold its requests ask for if it runs
+PARSE. One server with six thresholds is six ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+PLAIN, DRAFT, PARSE = "plain", "draft", "parse"
+STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
+TITLES = {
+    PLAIN: "plain target",
+    DRAFT: "draft alone",
+    PARSE: "PARSE",
+    STANDALONE: "STANDALONE",
+    EAGLE3: "EAGLE3",
+    PARSE_EAGLE3: "PARSE+EAGLE3",
+}
+WITH_PARSE = (PARSE, PARSE_EAGLE3)
+
+
+class BenchError(RuntimeError):
+    """A program cannot go on or its figures would not be true; the text says why."""
+
+
+class Problem(Protocol):
+    """What is sent: the user's first turn. ``tasks.Item`` has later turns too."""
+
+    @property
+    def text(self) -> str: ...
+
+
+Grader = Callable[[Any, Sequence[str]], float | None]
+"""(Problem, one answer per turn) -> 0 to 1; None where nothing can grade it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Way:
+    """A server by its name; ``threshold`` is None for servers without PARSE, or for its own."""
+
+    server: str
+    threshold: float | None = None
+
+    @property
+    def custom_params(self) -> dict[str, Any]:
+        """``custom_params`` of its requests."""
+        return {} if self.threshold is None else {"parse": {"threshold": self.threshold}}
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        title = TITLES.get(self.server, self.server)
+        return title if self.threshold is None else f"{title} at {self.threshold:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one problem.
+
+    Attributes:
+        problem: index into the list of problems.
+        texts: one answer per turn; most problems have one turn.
+        output_tokens, wall_ms: all turns together; tokens as the server counted them, the end
+            token among them; request sent to answer received.
+        meta: ``meta_info`` of the last turn.
+        score: 0 to 1, ``ask.graded`` fills it in; None where nothing graded it.
+    """
+
+    problem: int
+    texts: tuple[str, ...]
+    output_tokens: int
+    wall_ms: float
+    meta: Mapping[str, Any]
+    score: float | None = None
+
+    @property
+    def parse(self) -> dict[str, Any]:
+        """``meta_info["parse"]``, which SGLang's channel makes a list of one object.
+
+        Empty for a server without PARSE.
+
+        Raises:
+            BenchError: it is something else.
+        """
+        found = self.meta.get("parse", {})
+        if isinstance(found, list) and len(found) == 1:
+            found = found[0]
+        if not isinstance(found, dict):
+            raise BenchError(f"meta_info['parse'] is {found!r}, expected one object")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Some problems sent to one server in one go.
+
+    Attributes:
+        run: 0, 1, ...; legs of one run sent the same problems, shortly after another. -1: not
+            timed.
+        concurrency: how many requests were under way at once.
+        seconds: first request sent to last answer received.
+    """
+
+    way: Way
+    run: int
+    concurrency: int
+    seconds: float
+    answers: tuple[Answer, ...]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(answer.output_tokens for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.output_tokens / self.seconds
+
+    @property
+    def scores(self) -> tuple[float | None, ...]:
+        return tuple(answer.score for answer in self.answers)
+
+    def per_token(self, key: str) -> float:
+        """A counter of ``meta_info["parse"]``, summed over the answers, per output token."""
+        return self._sum(key) / self.output_tokens
+
+    def per_request(self, key: str) -> float:
+        """The same, per request."""
+        return self._sum(key) / len(self.answers)
+
+    def _sum(self, key: str) -> float:
+        try:
+            return float(sum(answer.parse[key] for answer in self.answers))
+        except KeyError as error:
+            raise BenchError(
+                f"an answer of {self.way.label} has no {key!r} in meta_info['parse']"
+            ) from error
