@@ -7,7 +7,7 @@ iteration, what every running request holds (``harness.kv_log``).
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sglang_parse.bench.harness.ask import ask
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.bench.harness.flags import Flags, option
 from sglang_parse.bench.harness.kv_log import KV_LOG, Held, summarise
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.pool import Pool
@@ -45,23 +46,29 @@ def measure(spec: ServerSpec, num_problems: int, concurrency: int, folder: Path)
     return summarise(log.read_text().splitlines(), round(leg.tokens_per_s, 1))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sglang-parse bench-kv``."""
-    parser.add_argument("--pair", type=Path, default=DEMO_PAIR, help="folder with target/, draft/")
-    parser.add_argument("--problems", type=int, default=32, help="per server (default 32)")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests at a time")
-    parser.add_argument("--output", type=Path, default=Path("build/bench_kv.json"))
+@dataclass(frozen=True)
+class KvSettings(Flags):
+    """What the command line of ``sglang-parse bench-kv`` can ask for."""
+
+    pair: Path = option(DEMO_PAIR, "folder with target/, draft/", type=Path)
+    problems: int = option(32, "per server (default 32)", type=int)
+    concurrency: int = option(8, "requests at a time", type=int)
+    output: Path = option(Path("build/bench_kv.json"), type=Path)
+
+
+add_arguments = KvSettings.add_arguments
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, print the table, write the JSON file. Raises: BenchError."""
-    folder = arguments.output.parent / "bench-kv-logs"
+    settings = KvSettings.read(arguments)
+    folder = settings.output.parent / "bench-kv-logs"
     folder.mkdir(parents=True, exist_ok=True)
     results = {}
-    for title, spec in _servers(arguments.pair).items():
+    for title, spec in _servers(settings.pair).items():
         console.print(f"{title} ...")
-        results[title] = measure(spec, arguments.problems, arguments.concurrency, folder)
-    write_json(arguments.output, {title: asdict(held) for title, held in results.items()})
+        results[title] = measure(spec, settings.problems, settings.concurrency, folder)
+    write_json(settings.output, {title: asdict(held) for title, held in results.items()})
     console.print(_table(results))
     return 0
 

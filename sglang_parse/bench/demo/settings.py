@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
-from sglang_parse.bench.harness.program import at_least
+from sglang_parse.bench.harness.flags import Flags, at_least, option
 from sglang_parse.bench.harness.records import BenchError
 
 
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """What was asked for.
+@dataclass(frozen=True)
+class DemoSettings(Flags):
+    """What was asked for. Of ``problems`` a third is sent one at a time, the rest concurrently."""
 
-    Attributes:
-        pair: folder with ``target`` and ``draft``.
-        problems: per server in the timed legs; a third one at a time, the rest concurrently.
-        accuracy_problems: per server in all; what is missing is sent after the timed legs.
-    """
-
-    pair: Path
-    problems: int
-    accuracy_problems: int
-    runs: int
-    concurrency: int
-    output: Path
+    pair: Path = option(DEMO_PAIR, "folder with target/, draft/", type=Path)
+    problems: int = option(
+        108,
+        "held-out problems per server in the timed runs (default %(default)s)",
+        type=at_least(1),
+    )
+    accuracy_problems: int = option(
+        300,
+        "held-out problems per server in all, for the accuracy (default %(default)s)",
+        type=at_least(0),
+    )
+    runs: int = option(3, "timed runs; medians are reported", type=at_least(1))
+    concurrency: int = option(8, "requests at a time, beside 1", type=at_least(2))
+    output: Path = option(Path("build/demo.json"), type=Path)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> DemoSettings:
-        """From a parsed command line.
-
-        Raises:
-            BenchError: a run would have too few problems.
-        """
-        settings = cls(*(getattr(arguments, field.name) for field in fields(cls)))
+        """Raises: BenchError, when a run would have too few problems."""
+        settings = super().read(arguments)
         if settings.problems < 2 * settings.runs:
             raise BenchError(
                 f"--problems is {settings.problems}, too few for --runs {settings.runs}; "
@@ -57,25 +55,4 @@ class DemoSettings:
         return parts
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sglang-parse demo``."""
-    parser.add_argument("--pair", type=Path, default=DEMO_PAIR, help="folder with target/, draft/")
-    parser.add_argument(
-        "--problems",
-        type=at_least(1),
-        default=108,
-        help="held-out problems per server in the timed runs (default %(default)s)",
-    )
-    parser.add_argument(
-        "--accuracy-problems",
-        type=at_least(0),
-        default=300,
-        help="held-out problems per server in all, for the accuracy (default %(default)s)",
-    )
-    parser.add_argument(
-        "--runs", type=at_least(1), default=3, help="timed runs; medians are reported"
-    )
-    parser.add_argument(
-        "--concurrency", type=at_least(2), default=8, help="requests at a time, beside 1"
-    )
-    parser.add_argument("--output", type=Path, default=Path("build/demo.json"))
+add_arguments = DemoSettings.add_arguments

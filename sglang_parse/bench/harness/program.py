@@ -1,4 +1,4 @@
-"""What is the same of every program around its work: flags' types, what it says, writes, returns.
+"""What is the same of every program around its work: what it says, writes and returns.
 
 A program is a module with ``run(arguments, console) -> exit code``.
 """
@@ -50,32 +50,3 @@ def write_json(path: Path, content: Any, indent: int = 2) -> None:
     """Plain data as a file; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
-
-
-def at_least(low: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers from ``low``."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{value} is too small; use {low} or more")
-        return value
-
-    return number
-
-
-def share(text: str) -> float:
-    """An argparse type: a number from 0 to 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share; use a number from 0 to 1")
-    return value
-
-
-def numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
-    """An argparse type: a list such as 1,8,64."""
-
-    def read(text: str) -> tuple:
-        return tuple(kind(word) for word in text.split(","))
-
-    return read

@@ -73,7 +73,7 @@ def _conditions(
         "target": settings.target.name,
         "draft": settings.draft.name,
         "device": settings.device,
-        "attention_backend": settings.backend,
+        "attention_backend": settings.attention_backend,
         "dtype": settings.dtype,
         "input_len": settings.input_len,
         "output_len": settings.output_len,

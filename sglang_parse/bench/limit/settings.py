@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share
 from sglang_parse.bench.harness.kv_log import KV_LOG
 from sglang_parse.bench.harness.lineup import Models, lineup, parse_settings
-from sglang_parse.bench.harness.program import at_least, numbers, share
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.bench.harness.servers import MODEL_NAME, ServerSpec
 from sglang_parse.bench.limit.shape import QUESTION, TOKENIZER, Shape, shape_names
@@ -28,64 +29,77 @@ COMPILED = (("TORCHDYNAMO_DISABLE", "0"),)
 """On a GPU SGLang's compiled parts are part of its speed."""
 ROOM = 1.15
 """A server's memory over its weights' and its KV's."""
+_NAMES = ", ".join(shape_names())
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
+def _sorted(values: Sequence[Any]) -> tuple:
+    return tuple(sorted(set(values)))
 
 
 @dataclass(frozen=True)
-class LimitSettings:
+class LimitSettings(Flags):
     """What was asked for.
 
     Attributes:
-        concurrencies: requests at a time.
         fractions: of every draft that are kept, one PARSE server each.
         output_len: tokens behind the first one, which belongs to the prefill.
         prefixes: of every draft, all of one length.
-        drafting: of the servers at ``fractions``, as ``--parse-drafting``.
-        flags, parse_flags: more of SGLang's, for all servers and for those with PARSE.
         output: folder of results.json, the plot, models and logs.
     """
 
-    target: Shape
-    draft: Shape
-    device: str
-    backend: str
-    dtype: str
-    concurrencies: tuple[int, ...]
-    fractions: tuple[float, ...]
-    input_len: int
-    output_len: int
-    prefixes: int
-    runs: int
-    drafting: str
-    flags: tuple[str, ...]
-    parse_flags: tuple[str, ...]
-    limit: bool
-    output: Path
+    target: Shape = option(
+        "qwen3_32b", f"{_NAMES}, or a folder (default %(default)s)", read=Shape.read
+    )
+    draft: Shape = option("qwen3_1_7b", "likewise (default %(default)s)", read=Shape.read)
+    device: str = option("cuda", "default %(default)s", choices=sorted(BACKENDS))
+    attention_backend: str = option(None, f"default: {BACKENDS}")
+    dtype: str = option(None, f"default: {DTYPES}", choices=sorted(ITEM_BYTES))
+    concurrencies: tuple[int, ...] = option(
+        (1, 8, 64),
+        "requests at a time (default 1,8,64)",
+        name="--concurrency",
+        metavar="CONCURRENCY",
+        type=numbers(at_least(1)),
+        read=_sorted,
+    )
+    fractions: tuple[float, ...] = option(
+        (0, 0.25, 0.5, 0.75, 1),
+        "shares of every draft that are kept (default 0,0.25,0.5,0.75,1)",
+        name="--acceptance",
+        metavar="ACCEPTANCE",
+        type=numbers(share),
+        read=_sorted,
+    )
+    input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
+    output_len: int = option(
+        512, "tokens behind the first one; one draft (default %(default)s)", type=at_least(1)
+    )
+    prefixes: int = option(16, "per draft (default %(default)s)", type=at_least(1))
+    runs: int = option(3, "medians are reported (default %(default)s)", type=at_least(1))
+    drafting: str = option(
+        "auto",
+        "--parse-drafting of the servers that are timed (default %(default)s)",
+        choices=("auto", "always"),
+    )
+    flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=_words)
+    parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=_words)
+    limit: bool = option(
+        False, "measure the device too: what bounds each stage", action="store_true"
+    )
+    output: Path = option(Path("build/bench-gpu"), "folder", type=Path)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> LimitSettings:
-        """From a parsed command line.
-
-        Raises:
-            BenchError: settings that do not fit together, or this machine.
-        """
-        device = arguments.device
-        settings = cls(
-            target=Shape.read(arguments.target),
-            draft=Shape.read(arguments.draft),
-            device=device,
-            backend=arguments.attention_backend or BACKENDS[device],
-            dtype=arguments.dtype or DTYPES[device],
-            concurrencies=tuple(sorted(set(arguments.concurrency))),
-            fractions=tuple(sorted(set(arguments.acceptance))),
-            input_len=arguments.input_len,
-            output_len=arguments.output_len,
-            prefixes=arguments.prefixes,
-            runs=arguments.runs,
-            drafting=arguments.drafting,
-            flags=tuple(shlex.split(arguments.flags)),
-            parse_flags=tuple(shlex.split(arguments.parse_flags)),
-            limit=arguments.limit,
-            output=arguments.output,
+        """Raises: BenchError, when settings do not fit together, or with this machine."""
+        found = super().read(arguments)
+        settings = replace(
+            found,
+            attention_backend=found.attention_backend or BACKENDS[found.device],
+            dtype=found.dtype or DTYPES[found.device],
         )
         settings._check()
         return settings
@@ -208,7 +222,14 @@ class LimitSettings:
     def _common(self) -> tuple[str, ...]:
         """SGLang's flags for every server."""
         return (
-            *("--device", self.device, "--attention-backend", self.backend, "--dtype", self.dtype),
+            *(
+                "--device",
+                self.device,
+                "--attention-backend",
+                self.attention_backend,
+                "--dtype",
+                self.dtype,
+            ),
             *("--load-format", "dummy", "--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
             *("--max-total-tokens", str(self.kv_slots)),
             *("--max-running-requests", str(max(2, self.concurrencies[-1])), "--enable-metrics"),
@@ -228,43 +249,4 @@ def fraction_of(name: str) -> float | None:
     return 1.0 if name == PRICE else float(name.removeprefix("parse-"))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sglang-parse bench``."""
-    names = ", ".join(shape_names())
-    add: Any = parser.add_argument
-    add("--target", default="qwen3_32b", help=f"{names}, or a folder (default %(default)s)")
-    add("--draft", default="qwen3_1_7b", help="likewise (default %(default)s)")
-    add("--device", choices=sorted(BACKENDS), default="cuda", help="default %(default)s")
-    add("--attention-backend", help=f"default: {BACKENDS}")
-    add("--dtype", choices=sorted(ITEM_BYTES), help=f"default: {DTYPES}")
-    add(
-        "--concurrency",
-        type=numbers(at_least(1)),
-        default=(1, 8, 64),
-        help="requests at a time (default 1,8,64)",
-    )
-    add(
-        "--acceptance",
-        type=numbers(share),
-        default=(0, 0.25, 0.5, 0.75, 1),
-        help="shares of every draft that are kept (default 0,0.25,0.5,0.75,1)",
-    )
-    add("--input-len", type=at_least(1), default=128, help="tokens (default %(default)s)")
-    add(
-        "--output-len",
-        type=at_least(1),
-        default=512,
-        help="tokens behind the first one; one draft (default %(default)s)",
-    )
-    add("--prefixes", type=at_least(1), default=16, help="per draft (default %(default)s)")
-    add("--runs", type=at_least(1), default=3, help="medians are reported (default %(default)s)")
-    add(
-        "--drafting",
-        choices=("auto", "always"),
-        default="auto",
-        help="--parse-drafting of the servers that are timed (default %(default)s)",
-    )
-    add("--flags", default="", help="more flags of SGLang, for every server")
-    add("--parse-flags", default="", help="more, for servers with PARSE")
-    add("--limit", action="store_true", help="measure the device too: what bounds each stage")
-    add("--output", type=Path, default=Path("build/bench-gpu"), help="folder")
+add_arguments = LimitSettings.add_arguments

@@ -22,6 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models, load_problems
+from sglang_parse.bench.harness.flags import Flags, option
 from sglang_parse.bench.harness.lineup import lineup, parse_settings
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import write_json
@@ -115,48 +116,51 @@ def summarise(
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sglang-parse soak``."""
-    parser.add_argument("--pair", type=Path, default=DEMO_PAIR, help="folder with target/, draft/")
-    parser.add_argument("--requests", type=int, default=10_000, help="default %(default)s")
-    parser.add_argument("--concurrency", type=int, default=64, help="default %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the load and of both servers")
-    parser.add_argument("--output", type=Path, default=Path("build/soak.json"))
-    parser.add_argument(
-        "--overlap",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help=f"PARSE's {flag('overlap')}; default %(default)s",
+@dataclass(frozen=True)
+class SoakSettings(Flags):
+    """What the command line of ``sglang-parse soak`` can ask for."""
+
+    pair: Path = option(DEMO_PAIR, "folder with target/, draft/", type=Path)
+    requests: int = option(10_000, "default %(default)s", type=int)
+    concurrency: int = option(64, "default %(default)s", type=int)
+    seed: int = option(0, "of the load and of both servers", type=int)
+    output: Path = option(Path("build/soak.json"), type=Path)
+    overlap: str = option(
+        "auto", f"PARSE's {flag('overlap')}; default %(default)s", choices=("auto", "on", "off")
     )
+
+
+add_arguments = SoakSettings.add_arguments
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Exit code: 0 when nothing failed, leaked or differed; 1 otherwise. Raises: BenchError."""
-    load = make_load(arguments.requests, arguments.seed, chat_renderer(arguments.pair / "target"))
+    settings = SoakSettings.read(arguments)
+    load = make_load(settings.requests, settings.seed, chat_renderer(settings.pair / "target"))
     # SGLang then asserts its slot accounting in every iteration, not only when idle.
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
-    logs = arguments.output.parent / "soak-logs"
-    with make_progress(console) as progress, Pool(_specs(arguments), logs) as pool:
+    logs = settings.output.parent / "soak-logs"
+    with make_progress(console) as progress, Pool(_specs(settings), logs) as pool:
         pool.start_all()
-        report = _soak(load, pool, arguments.concurrency, progress)
-    write_json(arguments.output, asdict(report))
+        report = _soak(load, pool, settings.concurrency, progress)
+    write_json(settings.output, asdict(report))
     console.print(_table(report))
     for line in report.shown:
         console.print(line, markup=False)
     return 0 if report.is_clean else 1
 
 
-def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
+def _specs(settings: SoakSettings) -> list[ServerSpec]:
     common = (
         *COMMON_FLAGS,
-        *("--max-running-requests", str(arguments.concurrency)),
-        *("--random-seed", str(arguments.seed)),
+        *("--max-running-requests", str(settings.concurrency)),
+        *("--random-seed", str(settings.seed)),
     )
-    models = replace(demo_models(arguments.pair), common=common)
+    models = replace(demo_models(settings.pair), common=common)
     more = {
         # With overlap penalties come a step late in stock SGLang; under PARSE they do not.
         PLAIN: ("--disable-overlap-schedule",),
-        PARSE: (*SHORT_ROUNDS, *parse_settings(overlap=arguments.overlap)),
+        PARSE: (*SHORT_ROUNDS, *parse_settings(overlap=settings.overlap)),
     }
     return [
         replace(spec, flags=(*spec.flags, *more[spec.name])) for spec in lineup(models, tuple(more))

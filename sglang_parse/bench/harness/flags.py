@@ -1,0 +1,90 @@
+"""A program's settings: one dataclass whose fields are its flags.
+
+pydantic-settings and typer would make flags of a model too, but word help and errors in ways of
+their own; these are argparse's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import field, fields
+from typing import Any, Self
+
+
+def option(
+    default: Any,
+    text: str | None = None,
+    *,
+    read: Callable[[Any], Any] | None = None,
+    group: str = "",
+    **words: Any,
+) -> Any:
+    """A field that is a flag, ``--its-name``.
+
+    Args:
+        text: the help.
+        read: makes the setting of what argparse read. Unlike argparse's ``type`` it may raise a
+            ``BenchError``.
+        group: title of the group of flags it is shown in.
+        words: more of ``add_argument``'s; ``name`` where the flag is not the field's own.
+    """
+    metadata = {"read": read, "group": group, "words": {"default": default, "help": text, **words}}
+    return field(default_factory=lambda: default, metadata=metadata)
+
+
+class Flags:
+    """Base of the dataclasses."""
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """The flags, in the fields' order."""
+        groups: dict[str, argparse._ActionsContainer] = {"": parser}
+        for setting in fields(cls):  # type: ignore[arg-type]
+            group, words = setting.metadata["group"], dict(setting.metadata["words"])
+            if group not in groups:
+                groups[group] = parser.add_argument_group(group)
+            name = words.pop("name", f"--{setting.name}".replace("_", "-"))
+            groups[group].add_argument(name, dest=setting.name, **words)
+
+    @classmethod
+    def read(cls, arguments: argparse.Namespace) -> Self:
+        """From a parsed command line.
+
+        Raises:
+            BenchError: settings that do not fit together.
+        """
+        values = {}
+        for setting in fields(cls):  # type: ignore[arg-type]
+            value, read = getattr(arguments, setting.name), setting.metadata["read"]
+            values[setting.name] = value if read is None else read(value)
+        return cls(**values)
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers from ``low``."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{value} is too small; use {low} or more")
+        return value
+
+    return number
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; use a number from 0 to 1")
+    return value
+
+
+def numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
+    """An argparse type: a list such as 1,8,64."""
+
+    def read(text: str) -> tuple:
+        return tuple(kind(word) for word in text.split(","))
+
+    return read
