@@ -13,9 +13,9 @@ from sglang_parse.bench.compare.run import run
 from sglang_parse.bench.compare.settings import CompareSettings, add_arguments
 from sglang_parse.bench.harness import servers
 from sglang_parse.bench.harness.ask import ask
-from sglang_parse.bench.harness.pool import Remote
 from sglang_parse.bench.harness.program import run_program
 from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.bench.harness.servers import Remote
 from sglang_parse.bench.tasks import Item
 from sglang_parse.bench.tasks.demo import demo_assignment
 from support.client import Client

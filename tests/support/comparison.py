@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sglang_parse.bench.compare.figures import Comparison, make_comparison
-from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, ServingRun
-from sglang_parse.bench.harness.records import Answer, Leg, Way
+from sglang_parse.bench.harness.records import LATENCIES, PERCENTILES, Answer, Leg, ServingRun, Way
 
 RATES = {
     Way("plain"): 80.0,

@@ -17,8 +17,8 @@ import pytest
 from sglang_parse.bench.compare import serving
 from sglang_parse.bench.compare.serving import Load, bench
 from sglang_parse.bench.harness.ask import Asking
-from sglang_parse.bench.harness.pool import Remote
 from sglang_parse.bench.harness.records import BenchError, Way
+from sglang_parse.bench.harness.servers import Remote
 from sglang_parse.bench.tasks import Item
 from sglang_parse.cli import end_on_sigterm
 

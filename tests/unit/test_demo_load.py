@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sglang_parse.bench.harness.ask import Asking, ask, graded, trace_answer
-from sglang_parse.bench.harness.pool import Remote
 from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.bench.harness.servers import Remote
 from sglang_parse.bench.tasks import Item
 
 PROBLEMS = [Item(str(k), f"problem {k}", k) for k in range(4)]

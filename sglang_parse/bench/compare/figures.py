@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 from sglang_parse.bench.compare.quality import PairedTest, Quality, paired_test, quality_of
-from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, ServingRun
 from sglang_parse.bench.harness.figures import (
     Goal,
     per_request,
@@ -23,13 +22,16 @@ from sglang_parse.bench.harness.figures import (
 )
 from sglang_parse.bench.harness.records import (
     EAGLE3,
+    LATENCIES,
     PARSE,
     PARSE_EAGLE3,
+    PERCENTILES,
     PLAIN,
     STANDALONE,
     TITLES,
     Answer,
     Leg,
+    ServingRun,
     Way,
 )
 

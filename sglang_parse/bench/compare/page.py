@@ -8,7 +8,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sglang_parse.bench.compare.figures import Comparison, Spread, WayFigures
-from sglang_parse.bench.compare.records import PERCENTILES
 from sglang_parse.bench.harness import page
 from sglang_parse.bench.harness.figures import STAGES
 from sglang_parse.bench.harness.page import PALETTE, error_bars
@@ -17,6 +16,7 @@ from sglang_parse.bench.harness.records import (
     EAGLE3,
     PARSE,
     PARSE_EAGLE3,
+    PERCENTILES,
     PLAIN,
     STANDALONE,
     TITLES,

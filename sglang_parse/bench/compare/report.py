@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sglang_parse.bench.compare.figures import Comparison
-from sglang_parse.bench.compare.records import ServingRun
 from sglang_parse.bench.compare.settings import OWN_THRESHOLD, CompareSettings
 from sglang_parse.bench.harness.conditions import date, machine, versions
 from sglang_parse.bench.harness.figures import rounded
 from sglang_parse.bench.harness.lineup import command_of
-from sglang_parse.bench.harness.records import PARSE, STANDALONE, TITLES, Leg
+from sglang_parse.bench.harness.records import PARSE, STANDALONE, TITLES, Leg, ServingRun
 from sglang_parse.bench.harness.servers import DEFAULTS, ENVIRONMENT, ServerSpec
 
 NOTES = {

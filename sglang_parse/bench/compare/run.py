@@ -13,18 +13,17 @@ from rich.console import Console
 
 from sglang_parse.bench.compare.figures import make_comparison
 from sglang_parse.bench.compare.page import render
-from sglang_parse.bench.compare.records import ServingRun
 from sglang_parse.bench.compare.report import conditions, results
 from sglang_parse.bench.compare.serving import Load, bench, command_of
 from sglang_parse.bench.compare.settings import DEMO_TASK, OWN_THRESHOLD, CompareSettings
 from sglang_parse.bench.compare.show import show_figures
-from sglang_parse.bench.harness.ask import MAX_TOKENS, Asking, Endpoint
+from sglang_parse.bench.harness.ask import MAX_TOKENS, Asking
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.match import Assignment, Match
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
-from sglang_parse.bench.harness.records import PLAIN, TITLES, WITH_PARSE, Leg, Way
-from sglang_parse.bench.harness.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS
+from sglang_parse.bench.harness.records import PLAIN, TITLES, WITH_PARSE, Leg, ServingRun, Way
+from sglang_parse.bench.harness.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.bench.tasks import find_task
 from sglang_parse.bench.tasks.demo import demo_assignment
 

@@ -19,9 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.compare.records import LATENCIES, PERCENTILES, ServingRun
-from sglang_parse.bench.harness.ask import Asking, Endpoint
-from sglang_parse.bench.harness.records import BenchError, Problem, Way
+from sglang_parse.bench.harness.ask import Asking
+from sglang_parse.bench.harness.records import (
+    LATENCIES,
+    PERCENTILES,
+    BenchError,
+    Item,
+    ServingRun,
+    Way,
+)
+from sglang_parse.bench.harness.servers import Endpoint
 
 PROGRAM = "sglang.bench_serving"
 PRELOADED = ("sglang_parse.bench.compare.preload",)
@@ -38,7 +45,7 @@ class Load:
         tokenizer: path or name; used to count prompt tokens.
     """
 
-    problems: Sequence[Problem]
+    problems: Sequence[Item]
     concurrency: int
     tokenizer: str
     asking: Asking

@@ -12,7 +12,6 @@ from typing import Any
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, is_of_demo_pair
 from sglang_parse.bench.harness.flags import Flags, at_least, option
 from sglang_parse.bench.harness.lineup import Models
-from sglang_parse.bench.harness.pool import Remote
 from sglang_parse.bench.harness.records import (
     DRAFT,
     EAGLE3,
@@ -25,7 +24,7 @@ from sglang_parse.bench.harness.records import (
     BenchError,
     Way,
 )
-from sglang_parse.bench.harness.servers import COMMON_FLAGS, MODEL_NAME
+from sglang_parse.bench.harness.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.bench.tasks import Options, task_names
 from sglang_parse.core.config import ParseConfig
 

@@ -15,14 +15,14 @@ from sglang_parse.bench.demo.figures import make_figures
 from sglang_parse.bench.demo.report import report
 from sglang_parse.bench.demo.settings import DemoSettings
 from sglang_parse.bench.demo.show import annotated_answer, figures_table, pieces_of_answer
-from sglang_parse.bench.harness.ask import Asking, Endpoint, trace_answer
+from sglang_parse.bench.harness.ask import Asking, trace_answer
 from sglang_parse.bench.harness.demo_pair import demo_models
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.match import Match
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, TITLES, Leg, Way
-from sglang_parse.bench.harness.servers import MAX_RUNNING_REQUESTS
+from sglang_parse.bench.harness.servers import MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.bench.harness.tables import add_bar, make_progress, show_goals
 from sglang_parse.bench.tasks.demo import demo_assignment
 

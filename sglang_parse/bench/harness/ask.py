@@ -1,4 +1,4 @@
-"""Send problems to a server through its OpenAI-compatible API, timed by our own clock; grade them.
+"""Send items to a server through its OpenAI-compatible API, timed by our own clock; grade them.
 
 SGLang's ``bench_serving`` measures latencies better, but it keeps ``meta_info`` to itself: whoever
 wants to know where PARSE's time goes asks here.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import openai
 
@@ -21,28 +21,16 @@ from sglang_parse.bench.harness.records import (
     Answer,
     BenchError,
     Grader,
+    Item,
     Leg,
-    Problem,
     Way,
 )
-from sglang_parse.bench.harness.servers import MODEL_NAME
+from sglang_parse.bench.harness.servers import MODEL_NAME, Endpoint
 
 MAX_TOKENS = 256
 REQUEST_LIMIT_S = 180.0
 
 Result = TypeVar("Result")
-
-
-class Endpoint(Protocol):
-    """A server that answers: one of ours (``servers.Server``) or somebody's (``pool.Remote``)."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def url(self) -> str: ...
-
-    def check_alive(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +58,7 @@ class Asking:
 
 def ask(
     server: Endpoint,
-    problems: Sequence[Problem],
+    items: Sequence[Item],
     indices: Sequence[int],
     *,
     way: Way | None = None,
@@ -79,7 +67,7 @@ def ask(
     asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
 ) -> Leg:
-    """One leg: ``problems[i] for i in indices``, ``concurrency`` at a time, not yet graded.
+    """One leg: ``items[i] for i in indices``, ``concurrency`` at a time, not yet graded.
 
     Args:
         server: a server that is awake.
@@ -91,7 +79,7 @@ def ask(
     """
 
     def answer(index: int) -> Answer:
-        return _ask(client, server, index, problems[index], asking)
+        return _ask(client, server, index, items[index], asking)
 
     # A client per leg: a connection kept over a suspension would be found closed.
     with _open_client(server, asking.limit_s) as client:
@@ -105,16 +93,16 @@ def ask(
     return Leg(way or Way(server.name), run, concurrency, seconds, tuple(answers))
 
 
-def graded(leg: Leg, problems: Sequence[Any], grade: Grader) -> Leg:
+def graded(leg: Leg, items: Sequence[Item], grade: Grader) -> Leg:
     """The leg with scores. In the main thread only: some graders set alarms."""
-    answers = (replace(a, score=grade(problems[a.problem], a.texts)) for a in leg.answers)
+    answers = (replace(a, score=grade(items[a.problem], a.texts)) for a in leg.answers)
     return replace(leg, answers=tuple(answers))
 
 
-def trace_answer(server: Endpoint, problem: Problem) -> tuple[str, dict[str, Any]]:
+def trace_answer(server: Endpoint, item: Item) -> tuple[str, dict[str, Any]]:
     """The answer's text and its ``meta_info["parse"]`` with the trace."""
     asking = Asking(custom_params={"parse": {"trace": True}})
-    (answer,) = ask(server, [problem], [0], asking=asking).answers
+    (answer,) = ask(server, [item], [0], asking=asking).answers
     return answer.texts[0], answer.parse
 
 
@@ -150,13 +138,11 @@ def _check_served(name: str, answer: Answer) -> None:
         )
 
 
-def _ask(
-    client: openai.OpenAI, server: Endpoint, index: int, problem: Problem, asking: Asking
-) -> Answer:
+def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:
     messages: list[dict[str, str]] = []
     texts, output_tokens, meta = [], 0, {}
     started = time.perf_counter()
-    for turn in (problem.text, *getattr(problem, "follow_ups", ())):
+    for turn in (item.text, *item.follow_ups):
         messages.append({"role": "user", "content": turn})
         response = _complete(client, server, messages, asking)
         choice = response.choices[0]

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
-from sglang_parse.bench.harness.records import BenchError, Leg, Way
+from sglang_parse.bench.harness.records import BenchError, Leg, ServingRun, Way
 
 STAGES = ("prefill", "draft", "verification", "continuation")
 SLACK = 1e-9
@@ -66,20 +66,7 @@ def limit_of(r: float, v: float, a: float) -> float:
     return 1 / cost
 
 
-class Rate(Protocol):
-    """What has a rate in a run: a leg of ours, or a run of ``bench_serving``."""
-
-    @property
-    def way(self) -> Way: ...
-
-    @property
-    def run(self) -> int: ...
-
-    @property
-    def tokens_per_s(self) -> float: ...
-
-
-def speedups(timed: Iterable[Rate], way: Way, other: Way) -> list[float]:
+def speedups(timed: Iterable[Leg | ServingRun], way: Way, other: Way) -> list[float]:
     """Quotients of tokens per second at one concurrency, one per run that has both."""
     rates = {(item.way, item.run): item.tokens_per_s for item in timed}
     runs = sorted({run for _, run in rates})

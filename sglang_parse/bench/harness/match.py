@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sglang_parse.bench.harness.ask import Asking, Endpoint, ask, graded, run_together
+from sglang_parse.bench.harness.ask import Asking, ask, graded, run_together
 from sglang_parse.bench.harness.pool import Pool
-from sglang_parse.bench.harness.records import Grader, Leg, Problem, Way
+from sglang_parse.bench.harness.records import Grader, Item, Leg, Way
+from sglang_parse.bench.harness.servers import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Assignment:
     """
 
     title: str
-    items: Sequence[Problem]
+    items: Sequence[Item]
     grade: Grader
     max_tokens: int
 

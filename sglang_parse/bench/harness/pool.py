@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
-from sglang_parse.bench.harness.ask import Endpoint
-from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.harness.servers import (
     STOP_LIMIT_S,
+    Endpoint,
+    Remote,
     Server,
     ServerSpec,
     StartProcess,
     awake,
     free_ports,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """Somebody's server, by its URL: used as it is, never suspended or ended."""
-
-    name: str
-    url: str
-
-    def check_alive(self) -> None:
-        """Raises: BenchError, when it does not answer."""
-        try:
-            httpx.get(f"{self.url}/health", timeout=20).raise_for_status()
-        except httpx.HTTPError as error:
-            raise BenchError(f"{self.name} at {self.url} does not answer: {error!r}") from error
-
-    def model_path(self) -> str:
-        """What it serves, as it says; "" where it does not say."""
-        with contextlib.suppress(httpx.HTTPError, ValueError):
-            found = httpx.get(f"{self.url}/model_info", timeout=20).raise_for_status().json()
-            return found.get("model_path", "")
-        return ""
 
 
 class Pool:

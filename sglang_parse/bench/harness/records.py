@@ -1,4 +1,4 @@
-"""What every program measures: answers, and legs of answers. Pure.
+"""What programs ask and measure: items, answers, legs of answers, runs of ``bench_serving``. Pure.
 
 A way is one line of a comparison: a server, and the threshold its requests ask for if it runs
 PARSE. One server with six thresholds is six ways.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 PLAIN, DRAFT, PARSE = "plain", "draft", "parse"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
@@ -21,21 +21,33 @@ TITLES = {
     PARSE_EAGLE3: "PARSE+EAGLE3",
 }
 WITH_PARSE = (PARSE, PARSE_EAGLE3)
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+PERCENTILES = ("p50", "p90", "p99")
 
 
 class BenchError(RuntimeError):
     """A program cannot go on or its figures would not be true; the text says why."""
 
 
-class Problem(Protocol):
-    """What is sent: the user's first turn. ``tasks.Item`` has later turns too."""
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem.
 
-    @property
-    def text(self) -> str: ...
+    Attributes:
+        key: its name in the task's file, for messages.
+        text: the user's first turn.
+        reference: what the grader compares with.
+        follow_ups: the user's later turns.
+    """
+
+    key: str
+    text: str
+    reference: Any
+    follow_ups: tuple[str, ...] = ()
 
 
-Grader = Callable[[Any, Sequence[str]], float | None]
-"""(Problem, one answer per turn) -> 0 to 1; None where nothing can grade it."""
+Grader = Callable[[Item, Sequence[str]], float | None]
+"""(Item, one answer per turn) -> 0 to 1; None where nothing can grade it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,10 +71,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one problem.
+    """What came back for one item.
 
     Attributes:
-        problem: index into the list of problems.
+        problem: index into the list of items.
         texts: one answer per turn; most problems have one turn.
         output_tokens, wall_ms: all turns together; tokens as the server counted them, the end
             token among them; request sent to answer received.
@@ -96,10 +108,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Some problems sent to one server in one go.
+    """Some items sent to one server in one go.
 
     Attributes:
-        run: 0, 1, ...; legs of one run sent the same problems, shortly after another. -1: not
+        run: 0, 1, ...; legs of one run sent the same items, shortly after another. -1: not
             timed.
         concurrency: how many requests were under way at once.
         seconds: first request sent to last answer received.
@@ -138,3 +150,26 @@ class Leg:
             raise BenchError(
                 f"an answer of {self.way.label} has no {key!r} in meta_info['parse']"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRun:
+    """One run of ``bench_serving``.
+
+    Attributes:
+        run: 0, 1, ...; what has the same run sent the same problems, shortly after another.
+        tokens_per_s: output tokens per second; tokens as the server counted them.
+        latency_ms: (``ttft``, ``tpot``, ``itl`` or ``e2e``) -> (``p50``, ``p90`` or ``p99``) -> ms.
+        accept_length: the server's own average at that moment, None without speculation.
+    """
+
+    way: Way
+    run: int
+    concurrency: int
+    requests: int
+    output_tokens: int
+    seconds: float
+    tokens_per_s: float
+    requests_per_s: float
+    latency_ms: Mapping[str, Mapping[str, float]]
+    accept_length: float | None

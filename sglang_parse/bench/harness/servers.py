@@ -167,6 +167,32 @@ class Server:
         return BenchError(f"the server for {title} {what}. The end of {self.log}:\n{tail}")
 
 
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Somebody's server, by its URL: used as it is, never suspended or ended."""
+
+    name: str
+    url: str
+
+    def check_alive(self) -> None:
+        """Raises: BenchError, when it does not answer."""
+        try:
+            httpx.get(f"{self.url}/health", timeout=20).raise_for_status()
+        except httpx.HTTPError as error:
+            raise BenchError(f"{self.name} at {self.url} does not answer: {error!r}") from error
+
+    def model_path(self) -> str:
+        """What it serves, as it says; "" where it does not say."""
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            found = httpx.get(f"{self.url}/model_info", timeout=20).raise_for_status().json()
+            return found.get("model_path", "")
+        return ""
+
+
+Endpoint = Server | Remote
+"""What can be asked."""
+
+
 @contextlib.contextmanager
 def awake(*chosen: Server) -> Iterator[None]:
     """Resume some servers for the length of a block."""

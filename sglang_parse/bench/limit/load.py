@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 
-from sglang_parse.bench.harness.ask import Endpoint, run_together
+from sglang_parse.bench.harness.ask import run_together
 from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
+from sglang_parse.bench.harness.servers import Endpoint
 from sglang_parse.bench.limit.settings import LimitSettings
 from sglang_parse.core.payoff import MIN_ROUNDS
 

@@ -222,15 +222,9 @@ class LimitSettings(Flags):
     def _common(self) -> tuple[str, ...]:
         """SGLang's flags for every server."""
         return (
-            *(
-                "--device",
-                self.device,
-                "--attention-backend",
-                self.attention_backend,
-                "--dtype",
-                self.dtype,
-            ),
-            *("--load-format", "dummy", "--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
+            *("--device", self.device, "--attention-backend", self.attention_backend),
+            *("--dtype", self.dtype, "--load-format", "dummy"),
+            *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
             *("--max-total-tokens", str(self.kv_slots)),
             *("--max-running-requests", str(max(2, self.concurrencies[-1])), "--enable-metrics"),
             *self.flags,

@@ -8,28 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.records import BenchError, Grader
+from sglang_parse.bench.harness.records import BenchError, Grader, Item
 
 
 class TaskError(BenchError):
     """A task's file is missing or not what it should be; the text says where to get it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One problem.
-
-    Attributes:
-        key: its name in the task's file, for messages.
-        text: the user's first turn.
-        reference: what the grader compares with.
-        follow_ups: the user's later turns.
-    """
-
-    key: str
-    text: str
-    reference: Any
-    follow_ups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
