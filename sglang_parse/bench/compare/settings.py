@@ -6,11 +6,12 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, is_of_demo_pair
-from sglang_parse.bench.harness.flags import Flags, at_least, option
+from sglang_parse.bench.harness.flags import Flags, at_least, option, words
 from sglang_parse.bench.harness.lineup import Models
 from sglang_parse.bench.harness.records import (
     DRAFT,
@@ -34,19 +35,15 @@ OWN_THRESHOLD = ParseConfig().threshold
 """At which a server with PARSE is measured like the others, at every concurrency."""
 
 
-_MODELS: dict[str, Any] = {"group": "models and servers"}
-_LOAD: dict[str, Any] = {"group": "load"}
-_TASK: dict[str, Any] = {"group": "task"}
+_models = partial(option, group="models and servers")
+_load = partial(option, group="load")
+_task = partial(option, group="task")
 
 
 def _demo(name: str) -> str:
     """A path of the demo pair, short where that is possible: it is shown in the conditions."""
     path, here = DEMO_PAIR / name, Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -96,70 +93,60 @@ class CompareSettings(Flags):
         output: folder for results.json, report.html and all logs.
     """
 
-    target: str = option(_demo("target"), "path or name", **_MODELS)
-    draft: str = option(_demo("draft"), "path or name", **_MODELS)
-    eagle3: str = option(_demo("eagle3"), "'' for none", **_MODELS)
-    question: str = option(_demo("question.json"), "'' for the built-in", **_MODELS)
-    tokenizer: str = option(None, "to count prompt tokens with (default: the target's)", **_MODELS)
-    model_name: str = option(MODEL_NAME, "as it is served (default %(default)s)", **_MODELS)
-    flags: tuple[str, ...] = option(
-        shlex.join(COMMON_FLAGS), "of SGLang, for every server", read=_words, **_MODELS
+    target: str = _models(partial(_demo, "target"), "path or name")
+    draft: str = _models(partial(_demo, "draft"), "path or name")
+    eagle3: str = _models(partial(_demo, "eagle3"), "'' for none")
+    question: str = _models(partial(_demo, "question.json"), "'' for the built-in")
+    tokenizer: str = _models(None, "to count prompt tokens with (default: the target's)")
+    model_name: str = _models(MODEL_NAME, "as it is served (default %(default)s)")
+    flags: tuple[str, ...] = _models(
+        shlex.join(COMMON_FLAGS), "of SGLang, for every server", read=words
     )
-    parse_flags: tuple[str, ...] = option(
-        "", "more, for servers with PARSE", read=_words, **_MODELS
-    )
-    standalone_steps: int = option(4, "draft tokens", type=at_least(1), **_MODELS)
-    eagle3_steps: int = option(3, "draft tokens", type=at_least(1), **_MODELS)
-    servers: tuple[str, ...] = option("", f"default: {','.join(SERVERS)}", read=_names, **_MODELS)
-    remotes: dict[str, Remote] = option(
+    parse_flags: tuple[str, ...] = _models("", "more, for servers with PARSE", read=words)
+    standalone_steps: int = _models(4, "draft tokens", type=at_least(1))
+    eagle3_steps: int = _models(3, "draft tokens", type=at_least(1))
+    servers: tuple[str, ...] = _models("", f"default: {','.join(SERVERS)}", read=_names)
+    remotes: dict[str, Remote] = _models(
         [],
         "a running server instead of one started here; repeatable",
         name="--url",
         action="append",
         metavar="NAME=URL",
         read=_remotes,
-        **_MODELS,
     )
-    max_alive: int = option(
+    max_alive: int = _models(
         4,
         "servers in memory at a time; 1 where one fills a GPU (default %(default)s)",
         type=at_least(1),
-        **_MODELS,
     )
-    concurrencies: tuple[int, ...] = option(
+    concurrencies: tuple[int, ...] = _load(
         "1,4,16",
         "requests at a time; 1 is always in",
         name="--concurrency",
         metavar="CONCURRENCY",
         read=_concurrencies,
-        **_LOAD,
     )
-    thresholds: tuple[float, ...] = option(
+    thresholds: tuple[float, ...] = _load(
         "0,0.5,0.998,0.999,0.9995,1.5",
         "of servers with PARSE, per request; models differ in their verdicts (default %(default)s)",
         read=_other_thresholds,
-        **_LOAD,
     )
-    runs: int = option(3, "medians are reported", type=at_least(1), **_LOAD)
-    requests: int = option(8, "per run, one at a time", type=at_least(1), **_LOAD)
-    looks: int = option(4, "per run, for stage times", type=at_least(1), **_LOAD)
-    seed: int = option(1, "of bench_serving", type=int, **_LOAD)
-    output: Path = option(Path("build/compare"), "folder", type=Path, **_LOAD)
-    task: str = option(DEMO_TASK, ", ".join((DEMO_TASK, *task_names())), **_TASK)
-    task_file: Path | None = option(
-        None, "the task's problems; nothing is downloaded", type=Path, **_TASK
+    runs: int = _load(3, "medians are reported", type=at_least(1))
+    requests: int = _load(8, "per run, one at a time", type=at_least(1))
+    looks: int = _load(4, "per run, for stage times", type=at_least(1))
+    seed: int = _load(1, "of bench_serving", type=int)
+    output: Path = _load(Path("build/compare"), "folder", type=Path)
+    task: str = _task(DEMO_TASK, ", ".join((DEMO_TASK, *task_names())))
+    task_file: Path | None = _task(None, "the task's problems; nothing is downloaded", type=Path)
+    problems: int = _task(200, "graded per server", type=at_least(1))
+    sweep_problems: int = _task(50, "per threshold", type=at_least(1))
+    max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
+    allow_code: bool = _task(
+        False, "run programs a model wrote, on this machine", action="store_true"
     )
-    problems: int = option(200, "graded per server", type=at_least(1), **_TASK)
-    sweep_problems: int = option(50, "per threshold", type=at_least(1), **_TASK)
-    max_tokens: int | None = option(
-        None, "per answer (default: the task's)", type=at_least(1), **_TASK
-    )
-    allow_code: bool = option(
-        False, "run programs a model wrote, on this machine", action="store_true", **_TASK
-    )
-    judge_url: str | None = option(None, "an OpenAI-compatible server, for open answers", **_TASK)
-    judge_model: str = option("default", **_TASK)
-    judge_prompts: Path | None = option(None, "FastChat's judge_prompts.jsonl", type=Path, **_TASK)
+    judge_url: str | None = _task(None, "an OpenAI-compatible server, for open answers")
+    judge_model: str = _task("default")
+    judge_prompts: Path | None = _task(None, "FastChat's judge_prompts.jsonl", type=Path)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> CompareSettings:

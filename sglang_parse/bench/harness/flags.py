@@ -7,6 +7,7 @@ their own; these are argparse's.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from dataclasses import field, fields
 from typing import Any, Self
@@ -23,14 +24,16 @@ def option(
     """A field that is a flag, ``--its-name``.
 
     Args:
+        default: a value, or a function that gives it when the flags are made.
         text: the help.
         read: makes the setting of what argparse read. Unlike argparse's ``type`` it may raise a
             ``BenchError``.
         group: title of the group of flags it is shown in.
         words: more of ``add_argument``'s; ``name`` where the flag is not the field's own.
     """
-    metadata = {"read": read, "group": group, "words": {"default": default, "help": text, **words}}
-    return field(default_factory=lambda: default, metadata=metadata)
+    make = default if callable(default) else lambda: default
+    metadata = {"make": make, "read": read, "group": group, "words": {"help": text, **words}}
+    return field(default_factory=make, metadata=metadata)
 
 
 class Flags:
@@ -45,7 +48,8 @@ class Flags:
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
             name = words.pop("name", f"--{setting.name}".replace("_", "-"))
-            groups[group].add_argument(name, dest=setting.name, **words)
+            default = setting.metadata["make"]()
+            groups[group].add_argument(name, dest=setting.name, default=default, **words)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:
@@ -59,6 +63,11 @@ class Flags:
             value, read = getattr(arguments, setting.name), setting.metadata["read"]
             values[setting.name] = value if read is None else read(value)
         return cls(**values)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A setting's ``read``: as a shell takes a line apart."""
+    return tuple(shlex.split(text))
 
 
 def at_least(low: int) -> Callable[[str], int]:

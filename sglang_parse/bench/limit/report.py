@@ -14,7 +14,6 @@ from sglang_parse.bench.harness.conditions import date, machine, versions
 from sglang_parse.bench.harness.figures import Goal, rounded
 from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.page import PALETTE
-from sglang_parse.bench.harness.program import write_json
 from sglang_parse.bench.harness.servers import ServerSpec
 from sglang_parse.bench.harness.tables import make_table, show_goals
 from sglang_parse.bench.limit.figures import LimitFigures
@@ -42,7 +41,7 @@ def report(
         "over_prefill": verification.over_prefill,
         "over_prefill_rows": verification.over_prefill_rows,
     }
-    return {
+    content = {
         "conditions": _conditions(settings, specs, seconds),
         "speeds": [asdict(row) for row in figures.speeds],
         "pass": asdict(verification) | ratios,
@@ -60,6 +59,7 @@ def report(
         "bounds": [asdict(bound) for bound in figures.bounds],
         "checks": [goal.as_json() for goal in found],
     }
+    return rounded(content)
 
 
 def _conditions(
@@ -84,19 +84,6 @@ def _conditions(
         "environment": {spec.name: dict(spec.environment) for spec in specs},
         "notes": list(NOTES),
     }
-
-
-def write(
-    settings: LimitSettings,
-    specs: Sequence[ServerSpec],
-    figures: LimitFigures,
-    found: Sequence[Goal],
-    seconds: float,
-) -> None:
-    """Write both files."""
-    content = rounded(report(settings, specs, figures, found, seconds))
-    write_json(settings.output / RESULTS, content, indent=1)
-    speed_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
 
 
 def speed_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:

@@ -16,7 +16,7 @@ from rich.console import Console
 from sglang_parse.bench.harness.figures import legs_of, quotient, tokens_per_s
 from sglang_parse.bench.harness.kv_log import Held, summarise
 from sglang_parse.bench.harness.pool import Pool
-from sglang_parse.bench.harness.program import Teller
+from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import PLAIN, BenchError, Leg
 from sglang_parse.bench.harness.servers import Server, ServerSpec, awake
 from sglang_parse.bench.limit import bounds
@@ -31,7 +31,7 @@ from sglang_parse.bench.limit.figures import (
 )
 from sglang_parse.bench.limit.load import Sender
 from sglang_parse.bench.limit.memory import peak_bytes, total_bytes, used_bytes
-from sglang_parse.bench.limit.report import show, write
+from sglang_parse.bench.limit.report import PLOT, RESULTS, report, show, speed_plot
 from sglang_parse.bench.limit.settings import LimitSettings, fraction_of
 
 WARM_UP = -1
@@ -57,7 +57,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         measured.serve(spec)
     figures = measured.figures(masks, card)
     found = make_goals(figures) if settings.device == "cuda" else ()
-    write(settings, specs, figures, found, say.seconds)
+    content = report(settings, specs, figures, found, say.seconds)
+    write_json(settings.output / RESULTS, content, indent=1)
+    speed_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
     show(console, settings, figures, found)
     return 0
 

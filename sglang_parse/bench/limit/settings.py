@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share
+from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share, words
 from sglang_parse.bench.harness.kv_log import KV_LOG
 from sglang_parse.bench.harness.lineup import Models, lineup, parse_settings
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, BenchError
@@ -30,10 +29,6 @@ COMPILED = (("TORCHDYNAMO_DISABLE", "0"),)
 ROOM = 1.15
 """A server's memory over its weights' and its KV's."""
 _NAMES = ", ".join(shape_names())
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
 
 
 def _sorted(values: Sequence[Any]) -> tuple:
@@ -85,8 +80,8 @@ class LimitSettings(Flags):
         "--parse-drafting of the servers that are timed (default %(default)s)",
         choices=("auto", "always"),
     )
-    flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=_words)
-    parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=_words)
+    flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=words)
+    parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=words)
     limit: bool = option(
         False, "measure the device too: what bounds each stage", action="store_true"
     )
