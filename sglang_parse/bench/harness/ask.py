@@ -83,14 +83,25 @@ def ask(
 
     # A client per leg: a connection kept over a suspension would be found closed.
     with _open_client(server, asking.limit_s) as client:
-        started = time.perf_counter()
         calls = [partial(answer, index) for index in indices]
-        answers = run_together(calls, concurrency, on_answer)
-        seconds = time.perf_counter() - started
+        leg = timed(calls, way or Way(server.name), run, concurrency, on_answer)
     if server.name in WITH_PARSE:
-        for found in answers:
+        for found in leg.answers:
             _check_served(server.name, found)
-    return Leg(way or Way(server.name), run, concurrency, seconds, tuple(answers))
+    return leg
+
+
+def timed(
+    calls: Sequence[Callable[[], Answer]],
+    way: Way,
+    run: int,
+    concurrency: int,
+    on_answer: Callable[[], None] = lambda: None,
+) -> Leg:
+    """The leg that these calls make, from the first request to the last answer."""
+    started = time.perf_counter()
+    answers = run_together(calls, concurrency, on_answer)
+    return Leg(way, run, concurrency, time.perf_counter() - started, tuple(answers))
 
 
 def graded(leg: Leg, items: Sequence[Item], grade: Grader) -> Leg:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from sglang_parse.bench.harness.ask import run_together
+from sglang_parse.bench.harness.ask import timed
 from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
 from sglang_parse.bench.harness.servers import Endpoint
 from sglang_parse.bench.limit.settings import LimitSettings
@@ -40,11 +40,8 @@ class Sender:
         least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
         prompts = [self._tokens(self.settings.input_len) for _ in range(max(least, concurrency))]
         with self._client() as client:
-            started = time.perf_counter()
             calls = [partial(self._ask, client, i, prompt) for i, prompt in enumerate(prompts)]
-            answers = run_together(calls, concurrency)
-            seconds = time.perf_counter() - started
-        return Leg(Way(self.endpoint.name), run, concurrency, seconds, tuple(answers))
+            return timed(calls, Way(self.endpoint.name), run, concurrency)
 
     def prefill_ms(self, num_tokens: int) -> float:
         """A prefill of that many tokens behind a cached prompt, by the server's own clock."""
