@@ -12,10 +12,11 @@ from sglang_parse.bench.harness.servers import (
     Remote,
     Server,
     ServerSpec,
-    StartProcess,
     awake,
     free_ports,
 )
+
+Launch = Callable[[ServerSpec, int, Path], Server]
 
 
 class Pool:
@@ -29,7 +30,7 @@ class Pool:
         remotes: servers that run already; they are not counted.
         max_alive: in memory at a time; by default as many as there are.
         on_start: called with the name of a server before it is started.
-        start: see ``Server``.
+        launch: (spec, port, log) -> a server that is starting.
         stop_limit_s: see ``Server.stop``.
     """
 
@@ -41,13 +42,13 @@ class Pool:
         remotes: Mapping[str, Remote] | None = None,
         max_alive: int | None = None,
         on_start: Callable[[str], None] = lambda name: None,  # noqa: ARG005
-        start: StartProcess | None = None,
+        launch: Launch = Server,
         stop_limit_s: float = STOP_LIMIT_S,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._remotes, self._logs = remotes or {}, logs
         self._max_alive = max_alive or len(specs)
-        self._on_start, self._start, self._stop_limit_s = on_start, start, stop_limit_s
+        self._on_start, self._launch, self._stop_limit_s = on_start, launch, stop_limit_s
         self._alive: dict[str, Server] = {}  # in the order of their last use
         self._num_started: dict[str, int] = {}
 
@@ -71,7 +72,7 @@ class Pool:
         """
         ports = free_ports(len(self._specs))
         started = [
-            self._launch(spec, port) for spec, port in zip(self._specs.values(), ports, strict=True)
+            self._start(spec, port) for spec, port in zip(self._specs.values(), ports, strict=True)
         ]
         for server in started:
             server.wait_ready()
@@ -90,7 +91,7 @@ class Pool:
             return server
         self._make_room()
         (port,) = free_ports(1)
-        server = self._launch(spec, port)
+        server = self._start(spec, port)
         server.wait_ready()
         server.suspend()
         return server
@@ -114,12 +115,12 @@ class Pool:
                     endpoints.append(server)
             yield endpoints
 
-    def _launch(self, spec: ServerSpec, port: int) -> Server:
+    def _start(self, spec: ServerSpec, port: int) -> Server:
         self._on_start(spec.name)
         self._logs.mkdir(parents=True, exist_ok=True)
         count = self._num_started[spec.name] = self._num_started.get(spec.name, 0) + 1
         log = self._logs / (f"{spec.name}.log" if count == 1 else f"{spec.name}-{count}.log")
-        server = Server(spec, port, log, self._start)
+        server = self._launch(spec, port, log)
         self._alive[spec.name] = server  # so that it is ended, whatever happens next
         return server
 

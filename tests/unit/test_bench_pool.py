@@ -1,0 +1,84 @@
+"""Who lives, sleeps and ends in a pool of servers; no process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_parse.bench.harness.pool import Pool
+from sglang_parse.bench.harness.servers import ServerSpec
+
+pytestmark = pytest.mark.unit
+
+
+class Sleeper:
+    """What a pool needs of a server."""
+
+    def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
+        self.name, self.port, self.log = spec.name, port, log
+        self.is_suspended, self.stopped_within = False, None
+
+    def wait_ready(self) -> None:
+        if self.name == "broken":
+            raise RuntimeError("never ready")
+
+    def suspend(self) -> None:
+        self.is_suspended = True
+
+    def resume(self) -> None:
+        self.is_suspended = False
+
+    def stop(self, limit_s: float) -> None:
+        self.stopped_within = limit_s
+
+
+SPECS = [ServerSpec(name, ()) for name in ("a", "b", "c", "broken")]
+
+
+@pytest.fixture
+def started() -> list[Sleeper]:
+    return []
+
+
+@pytest.fixture
+def pool(tmp_path: Path, started: list[Sleeper]) -> Pool:
+    def launch(*arguments) -> Sleeper:
+        started.append(Sleeper(*arguments))
+        return started[-1]
+
+    return Pool(SPECS, tmp_path / "logs", max_alive=2, launch=launch, stop_limit_s=3)
+
+
+def ended(started: list[Sleeper]) -> list[str]:
+    return [server.log.name for server in started if server.stopped_within == 3]
+
+
+def test_the_server_longest_out_of_use_makes_room(pool: Pool, started: list[Sleeper]):
+    for name in ("a", "b", "a", "c", "b"):
+        with pool.awake(name) as (server,):
+            assert not server.is_suspended
+        assert server.is_suspended
+    assert [server.log.name for server in started] == ["a.log", "b.log", "c.log", "b-2.log"]
+    assert ended(started) == ["a.log", "b.log"]
+
+
+def test_a_server_that_is_awake_is_not_ended(pool: Pool, started: list[Sleeper]):
+    with pool.awake("a", "b", "c") as servers:
+        assert [server.name for server in servers] == ["a", "b", "c"]
+        assert ended(started) == []
+
+
+def test_all_end_whatever_happens(pool: Pool, started: list[Sleeper]):
+    with pytest.raises(RuntimeError, match="never ready"), pool, pool.awake("a", "broken"):
+        pytest.fail("it was not ready")
+    assert started[0].is_suspended
+    assert sorted(ended(started)) == ["a.log", "broken.log"]
+
+
+def test_all_start_at_the_same_time(pool: Pool, started: list[Sleeper]):
+    with pytest.raises(RuntimeError, match="never ready"), pool:
+        pool.start_all()
+    assert [server.is_suspended for server in started] == [True, True, True, False]
+    assert len({server.port for server in started}) == 4
+    assert len(ended(started)) == 4
