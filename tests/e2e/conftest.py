@@ -25,11 +25,11 @@ from support.servers import (
     SEED,
     SEMANTIC,
     SMALL_CHUNKS,
-    SharedServers,
     Start,
     parse_flags,
     plain_flags,
     served,
+    shared_servers,
 )
 from support.warm import Nursery
 
@@ -47,9 +47,8 @@ def nursery() -> Iterator[Nursery]:
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Start]:
     """``start(name, *flags)``: a server of that name, ready and suspended; all end here."""
-    shared = SharedServers(tmp_path_factory.mktemp("logs"), nursery.start)
-    yield shared.start
-    shared.stop()
+    with shared_servers(tmp_path_factory.mktemp("logs"), nursery.start) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -19,16 +19,15 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     Each starts anew: a process that has looked for a GPU cannot be forked into one that uses it.
     """
     from sglang_parse.bench.harness import servers
-    from support.servers import CHECKS, SharedServers
+    from support.servers import CHECKS, shared_servers
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CHECKS.items():
             patch.setenv(name, value)
         # Set for a CPU; on a GPU SGLang compiles what it always compiles.
         patch.delitem(servers.ENVIRONMENT, "TORCHDYNAMO_DISABLE")
-        shared = SharedServers(tmp_path_factory.mktemp("logs"), servers.start_process)
-        yield shared.start
-        shared.stop()
+        with shared_servers(tmp_path_factory.mktemp("logs"), servers.start_process) as start:
+            yield start
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.harness.servers import (
-    Server,
-    ServerSpec,
-    StartProcess,
-    awake,
-    free_ports,
-)
+from sglang_parse.bench.harness.pool import Pool
+from sglang_parse.bench.harness.servers import Server, ServerSpec, StartProcess, awake
 from support.client import Client
 from support.demo_pair import DEMO
 
@@ -33,41 +29,18 @@ MAX_SERVERS = 8
 """Shared servers alive at a time, per process of tests; modules start more of their own."""
 
 
-class SharedServers:
-    """Servers by name; the one longest out of use ends when there are too many."""
+@contextlib.contextmanager
+def shared_servers(logs: Path, start_process: StartProcess) -> Iterator[Start]:
+    """``start(name, *flags)``: a server of that name, ready and suspended, started again if it had
+    to end for another; all end with the block."""
 
-    def __init__(self, logs: Path, start_process: StartProcess) -> None:
-        self.logs, self.start_process = logs, start_process
-        self.alive: dict[str, Server] = {}  # in the order of their last use
-        self.num_started = 0
-
-    def start(self, name: str, *flags: str) -> Server:
-        """A server of that name, ready and suspended; started again if it had to end."""
-        server = self.alive.pop(name, None) or self._started(name, flags)
-        self.alive[name] = server
-        return server
-
-    def _started(self, name: str, flags: tuple[str, ...]) -> Server:
-        self._make_room()
-        self.num_started += 1
-        (port,) = free_ports(1)
+    def start(name: str, *flags: str) -> Server:
         # An idle server otherwise keeps one of the machine's cores busy.
-        spec = ServerSpec(name, (*flags, "--sleep-on-idle"))
-        log = self.logs / f"{self.num_started}-{name}.log"
-        server = start_probed(spec, port, log, self.start_process)
-        self.alive[name] = server  # so that it ends with the session, whatever happens here
-        server.wait_ready()
-        server.suspend()
-        return server
+        return pool.server(ServerSpec(name, (*flags, "--sleep-on-idle")))
 
-    def _make_room(self) -> None:
-        suspended = [name for name, server in self.alive.items() if server.is_suspended]
-        for name in suspended[: max(0, len(self.alive) - MAX_SERVERS + 1)]:
-            self.alive.pop(name).stop(0)
-
-    def stop(self) -> None:
-        for server in self.alive.values():
-            server.stop(0)
+    launch = partial(start_probed, start=start_process)
+    with Pool([], logs, max_alive=MAX_SERVERS, launch=launch, stop_limit_s=0) as pool:
+        yield start
 
 
 # -- what they load -------------------------------------------------------------------
