@@ -16,7 +16,7 @@ from rich.table import Table
 from sglang_parse.bench.harness.ask import ask
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
 from sglang_parse.bench.harness.flags import Flags, option
-from sglang_parse.bench.harness.kv_log import KV_LOG, Held, summarise
+from sglang_parse.bench.harness.kv_log import KV_LOG, Held
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import write_json
@@ -43,7 +43,7 @@ def measure(spec: ServerSpec, num_problems: int, concurrency: int, folder: Path)
     with Pool([spec], folder) as pool, pool.awake(spec.name) as (server,):
         log.write_text("")  # SGLang's own warm-up requests are not the load
         leg = ask(server, problems, range(num_problems), concurrency=concurrency)
-    return summarise(log.read_text().splitlines(), round(leg.tokens_per_s, 1))
+    return Held.of(log.read_text().splitlines(), round(leg.tokens_per_s, 1))
 
 
 @dataclass(frozen=True)

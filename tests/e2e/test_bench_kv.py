@@ -12,6 +12,7 @@ from rich.console import Console
 from sglang_parse.bench import kv
 from sglang_parse.bench.harness import servers
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
+from sglang_parse.bench.harness.kv_log import Held
 from sglang_parse.core.config import ParseConfig
 from support.warm import Nursery
 
@@ -33,4 +34,4 @@ def test_bench_kv(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPa
 
 def test_an_empty_log_is_an_error():
     with pytest.raises(ValueError, match="plugin"):
-        kv.summarise([], 1.0)
+        Held.of([], 1.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console
 
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         max_alive=settings.max_alive,
         on_start=lambda name: say(f"start {TITLES[name]}"),
     ) as pool:
-        comparing = _Comparing(settings, pool, task, say)
+        match = Match(pool, task, partial(asking_of, settings, task))
+        comparing = _Comparing(settings, match, say)
         comparing.play_timed()
         comparing.play_for_marks()
     timed, looks, marks = comparing.timed, comparing.looks, comparing.marks
@@ -78,20 +80,26 @@ def assignment(settings: CompareSettings) -> Assignment:
     return Assignment(title, items, grade, settings.max_tokens or task.max_tokens)
 
 
-@dataclass
+def asking_of(settings: CompareSettings, task: Assignment, way: Way) -> Asking:
+    """What all requests of a way share."""
+    return Asking(
+        model=settings.model_name,
+        max_tokens=task.max_tokens,
+        custom_params=way.custom_params,
+        limit_s=REQUEST_LIMIT_S,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class _Comparing:
     """What the servers are asked, and what they brought back."""
 
     settings: CompareSettings
-    pool: Pool
-    task: Assignment
+    match: Match
     say: Teller
     timed: list[ServingRun] = field(default_factory=list)
     looks: list[Leg] = field(default_factory=list)
     marks: list[Leg] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.match = Match(self.pool, self.task, self.asking)
 
     def play_timed(self) -> None:
         """Every run: each server in turn, at every concurrency, then its other thresholds."""
@@ -121,10 +129,10 @@ class _Comparing:
     def load(self, way: Way, run: int, concurrency: int) -> Load:
         """What one run of ``bench_serving`` sends."""
         return Load(
-            problems=[self.task.items[index] for index in self._indices(run, concurrency)],
+            problems=[self.match.task.items[i] for i in self._indices(run, concurrency)],
             concurrency=concurrency,
             tokenizer=self.settings.tokenizer,
-            asking=self.asking(way),
+            asking=self.match.asking(way),
             seed=self.settings.seed,
         )
 
@@ -133,19 +141,20 @@ class _Comparing:
         counts = {c: self.settings.num_requests(c) for c in self.settings.concurrencies}
         before = sum(count for c, count in counts.items() if c < concurrency)
         start = run * sum(counts.values()) + before
-        return [index % len(self.task.items) for index in range(start, start + counts[concurrency])]
+        total = len(self.match.task.items)
+        return [index % total for index in range(start, start + counts[concurrency])]
 
     def play_for_marks(self) -> None:
         """The task's problems to every server, as many servers at once as may live."""
         servers, width = self.settings.servers, self.settings.max_alive
         for group in (servers[k : k + width] for k in range(0, len(servers), width)):
             self.say(f"answers for the marks: {', '.join(TITLES[name] for name in group)}")
-            self.marks += self.match.all_at_once(group, self._answers)
+            self.marks.extend(self.match.all_at_once(group, self._answers))
 
     def _answers(self, endpoint: Endpoint) -> list[Leg]:
         """Every way's; the plain target answers twice, for the noise."""
         own, *others = self.settings.ways(endpoint.name)
-        count = min(self.settings.problems, len(self.task.items))
+        count = min(self.settings.problems, len(self.match.task.items))
         legs = [(own, 0, count), *((way, 0, self.settings.sweep_problems) for way in others)]
         if endpoint.name == PLAIN:
             legs.append((own, 1, count))
@@ -154,13 +163,4 @@ class _Comparing:
     def _answered(self, endpoint: Endpoint, way: Way, run: int, count: int) -> Leg:
         return self.match.ask(
             endpoint, way, range(count), run=run, concurrency=MAX_RUNNING_REQUESTS
-        )
-
-    def asking(self, way: Way) -> Asking:
-        """What all requests of a way share."""
-        return Asking(
-            model=self.settings.model_name,
-            max_tokens=self.task.max_tokens,
-            custom_params=way.custom_params,
-            limit_s=REQUEST_LIMIT_S,
         )

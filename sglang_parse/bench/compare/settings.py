@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, is_of_demo_pair
-from sglang_parse.bench.harness.flags import Flags, at_least, option, words
+from sglang_parse.bench.harness.flags import Flags, at_least, option, split_words
 from sglang_parse.bench.harness.lineup import Models
 from sglang_parse.bench.harness.records import (
     DRAFT,
@@ -100,9 +100,9 @@ class CompareSettings(Flags):
     tokenizer: str = _models(None, "to count prompt tokens with (default: the target's)")
     model_name: str = _models(MODEL_NAME, "as it is served (default %(default)s)")
     flags: tuple[str, ...] = _models(
-        shlex.join(COMMON_FLAGS), "of SGLang, for every server", read=words
+        shlex.join(COMMON_FLAGS), "of SGLang, for every server", read=split_words
     )
-    parse_flags: tuple[str, ...] = _models("", "more, for servers with PARSE", read=words)
+    parse_flags: tuple[str, ...] = _models("", "more, for servers with PARSE", read=split_words)
     standalone_steps: int = _models(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = _models(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = _models("", f"default: {','.join(SERVERS)}", read=_names)

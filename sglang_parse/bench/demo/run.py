@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     ):
         bar = add_bar(progress, "starting three servers", len(NAMES))
         pool.start_all(lambda: progress.advance(bar))
-        demo = _Demo(settings, Match(pool, task, lambda way: Asking()), progress)  # noqa: ARG005
+        demo = _Demo(settings, Match(pool, task, lambda _: Asking()), progress)
         demo.warm_up()
         legs = demo.timed_legs() + demo.accuracy_legs()
         trace = demo.trace_of_a_cut_draft(legs)
@@ -64,12 +64,12 @@ class _Demo:
 
     def warm_up(self) -> None:
         """A first request is slower than all others; it is not measured."""
-        for _, endpoint in self.match.turns(1, lambda run: NAMES):  # noqa: ARG005
+        for _, endpoint in self.match.turns(1, lambda _: NAMES):
             self.match.ask(endpoint, Way(endpoint.name), range(1))
 
     def timed_legs(self) -> list[Leg]:
         parts, legs = self.settings.parts(), []
-        for run, endpoint in self.match.turns(len(parts), lambda run: NAMES):  # noqa: ARG005
+        for run, endpoint in self.match.turns(len(parts), lambda _: NAMES):
             one, many = parts[run]
             title = f"run {run + 1}/{len(parts)}: {TITLES[endpoint.name]}"
             bar = add_bar(self.progress, title, len(one) + len(many))

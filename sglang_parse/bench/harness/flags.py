@@ -65,7 +65,7 @@ class Flags:
         return cls(**values)
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_words(text: str) -> tuple[str, ...]:
     """A setting's ``read``: as a shell takes a line apart."""
     return tuple(shlex.split(text))
 

@@ -29,15 +29,15 @@ class Held:
     iterations: int
     tokens_per_s: float
 
+    @classmethod
+    def of(cls, lines: Iterable[str], tokens_per_s: float) -> Held:
+        """From the lines of a log.
 
-def summarise(lines: Iterable[str], tokens_per_s: float) -> Held:
-    """From the lines of a log.
-
-    Raises:
-        ValueError: nothing was logged.
-    """
-    iterations = [json.loads(line) for line in lines]
-    held = [slots for iteration in iterations for slots in iteration]
-    if not held:
-        raise ValueError("the server logged no iteration: was the plugin loaded?")
-    return Held(round(statistics.fmean(held), 1), max(held), len(iterations), tokens_per_s)
+        Raises:
+            ValueError: nothing was logged.
+        """
+        iterations = [json.loads(line) for line in lines]
+        held = [slots for iteration in iterations for slots in iteration]
+        if not held:
+            raise ValueError("the server logged no iteration: was the plugin loaded?")
+        return cls(round(statistics.fmean(held), 1), max(held), len(iterations), tokens_per_s)

@@ -41,7 +41,7 @@ class Pool:
         *,
         remotes: Mapping[str, Remote] | None = None,
         max_alive: int | None = None,
-        on_start: Callable[[str], None] = lambda name: None,  # noqa: ARG005
+        on_start: Callable[[str], None] = lambda _: None,
         launch: Launch = Server,
         stop_limit_s: float = STOP_LIMIT_S,
     ) -> None:

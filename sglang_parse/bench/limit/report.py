@@ -86,7 +86,7 @@ def _conditions(
     }
 
 
-def speed_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
+def limit_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
     """Speedup over the accepted share, a colour per concurrency, its limit dashed."""
     plot = go.Figure()
     for colour, concurrency in zip(COLOURS * 9, settings.concurrencies, strict=False):

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from sglang_parse.bench.harness.figures import legs_of, quotient, tokens_per_s
-from sglang_parse.bench.harness.kv_log import Held, summarise
+from sglang_parse.bench.harness.kv_log import Held
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import PLAIN, BenchError, Leg
@@ -31,7 +31,7 @@ from sglang_parse.bench.limit.figures import (
 )
 from sglang_parse.bench.limit.load import Sender
 from sglang_parse.bench.limit.memory import peak_bytes, total_bytes, used_bytes
-from sglang_parse.bench.limit.report import PLOT, RESULTS, report, show, speed_plot
+from sglang_parse.bench.limit.report import PLOT, RESULTS, limit_plot, report, show
 from sglang_parse.bench.limit.settings import LimitSettings, fraction_of
 
 WARM_UP = -1
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     found = make_goals(figures) if settings.device == "cuda" else ()
     content = report(settings, specs, figures, found, say.seconds)
     write_json(settings.output / RESULTS, content, indent=1)
-    speed_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
+    limit_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
     show(console, settings, figures, found)
     return 0
 
@@ -127,7 +127,7 @@ class _Measured:
         legs = [sender.leg(run, concurrency) for run in range(self.settings.runs)]
         if name == self.settings.price:
             lines = log.read_text().splitlines()
-            self.held[concurrency] = summarise(lines, round(tokens_per_s(legs), 1))
+            self.held[concurrency] = Held.of(lines, round(tokens_per_s(legs), 1))
         return legs
 
     def figures(self, masks: tuple[MaskBuild, ...], card: bounds.Card | None) -> LimitFigures:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share, words
+from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share, split_words
 from sglang_parse.bench.harness.kv_log import KV_LOG
 from sglang_parse.bench.harness.lineup import Models, lineup, parse_settings
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, BenchError
@@ -80,8 +80,8 @@ class LimitSettings(Flags):
         "--parse-drafting of the servers that are timed (default %(default)s)",
         choices=("auto", "always"),
     )
-    flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=words)
-    parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=words)
+    flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=split_words)
+    parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=split_words)
     limit: bool = option(
         False, "measure the device too: what bounds each stage", action="store_true"
     )
