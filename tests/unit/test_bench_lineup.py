@@ -1,0 +1,52 @@
+"""How every server of a line-up is started: the stock ones as SGLang wants them, PARSE's alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.bench.harness.lineup import Models, command_of, lineup
+from sglang_parse.bench.harness.records import BenchError
+
+pytestmark = pytest.mark.unit
+
+MODELS = Models("big", "small", "head", "q.json", ("--device", "cpu"), ("--more", "1"), 5, 3)
+DRAFTED = "--speculative-algorithm {} --speculative-draft-model-path {}"
+CHAIN = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
+PARSE = f"--model-path big {DRAFTED.format('PARSE', 'small')} --parse-question q.json --more 1"
+EXPECTED = {
+    "plain": "--model-path big",
+    "draft": "--model-path small",
+    "standalone": f"--model-path big {DRAFTED.format('STANDALONE', 'small')} {CHAIN.format(5, 6)}",
+    "eagle3": f"--model-path big {DRAFTED.format('EAGLE3', 'head')} {CHAIN.format(3, 4)}",
+    "parse": PARSE,
+    "parse-eagle3": f"{PARSE} --parse-continuation eagle3 --parse-eagle3-path head "
+    f"{CHAIN.format(3, 4)}",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_flags(name: str):
+    (spec,) = lineup(MODELS, (name,))
+    launched = "python -m sglang.launch_server --device cpu "
+    assert (spec.name, command_of(spec)) == (name, launched + EXPECTED[name])
+
+
+def test_the_built_in_question_needs_no_flag():
+    (spec,) = lineup(replace(MODELS, question=None, parse_flags=()), ("parse",))
+    assert not any(flag.startswith("--parse") for flag in spec.flags)
+
+
+def test_the_demo_pair_is_cut_by_lines_and_asked_its_own_question():
+    (spec,) = lineup(demo_models(DEMO_PAIR), ("parse",))
+    question = str(DEMO_PAIR / "question.json")
+    assert spec.flags[-4:] == ("--parse-question", question, "--parse-segment", "line")
+
+
+def test_what_cannot_be_started_is_refused():
+    with pytest.raises(BenchError, match="--servers names 'vllm'; known: plain"):
+        lineup(MODELS, ("vllm",))
+    with pytest.raises(BenchError, match="give --eagle3 its folder"):
+        lineup(replace(MODELS, eagle3=None), ("parse-eagle3",))
