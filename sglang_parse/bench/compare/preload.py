@@ -4,4 +4,5 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that SGLang finds no GPU here is known
-    import sglang.benchmark.serving  # noqa: F401
+    # What ``python -m sglang.bench_serving`` is.
+    from sglang.benchmark.serving import cli_main  # noqa: F401
