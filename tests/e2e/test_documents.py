@@ -15,8 +15,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from functools import partial
 from itertools import product
 from pathlib import Path
 from textwrap import dedent
