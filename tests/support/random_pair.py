@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizer import make_tokenizer  # examples/demo_pair is on pytest's pythonpath
@@ -25,9 +26,11 @@ class PairShape:
     max_positions: int = 4096
 
 
-def make_pair(folder: Path, shape: PairShape = PairShape()) -> tuple[Path, Path]:
-    """Write ``target`` and ``draft`` folders (weights in fp32, the demo's tokenizer)."""
-    tokenizer = make_tokenizer()
+def make_pair(
+    folder: Path, shape: PairShape = PairShape(), tokenizer: Any = None
+) -> tuple[Path, Path]:
+    """Write ``target`` and ``draft`` folders (weights in fp32, by default the demo's tokenizer)."""
+    tokenizer = tokenizer or make_tokenizer()
     torch.manual_seed(shape.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

@@ -1,0 +1,221 @@
+"""The wheel, installed where there is no checkout: every command, a server, and nothing else of us.
+
+It is built as a release is, by way of an sdist, and installed into a second environment that shares
+the packages of this one. All runs from an empty folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from zipfile import ZipFile
+
+import pytest
+
+from sglang_parse.bench.harness.servers import Process, Server, ServerSpec, free_ports, start_process
+from sglang_parse.core.question import built_in_questions
+from support.chat_families import FAMILIES
+from support.client import Client, parse_info, random_prompts
+from support.random_pair import make_pair
+from support.servers import parse_flags
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = "sglang_parse"
+NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+LEDGER = f"{OURS}/patches/README.md"
+"""For readers of the repository; no program reads it."""
+COMMANDS = ("demo", "bench", "bench-kv", "soak", "compare")
+SEEN_FROM_INSIDE = f"""
+import json
+from importlib.metadata import distributions, entry_points
+from importlib.util import find_spec
+import {OURS}
+from {OURS}.core.question import QuestionWording, BUILT_IN, built_in_questions
+print(json.dumps(dict(
+    package={OURS}.__file__,
+    patches=find_spec("{OURS}.patches").origin,
+    installed=[str(d.locate_file("")) for d in distributions() if d.name == "sglang-parse"],
+    plugins=[plugin.value for plugin in entry_points(group="sglang.srt.plugins")],
+    questions=[
+        name for name in built_in_questions() if QuestionWording.read(BUILT_IN / f"{{name}}.json")
+    ],
+)))
+"""
+
+
+def build(source: Path, folder: Path, *flags: str) -> Path:
+    """The one wheel that ``python -m build`` leaves in ``folder``."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, *flags, source]
+    built = subprocess.run(command, capture_output=True, text=True, env=clean_environment())
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def clean_environment() -> dict[str, str]:
+    """Where nothing of this checkout is on Python's path."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, links as links: building leaves files beside the sources."""
+    folder = tmp_path_factory.mktemp("sources") / "checkout"
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_SOURCES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sdist first, then the wheel from that."""
+    return build(sources, tmp_path_factory.mktemp("released"))
+
+
+# -- what is in it ----------------------------------------------------------------------
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    info = f"{OURS}-{wheel.name.split('-')[1]}.dist-info/"
+    files = {name for name in contents(wheel) if not name.startswith(info)}
+    tree = (
+        Path(folder, name).relative_to(ROOT)
+        for folder, _, names in os.walk(ROOT / OURS, followlinks=True)
+        for name in names
+    )
+    assert files == {str(path) for path in tree if "__pycache__" not in path.parts} - {LEDGER}
+
+
+def test_the_wheel_needs_no_sdist(wheel: Path, sources: Path, tmp_path: Path):
+    assert contents(build(sources, tmp_path, "--wheel")) == contents(wheel)
+
+
+# -- a second environment ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An environment with the wheel in it.
+
+    Attributes:
+        packages: its site-packages: ours, and links to those of the environment of the tests.
+        elsewhere: an empty folder, where everything runs.
+    """
+
+    prefix: Path
+    packages: Path
+    elsewhere: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.prefix / "bin" / "python")
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """``sglang-parse``, or a program of this environment's ``python``."""
+        return subprocess.run(
+            [str(self.prefix / "bin" / command[0]), *command[1:]],
+            cwd=self.elsewhere,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+        )
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
+        """As ``start_process``, by this environment's Python, from the empty folder."""
+        there = ("env", "--chdir", str(self.elsewhere), self.python)
+        clean = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+        return start_process([*there, *command[1:]], clean, output)
+
+    @contextmanager
+    def without(self, package: str) -> Iterator[None]:
+        """For the length of a block, as if it had not been installed."""
+        link = self.packages / package
+        target = link.readlink()
+        link.unlink()
+        try:
+            yield
+        finally:
+            link.symlink_to(target)
+
+
+@pytest.fixture(scope="module")
+def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """Links, no ``.pth`` file: of two copies of us, one editable, Python would see both."""
+    prefix = tmp_path_factory.mktemp("second") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(prefix)}))
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for path in Path(folder).iterdir():
+            if OURS not in path.name:
+                (packages / path.name).symlink_to(path)
+    found = Installation(prefix, packages, tmp_path_factory.mktemp("elsewhere"))
+    installed = found.run(
+        "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)
+    )
+    assert installed.returncode == 0, installed.stderr
+    return found
+
+
+def test_the_second_environment_has_the_wheel_and_only_that(installation: Installation):
+    done = installation.run("python", "-c", SEEN_FROM_INSIDE)
+    assert done.returncode == 0, done.stderr
+    seen: dict[str, Any] = json.loads(done.stdout)
+    assert seen["package"] == str(installation.packages / OURS / "__init__.py")
+    assert seen["patches"] == str(installation.packages / OURS / "patches" / "__init__.py")
+    assert seen["installed"] == [str(installation.packages)]
+    assert seen["plugins"].count("sglang_parse.plugin:register") == 1
+    assert seen["questions"] == built_in_questions()
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help(installation: Installation, command: tuple[str, ...]):
+    done = installation.run("sglang-parse", *command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(" ".join(("usage: sglang-parse", *command)) + " ")
+
+
+def test_without_its_extra_a_command_says_what_to_install(installation: Installation):
+    with installation.without("plotly"):
+        done = installation.run("sglang-parse", "compare")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "sglang-parse compare: plotly is not installed; fix: pip install 'sglang-parse[compare]'\n"
+    )
+
+
+# -- a server ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(installation: Installation, tmp_path: Path) -> Iterator[Server]:
+    """PARSE with the question that is asked where none is named."""
+    pair = make_pair(tmp_path / "pair", tokenizer=FAMILIES["chatml"].tokenizer())
+    (port,) = free_ports(1)
+    spec = ServerSpec("wheel", parse_flags(pair))
+    server = Server(spec, port, tmp_path / "server.log", installation.start)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop(0)
+
+
+def test_a_server_asks_the_built_in_question(server: Server):
+    (prompt,) = random_prompts(1, seed=0)
+    answer = Client(server.url).generate(prompt, max_new_tokens=48, ignore_eos=True)
+    info = parse_info(answer)
+    assert info["mode"] == "parse"
+    assert info["drafted_tokens"] > 0
