@@ -62,10 +62,11 @@ add_arguments = KvSettings.add_arguments
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, print the table, write the JSON file. Raises: BenchError."""
     settings = KvSettings.read(arguments)
+    servers = _servers(settings.pair)
     folder = settings.output.parent / "bench-kv-logs"
     folder.mkdir(parents=True, exist_ok=True)
     results = {}
-    for title, spec in _servers(settings.pair).items():
+    for title, spec in servers.items():
         console.print(f"{title} ...")
         results[title] = measure(spec, settings.problems, settings.concurrency, folder)
     write_json(settings.output, {title: asdict(held) for title, held in results.items()})
@@ -74,7 +75,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _servers(pair: Path) -> dict[str, ServerSpec]:
-    """PARSE, and stock STANDALONE with chains of customary length and of PARSE's."""
+    """PARSE, and stock STANDALONE with chains of customary length and of PARSE's.
+
+    Raises:
+        BenchError: the pair is not there.
+    """
     models, long_draft = demo_models(pair), ParseConfig().draft_tokens
     (parse,) = lineup(models, (PARSE,))
     servers = {f"PARSE, drafts up to {long_draft} tokens": parse}

@@ -21,7 +21,13 @@ from zipfile import ZipFile
 
 import pytest
 
-from sglang_parse.bench.harness.servers import Process, Server, ServerSpec, free_ports, start_process
+from sglang_parse.bench.harness.servers import (
+    Process,
+    Server,
+    ServerSpec,
+    free_ports,
+    start_process,
+)
 from sglang_parse.core.question import built_in_questions
 from support.chat_families import FAMILIES
 from support.client import Client, parse_info, random_prompts
@@ -34,6 +40,13 @@ NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pyc
 LEDGER = f"{OURS}/patches/README.md"
 """For readers of the repository; no program reads it."""
 COMMANDS = ("demo", "bench", "bench-kv", "soak", "compare")
+NEED_THE_PAIR = {
+    name: ("--device", "cpu", "--target", "tiny_target", "--draft", "tiny_draft")
+    if name == "bench"
+    else ()
+    for name in COMMANDS
+}
+"""Flags with which a command wants nothing but the demo pair."""
 SEEN_FROM_INSIDE = f"""
 import json
 from importlib.metadata import distributions, entry_points
@@ -185,6 +198,16 @@ def test_help(installation: Installation, command: tuple[str, ...]):
     done = installation.run("sglang-parse", *command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(" ".join(("usage: sglang-parse", *command)) + " ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_the_demo_pair_a_command_says_where_it_is(installation: Installation, name: str):
+    done = installation.run("sglang-parse", name, *NEED_THE_PAIR[name])
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"sglang-parse {name}: ")
+    assert "a checkout of the repository" in line
+    assert not any(installation.elsewhere.iterdir())
 
 
 def test_without_its_extra_a_command_says_what_to_install(installation: Installation):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, is_of_demo_pair
+from sglang_parse.bench.harness.demo_pair import CHECKOUT, DEMO_PAIR, WITHOUT, is_of_demo_pair
 from sglang_parse.bench.harness.flags import Flags, at_least, option, split_words
 from sglang_parse.bench.harness.lineup import Models
 from sglang_parse.bench.harness.records import (
@@ -164,8 +164,21 @@ class CompareSettings(Flags):
             sweep_problems=min(found.sweep_problems, found.problems),
         )
         if settings.own_servers:
-            settings.models.check_local()
+            settings._check_models()
         return settings
+
+    def _check_models(self) -> None:
+        flags = ("target", "draft", "eagle3", "question")
+        paths = {f"--{flag}": Path(getattr(self, flag)).absolute() for flag in flags}
+        missing = [
+            flag
+            for flag, path in paths.items()
+            if path.is_relative_to(DEMO_PAIR) and not path.exists()
+        ]
+        if missing:
+            which = f"{', '.join(missing)} would be in {DEMO_PAIR}"
+            raise BenchError(f"{which}: {WITHOUT}; fix: give them, or {CHECKOUT}")
+        self.models.check_local()
 
     @property
     def models(self) -> Models:

@@ -16,6 +16,20 @@ from sglang_parse.bench.harness.lineup import Models, parse_settings
 from sglang_parse.bench.harness.records import BenchError
 
 DEMO_PAIR = Path(__file__).resolve().parents[3] / "examples" / "demo_pair"
+WITHOUT = "a wheel comes without the demo pair"
+CHECKOUT = "run this from a checkout of the repository"
+
+
+def demo_path(name: str) -> Path:
+    """A file or a folder of the demo pair's own.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    path = DEMO_PAIR / name
+    if not path.exists():
+        raise BenchError(f"{path} is missing: {WITHOUT}; fix: {CHECKOUT}")
+    return path
 
 
 def demo_models(pair: Path) -> Models:
@@ -24,6 +38,7 @@ def demo_models(pair: Path) -> Models:
     Raises:
         BenchError: it is not there.
     """
+    question = demo_path("question.json")
     target, draft = pair / "target", pair / "draft"
     for folder in (target, draft):
         if not (folder / "config.json").is_file():
@@ -31,9 +46,8 @@ def demo_models(pair: Path) -> Models:
                 f"{folder} is not a model (no config.json); fix: give --pair a folder with "
                 "target/ and draft/, or make one with `make train-demo-pair`"
             )
-    question = str(DEMO_PAIR / "question.json")
     flags = parse_settings(segment="line")
-    return Models(str(target), str(draft), question=question, parse_flags=flags)
+    return Models(str(target), str(draft), question=str(question), parse_flags=flags)
 
 
 def is_of_demo_pair(paths: Sequence[str]) -> bool:
@@ -48,10 +62,10 @@ def load_problems() -> ModuleType:
     Raises:
         BenchError: it is not there.
     """
-    path = DEMO_PAIR / "problems.py"
+    path = demo_path("problems.py")
     spec = importlib.util.spec_from_file_location("demo_pair_problems", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise BenchError(f"{path} is missing; run the demo from a checkout of the repository")
+    if spec is None or spec.loader is None:
+        raise BenchError(f"{path} is no Python program")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)

@@ -14,7 +14,7 @@ from sglang_parse.bench.harness.kv_log import KV_LOG
 from sglang_parse.bench.harness.lineup import Models, lineup, parse_settings
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.bench.harness.servers import MODEL_NAME, ServerSpec
-from sglang_parse.bench.limit.shape import QUESTION, TOKENIZER, Shape, shape_names
+from sglang_parse.bench.limit.shape import QUESTION, Shape, shape_names, tokenizer_folder
 from sglang_parse.core.config import ConfigError, ParseConfig
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
@@ -160,12 +160,13 @@ class LimitSettings(Flags):
 
     @cached_property
     def question_len(self) -> int:
-        """Tokens of the question about a prefix."""
+        """Tokens of the question about a prefix. Raises: BenchError, without a tokenizer."""
+        folder = tokenizer_folder()
         from transformers import AutoTokenizer
 
         from sglang_parse.core.question import QuestionWording, render_question
 
-        tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
 
     def layout(self) -> RequestLayout:

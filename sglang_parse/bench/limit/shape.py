@@ -7,15 +7,22 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
+from sglang_parse.bench.harness.demo_pair import demo_path
 from sglang_parse.bench.harness.records import BenchError
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
 QUESTION = SHAPES / "question.json"
-"""As many tokens, with ``TOKENIZER``, as a question that Qwen3 is asked through its template."""
-TOKENIZER = DEMO_PAIR / "target"
-"""A small vocabulary beneath a large embedding: what has no token of its own has no text."""
+"""As many tokens, with the tokenizer below, as a question that Qwen3 is asked by its template."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def tokenizer_folder() -> Path:
+    """A small vocabulary beneath a large embedding: what has no token of its own has no text.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    return demo_path("target")
 
 
 def shape_names() -> tuple[str, ...]:
@@ -104,10 +111,9 @@ class Shape:
         Raises:
             BenchError: the tokenizer is not there.
         """
-        if not (TOKENIZER / TOKENIZER_FILES[0]).is_file():
-            raise BenchError(f"{TOKENIZER} has no tokenizer; run this from a checkout")
+        tokenizer = tokenizer_folder()
         model = folder / self.name
         model.mkdir(parents=True, exist_ok=True)
-        for path in (self.config, *(TOKENIZER / name for name in TOKENIZER_FILES)):
+        for path in (self.config, *(tokenizer / name for name in TOKENIZER_FILES)):
             shutil.copy(path, model)
         return model

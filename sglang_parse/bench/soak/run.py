@@ -136,11 +136,12 @@ add_arguments = SoakSettings.add_arguments
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Exit code: 0 when nothing failed, leaked or differed; 1 otherwise. Raises: BenchError."""
     settings = SoakSettings.read(arguments)
+    specs = _specs(settings)
     load = make_load(settings.requests, settings.seed, chat_renderer(settings.pair / "target"))
     # SGLang then asserts its slot accounting in every iteration, not only when idle.
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     logs = settings.output.parent / "soak-logs"
-    with make_progress(console) as progress, Pool(_specs(settings), logs) as pool:
+    with make_progress(console) as progress, Pool(specs, logs) as pool:
         pool.start_all()
         report = _soak(load, pool, settings.concurrency, progress)
     write_json(settings.output, asdict(report))
@@ -151,6 +152,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _specs(settings: SoakSettings) -> list[ServerSpec]:
+    """The plain server, then PARSE. Raises: BenchError, when the pair is not there."""
     common = (
         *COMMON_FLAGS,
         *("--max-running-requests", str(settings.concurrency)),
