@@ -1,7 +1,7 @@
 """Tables of the documentation, made from the code: each fact is written where the code has it.
 
-A line ``{{ name }}`` in a page stands for the table of that name in ``TABLES``. Texts of records
-are read from their docstrings ("Attributes:"), without importing their modules.
+A line ``{{ name }}`` in a page stands for the table of that name in ``TABLES``. Texts of a record's
+fields are read from its docstring ("Attributes:").
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 import griffe
 
+from sglang_parse.bench.compare import report as compare
+from sglang_parse.bench.demo import report as demo
+from sglang_parse.bench.harness.figures import STAGES, Goal
+from sglang_parse.bench.limit import report as limit
 from sglang_parse.core import config
 from sglang_parse.core.question import QuestionWording
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
+GOAL = tuple(Goal("", 0.0, "at least", 0.0).as_json())
 KINDS = griffe.DocstringSectionKind
 MARK = re.compile(r"^\{\{ (.+) \}\}$", re.MULTILINE)
 
@@ -68,11 +74,15 @@ def one_line(text: str) -> str:
 
 
 def rows_of(texts: dict[str, str]) -> list[tuple[str, str]]:
-    """Rows of names and texts; neighbours with the same text share a row."""
-    names: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        names.setdefault(text, []).append(f"`{name}`")
-    return [(", ".join(group), text) for text, group in names.items()]
+    """Rows of names and texts; neighbours with the same text share one, and say their parent once:
+    `a.b`, `.c`."""
+    rows = []
+    for text, group in groupby(texts, key=lambda name: texts[name]):
+        first, *others = group
+        parent = first.rpartition(".")[0]
+        shown = (first, *(name.removeprefix(parent) for name in others))
+        rows.append((", ".join(f"`{name}`" for name in shown), text))
+    return rows
 
 
 # -- tables -----------------------------------------------------------------------
@@ -134,6 +144,67 @@ def question_keys() -> str:
     return table(("key", "meaning"), rows_of({k.name: one_line(k.description) for k in keys}))
 
 
+def demo_keys() -> str:
+    """Keys of ``build/demo.json``."""
+    server = "servers.<server>"
+    texts = {
+        **demo.KEYS,
+        **under(server, "demo.figures.ServerFigures"),
+        **under(f"{server}.<speed>", "demo.figures.Speed"),
+        **under(f"{server}.<stages>", "demo.figures.Stages"),
+        **under("limit", "demo.figures.Limit"),
+        **under("checks", "harness.figures.Goal", GOAL),
+    }
+    return table(("key", "meaning"), rows_of(texts))
+
+
+def bench_keys() -> str:
+    """Keys of ``sglang-parse bench``'s results.json."""
+    texts = {
+        **limit.KEYS,
+        **under("speeds", "limit.figures.SpeedAt"),
+        **under("pass", "limit.figures.Pass"),
+        **under("masks", "limit.figures.MaskBuild"),
+        **under("memory", "limit.figures.Memory"),
+        **under("kv_held", "harness.kv_log.Held", ("mean", "peak")),
+        **under("bounds", "limit.bounds.Bound"),
+        **under("checks", "harness.figures.Goal", GOAL),
+    }
+    return table(("key", "meaning"), rows_of(texts))
+
+
+def compare_keys() -> str:
+    """Keys of ``sglang-parse compare``'s results.json."""
+    goal = (*GOAL, "missed_by")
+    texts = {
+        **compare.KEYS,
+        **under("ways", "compare.figures.WayFigures"),
+        **under("ways.speeds", "compare.figures.SpeedAt"),
+        **under("ways.quality", "compare.quality.Quality", ("problems", "score", "interval")),
+        **under("ways.quality.test", "compare.quality.PairedTest"),
+        **under("ways.time", "compare.figures.WhereTimeGoes"),
+        **under("noise", "compare.quality.PairedTest"),
+        **under("checks", "harness.figures.Goal", goal),
+        **under("timed", "harness.records.ServingRun"),
+    }
+    return table(("key", "meaning"), rows_of(texts))
+
+
+def record_keys(record: str) -> str:
+    """Keys of a file that is one record."""
+    return table(("key", "meaning"), rows_of(attributes(f"bench.{record}")))
+
+
+def under(prefix: str, record: str, keys: Sequence[str] = ()) -> dict[str, str]:
+    """A record's keys in a report, all or those named; ``ms_per_request`` has one per stage."""
+    found = {}
+    for name, text in attributes(f"bench.{record}").items():
+        if not keys or name in keys:
+            stages = STAGES if name == "ms_per_request" else ("",)
+            found |= {f"{prefix}.{name}.{stage}".rstrip("."): text for stage in stages}
+    return found
+
+
 def plain_reasons() -> str:
     """What is served plainly, as ``meta_info`` names it."""
     value = package()["startup.fallback._PLAIN_REASONS"].value
@@ -165,6 +236,11 @@ TABLES = {
     "meta_info": meta_info,
     "trace": trace,
     "question keys": question_keys,
+    "demo keys": demo_keys,
+    "bench keys": bench_keys,
+    "compare keys": compare_keys,
+    "soak keys": partial(record_keys, "soak.run.Report"),
+    "kv keys": partial(record_keys, "harness.kv_log.Held"),
     "plain reasons": plain_reasons,
     "rooms": partial(layers, "sglang_parse"),
     "road": partial(layers, "sglang_parse.engine"),

@@ -15,7 +15,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -23,16 +22,12 @@ from typing import Any
 import pytest
 
 from sglang_parse import cli
-from sglang_parse.bench.demo.figures import make_figures
-from sglang_parse.bench.demo.report import report
-from sglang_parse.bench.demo.settings import DemoSettings
 from sglang_parse.bench.harness import servers
 from sglang_parse.bench.harness.figures import Goal
-from sglang_parse.bench.harness.records import Answer, Leg, Way
 from sglang_parse.bench.harness.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.bench.limit import bounds
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
-from support.pages import PAGES, ROOT
+from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.warm import Nursery
 
 PORT = "30000"
@@ -74,52 +69,6 @@ def blocks() -> list[str]:
 def find_block(mark: str) -> str:
     (block,) = [text for text in blocks() if mark in text]
     return block
-
-
-# -- keys -----------------------------------------------------------------------
-
-
-def demo_keys(content: Any, path: str = "") -> Iterator[str]:
-    """Dotted keys of a report, in the documents' spelling."""
-    if isinstance(content, list):
-        content = content[0]
-    if not isinstance(content, dict):
-        yield path
-        return
-    for key, value in content.items():
-        if path == "servers":
-            key = "<server>"
-        names = {"one": "<speed>", "concurrent": "<speed>"}
-        names |= {"stages_one": "<stages>", "stages_concurrent": "<stages>"}
-        if value is not None:
-            yield from demo_keys(value, f"{path}.{names.get(key, key)}".lstrip("."))
-
-
-def marked(name: str) -> str:
-    """Text between ``<!-- name -->`` and ``<!-- /name -->``."""
-    page = PAGES[Path("docs/benchmark-keys.md")]
-    return page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
-
-
-def documented_keys(table: str) -> set[str]:
-    found: set[str] = set()
-    for line in marked(table).splitlines()[2:]:
-        names = re.findall(r"`([^`]+)`", line.split("|")[1])
-        parent = names[0].rpartition(".")[0]
-        found.update(parent + name if name.startswith(".") else name for name in names)
-    return found
-
-
-def test_demo_json_keys_are_documented():
-    counters = {"rounds": 1, "drafted_tokens": 9, "accepted_tokens": 8, "target_tokens": 1}
-    stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
-    parse = counters | dict.fromkeys(stages, 0.1)
-    answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)
-    names = product(("plain", "draft", "parse"), (1, 8))
-    legs = [Leg(Way(name), 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
-    settings = DemoSettings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
-    content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
-    assert documented_keys("demo keys") == set(demo_keys(content))
 
 
 # -- blocks ---------------------------------------------------------------------
@@ -219,7 +168,7 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     conditions = content.pop("conditions")
     assert content["checks"] == []  # they are an H200's
     content["checks"] = [Goal("", 0.0, "at least", 1.0).as_json()]
-    keys = {f"conditions.{key}" for key in conditions} | set(demo_keys(content))
+    keys = {f"conditions.{key}" for key in conditions} | set(report_keys(content))
     assert documented_keys("bench keys") == keys
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 README = Path("README.md")
@@ -20,3 +23,29 @@ TABLES = _MADE["TABLES"]
 def page(name: str) -> str:
     """A page of docs/ with its tables."""
     return _MADE["fill"](PAGES[Path("docs") / f"{name}.md"])
+
+
+def report_keys(content: Any, path: str = "") -> Iterator[str]:
+    """Dotted keys of a report, in the documents' spelling."""
+    if isinstance(content, list):
+        content = content[0]
+    if not isinstance(content, dict):
+        yield path
+        return
+    for key, value in content.items():
+        if path == "servers":
+            key = "<server>"
+        names = {"one": "<speed>", "concurrent": "<speed>"}
+        names |= {"stages_one": "<stages>", "stages_concurrent": "<stages>"}
+        if value is not None:
+            yield from report_keys(value, f"{path}.{names.get(key, key)}".lstrip("."))
+
+
+def documented_keys(table: str) -> set[str]:
+    """Of a table of the documents, as it is made; "`a.b`, `.c`" are a.b and a.c."""
+    found: set[str] = set()
+    for row in TABLES[table]().splitlines()[2:]:
+        names = re.findall(r"`([^`]+)`", row.split("|")[1])
+        parent = names[0].rpartition(".")[0]
+        found.update(parent + name if name.startswith(".") else name for name in names)
+    return found

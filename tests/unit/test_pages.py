@@ -1,20 +1,31 @@
 """What the README and docs/ say without a server: tables, links, paths, names, sizes."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 import pytest
 from markdown.extensions.toc import slugify
 
+from sglang_parse.bench.compare.report import results
+from sglang_parse.bench.demo.figures import make_figures
+from sglang_parse.bench.demo.report import report
+from sglang_parse.bench.demo.settings import DemoSettings
+from sglang_parse.bench.harness.kv_log import Held
+from sglang_parse.bench.harness.records import Answer, Leg, Way
+from sglang_parse.bench.soak.run import Report
 from sglang_parse.core import config
 from sglang_parse.core.phases import Terms, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
-from support.pages import PAGES, README, ROOT, TABLES, page
+from support import comparison
+from support.comparison import FACTS
+from support.pages import PAGES, README, ROOT, TABLES, documented_keys, page, report_keys
 
 pytestmark = pytest.mark.unit
 
@@ -107,6 +118,45 @@ def test_trace_keys_are_documented():
     keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
     assert keys == first_column(section("responses", "The trace"))
     assert keys == set(TraceRecord.__annotations__)
+
+
+def test_demo_json_keys_are_documented():
+    counters = {"rounds": 1, "drafted_tokens": 9, "accepted_tokens": 8, "target_tokens": 1}
+    stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
+    parse = counters | dict.fromkeys(stages, 0.1)
+    answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)
+    names = product(("plain", "draft", "parse"), (1, 8))
+    legs = [Leg(Way(name), 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
+    settings = DemoSettings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
+    content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
+    assert documented_keys("demo keys") == set(report_keys(content))
+
+
+@pytest.mark.parametrize(("title", "record"), [("make bench-kv", Held), ("make soak", Report)])
+def test_keys_of_files_that_are_one_record_are_documented(title: str, record: type):
+    assert first_column(section("benchmark-keys", title)) == {f.name for f in fields(record)}
+
+
+def paths(content: object, path: str = "") -> Iterator[str]:
+    """Dotted keys of a report; of a list, those of all of its entries."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from paths(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(content, list) and any(isinstance(entry, dict) for entry in content):
+        for entry in content:
+            yield from paths(entry, path)
+    else:
+        yield path
+
+
+def test_keys_of_a_comparison_are_documented():
+    runs = [comparison.timed(Way("plain"), 0, 1, 80.0)]
+    content = results(comparison.six_servers(), runs, [comparison.marks(Way("plain"))], FACTS)
+    found = {path + "." for path in paths(json.loads(json.dumps(content)))}
+    keys = {key + "." for key in documented_keys("compare keys")}
+    known = {path for path in found for key in keys if path.startswith(key) or key.startswith(path)}
+    assert found - known == set()  # the second: null, where others have what the key says
+    assert [key for key in keys if not any(path.startswith(key) for path in found)] == []
 
 
 def test_recipes_and_questions_are_documented():

@@ -58,7 +58,9 @@ class SpeedAt:
     """One way at one concurrency.
 
     Attributes:
-        over: other server -> speedup over it, for those measured at this concurrency.
+        concurrency: requests at a time.
+        tokens_per_s: output tokens per second: median, low and high of the runs.
+        over: other server -> speedup over it, likewise, for those measured at this concurrency.
         latency_ms: kind -> percentile -> median over the runs.
     """
 
@@ -73,7 +75,7 @@ class WhereTimeGoes:
     """PARSE's time per request, one at a time.
 
     Attributes:
-        ms_per_request: stage -> ms, medians over the runs.
+        ms_per_request: ms in each stage, medians over the runs.
         draft_share: output tokens that are accepted draft tokens, 0 to 1.
         rounds_per_request: verification passes.
     """
@@ -87,8 +89,11 @@ class WhereTimeGoes:
 class WayFigures:
     """All of one way; ``time`` is None without PARSE.
 
-    ``accept_length``: tokens per verification pass, from the graded answers; None without
-    speculation.
+    Attributes:
+        server: one of ``TITLES``.
+        threshold: what its requests ask for; None without PARSE.
+        accept_length: tokens per verification pass, from the graded answers; None without
+            speculation.
     """
 
     server: str

@@ -17,6 +17,7 @@ class PairedTest:
 
     Attributes:
         method: ``McNemar, exact`` for right and wrong answers, ``Wilcoxon`` for other scores.
+        problems: how many both answered.
         better, worse: problems on which the way's score is above, below the baseline's.
         p_value: of "no difference"; 1 where no problem differs.
     """
@@ -33,6 +34,7 @@ class Quality:
     """One way's answers.
 
     Attributes:
+        problems: how many were graded, or answered where none could be.
         score: mean, 0 to 1: the share of right answers for most tasks; None if not graded.
         interval: 95 % (Wilson), for right and wrong answers only.
         test: against the baseline's first pass.

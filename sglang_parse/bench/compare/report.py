@@ -24,6 +24,30 @@ NOTES = {
 """What a fair reader must know about a server that takes part."""
 
 
+_ASKED = (
+    *("task", "sampling", "runs", "concurrencies", "requests_per_run", "problems"),
+    *("sweep_problems", "own_threshold", "thresholds", "seed"),
+)
+KEYS = {
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("date", "minutes", "machine", "versions")),
+        "when, where, with what",
+    ),
+    "conditions.servers": "every server's command line, or where it runs",
+    "conditions.environment": "environment variables of the servers that were started",
+    "conditions.bench_serving": "the command line of SGLang's benchmark",
+    **dict.fromkeys((f"conditions.{name}" for name in _ASKED), "what was asked for"),
+    "conditions.notes": "what a fair reader must know about a server",
+    "conditions.order": "who played when",
+    "marks.server": "whose answers",
+    "marks.threshold": "what they asked for; null without PARSE",
+    "marks.repeat": "0, or 1 for the baseline's second time",
+    "marks.output_tokens": "of all answers",
+    "marks.scores": "0 to 1 per problem; null each where the task could not be graded",
+}
+"""Keys of ``results`` that are no field of a record -> meaning."""
+
+
 def results(
     figures: Comparison, timed: Sequence[ServingRun], marks: Sequence[Leg], facts: dict[str, Any]
 ) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Speed:
 
     Attributes:
         tokens_per_s: output tokens per second.
-        ratio: tokens_per_s / the plain target's in the same run.
+        ratio: the same / the plain target's in the same run.
         request_ms: wall time of a request, mean of a run.
     """
 
@@ -54,7 +54,7 @@ class Stages:
         draft_share: output tokens that are accepted draft tokens, 0 to 1.
         accepted_of_drafted: draft tokens that were accepted, 0 to 1.
         passes_per_request: verification passes.
-        ms_per_request: stage -> ms, the stages of ``STAGES``.
+        ms_per_request: ms in each stage, by the names of ``STAGES``.
     """
 
     draft_share: float
@@ -65,7 +65,16 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The cost model; see the module's text."""
+    """The cost model; see the module's text.
+
+    Attributes:
+        plain_ms_per_token: t, ms per output token of the plain target.
+        r: drafting per output token / t.
+        v: verification per output token / t.
+        a: output tokens that are accepted draft tokens, 0 to 1.
+        limit: 1 / (r + v + 1 - a).
+        share_reached: PARSE's ratio at one request / the limit.
+    """
 
     plain_ms_per_token: float
     r: float
@@ -77,7 +86,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """One server. ``stages`` are empty without PARSE."""
+    """One server. ``stages`` are empty without PARSE.
+
+    Attributes:
+        problems: how many were answered.
+        accuracy: share with exactly the right answer, 0 to 1.
+    """
 
     problems: int
     accuracy: float

@@ -10,6 +10,19 @@ from sglang_parse.bench.demo.figures import DemoFigures
 from sglang_parse.bench.demo.settings import DemoSettings
 from sglang_parse.bench.harness.conditions import versions
 
+KEYS = {
+    **dict.fromkeys(
+        (f"settings.{name}" for name in ("problems", "accuracy_problems", "runs", "concurrency")),
+        "what the command line asked for",
+    ),
+    **dict.fromkeys(
+        (f"machine.{name}" for name in ("cpus", "architecture", "python", "sglang", "torch")),
+        "where and with what",
+    ),
+    "seconds": "the whole demo, server starts included",
+}
+"""Keys of ``report`` that are no field of its figures -> meaning."""
+
 
 def report(settings: DemoSettings, figures: DemoFigures, seconds: float) -> dict[str, Any]:
     """What ``build/demo.json`` holds; its keys are documented in docs/benchmark-keys.md."""

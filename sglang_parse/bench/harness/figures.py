@@ -28,8 +28,12 @@ class Goal:
     """A figure to reach. A missed one is a finding, not an error of the program.
 
     Attributes:
+        name: the figure.
         value: what was measured.
         kind: "at least", "at most", or "above" for more than the mark itself.
+        wanted: the mark in words.
+        reached: whether the value does.
+        missed_by: the share of the mark that is lacking, or beyond it; 0 when reached.
     """
 
     name: str
@@ -50,7 +54,6 @@ class Goal:
 
     @property
     def missed_by(self) -> float:
-        """The share of the mark that is lacking, or beyond it; 0 when reached."""
         return 0.0 if self.reached else abs(self.mark - self.value) / self.mark
 
     def as_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Held:
     """KV slots one request holds beyond its committed tokens.
 
     Attributes:
-        mean, peak: over all requests and iterations.
+        mean, peak: slots, over all requests and iterations.
         iterations: how many were logged.
         tokens_per_s: output tokens per second of the load.
     """

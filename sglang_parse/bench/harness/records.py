@@ -157,8 +157,13 @@ class ServingRun:
     """One run of ``bench_serving``.
 
     Attributes:
+        way: server and threshold.
         run: 0, 1, ...; what has the same run sent the same problems, shortly after another.
+        concurrency: requests at a time.
+        requests, output_tokens: how many in this run.
+        seconds: what it took.
         tokens_per_s: output tokens per second; tokens as the server counted them.
+        requests_per_s: answers per second.
         latency_ms: (``ttft``, ``tpot``, ``itl`` or ``e2e``) -> (``p50``, ``p90`` or ``p99``) -> ms.
         accept_length: the server's own average at that moment, None without speculation.
     """

@@ -42,9 +42,12 @@ class Bound:
     """A stage against the card.
 
     Attributes:
+        stage: a draft step, a decode step or a verification pass.
+        concurrency: requests at a time.
         by: "memory" or "arithmetic", whichever takes longer.
         floor_ms: the time no run can go below.
-        share: of the floor in the measured time, 0 to 1.
+        measured_ms: the time it took.
+        share: the floor / the measured time.
     """
 
     stage: str

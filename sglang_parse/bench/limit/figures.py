@@ -36,13 +36,18 @@ class SpeedAt:
     """PARSE at one fraction and concurrency.
 
     Attributes:
-        tokens_per_s, plain_tokens_per_s, draft_tokens_per_s: output tokens per second.
-        ratio: to the plain target.
+        acceptance: share of every draft that is kept, as asked for.
+        concurrency: requests at a time.
+        tokens_per_s, plain_tokens_per_s, draft_tokens_per_s: output tokens per second of PARSE,
+            the plain target, the draft alone.
+        ratio: PARSE's tokens per second / the plain target's.
+        r, v: drafting and verification per output token / the plain target's time for one.
+        limit: 1 / (r + v + 1 - acceptance).
         share_of_limit: ratio / limit.
         kept: output tokens that are accepted draft tokens, 0 to 1.
         drafted: draft tokens written per output token.
         request_ms: wall time of a request as its client sees it.
-        ms_per_request: stage -> a request's share of the stage's time on the server.
+        ms_per_request: a request's share of each stage's time on the server, by stage.
     """
 
     acceptance: float
@@ -66,10 +71,13 @@ class Pass:
     """One verification pass of one request against plain prefills behind the same prompt.
 
     Attributes:
-        rows: of the pass: the anchor, the draft and the questions.
+        rows: its rows: the last token, the draft and the questions.
+        draft_tokens, prefixes, question_tokens: of the request that is judged.
         concurrency: requests that ran when it was timed; more than 1 share a pass.
-        prefill_ms: of as many tokens as the draft and the anchor have.
-        prefill_rows_ms: of as many tokens as the pass has rows.
+        ms: what the pass took.
+        prefill_ms: what a plain prefill took of as many tokens as the draft and the anchor have.
+        prefill_rows_ms: what a plain prefill took of as many tokens as the pass has rows.
+        over_prefill, over_prefill_rows: the pass's time / that of the one, of the other.
     """
 
     rows: int
@@ -92,7 +100,13 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class MaskBuild:
-    """Building the mask of a pass with this many requests."""
+    """Building the mask of a pass.
+
+    Attributes:
+        concurrency: requests in the pass.
+        entries: how many the mask has.
+        ms: what building it took.
+    """
 
     concurrency: int
     entries: int
@@ -101,7 +115,13 @@ class MaskBuild:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one server. ``peak_gib``: see ``limit.memory``; the others as SGLang says."""
+    """Of one server.
+
+    Attributes:
+        server: which one.
+        peak_gib: the most memory it took.
+        weights_gib, kv_gib: the target's weights and KV, as SGLang says.
+    """
 
     server: str
     peak_gib: float

@@ -28,6 +28,25 @@ NOTES = (
 )
 
 
+_ASKED = (
+    *("target", "draft", "device", "attention_backend", "dtype", "input_len", "output_len"),
+    *("prefixes", "runs", "drafting"),
+)
+KEYS = {
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("date", "seconds", "machine", "versions", "notes")),
+        "when, where, with what",
+    ),
+    **dict.fromkeys((f"conditions.{name}" for name in _ASKED), "what the command line asked for"),
+    "conditions.servers": "each server's command line",
+    "conditions.environment": "each server's own environment variables",
+    "kv_held.concurrency": "requests at a time",
+    "card.copy_gb_per_s": "what the device can copy; null without `--limit`",
+    "card.matrix_tflop_per_s": "what it can multiply; null without `--limit`",
+}
+"""Keys of ``report`` that are no field of its figures -> meaning."""
+
+
 def report(
     settings: LimitSettings,
     specs: Sequence[ServerSpec],
