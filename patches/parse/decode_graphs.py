@@ -1,4 +1,4 @@
-"""What PARSE's models capture CUDA graphs of (ledger: decode_graphs)."""
+"""What PARSE's models capture CUDA graphs of, and take memory for (ledger: decode_graphs)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookType
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.runtime_context import get_exec, get_spec
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.core.config import ParseConfig
@@ -39,12 +39,25 @@ def _states_for_a_head(runner: Any) -> Iterator[None]:
         yield
 
 
+def _size_for_plain_steps(original: Callable, runner: Any) -> None:
+    """The setting stays what it is elsewhere: rows of slot numbers are as wide as it says."""
+    if not is_parse(runner.spec_algorithm):
+        original(runner)
+        return
+    nothing = {"speculative_num_draft_tokens": None, "max_speculative_num_draft_tokens": None}
+    with get_spec().override(**nothing):
+        original(runner)
+
+
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 PATCH = hook_patch(
     "decode_graphs",
     {
-        "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": Hook(
-            _capture_plain_steps, HookType.AROUND, ("self",)
+        f"{_RUNNER}.init_cuda_graphs": Hook(_capture_plain_steps, HookType.AROUND, ("self",)),
+        f"{_RUNNER}.init_attention_backends": Hook(
+            _size_for_plain_steps, HookType.AROUND, ("self",)
         ),
+        f"{_RUNNER}.init_lora_manager": Hook(_size_for_plain_steps, HookType.AROUND, ("self",)),
     },
     why="for every speculative algorithm SGLang captures the target's decode graphs as "
     "verification steps, as wide as the longest pass of all, and none for a draft model. "
@@ -52,10 +65,17 @@ PATCH = hook_patch(
     "are the draft's and the target's plain decode steps. And an EAGLE-3 head reads the "
     "target's hidden states of every forward, which SGLang's graphs keep only on servers "
     "that return them to clients: a step that asks a graph for more than was captured "
-    "ends the server.",
+    "ends the server. Attention backends, and LoRA for mixtures of experts, take memory for "
+    "these steps by `speculative_num_draft_tokens` when they are made, not by the "
+    "algorithm: Triton a mask of graph batch * n * (context + n) bytes, 9.9 GiB with "
+    "n = 1,217 at 32k; FA3 page tables. The number has to be the longest pass all the same: "
+    "`get_req_to_token_extra_context_len` widens the rows of slot numbers by it, and "
+    "`meta_info`'s `spec_accept_rate` divides by it.",
     how="while a PARSE server's target or draft captures its graphs, its `spec_algorithm` is "
     "`NONE`; for the target beside a head, SGLang's setting for the hidden states that "
-    "are kept is `full` meanwhile, as it is for its own EAGLE-3. Other servers call the "
-    "original.",
-    removed_when="an algorithm can say which steps are captured, and with which hidden states.",
+    "are kept is `full` meanwhile, as it is for its own EAGLE-3. While their attention "
+    "backends and LoRA are made, the number of draft tokens is `None`, as without "
+    "speculation. Other servers call the original.",
+    removed_when="an algorithm can say which steps are captured, and with which hidden states, "
+    "and how wide a request's row of slot numbers is apart from how many tokens a step verifies.",
 )

@@ -115,6 +115,31 @@ def test_graphs_are_captured_of_plain_steps():
     assert seen == [(False, 1)] * 2 + [(True, None)] * 2
 
 
+def test_what_is_made_for_plain_steps_finds_no_draft_tokens(monkeypatch: pytest.MonkeyPatch):
+    """Under PARSE alone, and only meanwhile."""
+    from types import SimpleNamespace
+
+    from sglang.srt.runtime_context import _ConfigBag
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_parse.algorithm import ParseAlgorithm
+    from sglang_parse.patches.parse import decode_graphs
+
+    names = ("speculative_num_draft_tokens", "max_speculative_num_draft_tokens")
+    spec = _ConfigBag("spec")
+    for name in names:
+        spec._set(name, 1217)
+    monkeypatch.setattr(decode_graphs, "get_spec", lambda: spec)
+    seen = []
+    for algorithm in (object.__new__(ParseAlgorithm), SpeculativeAlgorithm.EAGLE3):
+        runner = SimpleNamespace(spec_algorithm=algorithm)
+        decode_graphs._size_for_plain_steps(
+            lambda _: seen.append([getattr(spec, name) for name in names]), runner
+        )
+        assert [getattr(spec, name) for name in names] == [1217, 1217]
+    assert seen == [[None, None], [1217, 1217]]
+
+
 def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
     """SGLang's own answer while graphs are captured, and after."""
     from types import SimpleNamespace

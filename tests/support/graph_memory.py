@@ -1,0 +1,137 @@
+"""Bytes that SGLang's attention backends keep for a target: their own code on tensors without
+numbers.
+
+Run by ``test_graph_memory`` in a process of its own, because SGLang's FlashAttention module wants
+the kernels' library, which is stood in for. Prints a JSON object: backend -> bytes by the settings
+as they are, and bytes under PARSE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+for name in ("sgl_kernel", "sgl_kernel.utils", "sgl_kernel.flash_attn"):
+    sys.modules[name] = mock.MagicMock()
+
+from sglang.srt.layers.attention import flashattention_backend, triton_backend  # noqa: E402
+from sglang.srt.runtime_context import _ConfigBag, get_parallel  # noqa: E402
+
+from sglang_parse.algorithm import ParseAlgorithm  # noqa: E402
+from sglang_parse.patches.parse import decode_graphs  # noqa: E402
+
+MODULES = (triton_backend, flashattention_backend)
+HEADS, KV_HEADS, DIM = 64, 8, 128
+
+
+def settings(longest_pass: int) -> Any:
+    """The speculative ones, as admission fills them in."""
+    spec = _ConfigBag("spec")
+    for name, value in {
+        "speculative_algorithm": "PARSE",
+        "speculative_num_draft_tokens": longest_pass,
+        "max_speculative_num_draft_tokens": longest_pass,
+        "speculative_num_steps": 1,
+        "speculative_eagle_topk": 1,
+    }.items():
+        spec._set(name, value)
+    return spec
+
+
+def target(context: int, max_bs: int) -> Any:
+    """The model runner of a target with full attention, as far as a backend's constructor looks."""
+    model = mock.MagicMock(
+        context_len=context,
+        head_dim=DIM,
+        v_head_dim=DIM,
+        swa_v_head_dim=DIM,
+        is_encoder_decoder=False,
+        is_local_attention_model=False,
+        hf_text_config=SimpleNamespace(num_attention_heads=HEADS),
+    )
+    model.get_num_kv_heads.return_value = KV_HEADS
+    model.get_max_num_attention_heads.return_value = HEADS
+    pool = mock.MagicMock()
+    pool.get_value_buffer.return_value = torch.empty(1, KV_HEADS, DIM, device="meta")
+    return SimpleNamespace(
+        spec_algorithm=object.__new__(ParseAlgorithm),
+        is_draft_worker=False,
+        model_config=model,
+        token_to_kv_pool=pool,
+        token_to_kv_pool_allocator=None,
+        req_to_token_pool=SimpleNamespace(size=max_bs, req_to_token=None),
+        kv_index_translator=None,
+        kv_cache_dtype=torch.bfloat16,
+        kv_cache_dtype_str="auto",
+        sliding_window_size=None,
+        page_size=1,
+        device="meta",
+        gpu_id=0,
+        decode_num_tokens_per_req=lambda **_: 1,
+    )
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All that a backend keeps."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
+    elif type(value).__name__ == "VerifyMask":
+        yield value.buffer
+
+
+def bytes_of(make: Callable[[Any], Any], runner: Any) -> tuple[int, int]:
+    """What a backend keeps once its graphs are captured: made by SGLang alone, and under PARSE."""
+    made: list[Any] = [make(runner)]
+    decode_graphs._size_for_plain_steps(lambda runner: made.append(make(runner)), runner)
+    stock, parse = map(_kept, made)
+    return stock, parse
+
+
+def _kept(backend: Any) -> int:
+    max_bs = backend.req_to_token_pool.size
+    backend.init_cuda_graph_state(max_bs, max_bs)
+    kept = {id(tensor): tensor for tensor in tensors(vars(backend))}
+    return sum(tensor.nbytes for tensor in kept.values())
+
+
+def stand_in_for_a_server(spec: Any) -> None:
+    """What the two modules ask of one: its settings, and what its GPU can do."""
+    nothing = mock.MagicMock()
+    nothing.kernel.triton_attention_num_kv_splits = 8
+    nothing.kernel.triton_attention_split_tile_size = None
+    nothing.dllm.dllm_algorithm = None
+    nothing.deterministic.enable_deterministic_inference = False
+    for module in (*MODULES, decode_graphs):
+        module.get_spec = lambda: spec
+    for module in MODULES:
+        for name in ("get_exec", "get_schedule", "get_model", "get_memory"):
+            setattr(module, name, lambda: nothing)
+    triton_backend.mambaish_config = triton_backend.cuda_graph_fully_disabled = lambda *_: None
+    triton_backend.check_cuda_graph_backend = lambda *_: False
+    flashattention_backend.get_kv_shard_pool = lambda _: None
+    flashattention_backend._should_disable_scheduler_metadata_precompute = lambda: False
+
+
+def main(longest_pass: int, context: int, max_bs: int) -> None:
+    stand_in_for_a_server(settings(longest_pass))
+    ranks = {"attn_tp_size": 1, "attn_dcp_size": 1, "attn_dcp_rank": 0, "attn_cp_size": 1}
+    with get_parallel().override(**ranks):
+        runner = target(context, max_bs)
+        kept = {
+            "triton": bytes_of(triton_backend.TritonAttnBackend, runner),
+            "fa3": bytes_of(flashattention_backend.FlashAttentionBackend, runner),
+        }
+    print(json.dumps(kept))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
