@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.patches.base import Hook, hook_patch
@@ -18,19 +20,37 @@ def _add_drafts(cell_size: int, _configurator: Any, kvc: Any, *_: Any) -> int:
         return cell_size
     from sglang_parse.startup.models import slot_sharers
 
-    return cell_size + sum(_cell_size(config, kvc) for config in slot_sharers(kvc.server_args))
+    return cell_size + sum(map(_cell_size, slot_sharers(kvc.server_args)))
 
 
-def _cell_size(model_config: Any, kvc: Any) -> int:
-    from sglang.srt.runtime_context import get_parallel
+def _cell_size(model_config: Any) -> int:
     from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
 
     return dflash_draft_cell_size_per_token(
         draft_model_config=model_config,
         draft_num_layers=model_config.num_hidden_layers,
-        draft_kv_cache_dtype=kvc.kv_cache_dtype,
+        draft_kv_cache_dtype=_kv_dtype(model_config),
         tp_size=get_parallel().attn_tp_size,
     )
+
+
+def _kv_dtype(model_config: Any) -> torch.dtype:
+    """Of a model's own KV: "auto" is what it computes in, whatever the target's checkpoint says.
+
+    Should its checkpoint say FP8, this is twice as much: not every slot is used then.
+    """
+    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+
+    _, dtype = configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=get_model().kv_cache_dtype,
+        model=None,
+        model_dtype=model_config.dtype,
+        is_draft_worker=True,
+        is_dflash=False,
+        speculative_draft_attention_backend=None,
+        speculative_draft_kv_cache_dtype=get_spec().speculative_draft_kv_cache_dtype,
+    )
+    return dtype
 
 
 PATCH = hook_patch(
@@ -42,6 +62,6 @@ PATCH = hook_patch(
     "and counts the draft's pool only for its own algorithms. Under PARSE the draft's "
     "KV, and an EAGLE-3 head's, came on top: out of memory at start.",
     how="adds their bytes per slot, for PARSE's target only, by SGLang's own formula for "
-    "draft models.",
+    "draft models and in the dtype SGLang resolves for a draft.",
     removed_when="an algorithm can say which pools share the target's slot numbers.",
 )

@@ -23,6 +23,9 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
     FlashInfer writes every plan into the same pinned buffer and only queues its copy to the
     device. Nothing makes the host wait between the steps of a burst, so a plan waits until the
     one before it has been copied: the host is one step ahead of the device, and no more.
+
+    With deterministic inference KV is cut where SGLang's prefills cut it, whoever else is in the
+    batch (``prefill_split_tile_size``; None without).
     """
 
     _planned: Any = None
@@ -61,7 +64,7 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _plan_mask(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
-        """As SGLang plans its own tree verification."""
+        """As SGLang plans its own tree verification, but for the split: as its prefills."""
         self.indices_updater_prefill.update(
             forward_batch.req_pool_indices,
             forward_batch.seq_lens,
@@ -72,6 +75,7 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
             use_ragged=False,
             encoder_lens=None,
             spec_info=spec_info,
+            fixed_split_size=self.prefill_split_tile_size,
             plan=forward_batch.kv_loc_plan,
         )
 
@@ -92,6 +96,7 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
             q_data_type=updater.q_data_type,
             kv_data_type=updater.data_type,
             non_blocking=True,
+            fixed_split_size=self.prefill_split_tile_size,
         )
 
 

@@ -13,7 +13,7 @@ from sglang.srt.layers.attention.attention_registry import (
     register_attention_backend,
 )
 
-from sglang_parse.attention.support import SUPPORT, BackendError
+from sglang_parse.attention.support import SUPPORT, BackendError, check_kv
 
 _ROOM = __package__
 
@@ -25,6 +25,8 @@ class _Factory:
         self.name = name
 
     def __call__(self, runner: Any) -> Any:
+        if not runner.is_draft_worker:  # a draft runs no passes
+            check_kv(self.name, runner.kv_cache_dtype)
         return pkgutil.resolve_name(SUPPORT[self.name].factory)(runner)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 MASK, ALIAS = "mask", "alias"
 
 
@@ -20,12 +22,14 @@ class Support:
         layouts: the layouts it can run, the preferred one first.
         why: the reason for the preference, for the log.
         alias_page_sizes: page sizes ``alias`` works with; None for all.
+        reads_fp8: whether a pass can read KV of 8 bits.
     """
 
     factory: str
     layouts: tuple[str, ...]
     why: str
     alias_page_sizes: tuple[int, ...] | None = None
+    reads_fp8: bool = True
 
 
 _ROOM = "sglang_parse.attention"
@@ -52,6 +56,8 @@ SUPPORT = {
         (ALIAS,),
         "its kernels take no mask",
         alias_page_sizes=(1,),
+        # SGLang hands it a scale per request, and a pass has more sequences than requests.
+        reads_fp8=False,
     ),
 }
 
@@ -90,6 +96,24 @@ def check_backends(
                 f"PARSE: {setting} is {value!r} beside --attention-backend {attention}. "
                 "Fix: leave it unset; PARSE uses one for everything"
             )
+
+
+def check_kv(backend: str, dtype: torch.dtype) -> None:
+    """Check what a target's KV really is: ``--kv-cache-dtype auto`` leaves that to its checkpoint.
+
+    Args:
+        backend: a key of ``SUPPORT``.
+        dtype: of a KV entry.
+
+    Raises:
+        BackendError: ``backend`` cannot read it in a pass.
+    """
+    if dtype.itemsize < 2 and not SUPPORT[backend].reads_fp8:
+        others = " or ".join(name for name in SUPPORT if name != ON_CPU and SUPPORT[name].reads_fp8)
+        raise BackendError(
+            f"PARSE: the target's KV is {dtype}, as its checkpoint or --kv-cache-dtype says, with "
+            f"--attention-backend {backend}. Fix: use {others}"
+        )
 
 
 def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]:

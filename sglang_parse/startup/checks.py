@@ -39,6 +39,10 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_beam_search": ((False,), "PARSE runs without beam search"),
     "enable_pdmux": ((False,), "PARSE runs prefill and decode one after the other"),
     "enable_two_batch_overlap": ((False,), "PARSE's batches are not split in two"),
+    # With these SGLang pads every forward to counts of tokens that PARSE's passes do not keep.
+    "enable_waterfill": ((False,), "leave it out: it brings an all-to-all backend"),
+    "moe_a2a_backend": (("none", None), "leave it out, or use none"),
+    "moe_dense_tp_size": ((None,), "leave it out: dense layers are spread as all others"),
     # Any other value would be ignored, or reach an EAGLE-3 head.
     "enable_multi_layer_eagle": ((False,), _NOT_PARSES),
     "speculative_accept_threshold_acc": ((1.0,), _NOT_PARSES),

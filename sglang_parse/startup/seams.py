@@ -313,6 +313,16 @@ SEAMS = (
         ("draft_model_config", "draft_num_layers", "draft_kv_cache_dtype", "tp_size"),
         "counts the draft's KV when the pool is sized",
     ),
+    Seam(
+        "sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype",
+        (
+            *("server_args_kv_cache_dtype", "model", "model_dtype", "is_draft_worker"),
+            *("is_dflash", "speculative_draft_attention_backend"),
+            "speculative_draft_kv_cache_dtype",
+        ),
+        "says in which dtype the draft's KV is",
+    ),
+    Seam("sglang.srt.runtime_context.get_model", (), "holds the setting of the KV's dtype"),
     *(
         Seam(
             f"{_MANAGERS}.io_struct.{name}",

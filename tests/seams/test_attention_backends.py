@@ -75,6 +75,42 @@ def test_stock_names_are_ours_and_stay_so():
         registry.assert_used(runner)
 
 
+def test_a_target_whose_checkpoint_has_fp8_kv(monkeypatch: pytest.MonkeyPatch):
+    """Refused where its backend is made; its draft may have it, for it runs no passes."""
+    from sglang_parse.attention import registry
+    from sglang_parse.attention.support import BackendError
+
+    make = registry._FACTORIES["fa3"]
+    monkeypatch.setattr(registry.pkgutil, "resolve_name", lambda _: lambda runner: runner)
+    runner = SimpleNamespace(is_draft_worker=False, kv_cache_dtype=torch.float8_e4m3fn)
+    with pytest.raises(BackendError, match="--attention-backend fa3. Fix: use flashinfer"):
+        make(runner)
+    runner.is_draft_worker = True
+    assert make(runner) is runner
+
+
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+@pytest.mark.parametrize("tile", [4096, None], ids=["deterministic", "usual"])
+def test_flashinfer_cuts_kv_as_in_prefills(is_masked: bool, tile: int | None):
+    """With deterministic inference; else a verdict depends on who else is in the batch."""
+    from unittest import mock
+
+    from sglang_parse.attention.flashinfer import ParseFlashInferBackend
+
+    given = PagedPass(is_masked)
+    updater, wrapper = mock.MagicMock(), mock.MagicMock()
+    backend = object.__new__(ParseFlashInferBackend)
+    vars(backend).update(
+        indices_updater_prefill=updater,
+        prefill_wrappers_verify=[wrapper],
+        prefill_split_tile_size=tile,
+        req_to_token_pool=SimpleNamespace(req_to_token=given.table),
+    )
+    backend._plan(given.forward_batch)
+    (call,) = [*updater.update.mock_calls, *wrapper.begin_forward.mock_calls]
+    assert call.kwargs["fixed_split_size"] == tile
+
+
 def test_a_mask_made_for_other_lengths_is_refused():
     from sglang_parse.attention.spec_input import ParseVerifyInput
 

@@ -54,6 +54,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
 
     from sglang_parse.algorithm import ParseAlgorithm
     from sglang_parse.core.config import ENV_VAR, ParseConfig
+    from sglang_parse.patches.parse import draft_kv_pool
     from sglang_parse.patches.parse.draft_kv_pool import _add_drafts
 
     def slot_bytes(model: str) -> int:
@@ -61,10 +62,14 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         width = config["num_key_value_heads"] * config["head_dim"]
         return 2 * 4 * config["num_hidden_layers"] * width
 
+    model, spec = SimpleNamespace(kv_cache_dtype="auto"), SimpleNamespace()
+    spec.speculative_draft_kv_cache_dtype = None
+    monkeypatch.setattr(draft_kv_pool, "get_model", lambda: model)
+    monkeypatch.setattr(draft_kv_pool, "get_spec", lambda: spec)
     kvc = SimpleNamespace(
         is_draft_worker=False,
         spec_algorithm=object.__new__(ParseAlgorithm),
-        kv_cache_dtype=torch.float32,
+        kv_cache_dtype=torch.float8_e4m3fn,  # the target's, by its checkpoint
         server_args=SimpleNamespace(
             speculative_draft_model_path=str(DEMO / "draft"),
             trust_remote_code=False,
@@ -75,6 +80,13 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
     with get_parallel().override(attn_tp_size=1):
         monkeypatch.setenv(ENV_VAR, "")
         assert _add_drafts(1000, None, kvc) == 1000 + slot_bytes("draft")
+        for settings, name in (
+            (model, "kv_cache_dtype"),
+            (spec, "speculative_draft_kv_cache_dtype"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(settings, name, "fp8_e4m3")
+                assert _add_drafts(1000, None, kvc) == 1000 + slot_bytes("draft") / 4
         environ: dict[str, str] = {}
         ParseConfig(continuation="eagle3", eagle3_path=str(DEMO / "eagle3")).to_env(environ)
         monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])

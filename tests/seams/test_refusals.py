@@ -115,6 +115,9 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
         (("fa3", "--page-size", "16"), "ends inside a page.*Fix: use --page-size 1"),
         (("triton", "--enable-pdmux"), "--enable-pdmux is True.*one after the other"),
         (("triton", "--enable-two-batch-overlap"), "two-batch-overlap is True.*not split in two"),
+        (("triton", "--moe-a2a-backend", "deepep"), "--moe-a2a-backend is 'deepep'.*or use none"),
+        (("triton", "--moe-dense-tp-size", "1"), "--moe-dense-tp-size is 1. Fix: leave it out"),
+        (("triton", "--enable-waterfill"), "--enable-waterfill is True.*all-to-all backend"),
     ],
 )
 def test_bad_settings_on_a_gpu(pair, flags: tuple[str, ...], message: str):

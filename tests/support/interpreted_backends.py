@@ -131,6 +131,7 @@ def flashinfer_pass(given: PagedPass) -> torch.Tensor:
         "prefill_wrappers_verify": [Wrapper()],
         "flashinfer_kv_cache_dtype": torch.float32,
         "prefill_uses_dequant_workspace": False,
+        "prefill_split_tile_size": None,
         "kv_cache_quant_method": SimpleNamespace(needs_global_scale=lambda: False),
     }
     backend = without_constructor(ParseFlashInferBackend, given, **buffers)

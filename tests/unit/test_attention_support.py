@@ -1,8 +1,15 @@
 """Which layout a server's verification passes get, and which backends are refused."""
 
 import pytest
+import torch
 
-from sglang_parse.attention.support import SUPPORT, BackendError, check_backends, choose_layout
+from sglang_parse.attention.support import (
+    SUPPORT,
+    BackendError,
+    check_backends,
+    check_kv,
+    choose_layout,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -56,3 +63,11 @@ def test_backends_that_are_refused(device, attention, others, message):
 def test_backends_that_are_not():
     check_backends("cuda", "flashinfer", {"--x": None, "--y": "flashinfer"})
     check_backends("cpu", "torch_native", {})
+
+
+def test_kv_that_a_pass_cannot_read():
+    """Whatever the flag says: "auto" is what the checkpoint has."""
+    with pytest.raises(BackendError, match=r"KV is torch.float8_e4m3fn.*fa3. Fix: use flashinfer"):
+        check_kv("fa3", torch.float8_e4m3fn)
+    check_kv("fa3", torch.bfloat16)
+    check_kv("triton", torch.float8_e4m3fn)
