@@ -160,6 +160,9 @@ class PendingResult(GenerationBatchResult):
 
     SGLang reads a result after it has waited for ``copy_done``; so that is what reads the
     iteration, if the next one's plan has not done so before.
+
+    ``can_run_cuda_graph``, for SGLang's log and metrics: whether the iteration's last forward
+    replayed a CUDA graph, the target's if it had one, else the draft's.
     """
 
     def __init__(self, copy_done: Any) -> None:

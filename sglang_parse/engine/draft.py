@@ -61,6 +61,8 @@ class DraftModel(EagleDraftWorkerBase):
         self.device = self.draft_runner.device
         self.steps_unseen = 1 if self.device == "cpu" else None
         """Steps of a burst between two looks at its tokens; None: the whole burst."""
+        self.replays = False
+        """Whether the last forward replayed a CUDA graph."""
 
     def draft(self) -> None:
         """Abstract upstream; PARSE drafts with ``Burst``."""
@@ -188,8 +190,9 @@ class DraftModel(EagleDraftWorkerBase):
 
     def _run(self, forward_batch: ForwardBatch) -> torch.Tensor:
         self.draft_runner.kv_index_translator.bind_own_plan(forward_batch)
-        output = self.draft_runner.forward(forward_batch).logits_output
-        return output.next_token_logits
+        done = self.draft_runner.forward(forward_batch)
+        self.replays = done.can_run_graph
+        return done.logits_output.next_token_logits
 
 
 class Burst:

@@ -113,6 +113,7 @@ class Iteration:
         self._started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
             self._burst.launch(engine.config.burst_tokens)
+            self.result.can_run_cuda_graph = engine.draft.replays
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
         engine, self._started = self._engine, time.perf_counter()
@@ -120,6 +121,7 @@ class Iteration:
         launched = engine.verifier.launch(self.batch, rows[Move.PASS], proposals, rows[Move.STEP])
         if rows[Move.PASS]:
             engine.tally.count("passes_total", launched.num_passes)
+        self.result.can_run_cuda_graph = launched.replays
         self._forward = launched
 
     def _launch_steps(self, rows: Mapping[Move, Sequence[int]], before: Iteration | None) -> None:
@@ -132,6 +134,7 @@ class Iteration:
         for req in reqs:
             req.parse_state.launch_step()
         self._steps_alone = None if rows[Move.BURST] else launched.steps
+        self.result.can_run_cuda_graph = launched.replays
         self._forward = launched
 
     # -- read, decide, commit ---------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import (
@@ -15,6 +14,7 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardBatch,
     ForwardMode,
 )
+from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.engine.batch import select_requests
 from sglang_parse.engine.faults import NAN_IN_TARGET, nan_rows
@@ -30,10 +30,12 @@ class LaunchedSteps:
     Attributes:
         steps: what it chose.
         hidden: [len(steps.rows), width] what an EAGLE-3 head reads of each row, if captured.
+        replays: whether a CUDA graph was replayed.
     """
 
     steps: Steps
     hidden: torch.Tensor | None
+    replays: bool
 
     @property
     def num_rows(self) -> int:
@@ -97,12 +99,13 @@ class PlainTarget:
     ) -> LaunchedSteps:
         """One ordinary decode step of the requests ``rows``; arguments as for ``decode``."""
         decoded = self.decode(batch, rows, last_ids)
-        steps = choose_steps(self.runner, batch, rows, decoded.next_token_logits)
-        return LaunchedSteps(steps, decoded.hidden_states)
+        output = decoded.logits_output
+        steps = choose_steps(self.runner, batch, rows, output.next_token_logits)
+        return LaunchedSteps(steps, output.hidden_states, decoded.can_run_graph)
 
     def decode(
         self, batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None = None
-    ) -> LogitsProcessorOutput:
+    ) -> ModelRunnerOutput:
         """The forward of a decode step.
 
         Args:
@@ -111,7 +114,8 @@ class PlainTarget:
             last_ids: int64 [n] their last output tokens, where only the device has them.
 
         Returns:
-            Logits [len(rows), vocab] and, if captured, hidden states [len(rows), width].
+            SGLang's record; in its ``logits_output`` logits [len(rows), vocab] and, if captured,
+            hidden states [len(rows), width].
         """
         forward_batch = ForwardBatch.init_new(
             _decode_view(batch, rows, last_ids),
@@ -119,7 +123,7 @@ class PlainTarget:
             capture_hidden_mode=self._capture_mode,
             return_hidden_states_before_norm=False,
         )
-        return self.runner.forward(forward_batch).logits_output
+        return self.runner.forward(forward_batch)
 
 
 def _decode_view(batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None) -> Any:

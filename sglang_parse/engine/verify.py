@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -32,22 +34,28 @@ from sglang_parse.engine.sampling import RowSampler
 from sglang_parse.engine.steps import Steps, choose_steps
 from sglang_parse.engine.target import PlainTarget
 
+MAX_LOGITS_BYTES = 2**30
+"""Logits of one target forward at most, in fp32. What is kept free is for a chunk of prefill, which
+has logits of each request's last row alone. 1,766 rows of 152,000 tokens keep a GPU busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass computed, in memory of its own.
+    """What a pass computed.
 
     Attributes:
-        logits: [sum of len(part.logits_rows), vocab], the parts' rows in order.
+        logits: [sum of len(part.logits_rows), vocab], the parts' rows in order; SGLang's own, which
+            the target's next forward may overwrite.
         starts: per part, its first row in ``logits``; at the end, their number.
-        hidden: [rows of the pass, width] what an EAGLE-3 head reads of each row, if captured.
-        row_starts: per part, its first row in the pass; at the end, their number.
+        hidden: [rows of the pass, width] what an EAGLE-3 head reads of each row, if captured; in
+            memory of its own.
+        replays: whether a CUDA graph was replayed.
     """
 
     logits: torch.Tensor
     starts: list[int]
     hidden: torch.Tensor | None
-    row_starts: Sequence[int]
+    replays: bool
 
     def split(self, *counts: int) -> list[torch.Tensor]:
         """The logits of the first ``counts[0]`` parts, of the next ``counts[1]``, of the rest."""
@@ -56,33 +64,56 @@ class PassOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedPass:
-    """A pass under way.
+class MeasuredPass:
+    """What is kept of a pass's output: its logits are not.
 
     Attributes:
-        output: what it computes.
-        parts: the rows of everyone in it: ``judged``, then ``checked``, then who continues.
-        judged, checked: the readings of the first two.
-        proposals: by row of the batch, what an EAGLE-3 head proposed.
-        steps: those who wrote one token, in the pass or beside it; None if nobody did.
-        num_passes: target forwards it is made of.
+        judged, checked: the readings of those of its parts.
+        riding: [n, vocab] logits of those who only continue.
+        hidden, replays: see ``PassOutput``.
     """
 
-    output: PassOutput
-    parts: Sequence[VerifyRows]
     judged: Measured
     checked: Measured
+    riding: torch.Tensor
+    hidden: torch.Tensor | None
+    replays: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedPass:
+    """A pass under way; several, where one would take too much memory.
+
+    Attributes:
+        passes: the target forwards it is made of.
+        parts: the rows of everyone in it: those judged, then those checked, then who continues.
+        proposals: by row of the batch, what an EAGLE-3 head proposed.
+        steps: those who wrote one token, in the pass or beside it; None if nobody did.
+    """
+
+    passes: Sequence[MeasuredPass]
+    parts: Sequence[VerifyRows]
     proposals: Mapping[int, Sequence[int]]
     steps: Steps | None
-    num_passes: int
 
     @property
     def hidden(self) -> torch.Tensor | None:
-        return self.output.hidden
+        """[num_rows, width] what an EAGLE-3 head reads of each row, if captured."""
+        hidden = [part.hidden for part in self.passes if part.hidden is not None]
+        return torch.cat(hidden) if len(hidden) > 1 else next(iter(hidden), None)
+
+    @property
+    def num_passes(self) -> int:
+        return len(self.passes)
 
     @property
     def num_rows(self) -> int:
-        return self.output.row_starts[-1]
+        return sum(part.layout.num_rows for part in self.parts)
+
+    @property
+    def replays(self) -> bool:
+        """Whether all of it replayed CUDA graphs."""
+        return all(part.replays for part in self.passes)
 
     @property
     def rows_of(self) -> list[tuple[int, int]]:
@@ -97,17 +128,24 @@ class LaunchedPass:
     @property
     def places(self) -> list[tuple[int, int]]:
         """(row of the batch, its first row of the pass) of everyone in it."""
-        starts = self.output.row_starts[:-1]
-        return [(part.row, start) for part, start in zip(self.parts, starts, strict=True)]
+        starts = accumulate((part.layout.num_rows for part in self.parts), initial=0)
+        return [(part.row, start) for part, start in zip(self.parts, starts, strict=False)]
 
     def read(self) -> Spoken:
         """Wait for its numbers."""
+        judged = [reading for part in self.passes for reading in part.judged.readouts()]
         checked = [
-            (part.row, self.proposals[part.row], readout)
-            for part, readout in self.checked.readouts()
+            (rows.row, self.proposals[rows.row], readout)
+            for part in self.passes
+            for rows, readout in part.checked.readouts()
         ]
-        steps = self.steps.read() if self.steps else ()
-        return Spoken(self.judged.readouts(), checked, steps)
+        return Spoken(judged, checked, self.steps.read() if self.steps else ())
+
+
+class _Kind(Enum):
+    """What a part of a pass is there for."""
+
+    JUDGED, CHECKED, RIDING = range(3)
 
 
 class Verifier:
@@ -149,30 +187,59 @@ class Verifier:
         checked = [proposed_rows(i, reqs[i], tokens) for i, tokens in proposals.items()]
         riding = [i for i in stepping if not reqs[i].lora_id]
         alone = [i for i in stepping if reqs[i].lora_id]
-        parts = [*judged, *checked, *(continuing_rows(i, reqs[i]) for i in riding)]
-        options = {"is_masked": self.is_masked, "capture": self.capture}
-        runner = self.target.runner
-        passes = run_passes(runner, batch, parts, max_rows=max_pass_rows(), **options)
-        output = joined(passes)
-        of_judged, of_checked, of_riding = output.split(len(judged), len(checked))
-        sampler = RowSampler(runner, batch)
+        continuing = [continuing_rows(i, reqs[i]) for i in riding]
+        parts = [*judged, *checked, *continuing]
+        kinds = [
+            *[_Kind.JUDGED] * len(judged),
+            *[_Kind.CHECKED] * len(checked),
+            *[_Kind.RIDING] * len(continuing),
+        ]
+        passes = [
+            self._run(batch, parts[span], kinds[span])
+            for span in pass_spans(
+                parts, max_rows=max_pass_rows(), max_logits_rows=self._max_logits_rows()
+            )
+        ]
         return LaunchedPass(
-            output=output,
+            passes=passes,
             parts=parts,
-            judged=Measured(judged, of_judged, sampler, self.question),
-            checked=Measured(checked, of_checked, sampler, None),
             proposals=proposals,
-            steps=self._steps(batch, riding, alone, of_riding) if stepping else None,
-            num_passes=len(passes),
+            steps=self._steps(batch, riding, alone, passes) if stepping else None,
+        )
+
+    def _max_logits_rows(self) -> int:
+        bytes_per_row = self.target.runner.model_config.vocab_size * torch.float32.itemsize
+        return MAX_LOGITS_BYTES // bytes_per_row
+
+    def _run(self, batch: Any, parts: Sequence[VerifyRows], kinds: Sequence[_Kind]) -> MeasuredPass:
+        """One target forward, measured on the device before the next one begins there."""
+        runner = self.target.runner
+        output = run_pass(runner, batch, parts, is_masked=self.is_masked, capture=self.capture)
+        num_judged, num_checked = kinds.count(_Kind.JUDGED), kinds.count(_Kind.CHECKED)
+        num_measured = num_judged + num_checked
+        of_judged, of_checked, of_riding = output.split(num_judged, num_checked)
+        sampler = RowSampler(runner, batch)
+        return MeasuredPass(
+            judged=Measured(parts[:num_judged], of_judged, sampler, self.question),
+            checked=Measured(parts[num_judged:num_measured], of_checked, sampler, None),
+            # The others' logits go when this returns, and forwards may follow.
+            riding=of_riding.clone(),
+            hidden=output.hidden,
+            replays=output.replays,
         )
 
     def _steps(
-        self, batch: Any, riding: Sequence[int], alone: Sequence[int], logits: torch.Tensor
+        self,
+        batch: Any,
+        riding: Sequence[int],
+        alone: Sequence[int],
+        passes: Sequence[MeasuredPass],
     ) -> Steps:
-        """``logits``: [len(riding), vocab] of those who ride along in the pass."""
+        """The next tokens of those who ride along in ``passes``, and of those who cannot."""
+        logits = [part.riding for part in passes]
         if alone:
-            logits = torch.cat([logits, self.target.decode(batch, alone).next_token_logits])
-        return choose_steps(self.target.runner, batch, [*riding, *alone], logits)
+            logits.append(self.target.decode(batch, alone).logits_output.next_token_logits)
+        return choose_steps(self.target.runner, batch, [*riding, *alone], torch.cat(logits))
 
 
 def max_pass_rows() -> int:
@@ -182,49 +249,21 @@ def max_pass_rows() -> int:
     return chunk if chunk > 0 else schedule.max_prefill_tokens
 
 
-def run_passes(
-    target_runner: Any,
-    batch: Any,
-    parts: Sequence[VerifyRows],
-    *,
-    is_masked: bool,
-    capture: bool,
-    max_rows: int,
-) -> list[PassOutput]:
-    """``run_pass`` over ``parts`` in order: one, or as few as the memory for activations allows.
+def pass_spans(parts: Sequence[VerifyRows], *, max_rows: int, max_logits_rows: int) -> list[slice]:
+    """Which of ``parts`` go into one forward: all, or as many as the memory allows, in order.
 
     Args:
-        max_rows: of one pass; a request with more has one of its own.
+        max_rows: of one forward; a request with more has one of its own.
+        max_logits_rows: how many of them have logits, which token mode wants of every row.
     """
-    passes: list[list[VerifyRows]] = [[]]
-    num_rows = 0
-    for part in parts:
-        if passes[-1] and num_rows + part.layout.num_rows > max_rows:
-            passes.append([])
-            num_rows = 0
-        passes[-1].append(part)
+    starts, num_rows, num_logits = [0], 0, 0
+    for i, part in enumerate(parts):
         num_rows += part.layout.num_rows
-    return [
-        run_pass(target_runner, batch, some, is_masked=is_masked, capture=capture)
-        for some in passes
-    ]
-
-
-def joined(outputs: Sequence[PassOutput]) -> PassOutput:
-    """Several passes' outputs as if one pass had made them."""
-    if len(outputs) == 1:
-        return outputs[0]
-    starts, row_starts = [0], [0]
-    for output in outputs:
-        starts += [starts[-1] + start for start in output.starts[1:]]
-        row_starts += [row_starts[-1] + start for start in output.row_starts[1:]]
-    hidden = [output.hidden for output in outputs if output.hidden is not None]
-    return PassOutput(
-        logits=torch.cat([output.logits for output in outputs]),
-        starts=starts,
-        hidden=torch.cat(hidden) if hidden else None,
-        row_starts=row_starts,
-    )
+        num_logits += len(part.logits_rows)
+        if i > starts[-1] and (num_rows > max_rows or num_logits > max_logits_rows):
+            starts.append(i)
+            num_rows, num_logits = part.layout.num_rows, len(part.logits_rows)
+    return [slice(*span) for span in pairwise([*starts, len(parts)])]
 
 
 def run_pass(
@@ -259,10 +298,11 @@ def run_pass(
         )
     # Questions share positions with later draft tokens: only the layout knows them.
     forward_batch.positions = on_device(layout.positions(), device)
-    output = target_runner.forward(forward_batch).logits_output
+    done = target_runner.forward(forward_batch)
+    output = done.logits_output
     # SGLang's graphs write a forward's numbers where the one before has left its own.
     hidden = output.hidden_states.clone() if capture else None
-    return PassOutput(output.next_token_logits.clone(), starts, hidden, layout.qo_indptr)
+    return PassOutput(output.next_token_logits, starts, hidden, done.can_run_graph)
 
 
 @contextmanager

@@ -99,6 +99,7 @@ SEAMS = (
             "speculative_num_draft_tokens",
             "speculative_output_stride",
             "num_non_draft_tokens_per_req",
+            "can_run_cuda_graph",
         ),
         "is what the worker returns",
     ),
@@ -225,6 +226,11 @@ SEAMS = (
         "says where the masked backend for the CPU writes KV",
     ),
     # Sampling
+    Seam(
+        "sglang.srt.model_executor.model_runner.ModelRunnerOutput",
+        ("logits_output", "can_run_graph"),
+        "is what a forward returns",
+    ),
     Seam(
         "sglang.srt.model_executor.model_runner.ModelRunner.sample",
         ("self", "logits_output", "forward_batch"),

@@ -6,6 +6,8 @@ planning in them, and SGLang's sampler are stood in for, because their kernels h
 
 from __future__ import annotations
 
+import sys
+import weakref
 from array import array
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -74,7 +76,9 @@ class Runner:
     device = GPU
     spec_algorithm = lora_manager = None
     is_draft_worker = False
-    model_config = SimpleNamespace(model_is_mrope=False, requires_mm_token_modalities=False)
+    model_config = SimpleNamespace(
+        model_is_mrope=False, requires_mm_token_modalities=False, vocab_size=VOCAB
+    )
     ngram_embedding_manager = SimpleNamespace(enabled=False)
     prefill_attention_backend_str = ""
 
@@ -104,7 +108,8 @@ class Runner:
             self._load_graph(forward_batch)
         logits = torch.zeros(num_rows, VOCAB, device=GPU)
         return SimpleNamespace(
-            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None)
+            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None),
+            can_run_graph=forward_batch.forward_mode.is_decode(),
         )
 
     def _load_graph(self, forward_batch: Any) -> None:
@@ -252,9 +257,10 @@ def test_a_burst():
     ends = request(3, Phase.DRAFTING, Move.BURST, draft=7)
     goes_on.parse_state.draft_kv_len = PROMPT + 3
     ends.parse_state.draft_kv_len = PROMPT + 8
-    _, engine = launched(batch_of(begins, goes_on, samples, ends))
+    iteration, engine = launched(batch_of(begins, goes_on, samples, ends))
     modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
     assert modes == ["DECODE"] * CONFIG.burst_tokens
+    assert iteration.result.can_run_cuda_graph
     begins.parse_state.draft_kv_len = PROMPT - 4
     _, engine = launched(batch_of(begins, samples))
     modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
@@ -266,6 +272,7 @@ def test_steps_behind_unread_steps():
     batch = batch_of(*reqs)
     first, engine = launched(batch)
     assert first.may_be_followed_unread(reqs[1:])
+    assert first.result.can_run_cuda_graph
     launched(batch_of(*reqs[1:]), engine, first)
     assert [len(forward.seq_lens) for forward in engine.target.runner.forwards] == [3, 2]
     assert [req.parse_state.num_unread for req in reqs] == [1, 2, 2]
@@ -289,13 +296,49 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
             req.parse_state.ask(Questions([], []))
     engine = engine_for(batch, is_masked=is_masked, question=question)
     monkeypatch.setattr(engine.head, "propose", lambda *_: {4: [8, 9]})
-    launched(batch, engine)
+    iteration, _ = launched(batch, engine)
+    assert not iteration.result.can_run_cuda_graph
     forward, alone = engine.target.runner.forwards
     assert (len(forward.seq_lens), len(alone.seq_lens)) == (4, 1)
     layout = forward.spec_info.layout
     assert len(forward.input_ids) == len(forward.positions) == layout.num_rows
     mask = forward.spec_info.custom_mask
     assert mask.device == GPU if is_masked else mask is None
+
+
+def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    """Token mode wants logits of every row: 64 drafts of 256 tokens, a vocabulary of 152,000."""
+    from sglang_parse.engine import verify
+
+    vocab, num_reqs, draft = 152_000, 64, 256
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 400)
+    monkeypatch.setattr(verify, "max_pass_rows", lambda: 8192)
+    batch = batch_of(
+        *(request(i, Phase.VERIFYING, Move.PASS, draft=draft) for i in range(num_reqs)),
+        request(num_reqs, Phase.CONTINUING, Move.STEP),
+    )
+    for req in batch.reqs[:num_reqs]:
+        req.parse_state.ask(Questions([], []))
+    engine = engine_for(batch, question=None)
+    runner = engine.target.runner
+    made: list[weakref.ref] = []
+    rows: list[int] = []
+
+    def forward(forward_batch: Any) -> Any:
+        assert not any(logits() is not None for logits in made)
+        rows.append(len(forward_batch.spec_info.select_index))
+        logits = torch.zeros(rows[-1], vocab, device=GPU)
+        assert logits.nbytes <= verify.MAX_LOGITS_BYTES == 2**30
+        made.append(weakref.ref(logits))
+        output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+        return SimpleNamespace(logits_output=output, can_run_graph=False)
+
+    monkeypatch.setattr(runner, "forward", forward, raising=False)
+    runner.model_config = SimpleNamespace(**vars(runner.model_config) | {"vocab_size": vocab})
+    launched(batch, engine)
+    per_pass = 6 * (1 + draft)
+    assert rows == [per_pass] * 10 + [num_reqs * (1 + draft) + 1 - 10 * per_pass]
+    assert not any(logits() is not None for logits in made)
 
 
 def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatch):
