@@ -59,8 +59,29 @@ LLAMA3_PAIR = (
     LLAMA3 | shape(8192, 80, 64, 28672, head_dim=128),
     LLAMA3 | shape(2048, 16, 32, 8192, head_dim=64, tie_word_embeddings=True),
 )
+# As published: 128 experts of which 8 work, weights in FP8 blocks of 128 x 128.
+QWEN3_MOE = (
+    QWEN3
+    | shape(4096, 94, 64, 12288, tie_word_embeddings=False)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1536,
+        "norm_topk_prob": True,
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+    }
+)
 PAIRS = {
     "serve_qwen3_32b.sh": QWEN3_PAIR,
+    "serve_qwen3_235b.sh": ("qwen3-thinking", QWEN3_MOE, QWEN3_PAIR[2]),
     "serve_llama3_70b.sh": LLAMA3_PAIR,
     "serve_llama3_70b_eagle3.sh": LLAMA3_PAIR,
 }
@@ -192,6 +213,44 @@ def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[
     rows = tail // config.max_prefixes
     assert 20 < rows < 100  # a question's rows; the fixtures' small vocabularies need some more
     assert config.threshold == 0.7
+
+
+@pytest.mark.parametrize(("tp_size", "fits"), [(4, True), (8, False)])
+def test_experts_in_fp8_blocks_on_the_ranks(tp_size: int, fits: bool):
+    """SGLang's own check, made when the weights of the experts are."""
+    import torch
+    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
+    from sglang.srt.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
+
+    layer = torch.nn.Module()
+    layer.moe_tp_size, layer.moe_runner_config = tp_size, MoeRunnerConfig()
+    blocks = QWEN3_MOE["quantization_config"]["weight_block_size"]
+
+    def make() -> None:
+        with torch.device("meta"):
+            Fp8MoEMethod.create_fp8_moe_weight_(
+                layer,
+                num_experts=QWEN3_MOE["num_experts"],
+                hidden_size=QWEN3_MOE["hidden_size"],
+                intermediate_size_per_partition=QWEN3_MOE["moe_intermediate_size"] // tp_size,
+                block_quant=True,
+                quant_config=Fp8Config(
+                    is_checkpoint_fp8_serialized=True,
+                    activation_scheme="dynamic",
+                    weight_block_size=blocks,
+                ),
+                use_mxfp8=False,
+                is_checkpoint_fp8_serialized=True,
+                is_fp4_expert=False,
+                params_dtype=torch.bfloat16,
+            )
+
+    if fits:
+        make()
+        assert f"--tp-size {tp_size} " in (EXAMPLES / "serve_qwen3_235b.sh").read_text()
+        return
+    with pytest.raises(ValueError, match=r"192 is not divisible by .* block_n = 128"):
+        make()
 
 
 def test_flags_behind_a_recipe_win(tmp_path: Path):
