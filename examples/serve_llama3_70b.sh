@@ -28,7 +28,7 @@
 # --parse-draft-tokens 128     A 1B draft goes wrong early in hard answers: short rounds.
 # --parse-max-prefixes 16      About 60 rows of question for each prefix: at most 960 a pass.
 # --parse-threshold 0.7        A guess. Measure accuracy and acceptance with your own tasks.
-# --attention-backend flashinfer   Takes the pass's mask; triton and fa3 are the others PARSE can use.
+# --attention-backend flashinfer   triton and fa3 are the others PARSE can use.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 set -eu
 

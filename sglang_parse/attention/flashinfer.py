@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, PrefillMetadata
 
-from sglang_parse.attention.alias import paged_rows
+from sglang_parse.attention.alias import indptr, paged_rows
 from sglang_parse.attention.spec_input import ParseVerifyInput
 
 
@@ -80,15 +80,20 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _plan_alias(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
-        """More sequences than SGLang's per-request buffers hold: planned directly."""
+        """More sequences than SGLang's per-request buffers hold: planned directly.
+
+        From offsets on the host: FlashInfer would wait for the device to have them there.
+        """
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
-        rows = paged_rows(spec_info.layout.pseudo_sequences(), slots, with_own=True)
+        sequences = spec_info.layout.pseudo_sequences()
+        rows = paged_rows(sequences, slots, with_own=True)
+        host = torch.device("cpu")
         updater = self.indices_updater_prefill
         self.prefill_wrappers_verify[0].begin_forward(
-            rows.qo_indptr,
-            rows.kv_indptr,
+            indptr([sequence.num_rows for sequence in sequences], host),
+            indptr([sequence.kv_len for sequence in sequences], host),
             rows.kv_slots,
-            torch.ones(len(rows.kv_indptr) - 1, dtype=torch.int32, device=slots.device),
+            torch.ones(len(sequences), dtype=torch.int32),
             updater.num_qo_heads,
             updater.num_kv_heads,
             updater.head_dim,

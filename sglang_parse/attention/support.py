@@ -43,13 +43,15 @@ SUPPORT = {
     ),
     "flashinfer": Support(
         f"{_ROOM}.flashinfer:create_backend",
-        (MASK, ALIAS),
-        "the context's KV is read once per request instead of once per question",
+        (ALIAS, MASK),
+        "its tiles of 128 rows of a KV head's group read KV, as many for questions of their own as "
+        "for a request whole; and under a mask each reads every column and tests every entry",
     ),
     "triton": Support(
         f"{_ROOM}.triton:create_backend",
         (MASK, ALIAS),
-        "the context's KV is read once per request instead of once per question",
+        "its tiles hold rows of one head, so that questions of their own would fill half of each; "
+        "its mask is read among the new rows alone",
     ),
     "fa3": Support(
         f"{_ROOM}.flash_attention:create_backend",

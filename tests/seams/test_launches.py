@@ -411,6 +411,37 @@ def test_how_a_backend_plans_a_pass():
         assert part.device == GPU
 
 
+def test_flashinfer_plans_pseudo_sequences_from_the_host():
+    """What its plan looks at lies there, or it would wait for the device."""
+    from sglang_parse.attention.flashinfer import ParseFlashInferBackend
+    from sglang_parse.attention.spec_input import ParseVerifyInput
+
+    def begin_forward(*told: Any, **_: Any) -> None:
+        looked_at = (told[0], told[1], told[3])
+        assert [len(part) for part in looked_at] == [7, 7, 6]
+        for part in looked_at:
+            assert part.device.type == "cpu"
+        assert told[2].device == GPU
+
+    backend = object.__new__(ParseFlashInferBackend)
+    table = torch.zeros(3, WIDTH, dtype=torch.int32, device=GPU)
+    updater = SimpleNamespace(num_qo_heads=8, num_kv_heads=1, head_dim=128)
+    updater.q_data_type = updater.data_type = torch.bfloat16
+    vars(backend).update(
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        prefill_wrappers_verify=[SimpleNamespace(begin_forward=begin_forward)],
+        prefill_split_tile_size=None,
+        indices_updater_prefill=updater,
+    )
+    spec_info = ParseVerifyInput(
+        layout=LAYOUT,
+        custom_mask=None,
+        select_index=torch.zeros(1, dtype=torch.int64, device=GPU),
+    )
+    requests = torch.zeros(3, dtype=torch.int64, device=GPU)
+    backend._plan(SimpleNamespace(spec_info=spec_info, req_pool_indices=requests))
+
+
 def test_a_head_follows_what_was_written(monkeypatch: pytest.MonkeyPatch):
     """SGLang's EAGLE-3 worker extends the head's KV; the host goes on meanwhile."""
     from sglang.srt.speculative import eagle_worker_v2

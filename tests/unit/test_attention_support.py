@@ -18,7 +18,8 @@ pytestmark = pytest.mark.unit
     ("setting", "backend", "page_size", "layout"),
     [
         ("auto", "torch_native", 1, "mask"),
-        ("auto", "flashinfer", 16, "mask"),
+        ("auto", "flashinfer", 16, "alias"),
+        ("mask", "flashinfer", 16, "mask"),
         ("auto", "triton", 64, "mask"),
         ("auto", "fa3", 1, "alias"),
         ("alias", "torch_native", 16, "alias"),
