@@ -1,0 +1,62 @@
+"""What a pass makes an attention kernel read, counted: query tiles, the columns each of them loads.
+
+FlashInfer's FA2 (``prefill.cuh``, 0.7): tiles of 128 packed rows, a row once for each query head of
+a KV head. Without a mask a tile loads the columns its last row may see; under a mask all of them.
+SGLang's Triton extend kernel: tiles of 128 rows of one query head; it loads all context columns,
+then those of the new rows up to its last row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_parse.core.layout import VerifyLayout
+
+TILE = 128
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one attention layer and one KV head.
+
+    Attributes:
+        tiles: query tiles.
+        columns: KV entries they load together.
+        mask_bytes: of the mask in memory, one an entry; it is made once for all layers.
+    """
+
+    tiles: int
+    columns: int
+    mask_bytes: int
+
+
+def flashinfer(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool) -> Counts:
+    tiles = columns = 0
+    if is_masked:
+        for request in layout.requests:
+            own = -(-request.num_rows * heads_per_kv_head // TILE)
+            tiles, columns = tiles + own, columns + own * request.kv_len
+        return Counts(tiles, columns, layout.mask_size)
+    for sequence in layout.pseudo_sequences():
+        own = -(-sequence.num_rows * heads_per_kv_head // TILE)
+        for tile in range(own):
+            last_row = -(-(tile + 1) * TILE // heads_per_kv_head)
+            columns += sequence.context + min(last_row, sequence.num_rows)
+        tiles += own
+    return Counts(tiles, columns, 0)
+
+
+def triton(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool) -> Counts:
+    if is_masked:
+        runs = [(request.num_rows, request.prefix_len) for request in layout.requests]
+    else:
+        runs = [(sequence.num_rows, sequence.context) for sequence in layout.pseudo_sequences()]
+    tiles = columns = 0
+    for num_rows, context in runs:
+        for start in range(0, num_rows, TILE):
+            tiles += heads_per_kv_head
+            columns += heads_per_kv_head * (context + min(start + TILE, num_rows))
+    return Counts(tiles, columns, layout.mask_size if is_masked else 0)
+
+
+KERNELS = {"flashinfer": flashinfer, "triton": triton}
