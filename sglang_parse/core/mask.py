@@ -65,10 +65,13 @@ def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch
     """The form FlashInfer takes: bool [layout.mask_size].
 
     Row-major, query first, over the full KV length; requests concatenated
-    (flashinfer ``BatchPrefillWithPagedKVCacheWrapper.plan(custom_mask=...)``).
+    (flashinfer ``BatchPrefillWithPagedKVCacheWrapper.plan(custom_mask=...)``). At 32,768 tokens of
+    context and 1,217 rows it has 39 MiB, written once: only the new rows' columns differ.
     """
-    parts = [dense_mask(request, device).flatten() for request in layout.requests]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.bool, device=device)
+    flat = torch.ones(layout.mask_size, dtype=torch.bool, device=device)
+    for part, request in zip(split_flat_mask(flat, layout), layout.requests, strict=True):
+        part[:, request.prefix_len :] = tail_mask(request, device)
+    return flat
 
 
 def split_flat_mask(flat: torch.Tensor, layout: VerifyLayout) -> list[torch.Tensor]:

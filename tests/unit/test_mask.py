@@ -188,6 +188,29 @@ def test_a_flat_mask_of_another_length_is_refused(extra):
         split_flat_mask(torch.ones(88 + extra, dtype=torch.bool), batch)
 
 
+def test_the_context_is_written_once():
+    """At 32k it is most of a mask: one tensor of its size is made, and nothing is copied into it
+    but the new rows' columns."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    written: list[str] = []
+
+    class Large(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+            result = func(*args, **(kwargs or {}))
+            is_view = func.is_view or not isinstance(result, torch.Tensor)
+            if not is_view and result.numel() > 1217 * 32768:
+                written.append(str(func))
+            return result
+
+    cuts = tuple(range(16, 257, 16))
+    layout = VerifyLayout.of([RequestLayout(32768, 257, cuts, (60,) * 16)])
+    with Large():
+        flat = flat_mask(layout, "meta")
+    assert flat.nbytes == layout.mask_size == 1217 * (32768 + 1217)
+    assert written == ["aten.ones.default"]
+
+
 def test_an_empty_pass():
     empty = VerifyLayout.of([])
     assert flat_mask(empty).shape == (0,)
