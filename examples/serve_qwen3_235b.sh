@@ -11,7 +11,7 @@
 # GPU"). Numbers below are computed from the models' shapes.
 #
 # Hardware: four GPUs of 141 GB (H200). Four of 80 GB (H100) hold about 130,000 tokens of KV.
-# Memory:   weights 237 GB in FP8 + 4 GB in bf16, 60 GB on each of four; KV 188 KiB a token for the
+# Memory:   weights 236 GB in FP8 + 4 GB in bf16, 60 GB on each of four; KV 188 KiB a token for the
 #           target and 112 KiB for the draft, a quarter of it on each. With the fraction below on
 #           141 GB: about 830,000 tokens of KV, which take 40 GB for the target and 24 GB for the
 #           draft on each GPU; 17 GB are left.
