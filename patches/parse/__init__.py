@@ -17,6 +17,7 @@ from sglang_parse.patches.parse import (
     request_options,
     sampling_mask,
     stop_order,
+    token_ids,
     weight_updates,
     whole_batches,
 )
@@ -35,6 +36,7 @@ PATCHES: tuple[Patch, ...] = (
     request_options.PATCH,
     sampling_mask.PATCH,
     stop_order.PATCH,
+    token_ids.PATCH,
     weight_updates.PATCH,
     whole_batches.PATCH,
 )
