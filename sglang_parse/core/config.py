@@ -60,9 +60,10 @@ class ParseConfig(BaseModel):
     threshold: Threshold = 0.5
     """Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted and greedy
     output is the plain target's."""
-    selection: Literal["first-reject", "longest"] = "first-reject"
+    selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
     """Which prefix is kept: the longest one before the first rejected one, or the longest
-    accepted one."""
+    accepted one; or 'answer-first': a finished draft as a whole where its last question accepts
+    it, else as 'first-reject'."""
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' keeps the tokens the target would
     have chosen itself (exact)."""

@@ -111,6 +111,9 @@ class TraceRecord(TypedDict):
             tokens get.
         threshold: smallest verdict that accepts.
         cut: draft tokens kept.
+        decided_by: index into ``verdicts`` of the one that decided: it accepts, and its prefix is
+            kept, or rejects, and the prefix before it is; null where none did (token mode,
+            simulated acceptance, nothing accepted under "longest").
         next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
     """
 
@@ -124,6 +127,7 @@ class TraceRecord(TypedDict):
     verdict_mass: list[float]
     threshold: float
     cut: int
+    decided_by: int | None
     next_token_id: int | None
 
 

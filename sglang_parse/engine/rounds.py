@@ -17,7 +17,7 @@ from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import prefix_ends, segment_is_done
-from sglang_parse.core.selection import matching_tokens, select_cut
+from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.core.tally import Tally
@@ -136,13 +136,14 @@ class Rounds:
             return Outcome(fault=NAN_IN_TARGET)
         state: RequestState = req.parse_state
         self._watch_mass(readout)
-        cut = self._cut(state, readout)
+        selected = self._select(state, readout)
+        cut = selected.cut
         own = [] if _ends_answer(req, cut) else [readout.choices[part.cut_rows.index(cut)]]
         tokens = [*state.draft.token_ids[:cut], *own]
         record = None
         if state.terms.keep_trace:
             next_token = own[0] if own else None
-            record = trace_record(state, readout, cut, next_token, self.question)
+            record = trace_record(state, readout, selected, next_token, self.question)
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
         self.switch.saw_round(
             state.terms.threshold, state.num_drafted, len(tokens), part.layout.num_rows
@@ -150,8 +151,8 @@ class Rounds:
         standing = self._after_round(state, cut, tokens)
         return Outcome(tuple(tokens), len(own), standing, Round(cut, record))
 
-    def _cut(self, state: RequestState, readout: Readout) -> int:
-        """How many draft tokens are kept.
+    def _select(self, state: RequestState, readout: Readout) -> Selection:
+        """What is kept of the draft.
 
         In token mode the target's own choice at every place, greedy or sampled, decides: exact
         either way.
@@ -159,10 +160,13 @@ class Rounds:
         draft, threshold = state.draft, state.terms.threshold
         if self.question is None:
             matched = matching_tokens(draft.token_ids, readout.choices)
-            return 0 if threshold > 1 else matched
+            return Selection(0 if threshold > 1 else matched)
         if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
-            return self._simulated.cut(len(draft.token_ids), draft.prefix_ends)
-        return select_cut(readout.verdicts, draft.prefix_ends, threshold, self.config.selection)
+            return Selection(self._simulated.cut(len(draft.token_ids), draft.prefix_ends))
+        return select(
+            *(readout.verdicts, draft.prefix_ends, threshold, self.config.selection),
+            is_finished=draft.finished,
+        )
 
     def _after_round(self, state: RequestState, cut: int, tokens: list[int]) -> Standing:
         rejected = cut < (state.draft.prefix_ends or [state.num_drafted])[-1]
