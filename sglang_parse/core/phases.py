@@ -102,7 +102,7 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: the draft starts behind this many output tokens.
-        draft_token_ids: the draft.
+        draft_token_ids: the draft; it may begin with the end of the one before that nobody judged.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         question_token_ids: per prefix, the question's tokens.
         accept_token_id, reject_token_id: the verdict tokens; null in token mode.
@@ -137,10 +137,13 @@ class Round:
 
     Attributes:
         cut: how many of its tokens are kept.
+        tail: those that nobody judged and that stand behind the target's own token as they would
+            in a new draft: the next draft begins with them.
         record: the trace's, where one is kept.
     """
 
     cut: int
+    tail: tuple[int, ...] = ()
     record: TraceRecord | None = None
 
 

@@ -15,7 +15,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import RequestState
+from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.segment import prefix_ends, segment_is_done
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
@@ -98,7 +98,10 @@ class Rounds:
         draft, question = state.draft, self.question
         pieces = [self._piece(token) for token in draft.token_ids]
         ends = prefix_ends(
-            pieces, self.rule, finished=draft.finished, max_prefixes=self.config.max_prefixes
+            pieces,
+            self.rule,
+            finished=draft.finished or state.num_drafted >= tokens_left(req),
+            max_prefixes=self.config.max_prefixes,
         )
         was_thinking = self._is_thinking(req)
         ids = [
@@ -145,11 +148,14 @@ class Rounds:
             next_token = own[0] if own else None
             record = trace_record(state, readout, selected, next_token, self.question)
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
-        self.switch.saw_round(
-            state.terms.threshold, state.num_drafted, len(tokens), part.layout.num_rows
-        )
+        tail = _tail(state.draft, selected, own)
+        # The tail is the next round's: nobody drafts it again.
+        num_drafted = state.num_drafted - len(tail)
+        self.switch.saw_round(state.terms.threshold, num_drafted, len(tokens), part.layout.num_rows)
         standing = self._after_round(state, cut, tokens)
-        return Outcome(tuple(tokens), len(own), standing, Round(cut, record))
+        if standing.phase is not Phase.DRAFTING:
+            tail = ()
+        return Outcome(tuple(tokens), len(own), standing, Round(cut, tail, record))
 
     def _select(self, state: RequestState, readout: Readout) -> Selection:
         """What is kept of the draft.
@@ -271,6 +277,19 @@ class Rounds:
             simulated.fraction,
             100 * simulated.fraction,
         )
+
+
+def _tail(draft: Draft, selected: Selection, own: Sequence[int]) -> tuple[int, ...]:
+    """The end of a draft that a new one would begin with.
+
+    A draft that its budget ended in the middle of a segment has an end that nobody judged. Where
+    all else is kept and the target goes on with the same token, the draft model would write the
+    rest again, at the same places of the sequence: its KV is there.
+    """
+    if selected.decided_by is None or selected.cut < draft.prefix_ends[-1]:
+        return ()
+    unjudged = draft.token_ids[selected.cut :]
+    return tuple(unjudged[1:]) if unjudged[:1] == [*own] else ()
 
 
 def _ends_answer(req: Any, cut: int) -> bool:

@@ -91,3 +91,63 @@ def test_the_trace_says_which_question_decided(
     assert outcome.round.cut == cut
     (record,) = one.state.trace
     assert (record["cut"], record["decided_by"]) == (cut, decided_by)
+
+
+# -- drafts that the length limit ends --------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(5, [2, 4, 5]), (6, [2, 4])])
+def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, ends: list[int]):
+    one = Round([11, 12, 13, 14, 15], limit=limit)
+    questions = one.ask()
+    assert questions.prefix_ends == ends
+    assert set(questions.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
+
+
+def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
+    one = Round([11, 12, 13, 14, 15], limit=5)
+    outcome = one.judge([0.9] * 3)
+    assert (outcome.token_ids, outcome.num_own) == ((11, 12, 13, 14, 15), 0)
+
+
+# -- drafts that the budget ends --------------------------------------------------------
+
+
+def test_the_next_draft_begins_with_the_end_that_nobody_judged():
+    """Nothing moves: its tokens and the draft model's KV stay at their places."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    outcome = one.judge([0.9], own=16)
+    assert outcome.token_ids == (11, 12, 13, 14, 15, 16)
+    state = one.state
+    state.write(outcome.token_ids)
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.committed, state.draft_kv_len) == (26, 28)
+    assert state.draft_kv_len == state.committed + state.num_drafted
+    state.extend_draft([19], budget=8)
+    assert state.draft_kv_len == state.committed + state.num_drafted
+    assert state.stats.drafted_tokens == 1  # what was drafted before counts once
+
+
+@pytest.mark.parametrize(
+    ("verdict", "own", "why"),
+    [
+        (0.9, NOT_THE_DRAFTS, "the target goes on differently"),
+        (0.1, 11, "the judged part is rejected"),
+    ],
+)
+def test_the_end_that_nobody_judged_is_dropped(verdict: float, own: int, why: str):
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    outcome = one.judge([verdict], own)
+    one.state.write(outcome.token_ids)
+    assert one.state.draft == Draft(), why
+    assert one.state.draft_kv_len <= one.state.committed
+
+
+def test_no_draft_no_tail():
+    """The target writes to the end: what it writes need not be what the tail says."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one.rounds.switch.mode = "never"
+    outcome = one.judge([0.9], own=16)
+    one.state.write(outcome.token_ids)
+    assert (one.state.phase, one.state.draft) == (Phase.CONTINUING, Draft())
+    assert one.state.draft_kv_len <= one.state.committed

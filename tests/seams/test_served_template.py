@@ -69,6 +69,12 @@ def test_token_mode_asks_nothing():
     assert ask("chatml", verification="token")[0] is None
 
 
+def request_of(state: RequestState, *prompt: int) -> SimpleNamespace:
+    """SGLang's side of a request, far from its length limit."""
+    params = SimpleNamespace(max_new_tokens=1000)
+    return SimpleNamespace(parse_state=state, origin_input_ids=list(prompt), sampling_params=params)
+
+
 @pytest.mark.parametrize("name", ["llama3", "mistral", "gemma"])
 def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     """Mistral's (as Llama 2's) decodes a single token without its leading space."""
@@ -79,7 +85,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
-    questions = rounds.questions(SimpleNamespace(parse_state=state, origin_input_ids=[]))
+    questions = rounds.questions(request_of(state))
     texts = [tokenizer.decode(draft[:end]) for end in questions.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
 
@@ -92,7 +98,7 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     assert question is not None
     rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
     state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING)
-    req = SimpleNamespace(parse_state=state, origin_input_ids=[5, 6])
+    req = request_of(state, 5, 6)
 
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:
         state.output_ids += tokenizer.encode(output)
