@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from sglang_parse.core.question import BUILT_IN, built_in_questions
+from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
@@ -54,7 +54,8 @@ class ParseConfig(BaseModel):
     question: str = Field(
         "",
         description="JSON file with the verification question, or the name of a built-in one: "
-        f"{', '.join(built_in_questions())}.",
+        f"{', '.join(built_in_questions())}. Without it, the built-in one that fits the target's "
+        "chat template and tokenizer.",
         json_schema_extra={"metavar": "FILE"},
     )
     threshold: Threshold = 0.5
@@ -116,11 +117,6 @@ class ParseConfig(BaseModel):
     @property
     def segment_rule(self) -> SegmentRule:
         return SegmentRule.parse(self.segment)
-
-    @property
-    def question_path(self) -> str:
-        name = self.question or "default"
-        return str(BUILT_IN / f"{name}.json") if name in built_in_questions() else name
 
     @property
     def is_semantic(self) -> bool:

@@ -261,8 +261,9 @@ class Rounds:
             self._low_mass_reported = True
             logger.warning(
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
-                "pass (below %.1f); verdicts mean little. Give --parse-question a wording and "
-                "verdict tokens that fit this model.",
+                "pass (below %.1f); verdicts mean little. Give --parse-question a wording that "
+                "this model answers with the verdict words, or another pair of words (such as Yes "
+                "and No), and take --parse-threshold from the verdicts of its own answers.",
                 mean,
                 LOW_MASS,
             )
