@@ -14,10 +14,10 @@ from sglang_parse.patches.parse import (
     lora_admitted,
     memory_release,
     meta_info,
+    request_bounds,
     request_options,
     sampling_mask,
     stop_order,
-    token_ids,
     weight_updates,
     whole_batches,
 )
@@ -33,10 +33,10 @@ PATCHES: tuple[Patch, ...] = (
     lora_admitted.PATCH,
     memory_release.PATCH,
     meta_info.PATCH,
+    request_bounds.PATCH,
     request_options.PATCH,
     sampling_mask.PATCH,
     stop_order.PATCH,
-    token_ids.PATCH,
     weight_updates.PATCH,
     whole_batches.PATCH,
 )
