@@ -13,8 +13,8 @@ _HEAD = """\
 
 Everything `sglang_parse` changes in a running SGLang, one file and one entry each. Nothing of SGLang's source is
 touched: the changes are made in memory when SGLang loads its plugins, and a server on which one is not in force does
-not start (`patches.assert_applied`). On a server without PARSE, `kv_by_phase`, `whole_batches` and `meta_info` call the
-original and add nothing.
+not start (`patches.assert_applied`). On a server without PARSE, `kv_by_phase`, `whole_batches`, `meta_info` and
+`request_bounds` call the original and add nothing.
 "The pinned one" is the SGLang version in `pyproject.toml`, the only place that names it.
 This page is printed by `python -m sglang_parse.patches.ledger`; its texts stand in the patches' files."""  # noqa: E501
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from sglang_parse.core.question import BUILT_IN, built_in_questions
+from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
@@ -54,15 +54,17 @@ class ParseConfig(BaseModel):
     question: str = Field(
         "",
         description="JSON file with the verification question, or the name of a built-in one: "
-        f"{', '.join(built_in_questions())}.",
+        f"{', '.join(built_in_questions())}. Without it, the built-in one that fits the target's "
+        "chat template and tokenizer.",
         json_schema_extra={"metavar": "FILE"},
     )
     threshold: Threshold = 0.5
     """Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted and greedy
     output is the plain target's."""
-    selection: Literal["first-reject", "longest"] = "first-reject"
+    selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
     """Which prefix is kept: the longest one before the first rejected one, or the longest
-    accepted one."""
+    accepted one; or 'answer-first': a finished draft as a whole where its last question accepts
+    it, else as 'first-reject'."""
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' keeps the tokens the target would
     have chosen itself (exact)."""
@@ -115,11 +117,6 @@ class ParseConfig(BaseModel):
     @property
     def segment_rule(self) -> SegmentRule:
         return SegmentRule.parse(self.segment)
-
-    @property
-    def question_path(self) -> str:
-        name = self.question or "default"
-        return str(BUILT_IN / f"{name}.json") if name in built_in_questions() else name
 
     @property
     def is_semantic(self) -> bool:

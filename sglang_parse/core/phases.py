@@ -102,7 +102,7 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: the draft starts behind this many output tokens.
-        draft_token_ids: the draft.
+        draft_token_ids: the draft; it may begin with the end of the one before that nobody judged.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         question_token_ids: per prefix, the question's tokens.
         accept_token_id, reject_token_id: the verdict tokens; null in token mode.
@@ -111,6 +111,9 @@ class TraceRecord(TypedDict):
             tokens get.
         threshold: smallest verdict that accepts.
         cut: draft tokens kept.
+        decided_by: index into ``verdicts`` of the one that decided: it accepts, and its prefix is
+            kept, or rejects, and the prefix before it is; null where none did (token mode,
+            simulated acceptance, nothing accepted under "longest").
         next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
     """
 
@@ -124,6 +127,7 @@ class TraceRecord(TypedDict):
     verdict_mass: list[float]
     threshold: float
     cut: int
+    decided_by: int | None
     next_token_id: int | None
 
 
@@ -133,10 +137,13 @@ class Round:
 
     Attributes:
         cut: how many of its tokens are kept.
+        tail: those that nobody judged and that stand behind the target's own token as they would
+            in a new draft: the next draft begins with them.
         record: the trace's, where one is kept.
     """
 
     cut: int
+    tail: tuple[int, ...] = ()
     record: TraceRecord | None = None
 
 

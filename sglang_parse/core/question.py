@@ -25,6 +25,14 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 BUILT_IN = Path(__file__).parent / "questions"
 DEFAULT_QUESTION_FILE = BUILT_IN / "default.json"
+FAMILY_MARKS = {
+    "qwen3_thinking": "<think>",
+    "chatml": "<|im_start|>",
+    "llama3": "<|start_header_id|>",
+    "mistral": "[INST]",
+    "gemma": "<start_of_turn>",
+}
+"""Built-in question -> what the chat templates of its family have in them."""
 _ANSWER_MARK = "PARSE-ANSWER-MARK"
 
 
@@ -35,6 +43,18 @@ class QuestionError(ValueError):
 def built_in_questions() -> list[str]:
     """Names of the question files that come with PARSE."""
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))
+
+
+def built_in_for(template: str) -> list[str]:
+    """The built-in questions, the likeliest first: the family's of this chat template, then the
+    one for all others."""
+    marked = [name for name, mark in FAMILY_MARKS.items() if mark in template]
+    return list(dict.fromkeys([*marked, DEFAULT_QUESTION_FILE.stem, *built_in_questions()]))
+
+
+def question_file(question: str) -> Path:
+    """Where a question is read from: the name of a built-in one, or else a path."""
+    return BUILT_IN / f"{question}.json" if question in built_in_questions() else Path(question)
 
 
 _NeededText = Annotated[str, Field(min_length=1)]

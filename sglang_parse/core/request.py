@@ -232,22 +232,26 @@ class RequestState:
         """What the target said, decided; the tokens themselves are ``write``'s."""
         if outcome.fault:
             self.fault = outcome.fault
+            self.draft = Draft()
             return
-        if outcome.round is not None:
-            self._close_round(outcome.round)
         self.target_run = outcome.num_own
         self.stats.eagle3_steps += outcome.eagle3_steps
         self.stats.eagle3_tokens += outcome.eagle3_steps * len(outcome.token_ids)
         if outcome.standing is not None:
             self._stand(outcome.standing)
+        if outcome.round is not None:
+            self._close_round(outcome.round)
 
     def _close_round(self, judged: Round) -> None:
         self.stats.rounds += 1
         self.stats.accepted_tokens += judged.cut
         if judged.record is not None:
             self.trace.append(judged.record)
-        # The draft's KV is right up to its own kept tokens; the target's next token is new.
-        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + judged.cut)
+        # The draft's KV is right up to its own kept tokens; the target's next token is new, unless
+        # it is the draft's too: then all of the draft's is.
+        kept = judged.cut + len(judged.tail)
+        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + kept)
+        self.draft.token_ids.extend(judged.tail)
 
     def _stand(self, standing: Standing) -> None:
         self.phase = standing.phase

@@ -100,7 +100,8 @@ def prefix_ends(
     Args:
         pieces: decoded text of each draft token.
         rule: where segments end.
-        finished: the draft model ended its answer, so the last offset is a natural end.
+        finished: nothing follows the draft, so the last offset is an end like any other: the draft
+            model ended its answer, or the request's length limit ended the draft.
         max_prefixes: at most this many prefixes; more segments are merged into even groups.
 
     Returns:

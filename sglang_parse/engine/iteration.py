@@ -25,6 +25,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch, Stage, Timed
 from sglang_parse.core.phases import Move, Outcome, Phase
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
@@ -194,8 +195,9 @@ class Iteration:
         self._engine.head.follow(batch, launched.places, launched.hidden, self._emitted)
         for part, _ in spoken.judged:
             if not is_gone(req := batch.reqs[part.row]):
-                keep_len = req.parse_state.committed_len + len(self._emitted[part.row])
-                release_tail(batch, req, keep_len)
+                state: RequestState = req.parse_state
+                written_len = state.committed_len + len(self._emitted[part.row])
+                release_tail(batch, req, written_len + state.num_drafted)
 
     def _close(self) -> None:
         """The iteration is over: its tokens are output, its times are learned from."""

@@ -12,6 +12,7 @@ import torch
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.selection import Selection
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.ranks import share
@@ -158,7 +159,7 @@ def _readout(part: VerifyRows, values: Sequence[Sequence[float]]) -> Readout:
 def trace_record(
     state: RequestState,
     readout: Readout,
-    cut: int,
+    selected: Selection,
     next_token_id: int | None,
     question: Question | None,
 ) -> TraceRecord:
@@ -174,6 +175,7 @@ def trace_record(
         "verdicts": readout.verdicts,
         "verdict_mass": readout.mass,
         "threshold": state.terms.threshold,
-        "cut": cut,
+        "cut": selected.cut,
+        "decided_by": selected.decided_by,
         "next_token_id": next_token_id,
     }

@@ -15,9 +15,9 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import RequestState
+from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.segment import prefix_ends, segment_is_done
-from sglang_parse.core.selection import matching_tokens, select_cut
+from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.core.tally import Tally
@@ -98,7 +98,10 @@ class Rounds:
         draft, question = state.draft, self.question
         pieces = [self._piece(token) for token in draft.token_ids]
         ends = prefix_ends(
-            pieces, self.rule, finished=draft.finished, max_prefixes=self.config.max_prefixes
+            pieces,
+            self.rule,
+            finished=draft.finished or state.num_drafted >= tokens_left(req),
+            max_prefixes=self.config.max_prefixes,
         )
         was_thinking = self._is_thinking(req)
         ids = [
@@ -136,22 +139,26 @@ class Rounds:
             return Outcome(fault=NAN_IN_TARGET)
         state: RequestState = req.parse_state
         self._watch_mass(readout)
-        cut = self._cut(state, readout)
+        selected = self._select(state, readout)
+        cut = selected.cut
         own = [] if _ends_answer(req, cut) else [readout.choices[part.cut_rows.index(cut)]]
         tokens = [*state.draft.token_ids[:cut], *own]
         record = None
         if state.terms.keep_trace:
             next_token = own[0] if own else None
-            record = trace_record(state, readout, cut, next_token, self.question)
+            record = trace_record(state, readout, selected, next_token, self.question)
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
-        self.switch.saw_round(
-            state.terms.threshold, state.num_drafted, len(tokens), part.layout.num_rows
-        )
+        tail = _tail(state.draft, selected, own)
+        # The tail is the next round's: nobody drafts it again.
+        num_drafted = state.num_drafted - len(tail)
+        self.switch.saw_round(state.terms.threshold, num_drafted, len(tokens), part.layout.num_rows)
         standing = self._after_round(state, cut, tokens)
-        return Outcome(tuple(tokens), len(own), standing, Round(cut, record))
+        if standing.phase is not Phase.DRAFTING:
+            tail = ()
+        return Outcome(tuple(tokens), len(own), standing, Round(cut, tail, record))
 
-    def _cut(self, state: RequestState, readout: Readout) -> int:
-        """How many draft tokens are kept.
+    def _select(self, state: RequestState, readout: Readout) -> Selection:
+        """What is kept of the draft.
 
         In token mode the target's own choice at every place, greedy or sampled, decides: exact
         either way.
@@ -159,10 +166,13 @@ class Rounds:
         draft, threshold = state.draft, state.terms.threshold
         if self.question is None:
             matched = matching_tokens(draft.token_ids, readout.choices)
-            return 0 if threshold > 1 else matched
+            return Selection(0 if threshold > 1 else matched)
         if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
-            return self._simulated.cut(len(draft.token_ids), draft.prefix_ends)
-        return select_cut(readout.verdicts, draft.prefix_ends, threshold, self.config.selection)
+            return Selection(self._simulated.cut(len(draft.token_ids), draft.prefix_ends))
+        return select(
+            *(readout.verdicts, draft.prefix_ends, threshold, self.config.selection),
+            is_finished=draft.finished,
+        )
 
     def _after_round(self, state: RequestState, cut: int, tokens: list[int]) -> Standing:
         rejected = cut < (state.draft.prefix_ends or [state.num_drafted])[-1]
@@ -251,8 +261,9 @@ class Rounds:
             self._low_mass_reported = True
             logger.warning(
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
-                "pass (below %.1f); verdicts mean little. Give --parse-question a wording and "
-                "verdict tokens that fit this model.",
+                "pass (below %.1f); verdicts mean little. Give --parse-question a wording that "
+                "this model answers with the verdict words, or another pair of words (such as Yes "
+                "and No), and take --parse-threshold from the verdicts of its own answers.",
                 mean,
                 LOW_MASS,
             )
@@ -267,6 +278,19 @@ class Rounds:
             simulated.fraction,
             100 * simulated.fraction,
         )
+
+
+def _tail(draft: Draft, selected: Selection, own: Sequence[int]) -> tuple[int, ...]:
+    """The end of a draft that a new one would begin with.
+
+    A draft that its budget ended in the middle of a segment has an end that nobody judged. Where
+    all else is kept and the target goes on with the same token, the draft model would write the
+    rest again, at the same places of the sequence: its KV is there.
+    """
+    if selected.decided_by is None or selected.cut < draft.prefix_ends[-1]:
+        return ()
+    unjudged = draft.token_ids[selected.cut :]
+    return tuple(unjudged[1:]) if unjudged[:1] == [*own] else ()
 
 
 def _ends_answer(req: Any, cut: int) -> bool:

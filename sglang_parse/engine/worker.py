@@ -32,6 +32,7 @@ from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.target import PlainTarget
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
+from sglang_parse.startup.questions import question_for
 
 logger = logging.getLogger(__name__)
 
@@ -167,4 +168,4 @@ def _question(config: ParseConfig, target_worker: TpModelWorker) -> tuple[Questi
     tokenizer = target_worker.tokenizer
     if tokenizer is None:
         tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
-    return checks.question_for(target_worker.server_args, tokenizer, config), tokenizer
+    return question_for(target_worker.server_args, tokenizer, config), tokenizer

@@ -5,27 +5,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import jinja2
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
 
 from sglang_parse.attention.support import check_backends, choose_layout
 from sglang_parse.core.config import ParseConfig, flag
-from sglang_parse.core.question import Question, QuestionWording, render_question
+from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.startup import compat
 from sglang_parse.startup.models import (
-    AdmissionError,
     check_head,
     check_models,
     flag_of,
     refuse,
     tokenizer_of,
 )
+from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.prometheus import with_parse_metrics
 
 _NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
@@ -143,43 +141,3 @@ def overlaps(args: Any, config: ParseConfig) -> bool:
     if is_confidential:
         refuse(flag("overlap"), "on", "use auto: not with NVIDIA Confidential Computing")
     return True
-
-
-def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
-    """The server's question, through the chat template it serves; None in token mode.
-
-    Raises:
-        AdmissionError, QuestionError: it cannot be asked; with setting, value and fix.
-    """
-    if not config.is_semantic:
-        return None
-    wording = QuestionWording.read(config.question_path)
-    template = None if wording.suffix else _served_template(args.chat_template)
-    try:
-        question = render_question(tokenizer, wording, template)
-    except jinja2.TemplateError as error:
-        raise AdmissionError(
-            f"PARSE: the chat template refuses the question's conversation of user, assistant and "
-            f"user turn ({error}). Fix: set 'suffix' in the file given to {flag('question')} to "
-            "the text that closes the answer, asks {question} and opens the reply"
-        ) from error
-    if question.max_len > 512:
-        refuse(flag("question"), f"{question.max_len} tokens long", "use a shorter wording")
-    return question
-
-
-def _served_template(setting: str | None) -> str | None:
-    """The text of ``--chat-template``; None, when unset, stands for the tokenizer's own.
-
-    Read as SGLang does, ``TemplateManager._load_jinja_template``.
-    """
-    if not setting:
-        return None
-    if not setting.endswith(".jinja") or not os.path.isfile(setting):
-        refuse(
-            "--chat-template",
-            setting,
-            f"give a .jinja file, or set 'suffix' in the file given to {flag('question')}",
-        )
-    with open(setting, encoding="utf-8") as file:
-        return file.read().strip("\n").replace("\\n", "\n")

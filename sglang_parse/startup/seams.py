@@ -41,6 +41,9 @@ SEAMS = (
     Seam(f"{_SPEC}.spec_info.SpeculativeAlgorithm", (), "names SGLang's own algorithms"),
     Seam(f"{_SPEC}.spec_registry.CustomSpecAlgo", (), "is the base of ParseAlgorithm"),
     Seam(f"{_SPEC}.spec_registry.get_spec", ("name",), "tells whether PARSE is registered"),
+    Seam(
+        f"{_MANAGERS}.embed_types.PositionalEmbeds", (), "is all a request may bring of embeddings"
+    ),
     Seam("sglang.srt.plugins.hook_registry.HookRegistry", (), "applies the patches"),
     Seam(
         "sglang.srt.plugins.hook_registry.HookRegistry.register",

@@ -7,7 +7,7 @@ import torch
 
 from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.segment import SegmentRule, prefix_ends
-from sglang_parse.core.selection import select_cut
+from sglang_parse.core.selection import select
 from support.client import EXACT, Client, parse_info
 from support.demo_pair import DEMO
 from support.judged_again import judged_again
@@ -26,7 +26,7 @@ def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model
             judged = judged_again(target_model, context, output, record)
             verdicts = judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=1e-3)
-            cut = select_cut(verdicts, record["prefix_ends"], 0.5, "first-reject")
+            cut = select(verdicts, record["prefix_ends"], 0.5, "first-reject").cut
             assert record["cut"] == cut
             if record["next_token_id"] is not None:
                 places = (0, *record["prefix_ends"])

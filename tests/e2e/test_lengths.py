@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.client import Client, ids_of, parse_info, random_prompts
+from support.models import load_model
 from support.servers import QUESTION, SEED, Start, parse_flags, served
 
 CONTEXT = 4096
@@ -110,6 +112,53 @@ def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, 
             assert judged["meta_info"]["finish_reason"]["type"] == "stop"
     assert empty > 0
     client.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("room", [1, 2, 7, 18, 19, 20])
+def test_a_draft_that_the_length_limit_ends_is_kept_to_its_last_token(semantic: Client, room: int):
+    """Its last segment is judged, finished or not: no token is drafted twice."""
+    for prompt in random_prompts(3, 47):
+        params = {"max_new_tokens": 1 + room, "ignore_eos": True}
+        answer = semantic.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
+        info = parse_info(answer)
+        (record,) = info["trace"]
+        assert record["draft_token_ids"] == answer["output_ids"][1:]
+        assert record["prefix_ends"] == sorted({*range(3, room, 3), room})
+        assert (record["cut"], record["next_token_id"]) == (room, None)
+        assert info["drafted_tokens"] == info["accepted_tokens"] == room
+    semantic.assert_nothing_lost()
+
+
+def test_the_end_that_nobody_judged_begins_the_next_draft(
+    semantic: Client, pair: tuple[Path, Path]
+):
+    """A round drafts 20 tokens and judges 18; the others are not drafted again where the target
+    goes on as the draft does. Every draft is what the draft model writes by itself."""
+    draft_model = load_model(pair[1])
+    params = {"max_new_tokens": 120, "ignore_eos": True}
+    carried = 0
+    for prompt in random_prompts(4, 48):
+        answer = semantic.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
+        info, output = parse_info(answer), answer["output_ids"]
+        begun: list[int] = []
+        drafted = 0
+        for record in info["trace"]:
+            draft = record["draft_token_ids"]
+            assert draft[: len(begun)] == begun
+            drafted += len(draft) - len(begun)
+            context = torch.tensor([[*prompt, *output[: record["output_start"]]]])
+            written = draft_model.generate(
+                context, max_new_tokens=len(draft), do_sample=False, eos_token_id=-1
+            )
+            assert draft == written[0, context.shape[1] :].tolist()
+            unjudged = draft[record["cut"] :]
+            goes_on = unjudged[:1] == [record["next_token_id"]]
+            begun = unjudged[1:] if goes_on else []
+            carried += len(begun)
+        assert info["drafted_tokens"] == drafted
+        assert info["accepted_tokens"] + info["target_tokens"] == len(output)
+    assert carried > 0
+    semantic.assert_nothing_lost()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sglang_parse.core.selection import select_cut
+from sglang_parse.core.selection import select
 from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import DTYPES, SETUPS, Setup
@@ -272,9 +272,9 @@ def test_cuts_are_the_slow_references(
             judged = judged_again(target_model, context, answer["output_ids"], record)
             ends, verdicts = record["prefix_ends"], judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=allowed)
-            assert record["cut"] == select_cut(record["verdicts"], ends, 0.5, "first-reject")
+            assert record["cut"] == select(record["verdicts"], ends, 0.5, "first-reject").cut
             if all(abs(verdict - 0.5) > allowed for verdict in verdicts):
-                assert record["cut"] == select_cut(verdicts, ends, 0.5, "first-reject")
+                assert record["cut"] == select(verdicts, ends, 0.5, "first-reject").cut
             num_cut += record["cut"] < ends[-1]
     assert num_cut > 0, "no draft was cut: the test saw only whole drafts"
     demo.assert_nothing_lost()

@@ -6,16 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.phases import Phase, Terms
-from sglang_parse.core.question import render_question
+from sglang_parse.core.question import QuestionError, QuestionWording, render_question
 from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.rounds import Rounds
-from sglang_parse.startup.checks import question_for
 from sglang_parse.startup.models import AdmissionError
+from sglang_parse.startup.questions import question_for
 from support.chat_families import FAMILIES, QUESTIONS
 
 CHATML = str(QUESTIONS / "chatml.json")
@@ -65,8 +67,89 @@ def test_a_template_that_refuses_the_conversation(tmp_path: Path):
         ask(str(path))
 
 
+FOUND = {name: family.question for name, family in FAMILIES.items()}
+# Its template can think, whether or not requests switch that off: the same words, and one more.
+FOUND["qwen3"] = "qwen3_thinking"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_question_finds_itself(name: str, caplog: pytest.LogCaptureFixture):
+    tokenizer = FAMILIES[name].tokenizer()
+    with caplog.at_level("INFO"):
+        found = question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig())
+    wording = QuestionWording.read(QUESTIONS / f"{FOUND[name]}.json")
+    assert found == render_question(tokenizer, wording)
+    [line] = [record.getMessage() for record in caplog.records if "asks the" in record.message]
+    assert f"the built-in question '{FOUND[name]}': the chat template has " in line
+    assert f"{wording.accept!r} and {wording.reject!r} are single tokens" in line
+
+
+def tokenizer_of(template: str, *words: str) -> PreTrainedTokenizerFast:
+    """One whose tokens are these words."""
+    raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("?", *words))}, "?"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w\w?"), "isolated")
+    raw.add_tokens(list(words))
+    return PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=template)
+
+
+def found_by(template: str, *words: str, caplog: pytest.LogCaptureFixture) -> str:
+    """What a server without a question says it asks a model of these words."""
+    tokenizer = tokenizer_of(template, *words)
+    with caplog.at_level("INFO"):
+        question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig())
+    return caplog.records[-1].getMessage()
+
+
+OWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "name", "why"),
+    [
+        # The family's words are several tokens here.
+        (FAMILIES["chatml"].template, ("Correct", "Incorrect"), "default", "fits better"),
+        (OWN_TEMPLATE, ("Correct", "Incorrect", "Yes", "No"), "default", "fits better"),
+        (OWN_TEMPLATE, ("Yes", "No"), "chatml", "fits better"),
+        (FAMILIES["llama3"].template, ("Yes", "No"), "llama3", "has '<|start_header_id|>'"),
+    ],
+)
+def test_what_is_asked_where_the_family_does_not_say(
+    template: str, words: tuple, name: str, why: str, caplog: pytest.LogCaptureFixture
+):
+    line = found_by(template, *words, caplog=caplog)
+    assert f"asks the built-in question '{name}'" in line
+    assert why in line
+
+
+def test_no_built_in_question_fits(caplog: pytest.LogCaptureFixture):
+    refusal = (
+        "--parse-question is not set, and no built-in question fits this model .chatml: accept "
+        "'Yes' is . tokens .*; give it a question file"
+    )
+    with pytest.raises(QuestionError, match=refusal):
+        found_by(FAMILIES["chatml"].template, "Good", "Bad", caplog=caplog)
+
+
+def test_a_refusal_names_the_built_in_questions_that_fit():
+    """As for SmolLM2, whose Incorrect is two tokens."""
+    refusal = (
+        "--parse-question is 'default': reject 'Incorrect' is . tokens .* single token, .*"
+        "Built-in questions that fit this model: chatml, gemma, llama3, mistral$"
+    )
+    tokenizer = tokenizer_of(FAMILIES["chatml"].template, "Yes", "No", "Correct")
+    args, config = SimpleNamespace(chat_template=None), ParseConfig(question="default")
+    with pytest.raises(QuestionError, match=refusal):
+        question_for(args, tokenizer, config)
+
+
 def test_token_mode_asks_nothing():
     assert ask("chatml", verification="token")[0] is None
+
+
+def request_of(state: RequestState, *prompt: int) -> SimpleNamespace:
+    """SGLang's side of a request, far from its length limit."""
+    params = SimpleNamespace(max_new_tokens=1000)
+    return SimpleNamespace(parse_state=state, origin_input_ids=list(prompt), sampling_params=params)
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "gemma"])
@@ -79,7 +162,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
-    questions = rounds.questions(SimpleNamespace(parse_state=state, origin_input_ids=[]))
+    questions = rounds.questions(request_of(state))
     texts = [tokenizer.decode(draft[:end]) for end in questions.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
 
@@ -92,7 +175,7 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     assert question is not None
     rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
     state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING)
-    req = SimpleNamespace(parse_state=state, origin_input_ids=[5, 6])
+    req = request_of(state, 5, 6)
 
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:
         state.output_ids += tokenizer.encode(output)

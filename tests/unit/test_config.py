@@ -16,7 +16,7 @@ from sglang_parse.core.config import (
     flag,
     settings_of,
 )
-from sglang_parse.core.question import DEFAULT_QUESTION_FILE, QuestionWording
+from sglang_parse.core.question import QuestionWording
 from sglang_parse.core.selection import SELECTIONS
 
 pytestmark = pytest.mark.unit
@@ -92,17 +92,6 @@ def test_a_head_and_its_use_go_together(path):
         ParseConfig(**wrong)
     assert ParseConfig(continuation="eagle3", eagle3_path="head").uses_eagle3
     assert not ParseConfig().uses_eagle3
-
-
-def test_no_question_means_the_built_in_one():
-    assert ParseConfig().question_path == str(DEFAULT_QUESTION_FILE)
-    assert ParseConfig(question="q.json").question_path == "q.json"
-
-
-def test_built_in_questions_have_names():
-    path = ParseConfig(question="qwen3_thinking").question_path
-    assert path == str(DEFAULT_QUESTION_FILE.parent / "qwen3_thinking.json")
-    assert ParseConfig(question="qwen3").question_path == "qwen3"  # no such name: a file
 
 
 def test_is_semantic():

@@ -1,6 +1,7 @@
 """The question's tokens, with a tiny byte-level BPE tokenizer and the ChatML template."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,6 +12,7 @@ from sglang_parse.core.question import (
     Question,
     QuestionError,
     QuestionWording,
+    question_file,
     render_question,
 )
 
@@ -118,6 +120,13 @@ def test_own_suffix_needs_no_template(tokenizer):
 def test_max_len_is_the_longer_suffix():
     assert Question((1, 2, 3), (1, 2), 8, 9).max_len == 3
     assert Question((1,), (1, 2), 8, 9).max_len == 2
+
+
+def test_built_in_questions_have_names():
+    built_in = DEFAULT_QUESTION_FILE.parent
+    assert question_file("qwen3_thinking") == built_in / "qwen3_thinking.json"
+    assert question_file("qwen3") == Path("qwen3")  # no such name: a file
+    assert question_file("q.json") == Path("q.json")
 
 
 def test_read_default_file():

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from sglang_parse.core.selection import (
     SELECTIONS,
-    first_reject,
-    longest_accepted,
+    Selection,
     matching_tokens,
-    select_cut,
+    select,
 )
 
 pytestmark = pytest.mark.unit
@@ -31,44 +30,102 @@ ENDS = [3, 7, 8, 12]
     ],
 )
 def test_the_two_selections(verdicts, first, longest):
-    assert select_cut(verdicts, ENDS, 0.5, "first-reject") == first
-    assert select_cut(verdicts, ENDS, 0.5, "longest") == longest
+    assert select(verdicts, ENDS, 0.5, "first-reject").cut == first
+    assert select(verdicts, ENDS, 0.5, "longest").cut == longest
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_no_prefix_keeps_nothing(selection):
-    assert select_cut([], [], 0.5, selection) == 0
+    assert select([], [], 0.5, selection).cut == 0
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_above_one_accepts_nothing(selection):
-    assert select_cut([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection) == 0
-    assert select_cut([1.0] * 4, ENDS, 1.0, selection) == 12
+    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection).cut == 0
+    assert select([1.0] * 4, ENDS, 1.0, selection).cut == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_of_zero_accepts_everything(selection):
-    assert select_cut([0.0] * 4, ENDS, 0.0, selection) == 12
+    assert select([0.0] * 4, ENDS, 0.0, selection).cut == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.1])
 def test_a_verdict_that_is_no_number_accepts_nothing(selection, threshold):
-    assert select_cut([math.nan], [3], threshold, selection) == 0
+    assert select([math.nan], [3], threshold, selection).cut == 0
 
 
 def test_verdicts_and_prefixes_must_match():
     with pytest.raises(ValueError, match="3 verdicts for 4 prefixes"):
-        select_cut([0.9] * 3, ENDS, 0.5, "longest")
+        select([0.9] * 3, ENDS, 0.5, "longest")
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1))
 def test_first_reject_is_never_longer_and_all_it_keeps_is_accepted(verdicts, threshold):
-    first, longest = first_reject(verdicts, threshold), longest_accepted(verdicts, threshold)
+    first, longest = (kept(verdicts, threshold, name) for name in ("first-reject", "longest"))
     assert 0 <= first <= longest <= len(verdicts)
     assert all(verdict >= threshold for verdict in verdicts[:first])
     assert all(verdict < threshold for verdict in verdicts[first : first + 1] + verdicts[longest:])
     assert longest == 0 or verdicts[longest - 1] >= threshold
+
+
+def kept(verdicts, threshold, selection, **options):
+    """How many prefixes are kept: prefix k ends behind token k + 1."""
+    return select(verdicts, range(1, len(verdicts) + 1), threshold, selection, **options).cut
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "cut", "decided_by"),
+    [
+        ([0.9, 0.1, 0.9, 0.9], 12, 3),  # wandered and came back: the answer counts
+        ([0.1, 0.1, 0.1, 0.5], 12, 3),  # a tie at the threshold accepts
+        ([0.9, 0.9, 0.1, 0.1], 7, 2),  # the answer is rejected: the prefixes decide
+        ([0.9, 0.9, 0.9, 0.1], 8, 3),
+        ([0.9, 0.9, 0.9, math.nan], 8, 3),
+        ([0.1, 0.9, 0.9, 0.1], 0, 0),
+    ],
+)
+def test_the_papers_rule(verdicts, cut, decided_by):
+    decided = select(verdicts, ENDS, 0.5, "answer-first", is_finished=True)
+    assert decided == Selection(cut, decided_by)
+
+
+@given(st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.booleans())
+def test_the_papers_rule_is_first_reject_unless_the_answer_is_accepted(
+    verdicts, threshold, is_finished
+):
+    is_answer_accepted = is_finished and bool(verdicts) and verdicts[-1] >= threshold
+    ours = kept(verdicts, threshold, "answer-first", is_finished=is_finished)
+    first = kept(verdicts, threshold, "first-reject", is_finished=is_finished)
+    assert ours == (len(verdicts) if is_answer_accepted else first)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "first", "longest"),
+    [
+        ([0.9, 0.9, 0.9, 0.9], 3, 3),
+        ([0.9, 0.1, 0.9, 0.1], 1, 2),  # who rejects decides for one, who accepts for the other
+        ([0.1, 0.1, 0.1, 0.1], 0, None),
+    ],
+)
+def test_which_question_decided(verdicts, first, longest):
+    assert select(verdicts, ENDS, 0.5, "first-reject").decided_by == first
+    assert select(verdicts, ENDS, 0.5, "longest").decided_by == longest
+
+
+@given(
+    st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.sampled_from(sorted(SELECTIONS)), st.booleans()
+)
+def test_who_decided_says_what_is_kept(verdicts, threshold, selection, is_finished):
+    """The prefix of the question that accepted, or the one before the question that rejected."""
+    ends = list(range(1, len(verdicts) + 1))
+    decided = select(verdicts, ends, threshold, selection, is_finished=is_finished)
+    if decided.decided_by is None:
+        assert decided.cut == 0
+    else:
+        accepts = verdicts[decided.decided_by] >= threshold
+        assert decided.cut == decided.decided_by + accepts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,212 @@
+"""Requests that make no sense, in every API: refused with a reason, and nobody else notices.
+
+Some are answered all the same, as SGLang sees fit; what counts is that the server goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from support.client import EXACT, HTTP, Client, random_prompts, wait_until
+
+PROMPT = random_prompts(1, 51)[0]
+SAMPLING = {"max_new_tokens": 4}
+HUGE = 10**9
+OUTSIDE = "this model's token ids are 0.."
+NO_TOKENS = "the prompt has no tokens"
+
+
+def generate(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/generate", {"sampling_params": SAMPLING, **fields}
+
+
+def sampled(**sampling: Any) -> tuple[str, dict[str, Any]]:
+    return generate(input_ids=PROMPT, sampling_params=SAMPLING | sampling)
+
+
+def completion(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"model": "m", "prompt": PROMPT, "max_tokens": 4} | fields
+
+
+def talk(path: str, said: object = "hi", **fields: Any) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": said}]
+    return path, {"model": "m", "messages": messages, "max_tokens": 4} | fields
+
+
+def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return talk("/v1/chat/completions", **fields)
+
+
+def anthropic(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return talk("/v1/messages", **fields)
+
+
+def response(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/responses", {"model": "m", "input": "hi", "max_output_tokens": 4} | fields
+
+
+def ollama(**fields: Any) -> tuple[str, dict[str, Any]]:
+    asked = {"model": "m", "prompt": "hi", "stream": False, "options": {"num_predict": 4}}
+    return "/api/generate", asked | fields
+
+
+REFUSED = [
+    (NO_TOKENS, generate(text="")),
+    (NO_TOKENS, generate(text=["hi", ""])),
+    (NO_TOKENS, generate(text=["hi", ""], stream=True)),
+    (NO_TOKENS, generate(text="", sampling_params=SAMPLING | {"n": 2})),
+    (NO_TOKENS, generate(input_ids=[[5, 6], []])),
+    (OUTSIDE, generate(input_ids=[5, HUGE])),
+    (OUTSIDE, generate(input_ids=[5, -1])),
+    (OUTSIDE, generate(input_ids=[5, -1], stream=True)),
+    (OUTSIDE, generate(input_ids=[[5, 6], [HUGE]])),
+    (OUTSIDE, generate(input_ids=[HUGE], sampling_params=SAMPLING | {"n": 2})),
+    (NO_TOKENS, completion(prompt=["hi", ""])),
+    (OUTSIDE, completion(prompt=[HUGE])),
+    (OUTSIDE, completion(prompt=[[5], [-1]])),
+    (OUTSIDE, completion(prompt=[HUGE], stream=True)),
+    (OUTSIDE, completion(prompt=[HUGE], echo=True, logprobs=1)),
+    (OUTSIDE, ("/vertex_generate", {"instances": [{"input_ids": [HUGE]}]})),
+    (OUTSIDE, sampled(min_new_tokens=2, stop_token_ids=[HUGE])),
+    (OUTSIDE, completion(min_tokens=2, stop_token_ids=[-1])),
+    (OUTSIDE, chat(min_tokens=2, stop_token_ids=[HUGE])),
+    ("top_k is", sampled(top_k=2**40)),
+    ("top_logprobs_num is", generate(input_ids=PROMPT, return_logprob=True, top_logprobs_num=HUGE)),
+    ("top_logprobs_num is", completion(logprobs=HUGE)),
+    ("top_logprobs_num is", chat(logprobs=True, top_logprobs=HUGE)),
+    ("positional_embed", generate(input_ids=PROMPT, positional_embed_overrides=[1])),
+]
+"""What is wrong, and a request with it. Each ends a server that does not look."""
+
+ODD: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "generate": [
+        generate(),
+        generate(text=[]),
+        generate(input_ids=[]),
+        generate(input_ids=[2**63]),
+        generate(input_ids=[1.5]),
+        generate(input_ids=[[[5]]]),
+        generate(input_ids=[5] * 5000),
+        generate(input_ids=PROMPT, sampling_params="x"),
+        generate(input_ids=PROMPT, lora_path="none"),
+        generate(input_ids=PROMPT, image_data="x"),
+        generate(input_ids=PROMPT, session_params={"id": "none"}),
+        generate(input_ids=PROMPT, custom_logit_processor="x"),
+        generate(input_ids=PROMPT, return_logprob=True, logprob_start_len=HUGE),
+        generate(input_ids=PROMPT, return_logprob=True, token_ids_logprob=[HUGE]),
+        sampled(max_new_tokens=-1),
+        sampled(max_new_tokens=0),
+        sampled(temperature=-1),
+        sampled(top_p=0),
+        sampled(n=0),
+        sampled(logit_bias={"999999": 1}),
+        sampled(stop_regex="("),
+        sampled(regex="("),
+        sampled(custom_params=5),
+        sampled(custom_params={"parse": []}),
+    ],
+    "completions": [completion(prompt=prompt) for prompt in ("", [], [[]], None, 5)]
+    + [
+        completion(**{name: value})
+        for name, value in (
+            *(("max_tokens", -1), ("max_tokens", HUGE), ("n", 0), ("n", -1), ("temperature", "a")),
+            *(("temperature", -1), ("top_p", 5), ("logprobs", -1), ("logit_bias", {"999999": 1})),
+            *(("logit_bias", {"a": 1}), ("stop", 5), ("stop", [""]), ("seed", 2**80)),
+            *(("min_tokens", -1), ("custom_params", 5), ("response_format", {"type": "x"})),
+        )
+    ],
+    "chat": [chat(messages=messages) for messages in ([], None, "x", [{"role": "user"}])]
+    + [
+        chat(**{name: value})
+        for name, value in (
+            *(("max_tokens", -1), ("n", 0), ("temperature", -1), ("top_p", -1), ("seed", 2**80)),
+            *(("logit_bias", {"999999": 1}), ("tools", [{"x": 1}]), ("tool_choice", "x")),
+            *(("tool_choice", "required"), ("response_format", {"type": "json_schema"})),
+            *(("custom_params", {"parse": {"x": 1}}), ("stop", [""]), ("chat_template_kwargs", 5)),
+            *(("stream_options", {"x": 1}), ("regex", "("), ("min_tokens", 99)),
+        )
+    ],
+    "responses": [
+        response(**{name: value})
+        for name, value in (
+            *(("input", ""), ("input", []), ("input", None), ("max_output_tokens", -1)),
+            *(("max_output_tokens", 0), ("temperature", -1), ("top_logprobs", -1), ("top_p", 5)),
+            *(("previous_response_id", "x"), ("tools", [{"type": "x"}]), ("instructions", 5)),
+            *(("truncation", "x"), ("reasoning", {"effort": "x"}), ("store", 5), ("model", "")),
+            *(("tool_choice", "x"), ("background", 5), ("custom_params", {"parse": 5})),
+            *(("stream", "x"), ("metadata", 5)),
+        )
+    ],
+    "anthropic": [anthropic(messages=messages) for messages in ([], None, [{"role": "x"}])]
+    + [
+        anthropic(**{name: value})
+        for name, value in (
+            *(("max_tokens", -1), ("max_tokens", 0), ("max_tokens", None), ("temperature", -1)),
+            *(("top_p", 9), ("top_k", 0), ("top_k", 2**40), ("system", 5), ("system", [])),
+            *(("stop_sequences", [""]), ("stop_sequences", 5), ("tools", [{"x": 1}])),
+            *(("tool_choice", {"type": "x"}), ("thinking", {"type": "x"}), ("metadata", 5)),
+            *(("stream", "x"), ("model", 5)),
+        )
+    ],
+    "ollama": [
+        ollama(**{name: value})
+        for name, value in (
+            *(("prompt", ""), ("prompt", None), ("prompt", 5), ("images", ["x"]), ("suffix", 5)),
+            *(("system", 5), ("template", 5), ("format", "x"), ("model", None), ("options", 5)),
+        )
+    ]
+    + [
+        ollama(options={name: value})
+        for name, value in (
+            *(("num_predict", -5), ("num_predict", 0), ("temperature", "a"), ("temperature", -1)),
+            *(("top_k", 0), ("top_k", 2**40), ("top_p", 9), ("stop", 5), ("seed", 2**80)),
+            ("num_predict", HUGE),
+        )
+    ],
+}
+"""API -> twenty requests and more that make no sense in some other way."""
+
+
+@pytest.fixture(scope="module")
+def text_prompt(plain: Client) -> list[int]:
+    return plain.generate(PROMPT, max_new_tokens=60, ignore_eos=True)["output_ids"]
+
+
+@pytest.fixture
+def unharmed(semantic: Client, text_prompt: list[int]) -> Iterator[Client]:
+    """Another request runs meanwhile, and one comes after: both get what they always get."""
+    exact = {"parse": EXACT, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool, semantic.probe.fault("target-pass", "slow", seconds=0.02):
+        beside = pool.submit(semantic.generate, PROMPT, max_new_tokens=60, **exact)
+        wait_until(lambda: semantic.look()["running"], "the other request to run")
+        yield semantic
+        assert beside.result()["output_ids"] == text_prompt
+    after = semantic.generate(PROMPT, max_new_tokens=12, **exact)
+    assert after["output_ids"] == text_prompt[:12]
+    semantic.assert_nothing_lost()
+
+
+def send(client: Client, request: tuple[str, dict[str, Any]]) -> httpx.Response:
+    path, body = request
+    return HTTP.post(f"{client.url}{path}", json=body, timeout=60)
+
+
+def test_what_no_model_can_work_with_is_a_400_that_says_why(unharmed: Client):
+    for text, request in REFUSED:
+        answer = send(unharmed, request)
+        # SGLang begins a stream of its own API before it looks; the code is in the event then.
+        is_400 = answer.status_code == 400 or '"code":400' in answer.text
+        assert (is_400, text in answer.text) == (True, True), (request, answer.text)
+
+
+@pytest.mark.parametrize("api", ODD)
+def test_the_server_goes_on(unharmed: Client, api: str):
+    assert len(ODD[api]) >= 20
+    codes = [send(unharmed, request).status_code for request in ODD[api]]
+    # SGLang's Ollama API answers bad values with a 500.
+    assert sum(code >= 400 for code in codes) > len(codes) / 2, codes

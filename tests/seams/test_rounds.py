@@ -1,0 +1,153 @@
+"""What a judged draft leaves: what is kept, who decided, what the next one begins with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.phases import Outcome, Phase, Questions, Terms
+from sglang_parse.core.question import Question
+from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.tally import Tally
+from sglang_parse.engine.readout import Readout
+from sglang_parse.engine.rounds import Rounds
+from sglang_parse.engine.rows import verifying_rows
+
+pytestmark = pytest.mark.seams
+
+OUTPUT = [1, 2]
+QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
+NOT_THE_DRAFTS = 77
+
+
+class Tokens:
+    """A tokenizer whose every token is a word."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " word" * len(ids)
+
+
+class Round:
+    """A request whose draft is over, as it goes through one server's ``Rounds``."""
+
+    def __init__(
+        self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
+    ) -> None:
+        config = ParseConfig(**{"segment": "tokens:2"} | settings)
+        self.rounds = Rounds(config, Tokens(), QUESTION, OffSwitch("always"), Tally())
+        self.state = RequestState(
+            Terms(threshold=0.5, keep_trace=True),
+            phase=Phase.VERIFYING,
+            draft=Draft(list(draft), finished=finished),
+            output_ids=list(OUTPUT),
+            committed=20,
+            draft_kv_len=20 + len(draft),
+        )
+        self.req = SimpleNamespace(
+            parse_state=self.state,
+            origin_input_ids=list(range(100, 119)),
+            sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit),
+        )
+
+    def ask(self) -> Questions:
+        questions = self.rounds.questions(self.req)
+        assert questions is not None
+        self.state.ask(questions)
+        return questions
+
+    def judge(self, verdicts: list[float], own: int = NOT_THE_DRAFTS) -> Outcome:
+        """The target's verdicts, and the token it would write itself, wherever that is."""
+        self.ask()
+        part = verifying_rows(0, self.req, semantic=True)
+        choices = [own] * part.num_cut_rows
+        readout = Readout(choices, verdicts, [1.0] * len(verdicts), is_faulty=False)
+        outcome = self.rounds.judged(self.req, part, readout)
+        self.state.apply(outcome)
+        return outcome
+
+
+# -- who decides ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("selection", "finished", "cut", "decided_by"),
+    [
+        ("first-reject", True, 2, 1),
+        ("answer-first", True, 6, 2),
+        ("answer-first", False, 2, 1),  # no question was about the answer
+        ("longest", True, 6, 2),
+    ],
+)
+def test_the_trace_says_which_question_decided(
+    selection: str, finished: bool, cut: int, decided_by: int
+):
+    one = Round([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
+    outcome = one.judge([0.9, 0.1, 0.9])
+    assert outcome.round is not None
+    assert outcome.round.cut == cut
+    (record,) = one.state.trace
+    assert (record["cut"], record["decided_by"]) == (cut, decided_by)
+
+
+# -- drafts that the length limit ends --------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(5, [2, 4, 5]), (6, [2, 4])])
+def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, ends: list[int]):
+    one = Round([11, 12, 13, 14, 15], limit=limit)
+    questions = one.ask()
+    assert questions.prefix_ends == ends
+    assert set(questions.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
+
+
+def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
+    one = Round([11, 12, 13, 14, 15], limit=5)
+    outcome = one.judge([0.9] * 3)
+    assert (outcome.token_ids, outcome.num_own) == ((11, 12, 13, 14, 15), 0)
+
+
+# -- drafts that the budget ends --------------------------------------------------------
+
+
+def test_the_next_draft_begins_with_the_end_that_nobody_judged():
+    """Nothing moves: its tokens and the draft model's KV stay at their places."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    outcome = one.judge([0.9], own=16)
+    assert outcome.token_ids == (11, 12, 13, 14, 15, 16)
+    state = one.state
+    state.write(outcome.token_ids)
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.committed, state.draft_kv_len) == (26, 28)
+    assert state.draft_kv_len == state.committed + state.num_drafted
+    state.extend_draft([19], budget=8)
+    assert state.draft_kv_len == state.committed + state.num_drafted
+    assert state.stats.drafted_tokens == 1  # what was drafted before counts once
+
+
+@pytest.mark.parametrize(
+    ("verdict", "own", "why"),
+    [
+        (0.9, NOT_THE_DRAFTS, "the target goes on differently"),
+        (0.1, 11, "the judged part is rejected"),
+    ],
+)
+def test_the_end_that_nobody_judged_is_dropped(verdict: float, own: int, why: str):
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    outcome = one.judge([verdict], own)
+    one.state.write(outcome.token_ids)
+    assert one.state.draft == Draft(), why
+    assert one.state.draft_kv_len <= one.state.committed
+
+
+def test_no_draft_no_tail():
+    """The target writes to the end: what it writes need not be what the tail says."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one.rounds.switch.mode = "never"
+    outcome = one.judge([0.9], own=16)
+    one.state.write(outcome.token_ids)
+    assert (one.state.phase, one.state.draft) == (Phase.CONTINUING, Draft())
+    assert one.state.draft_kv_len <= one.state.committed
