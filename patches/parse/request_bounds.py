@@ -100,8 +100,9 @@ PATCH = hook_patch(
     "server with an error in the scheduler; on a GPU with an assertion.",
     how="beside SGLang's own checks, on PARSE servers only: what is wrong is raised as a "
     "`ValueError`, a 400 in every API (in a stream of `/generate` an event with that code, in "
-    "SGLang's Ollama API a 500, as for every bad value there). A batch with such a member is refused as a whole, as SGLang does with every bad value in a "
-    "batch; other HTTP requests do not notice. The scheduler looks at prompts again, for the "
+    "SGLang's Ollama API a 500, as for every bad value there). A batch with such "
+    "a member is refused as a whole, as SGLang does with every bad value in a batch; other "
+    "HTTP requests do not notice. The scheduler looks at prompts again, for the "
     "roads that do not lead through SGLang's tokenizer manager: there the one request ends with "
     "a 400. Placeholders of images are left alone.",
     upstream="https://github.com/sgl-project/sglang/pull/8383 (ids outside the vocabulary); "
