@@ -59,7 +59,7 @@ class Routed:
 def routed(
     pair: tuple[Path, Path], nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Routed]:
-    (port,) = free_ports(1)
+    (port,) = free_ports(1, offsets=(0, 10, 100, 200))
     target, draft = pair
     folder = tmp_path_factory.mktemp("router")
     log = folder / "log"

@@ -205,13 +205,20 @@ def awake(*chosen: Server) -> Iterator[None]:
             server.suspend()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports far apart (SGLang takes more ports near the one it is given), none in use now."""
+def free_ports(count: int, offsets: Sequence[int] = (0,)) -> list[int]:
+    """Ports far apart (SGLang takes more ports near the one it is given), none in use now.
+
+    Args:
+        offsets: what is taken, counted from each port.
+    """
     ports: list[int] = []
     # Below the range from which the system picks ports for outgoing connections.
     first = random.randrange(20_000, 24_000)
     for start in range(first, first + 2_000 * count, 2_000):
-        ports.append(next(port for port in range(start, start + 2_000) if _is_free(port)))
+        wanted = range(start, start + 2_000)
+        ports.append(
+            next(port for port in wanted if all(_is_free(port + offset) for offset in offsets))
+        )
     return ports
 
 
