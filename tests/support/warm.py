@@ -65,6 +65,8 @@ READ_ON_IMPORT = {
 READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND",)
 NUM_SPARES = 3
 """Two schedulers (tensor parallel) and a detokenizer; more are started by multiprocessing."""
+IMPORT_LIMIT_S = 180
+"""A nursery that does not answer for so long has ended."""
 SPAWN = re.compile(r"spawn_main\((.*)\)")
 
 
@@ -340,7 +342,7 @@ def _place(places: dict[int, int]) -> None:
 
 def stand_in(name: str, command: Sequence[str]) -> int:
     """Be a server's first process, for whoever started this one: its signals, its exit code."""
-    server = ask(name, command, os.environ, sys.stdout.fileno())
+    server = _asked(name, command, deadline=time.monotonic() + IMPORT_LIMIT_S)
 
     def pass_on(number: int, _: Any) -> None:
         os.kill(server.pid, number)
@@ -349,6 +351,17 @@ def stand_in(name: str, command: Sequence[str]) -> int:
         signal.signal(number, pass_on)
     code = server.wait()
     return code if code >= 0 else 128 - code
+
+
+def _asked(name: str, command: Sequence[str], deadline: float) -> WarmProcess:
+    """``ask``, when the nursery has imported what it imports."""
+    while True:
+        try:
+            return ask(name, command, os.environ, sys.stdout.fileno())
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
