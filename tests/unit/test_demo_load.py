@@ -1,17 +1,21 @@
-"""Asking and grading, against a stand-in for a server that says what it was asked."""
+"""Asking, grading and matches, against a stand-in for a server that says what it was asked."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from sglang_parse.bench.harness.ask import Asking, ask, graded, trace_answer
-from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.bench.harness.match import Assignment, Match, Part, Preset, Watcher
+from sglang_parse.bench.harness.pool import Pool
+from sglang_parse.bench.harness.records import BenchError, Leg, Way
 from sglang_parse.bench.harness.servers import Remote
 from sglang_parse.bench.tasks import Item
 
@@ -23,10 +27,16 @@ class Echo(BaseHTTPRequestHandler):
 
     mode = "parse"
     finish_reason = "stop"
+    texts: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        self.send_response(200)
+        self.end_headers()
 
     def do_POST(self) -> None:  # noqa: N802 - the library's name
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = asked["messages"][-1]["content"]
+        self.texts.append(text)
         meta = {"parse": [{"mode": self.mode, "rounds": 1}], "asked": asked}
         message = {"role": "assistant", "content": f"answer to {text}"}
         choice = {"index": 0, "finish_reason": self.finish_reason, "message": message}
@@ -43,6 +53,7 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Remote]:
+    Echo.texts.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as echo:
         Thread(target=echo.serve_forever, daemon=True).start()
         yield Remote("parse", f"http://127.0.0.1:{echo.server_port}")
@@ -96,3 +107,54 @@ def test_an_aborted_answer_is_an_error(server: Remote, monkeypatch):
     monkeypatch.setattr(Echo, "finish_reason", "abort")
     with pytest.raises(BenchError, match="ended with 'abort'"):
         ask(server, PROBLEMS, [1])
+
+
+@dataclass
+class Diary(Watcher[Leg]):
+    """What a match told its program."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
+        self.lines.append(f"{server}, run {run}, {len(parts)} to time")
+
+    def timed(self, found: Leg) -> None:
+        self.lines.append(f"timed {found.answers[0].problem}")
+
+    def marks(self, parts: dict[str, Sequence[Part]]) -> None:
+        self.lines.append(f"marks of {', '.join(parts)}")
+
+    def answered(self) -> None:
+        self.lines.append("answered")
+
+
+def test_a_match_is_played_as_its_preset_says(server: Remote, tmp_path: Path):
+    """Turns in their order, each warmed up; looks beside what is timed; marks in groups."""
+    names = ("plain", "parse", "draft")
+    remotes = {name: replace(server, name=name) for name in names}
+    diary = Diary()
+    with Pool([], tmp_path, remotes=remotes) as pool:
+        match = Match(pool, Assignment("", PROBLEMS, grade, 10), lambda _: Asking())
+        preset = Preset(
+            runs=2,
+            order=lambda run: names if run == 0 else names[::-1],
+            timed=lambda name, run: [Part(Way(name), [run + 1], run)],
+            clock=match.ask,
+            looks=lambda name, run: [Part(Way(name), [3], run)] if name == "parse" else [],
+            marks=lambda name: [Part(Way(name), [1, 2])] if name != "plain" else [],
+            width=2,
+        )
+        played = match.play(preset, diary)
+    turns = [(name, 0) for name in names] + [(name, 1) for name in names[::-1]]
+    told = [line for n, r in turns for line in (f"{n}, run {r}, 1 to time", f"timed {r + 1}")]
+    for name in ("parse", "draft"):
+        told += [f"marks of {name}", "answered", "answered"]
+    assert diary.lines == told
+    assert [(leg.way.server, leg.run) for leg in played.timed] == turns
+    assert [(leg.way.server, leg.run) for leg in played.looks] == [("parse", 0), ("parse", 1)]
+    marks = [(leg.way.server, leg.scores) for leg in played.marks]
+    assert marks == [("parse", (1, 0)), ("draft", (1, 0))]
+    # Every turn begins with a request that is not measured.
+    run_0 = ["problem 0", "problem 1"]
+    assert Echo.texts[:7] == [*run_0, *run_0, "problem 3", *run_0]
+    assert len(Echo.texts) == 2 * len(turns) + 2 + 4

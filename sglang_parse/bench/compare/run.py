@@ -1,4 +1,4 @@
-"""The comparison: servers take turns run by run, then answer the task's problems for the marks.
+"""The comparison: any line-up of servers in a match timed by SGLang's ``bench_serving``.
 
 The order turns round from run to run.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
@@ -20,10 +20,10 @@ from sglang_parse.bench.compare.settings import DEMO_TASK, OWN_THRESHOLD, Compar
 from sglang_parse.bench.compare.show import show_figures
 from sglang_parse.bench.harness.ask import MAX_TOKENS, Asking
 from sglang_parse.bench.harness.lineup import lineup
-from sglang_parse.bench.harness.match import Assignment, Match
+from sglang_parse.bench.harness.match import Assignment, Match, Part, Preset, Watcher
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
-from sglang_parse.bench.harness.records import PLAIN, TITLES, WITH_PARSE, Leg, ServingRun, Way
+from sglang_parse.bench.harness.records import PLAIN, TITLES, WITH_PARSE, ServingRun, Way
 from sglang_parse.bench.harness.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.bench.tasks import find_task
 from sglang_parse.bench.tasks.demo import demo_assignment
@@ -53,16 +53,20 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         on_start=lambda name: say(f"start {TITLES[name]}"),
     ) as pool:
         match = Match(pool, task, partial(asking_of, settings, task))
-        comparing = _Comparing(settings, match, say)
-        comparing.play_timed()
-        comparing.play_for_marks()
-    timed, looks, marks = comparing.timed, comparing.looks, comparing.marks
+        played = match.play(preset(settings, match), _Lines(settings, say))
     figures = make_comparison(
-        settings.all_ways(), timed, looks, marks, OWN_THRESHOLD, has_goals=has_goals
+        settings.all_ways(),
+        played.timed,
+        played.looks,
+        played.marks,
+        OWN_THRESHOLD,
+        has_goals=has_goals,
     )
-    command = command_of(comparing.load(Way(PLAIN), 0, 1))
+    first = Part(Way(PLAIN), settings.indices(0, 1, len(task.items)))
+    command = command_of(load(settings, match, first))
     facts = conditions(settings, specs, task.title, command, say.seconds)
-    write_json(settings.output / "results.json", results(figures, timed, marks, facts), indent=1)
+    content = results(figures, played.timed, played.marks, facts)
+    write_json(settings.output / "results.json", content, indent=1)
     (settings.output / "report.html").write_text(render(figures, facts), encoding="utf-8")
     show_figures(console, figures, settings.output)
     return 0
@@ -90,77 +94,74 @@ def asking_of(settings: CompareSettings, task: Assignment, way: Way) -> Asking:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparing:
-    """What the servers are asked, and what they brought back."""
+def preset(settings: CompareSettings, match: Match) -> Preset[ServingRun]:
+    """The comparison's match: SGLang's own clock, with a look beside it where PARSE runs."""
+    total = len(match.task.items)
 
-    settings: CompareSettings
-    match: Match
-    say: Teller
-    timed: list[ServingRun] = field(default_factory=list)
-    looks: list[Leg] = field(default_factory=list)
-    marks: list[Leg] = field(default_factory=list)
+    def timed(server: str, run: int) -> list[Part]:
+        """At every concurrency, then the other thresholds one at a time."""
+        own, *others = settings.ways(server)
+        ways = [(own, concurrency) for concurrency in settings.concurrencies]
+        ways += [(way, 1) for way in others]
+        return [Part(way, settings.indices(run, c, total), run, c) for way, c in ways]
 
-    def play_timed(self) -> None:
-        """Every run: each server in turn, at every concurrency, then its other thresholds."""
-        for run, endpoint in self.match.turns(self.settings.runs, self.settings.order):
-            self.say(f"run {run + 1} of {self.settings.runs}: {TITLES[endpoint.name]}")
-            self._turn(endpoint, run)
+    def clock(endpoint: Endpoint, part: Part) -> ServingRun:
+        folder = settings.output / "bench_serving"
+        return bench(endpoint, part.way, part.run, load(settings, match, part), folder)
 
-    def _turn(self, endpoint: Endpoint, run: int) -> None:
-        own, *others = self.settings.ways(endpoint.name)
-        self.match.ask(endpoint, own, range(1))  # a server's first answers are its slowest
-        for concurrency in self.settings.concurrencies:
-            self._time(endpoint, own, run, concurrency)
-        for way in others:
-            self._time(endpoint, way, run, 1)
-        if endpoint.name in WITH_PARSE:
-            indices = self._indices(run, 1)[: self.settings.looks]
-            for way in (own, *others):
-                self.looks.append(self.match.ask(endpoint, way, indices, run=run))
+    def looks(server: str, run: int) -> list[Part]:
+        if server not in WITH_PARSE:
+            return []
+        indices = settings.indices(run, 1, total)[: settings.looks]
+        return [Part(way, indices, run) for way in settings.ways(server)]
 
-    def _time(self, endpoint: Endpoint, way: Way, run: int, concurrency: int) -> None:
-        folder = self.settings.output / "bench_serving"
-        load = self.load(way, run, concurrency)
-        self.timed.append(bench(endpoint, way, run, load, folder))
-        rate = self.timed[-1].tokens_per_s
-        self.say(f"  {way.label}, {concurrency} at a time: {rate:.0f} tokens/s")
+    def marks(server: str) -> list[Part]:
+        """Every way's answers; the plain target answers twice, for the noise."""
+        own, *others = settings.ways(server)
+        count = min(settings.problems, total)
+        asked = [(own, 0, count), *((way, 0, settings.sweep_problems) for way in others)]
+        if server == PLAIN:
+            asked.append((own, 1, count))
+        return [
+            Part(way, range(min(number, count)), run, MAX_RUNNING_REQUESTS)
+            for way, run, number in asked
+        ]
 
-    def load(self, way: Way, run: int, concurrency: int) -> Load:
-        """What one run of ``bench_serving`` sends."""
-        return Load(
-            problems=[self.match.task.items[i] for i in self._indices(run, concurrency)],
-            concurrency=concurrency,
-            tokenizer=self.settings.tokenizer,
-            asking=self.match.asking(way),
-            seed=self.settings.seed,
-        )
+    return Preset(
+        runs=settings.runs,
+        order=settings.order,
+        timed=timed,
+        clock=clock,
+        looks=looks,
+        marks=marks,
+        width=settings.max_alive,
+    )
 
-    def _indices(self, run: int, concurrency: int) -> list[int]:
-        """Other problems for every run and concurrency, as far as the task has them."""
-        counts = {c: self.settings.num_requests(c) for c in self.settings.concurrencies}
-        before = sum(count for c, count in counts.items() if c < concurrency)
-        start = run * sum(counts.values()) + before
-        total = len(self.match.task.items)
-        return [index % total for index in range(start, start + counts[concurrency])]
 
-    def play_for_marks(self) -> None:
-        """The task's problems to every server, as many servers at once as may live."""
-        servers, width = self.settings.servers, self.settings.max_alive
-        for group in (servers[k : k + width] for k in range(0, len(servers), width)):
-            self.say(f"answers for the marks: {', '.join(TITLES[name] for name in group)}")
-            self.marks.extend(self.match.all_at_once(group, self._answers))
+def load(settings: CompareSettings, match: Match, part: Part) -> Load:
+    """What one run of ``bench_serving`` sends."""
+    return Load(
+        problems=[match.task.items[index] for index in part.indices],
+        concurrency=part.concurrency,
+        tokenizer=settings.tokenizer,
+        asking=match.asking(part.way),
+        seed=settings.seed,
+    )
 
-    def _answers(self, endpoint: Endpoint) -> list[Leg]:
-        """Every way's; the plain target answers twice, for the noise."""
-        own, *others = self.settings.ways(endpoint.name)
-        count = min(self.settings.problems, len(self.match.task.items))
-        legs = [(own, 0, count), *((way, 0, self.settings.sweep_problems) for way in others)]
-        if endpoint.name == PLAIN:
-            legs.append((own, 1, count))
-        return [self._answered(endpoint, way, run, min(number, count)) for way, run, number in legs]
 
-    def _answered(self, endpoint: Endpoint, way: Way, run: int, count: int) -> Leg:
-        return self.match.ask(
-            endpoint, way, range(count), run=run, concurrency=MAX_RUNNING_REQUESTS
-        )
+class _Lines(Watcher[ServingRun]):
+    """A line per turn and per figure."""
+
+    def __init__(self, settings: CompareSettings, say: Teller) -> None:
+        self._runs, self._say = settings.runs, say
+
+    def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
+        del parts
+        self._say(f"run {run + 1} of {self._runs}: {TITLES[server]}")
+
+    def timed(self, found: ServingRun) -> None:
+        at = f"{found.way.label}, {found.concurrency} at a time"
+        self._say(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
+
+    def marks(self, parts: dict[str, Sequence[Part]]) -> None:
+        self._say(f"answers for the marks: {', '.join(TITLES[name] for name in parts)}")

@@ -225,6 +225,13 @@ class CompareSettings(Flags):
         """How many requests one run of ``bench_serving`` sends."""
         return self.requests if concurrency == 1 else max(self.requests, 3 * concurrency)
 
+    def indices(self, run: int, concurrency: int, total: int) -> list[int]:
+        """Other problems for every run and concurrency, as far as the ``total`` go."""
+        counts = {c: self.num_requests(c) for c in self.concurrencies}
+        before = sum(count for c, count in counts.items() if c < concurrency)
+        start = run * sum(counts.values()) + before
+        return [index % total for index in range(start, start + counts[concurrency])]
+
     def order(self, run: int) -> tuple[str, ...]:
         """Who plays when: there and back again, so that no server is always the first."""
         return self.servers if run % 2 == 0 else self.servers[::-1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from sglang_parse.bench.demo.show import annotated_answer, figures_table, pieces
 from sglang_parse.bench.harness.ask import Asking, trace_answer
 from sglang_parse.bench.harness.demo_pair import demo_models
 from sglang_parse.bench.harness.lineup import lineup
-from sglang_parse.bench.harness.match import Match
+from sglang_parse.bench.harness.match import Match, Part, Preset, Watcher
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, TITLES, Leg, Way
@@ -41,10 +40,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     ):
         bar = add_bar(progress, "starting three servers", len(NAMES))
         pool.start_all(lambda: progress.advance(bar))
-        demo = _Demo(settings, Match(pool, task, lambda _: Asking()), progress)
-        demo.warm_up()
-        legs = demo.timed_legs() + demo.accuracy_legs()
-        trace = demo.trace_of_a_cut_draft(legs)
+        match, bars = Match(pool, task, lambda _: Asking()), _Bars(settings, progress)
+        played = match.play(preset(settings, match, bars), bars)
+        legs = played.timed + played.marks
+        trace = trace_of_a_cut_draft(match, legs)
     figures = make_figures(legs, settings.concurrency)
     write_json(settings.output, report(settings, figures, say.seconds))
     console.print(figures_table(figures, settings.concurrency))
@@ -54,64 +53,68 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Demo:
-    """What the three servers are asked, and the bars that say so."""
+def preset(settings: DemoSettings, match: Match, bars: Watcher[Leg]) -> Preset[Leg]:
+    """The demo's match: our own clock, and every answer graded, the timed ones too."""
+    parts = settings.parts()
+    rest = range(settings.problems, settings.total_problems)
 
-    settings: DemoSettings
-    match: Match
-    progress: Progress
+    def timed(server: str, run: int) -> list[Part]:
+        one, many = parts[run]
+        return [Part(Way(server), one, run), Part(Way(server), many, run, settings.concurrency)]
 
-    def warm_up(self) -> None:
-        """A first request is slower than all others; it is not measured."""
-        for _, endpoint in self.match.turns(1, lambda _: NAMES):
-            self.match.ask(endpoint, Way(endpoint.name), range(1))
+    def clock(endpoint: Endpoint, part: Part) -> Leg:
+        return match.graded(match.ask(endpoint, part, on_answer=bars.answered))
 
-    def timed_legs(self) -> list[Leg]:
-        parts, legs = self.settings.parts(), []
-        for run, endpoint in self.match.turns(len(parts), lambda _: NAMES):
-            one, many = parts[run]
-            title = f"run {run + 1}/{len(parts)}: {TITLES[endpoint.name]}"
-            bar = add_bar(self.progress, title, len(one) + len(many))
-            for indices, concurrency in ((one, 1), (many, self.settings.concurrency)):
-                leg = self._leg(endpoint, indices, bar, run=run, concurrency=concurrency)
-                legs.append(self.match.graded(leg))
-        return legs
+    def marks(server: str) -> list[Part]:
+        return [Part(Way(server), rest, concurrency=MAX_RUNNING_REQUESTS)] if rest else []
 
-    def accuracy_legs(self) -> list[Leg]:
-        """The remaining problems, to all servers at once: only the answers count."""
-        rest = range(self.settings.problems, self.settings.total_problems)
-        if not rest:
-            return []
-        bar = add_bar(self.progress, "accuracy: all three at once", len(NAMES) * len(rest))
+    return Preset(
+        runs=len(parts),
+        order=lambda _: NAMES,
+        timed=timed,
+        clock=clock,
+        marks=marks,
+        width=len(NAMES),
+    )
 
-        def play(endpoint: Endpoint) -> list[Leg]:
-            return [self._leg(endpoint, rest, bar, run=-1, concurrency=MAX_RUNNING_REQUESTS)]
 
-        return self.match.all_at_once(NAMES, play)
+class _Bars(Watcher[Leg]):
+    """One bar per turn, and one for the answers that only count."""
 
-    def trace_of_a_cut_draft(self, legs: Sequence[Leg]) -> tuple[str, list[dict[str, Any]]]:
-        """Text and trace of an answer whose draft was cut, of any answer if none was.
+    def __init__(self, settings: DemoSettings, progress: Progress) -> None:
+        self._runs, self._progress = settings.runs, progress
+        self._bar: TaskID | None = None
 
-        Answers that were right in the end come first (there the target saved them), then those
-        of few rounds, which are easy to follow.
-        """
-        answers = [answer for leg in legs if leg.way.server == PARSE for answer in leg.answers]
-        cut = [a for a in answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
-        chosen = (
-            sorted(cut, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES] or answers[:1]
-        )
-        with self.match.pool.awake(PARSE) as (endpoint,):
-            for answer in chosen:
-                text, info = trace_answer(endpoint, self.match.task.items[answer.problem])
-                trace = info["trace"]
-                if any(record["cut"] < max(record["prefix_ends"], default=0) for record in trace):
-                    break
-        return text, trace
+    def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
+        self._begin(f"run {run + 1}/{self._runs}: {TITLES[server]}", parts)
 
-    def _leg(self, endpoint: Endpoint, indices: Sequence[int], bar: TaskID, **leg: Any) -> Leg:
-        on_answer = partial(self.progress.advance, bar)
-        return self.match.ask(endpoint, Way(endpoint.name), indices, on_answer=on_answer, **leg)
+    def marks(self, parts: dict[str, Sequence[Part]]) -> None:
+        self._begin("accuracy: all three at once", list(chain.from_iterable(parts.values())))
+
+    def answered(self) -> None:
+        if self._bar is not None:
+            self._progress.advance(self._bar)
+
+    def _begin(self, title: str, parts: Sequence[Part]) -> None:
+        self._bar = add_bar(self._progress, title, sum(len(part.indices) for part in parts))
+
+
+def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> tuple[str, list[dict[str, Any]]]:
+    """Text and trace of an answer whose draft was cut, of any answer if none was.
+
+    Answers that were right in the end come first (there the target saved them), then those of few
+    rounds, which are easy to follow.
+    """
+    answers = [answer for leg in legs if leg.way.server == PARSE for answer in leg.answers]
+    cut = [a for a in answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
+    chosen = sorted(cut, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES] or answers[:1]
+    with match.pool.awake(PARSE) as (endpoint,):
+        for answer in chosen:
+            text, info = trace_answer(endpoint, match.task.items[answer.problem])
+            trace = info["trace"]
+            if any(record["cut"] < max(record["prefix_ends"], default=0) for record in trace):
+                break
+    return text, trace
 
 
 def _show_trace(
