@@ -28,6 +28,7 @@ import runpy
 import selectors
 import shlex
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -263,9 +264,8 @@ def _run_as_python(first: str, *words: str) -> None:
 def _take_environment(env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
-    # What Python itself does with this variable when it starts.
-    paths = env.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    for path in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
+        site.addsitedir(path)  # Python itself reads this variable only when it starts
     for name, (module, constant, kind) in READ_ON_IMPORT.items():
         if name in env:
             assert hasattr(sys.modules[module], constant), f"SGLang keeps {name} elsewhere now"
