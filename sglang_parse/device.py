@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from sglang.srt.utils.common import async_d2h, async_h2d
 
+Numbers = Sequence[int] | Sequence[bool]
+
 
 def on_device(
-    values: Sequence[int] | Sequence[bool], device: Any, dtype: torch.dtype = torch.int64
+    values: Numbers | Sequence[Numbers], device: Any, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """``values`` as a tensor [len(values)] on ``device``, without a wait for what runs there."""
+    """``values`` as a tensor of one or two dimensions on ``device``, by one copy and without a
+    wait for what runs there."""
     return async_h2d(values, dtype=dtype, device=device)
 
 

@@ -8,6 +8,7 @@ Whoever plans, drafts, judges or writes hands in a record (``Move``, ``Questions
 a number, and the state changes by it. An iteration changes it in this order:
 
     take          plan: the move of this iteration
+    launch_draft  a burst is on its way, unread  launch_step  so is a step of the target
     extend_draft  a burst has been read          ask     its draft is over: what it will be asked
     apply         a pass or a step has been decided      write   its tokens are output
 """
@@ -91,6 +92,8 @@ class RequestState:
         move: what it does in this one.
         waited: iterations in a row it has waited for KV slots.
         draft: the draft under way.
+        num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
+            read yet.
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
         segment_start, resumes: see ``Standing``.
         head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
@@ -112,6 +115,7 @@ class RequestState:
     move: Move = Move.STEP
     waited: int = 0
     draft: Draft = field(default_factory=Draft)
+    num_draft_unread: int = 0
     draft_kv_len: int = 0
     segment_start: int = 0
     resumes: bool = True
@@ -159,7 +163,7 @@ class RequestState:
         self.draft_kv_len = self.committed = prefilled_len
         self._take_back(len(self.output_ids) - len(output_ids))
         self.output_ids = list(output_ids)
-        self.num_unread = self.num_scanned = 0
+        self.num_unread = self.num_draft_unread = self.num_scanned = 0
         self.head = None
 
     def _take_back(self, num_lost: int) -> None:
@@ -190,6 +194,24 @@ class RequestState:
             self.move = Move.STEP
 
     # -- draft ------------------------------------------------------------------
+
+    def launch_draft(self, num_tokens: int) -> None:
+        """The draft model is on its way to this many more tokens."""
+        self.num_draft_unread += num_tokens
+
+    def read_draft(self, token_ids: Sequence[int], num_tokens: int, budget: int) -> None:
+        """``num_tokens`` of them have been read.
+
+        Args:
+            token_ids: those that could be computed; dropped if the draft is over already.
+            budget: draft tokens the round may hold.
+        """
+        self.num_draft_unread -= num_tokens
+        if self.phase is not Phase.DRAFTING or self.fault:
+            return
+        self.extend_draft(token_ids, budget)
+        if len(token_ids) < num_tokens and self.phase is Phase.DRAFTING:
+            self.fail("NaN in the draft model's logits")
 
     def extend_draft(self, token_ids: Sequence[int], budget: int) -> None:
         """The draft model wrote on; tokens behind the draft's end are dropped.
@@ -311,7 +333,8 @@ def tail_len(
             what an EAGLE-3 head proposes.
     """
     if state.phase is Phase.DRAFTING:
-        return min(len(state.draft.token_ids) + burst_tokens, draft_budget)
+        num_drafted = state.num_drafted + state.num_draft_unread
+        return min(num_drafted + burst_tokens, draft_budget)
     if state.phase is Phase.VERIFYING:
         return 1 + len(state.draft.token_ids) + state.draft.num_question_rows
     return continuation_rows

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_schedule
 
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.phases import STEPPING, Move
@@ -141,6 +143,29 @@ def select_requests(
     view.return_logprob = False
     view.sampling_info = None
     return view
+
+
+def max_forward_rows() -> int:
+    """Rows of one forward of ours: what SGLang keeps memory free for, a chunk of prefill."""
+    schedule = get_schedule()
+    chunk = schedule.chunked_prefill_size or -1
+    return chunk if chunk > 0 else schedule.max_prefill_tokens
+
+
+def spans_within(sizes: Sequence[Sequence[int]], limits: Sequence[int]) -> list[slice]:
+    """Which items go together: all, or as many as the limits allow, in order.
+
+    Args:
+        sizes: [items][kinds of size].
+        limits: [kinds of size] of the sum over a span; an item that is larger has one of its own.
+    """
+    starts, totals = [0], [0] * len(limits)
+    for i, size in enumerate(sizes):
+        totals = [*map(sum, zip(totals, size, strict=True))]
+        if i > starts[-1] and any(t > limit for t, limit in zip(totals, limits, strict=True)):
+            starts.append(i)
+            totals = [*size]
+    return [slice(*span) for span in pairwise([*starts, len(sizes)])] if sizes else []
 
 
 def slots_of(batch: Any, reqs: Sequence[Any], spans: Iterable[tuple[int, int]]) -> torch.Tensor:

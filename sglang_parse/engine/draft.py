@@ -1,14 +1,15 @@
-"""The draft model: its worker, its KV on the target's slots, and its bursts.
+"""The draft model: its worker, its KV on the target's slots, and its forwards.
 
 Draft and target share slot numbers (one ``req_to_token`` row per request) with separate buffers.
-The draft model sees every token of the context at its true position.
+The draft model sees every token of the context at its true position. Which of them it writes, and
+when, is ``burst``'s.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import takewhile
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,15 +25,72 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
-from sglang_parse.core.phases import Phase
-from sglang_parse.device import HostCopy, on_device
-from sglang_parse.engine.batch import draft_budget, is_gone, sequence_slice
-from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.ranks import NO_TOKEN, share_choices
-from sglang_parse.engine.sampling import RowSampler
+from sglang_parse.device import on_device
+from sglang_parse.engine.batch import max_forward_rows, sequence_slice, spans_within
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
+SMALL_GAP = 3
+"""Tokens without draft KV that are caught up with by replayed decode steps: so many cost less than
+a forward that no graph was captured of (estimated for a 1.7B draft model: 1.3 ms a step, 4 to 7 ms
+for the forward)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where some requests' next decode steps stand: sent to the device once, taken step by step.
+
+    Attributes:
+        reqs: [n] the requests.
+        rows: int64 [n] their rows of ``req_to_token``.
+        seq_lens: int64 [steps, n] tokens each step sees, its own included.
+        orig_seq_lens: the same in int32, as SGLang keeps it.
+        seq_lens_cpu: the same on the host.
+        seq_lens_sums: [steps] their sums.
+        positions: int64 [steps, n] of each step's token.
+        slots: int64 [steps, n] where its KV is written.
+    """
+
+    reqs: Sequence[Any]
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    orig_seq_lens: torch.Tensor
+    seq_lens_cpu: torch.Tensor
+    seq_lens_sums: Sequence[int]
+    positions: torch.Tensor
+    slots: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, table: torch.Tensor, reqs: Sequence[Any], lengths: Sequence[Sequence[int]]
+    ) -> Places:
+        """Of ``lengths`` [steps][n] of the sequences, each step's token included.
+
+        A request past its slots writes to SGLang's padding slot and sees what is its own; its
+        tokens mean nothing.
+
+        Args:
+            table: SGLang's ``req_to_token``, on the device.
+        """
+        device, owned = table.device, [req.kv.kv_allocated_len for req in reqs]
+        seen = [[min(pair) for pair in zip(step, owned, strict=True)] for step in lengths]
+        sent = on_device([[req.kv.req_pool_idx for req in reqs], *seen], device)
+        rows, seq_lens = sent[0], sent[1:]
+        positions = seq_lens - 1
+        slots = table[rows, positions].to(torch.int64)
+        if seen != [list(step) for step in lengths]:
+            is_past = [[*map(int.__lt__, *pair)] for pair in zip(seen, lengths, strict=True)]
+            slots.masked_fill_(on_device(is_past, device, torch.bool), PADDING_SLOT)
+        return cls(
+            reqs=reqs,
+            rows=rows,
+            seq_lens=seq_lens,
+            orig_seq_lens=seq_lens.to(torch.int32),
+            seq_lens_cpu=torch.tensor(seen),
+            seq_lens_sums=[*map(sum, seen)],
+            positions=positions,
+            slots=slots,
+        )
 
 
 class DraftModel(EagleDraftWorkerBase):
@@ -59,13 +117,15 @@ class DraftModel(EagleDraftWorkerBase):
             )
         self.draft_runner = self.draft_worker.model_runner
         self.device = self.draft_runner.device
-        self.steps_unseen = 1 if self.device == "cpu" else None
-        """Steps of a burst between two looks at its tokens; None: the whole burst."""
+        self.runs_ahead = self.device != "cpu"
+        """Whether the host is free while a forward runs; on a CPU it is over when it returns."""
+        self.graph_reqs = 0
+        """Requests of the largest decode step with a CUDA graph; 0 where none was captured."""
         self.replays = False
         """Whether the last forward replayed a CUDA graph."""
 
     def draft(self) -> None:
-        """Abstract upstream; PARSE drafts with ``Burst``."""
+        """Abstract upstream; PARSE drafts with ``burst.Burst``."""
         raise NotImplementedError
 
     def draft_extend(self) -> None:
@@ -91,6 +151,7 @@ class DraftModel(EagleDraftWorkerBase):
     def init_cuda_graphs(self) -> None:
         """Bursts are plain decode steps: unlike SGLang's own draft models, this one wants them."""
         self.draft_worker.init_cuda_graphs()
+        self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
 
     # -- forwards ---------------------------------------------------------------
 
@@ -108,30 +169,69 @@ class DraftModel(EagleDraftWorkerBase):
         )
         self.draft_runner.forward(forward_batch)
 
-    def fill(self, req: Any, end: int) -> None:
-        """Complete the draft's KV of one request up to ``end`` tokens."""
-        state = req.parse_state
-        if state.draft_kv_len >= end:
-            return
-        self._extend([req], [end])
-        state.fill_draft_kv(end)
+    def fill(self, ends: Sequence[tuple[Any, int]]) -> None:
+        """Complete the draft's KV of some requests, each up to so many tokens."""
+        behind = [(req, end) for req, end in ends if req.parse_state.draft_kv_len < end]
+        gaps = [(end - req.parse_state.draft_kv_len,) for req, end in behind]
+        for span in spans_within(gaps, (max_forward_rows(),)):
+            self.write_up_to(*zip(*behind[span], strict=True))
+            for req, end in behind[span]:
+                req.parse_state.fill_draft_kv(end)
 
-    def _extend(self, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
-        """Forward [draft_kv_len, end) of each request; logits [len(reqs), vocab] of the last."""
+    def write_up_to(self, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
+        """Forward the tokens [draft_kv_len, end) of each request, at least one.
+
+        Returns:
+            logits [len(reqs), vocab] of the last ones.
+        """
         starts = [req.parse_state.draft_kv_len for req in reqs]
+        gap = max(end - start for start, end in zip(starts, ends, strict=True)) - 1
+        if gap <= (SMALL_GAP if len(reqs) <= self.graph_reqs else 0):
+            return self._step_up_to(reqs, starts, ends, gap)
+        return self._extend(reqs, starts, ends)
+
+    def _step_up_to(
+        self, reqs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], gap: int
+    ) -> torch.Tensor:
+        """By decode steps. Who is behind by less writes its last token again, where it stands."""
+        steps = [
+            [min(start + step, end - 1) for start, end in zip(starts, ends, strict=True)]
+            for step in range(gap + 1)
+        ]
+        known = [
+            [_token_at(req, position) for req, position in zip(reqs, positions, strict=True)]
+            for positions in steps
+        ]
+        ids = on_device(known, self.device)
+        lengths = [[position + 1 for position in positions] for positions in steps]
+        places = Places.of(self.req_to_token, reqs, lengths)
+        for step in range(gap):
+            self.step(places, step, ids[step])
+        return self.step(places, gap, ids[gap])
+
+    def _extend(
+        self, reqs: Sequence[Any], starts: Sequence[int], ends: Sequence[int]
+    ) -> torch.Tensor:
+        """By one forward."""
+        device = self.device
         lens = [end - start for start, end in zip(starts, ends, strict=True)]
         ids: list[int] = []
         positions: list[int] = []
+        owners: list[int] = []
         for req, start, end in zip(reqs, starts, ends, strict=True):
             ids += sequence_slice(req, start, end, req.parse_state.draft.token_ids)
             positions += range(start, end)
+            owners += [req.kv.req_pool_idx] * (end - start)
         forward_batch = self._hand_built(
-            reqs,
             ForwardMode.EXTEND,
-            ids=on_device(ids, self.device),
-            positions=positions,
-            counts=lens,
-            seq_lens=ends,
+            rows=on_device([req.kv.req_pool_idx for req in reqs], device),
+            ids=on_device(ids, device),
+            positions=(flat := on_device(positions, device)),
+            slots=self.req_to_token[on_device(owners, device), flat].to(torch.int64),
+            seq_lens=(seq_lens := on_device(ends, device)),
+            orig_seq_lens=seq_lens.to(torch.int32),
+            seq_lens_cpu=torch.tensor(ends),
+            seq_lens_sum=sum(ends),
         )
         row_starts = [sum(lens[:i]) for i in range(len(lens))]
         for name, values in (
@@ -139,48 +239,71 @@ class DraftModel(EagleDraftWorkerBase):
             ("extend_seq_lens", lens),
             ("extend_start_loc", row_starts),
         ):
-            setattr(forward_batch, name, on_device(values, self.device, torch.int32))
+            setattr(forward_batch, name, on_device(values, device, torch.int32))
         forward_batch.extend_prefix_lens_cpu = starts
         forward_batch.extend_seq_lens_cpu = lens
         forward_batch.extend_num_tokens = sum(lens)
         forward_batch.extend_logprob_start_lens_cpu = lens
         return self._run(forward_batch)
 
-    def _hand_built(
-        self,
-        reqs: Sequence[Any],
-        mode: ForwardMode,
-        *,
-        ids: torch.Tensor,
-        positions: Sequence[int],
-        counts: Sequence[int],
-        seq_lens: Sequence[int],
-    ) -> ForwardBatch:
-        """A ``ForwardBatch`` over some requests, writing KV at ``positions`` of their rows.
+    def step(self, places: Places, step: int, ids: torch.Tensor) -> torch.Tensor:
+        """A decode step.
 
         Args:
-            ids: int64 [sum(counts)] on the device, the requests' new tokens in order.
-            positions: [sum(counts)] where they stand.
-            counts: [len(reqs)] new tokens per request.
-            seq_lens: [len(reqs)] lengths, the new tokens included.
+            places: where its requests stand.
+            step: which of their steps.
+            ids: int64 [n] its tokens, on the device.
+
+        Returns:
+            logits [n, vocab]; the next step may write to their memory.
         """
-        device = self.device
-        rows = [req.kv.req_pool_idx for req in reqs]
-        owners = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-        flat_positions = on_device(positions, device)
-        slots = self.req_to_token[on_device(owners, device), flat_positions]
-        lens = on_device(seq_lens, device)
+        return self._run(
+            self._hand_built(
+                ForwardMode.DECODE,
+                rows=places.rows,
+                ids=ids,
+                positions=places.positions[step],
+                slots=places.slots[step],
+                seq_lens=places.seq_lens[step],
+                orig_seq_lens=places.orig_seq_lens[step],
+                seq_lens_cpu=places.seq_lens_cpu[step],
+                seq_lens_sum=places.seq_lens_sums[step],
+            )
+        )
+
+    def _hand_built(
+        self,
+        mode: ForwardMode,
+        *,
+        rows: torch.Tensor,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        seq_lens: torch.Tensor,
+        orig_seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        seq_lens_sum: int,
+    ) -> ForwardBatch:
+        """A ``ForwardBatch`` over some requests' new tokens; all but ``seq_lens_cpu`` lie on the
+        device, int64 but for ``orig_seq_lens``.
+
+        Args:
+            rows: [n] the requests' rows of ``req_to_token``.
+            ids, positions, slots: [new tokens] of the requests, in order.
+            seq_lens, orig_seq_lens, seq_lens_cpu: [n] lengths, the new tokens included.
+            seq_lens_sum: their sum.
+        """
         return ForwardBatch(
             forward_mode=mode,
-            batch_size=len(reqs),
+            batch_size=len(rows),
             input_ids=ids,
-            req_pool_indices=on_device(rows, device),
-            seq_lens=lens,
-            seq_lens_cpu=torch.tensor(seq_lens),
-            seq_lens_sum=sum(seq_lens),
-            orig_seq_lens=lens.to(torch.int32),
-            out_cache_loc=slots.to(torch.int64),
-            positions=flat_positions,
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+            seq_lens_cpu=seq_lens_cpu,
+            seq_lens_sum=seq_lens_sum,
+            orig_seq_lens=orig_seq_lens,
+            out_cache_loc=slots,
+            positions=positions,
             spec_algorithm=self.draft_runner.spec_algorithm,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_logprob=False,
@@ -195,128 +318,6 @@ class DraftModel(EagleDraftWorkerBase):
         return done.logits_output.next_token_logits
 
 
-class Burst:
-    """Some requests draft on, in stretches.
-
-    Within a stretch nothing is read from the device: each step's tokens are the next one's input
-    there. Between stretches requests leave that have finished. On a CPU a stretch is one step, so
-    nobody drafts past an end; on a GPU it is the whole burst, because waiting for it at every
-    token costs more than a few tokens nobody needs.
-
-    A request leaves the burst at its budget or a stop token; its phase becomes VERIFYING then.
-    NaN logits end the request (``faults``).
-
-    Attributes:
-        rows: the requests' rows of the batch.
-        draft_tokens: most tokens of any draft.
-        num_done: steps made.
-    """
-
-    def __init__(
-        self, model: DraftModel, batch: Any, rows: Sequence[int], draft_tokens: int
-    ) -> None:
-        self.model = model
-        self.batch = batch
-        self.draft_tokens = draft_tokens
-        self.sampler = RowSampler(model.draft_runner, batch)
-        self.rows = tuple(rows)
-        self.num_done = 0
-        self._going_on = list(rows)
-        self._unread: HostCopy | None = None
-
-    def launch(self, num_steps: int) -> None:
-        """Up to ``num_steps`` more tokens for each request; the last stretch stays unread."""
-        while self.num_done < num_steps:
-            self.read()
-            if not self._going_on:
-                return
-            wanted = max(self._budget(req) - req.parse_state.num_drafted for req in self._reqs())
-            stretch = min(num_steps - self.num_done, wanted, self.model.steps_unseen or num_steps)
-            self._unread = HostCopy(self._stretch(stretch))
-            self.num_done += stretch
-
-    def read(self) -> None:
-        """Wait for the last stretch; its tokens join their requests' drafts."""
-        unread, self._unread = self._unread, None
-        if unread is not None:
-            self._append(unread.tolist())
-
-    def _reqs(self) -> list[Any]:
-        return [self.batch.reqs[row] for row in self._going_on]
-
-    def _budget(self, req: Any) -> int:
-        return draft_budget(req, self.draft_tokens)
-
-    def _stretch(self, num_steps: int) -> torch.Tensor:
-        """int64 [requests, num_steps]: next tokens, ``NO_TOKEN`` where logits held a NaN."""
-        logits = self._first_step()
-        chosen = [self._choose(logits, 0)]
-        for step in range(1, num_steps):
-            logits = self._step(chosen[-1].clamp(min=0), step)
-            chosen.append(self._choose(logits, step))
-        return torch.stack(chosen, dim=1)
-
-    def _lengths(self, step: int) -> list[int]:
-        """Tokens of each sequence before its ``step``-th token of this stretch is chosen."""
-        return [
-            req.parse_state.committed_len + 1 + req.parse_state.num_drafted + step
-            for req in self._reqs()
-        ]
-
-    def _first_step(self) -> torch.Tensor:
-        reqs, ends = self._reqs(), self._lengths(0)
-        if any(req.parse_state.draft_kv_len + 1 < end for req, end in zip(reqs, ends, strict=True)):
-            return self.model._extend(reqs, ends)
-        last_ids = [_last_id(req) for req in reqs]
-        return self._step(on_device(last_ids, self.model.device), 0)
-
-    def _step(self, last_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """A decode step. A request past its budget has no slots left: it writes to SGLang's
-        padding slot, sees what is its own, and its tokens are dropped."""
-        reqs, lengths = self._reqs(), self._lengths(step)
-        owned = [min(n, req.kv.kv_allocated_len) for n, req in zip(lengths, reqs, strict=True)]
-        forward_batch = self.model._hand_built(
-            reqs,
-            ForwardMode.DECODE,
-            ids=last_ids,
-            positions=[length - 1 for length in owned],
-            counts=[1] * len(reqs),
-            seq_lens=owned,
-        )
-        is_past = [own < n for own, n in zip(owned, lengths, strict=True)]
-        if any(is_past):
-            past = on_device(is_past, self.model.device, torch.bool)
-            forward_batch.out_cache_loc.masked_fill_(past, PADDING_SLOT)
-        return self.model._run(forward_batch)
-
-    def _choose(self, logits: torch.Tensor, step: int) -> torch.Tensor:
-        """int64 [rows] the draft's next token."""
-        is_bad = nan_rows(logits)
-        positions = on_device([n - 1 for n in self._lengths(step)], logits.device)
-        tokens, _ = self.sampler.sample(logits, self._going_on, positions)
-        return share_choices(tokens, is_bad)
-
-    def _append(self, stretches: Sequence[Sequence[int]]) -> None:
-        """Keep each request's tokens up to its end; those that are done leave."""
-        staying = []
-        for row, tokens in zip(self._going_on, stretches, strict=True):
-            req = self.batch.reqs[row]
-            if is_gone(req):
-                continue
-            self._keep(req, tokens)
-            if req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault:
-                staying.append(row)
-        self._going_on = staying
-
-    def _keep(self, req: Any, tokens: Sequence[int]) -> None:
-        """Add tokens to the request's draft until it is over, or one could not be computed."""
-        state = req.parse_state
-        sound = list(takewhile(lambda token: token != NO_TOKEN, tokens))
-        state.extend_draft(sound, self._budget(req))
-        if len(sound) < len(tokens) and state.phase is Phase.DRAFTING:
-            state.fail("NaN in the draft model's logits")
-
-
-def _last_id(req: Any) -> int:
-    state = req.parse_state
-    return (state.draft.token_ids or state.output_ids)[-1]
+def _token_at(req: Any, position: int) -> int:
+    draft = req.parse_state.draft.token_ids
+    return sequence_slice(req, position, position + 1, draft)[0]

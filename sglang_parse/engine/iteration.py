@@ -2,8 +2,8 @@
 
 The plan came before (``kv.KvSlots.grant``): each request knows its move. Drafters make a burst of
 the draft model; all others share one forward of the target in which drafts are judged and the rest
-continue. The burst is read before the forward is launched: that keeps their times apart. The
-forward is read when its numbers are needed (``overlap``).
+continue. Both are read when their numbers are needed (``overlap``), the burst first: that keeps
+their times apart. Where nothing runs beside the host, the burst is read before the forward.
 
     launch   rows of the batch, by move    -> Burst | LaunchedPass | LaunchedSteps, on the device
     read     numbers reach the host        -> Spoken: readouts and token ids per request
@@ -29,7 +29,8 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
-from sglang_parse.engine.draft import Burst, DraftModel
+from sglang_parse.engine.burst import Burst
+from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard, end_request
 from sglang_parse.engine.head import GuardedHead
 from sglang_parse.engine.kv import KvSlots, release_tail
@@ -46,7 +47,7 @@ class Engine:
     """The parts of one server's engine, the same for all iterations.
 
     Attributes:
-        last_read: ``time.perf_counter`` when the last iteration had been read.
+        last_read: ``time.perf_counter`` when the last burst or iteration had been read.
     """
 
     config: ParseConfig
@@ -98,22 +99,22 @@ class Iteration:
         rows = rows_by_move(self.batch.reqs)
         self._ask(rows[Move.END_DRAFT])
         if rows[Move.BURST]:
-            self._launch_burst(rows[Move.BURST])
+            self._launch_burst(rows[Move.BURST], before)
+            if not self._engine.draft.runs_ahead:
+                self._finish_burst()
         if rows[Move.PASS] or rows[Move.EAGLE]:
-            self._finish_burst()
             self._launch_pass(rows)
         elif rows[Move.STEP]:
-            self._finish_burst()
             self._launch_steps(rows, before)
 
-    def _launch_burst(self, rows: Sequence[int]) -> None:
+    def _launch_burst(self, rows: Sequence[int], before: Iteration | None) -> None:
         engine = self._engine
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
         self._burst = Burst(engine.draft, self.batch, rows, engine.config.draft_tokens)
         self._started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
-            self._burst.launch(engine.config.burst_tokens)
+            self._burst.launch(engine.config.burst_tokens, before._burst if before else None)
             self.result.can_run_cuda_graph = engine.draft.replays
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
@@ -151,11 +152,13 @@ class Iteration:
         if burst is None:
             return
         burst.read()
-        elapsed_ms = self._engine.ms_since(self._started)
+        engine = self._engine
+        elapsed_ms = engine.ms_since(self._started)
+        engine.last_read = time.perf_counter()
         self._timed.append(Timed(Stage.BURST, len(burst.rows), burst.num_done, elapsed_ms))
         for row in burst.rows:
             self.batch.reqs[row].parse_state.charge(draft=elapsed_ms / len(burst.rows))
-        self._ask(burst.rows)
+        self._ask(burst.over)
 
     def _ask(self, rows: Sequence[int]) -> None:
         """Those of ``rows`` whose draft is over get their questions."""
@@ -244,8 +247,12 @@ class Iteration:
     # -- overlap ----------------------------------------------------------------
 
     def may_be_followed_unread(self, reqs: Sequence[Any]) -> bool:
-        """Whether the next iteration, of ``reqs``, can be planned without this one's numbers:
-        plain steps alone, for requests that need nothing of them."""
+        """Whether the next iteration, of ``reqs``, can be planned without all of this one's
+        numbers: plain steps alone, for requests that need nothing of them, or a burst alone, for
+        requests that surely draft on."""
+        if self._burst is not None and self._forward is None:
+            has_room = self._engine.slots.all_burst
+            return self._burst.may_go_on(reqs) and has_room(self.batch, reqs)
         if self._steps_alone is None or self._engine.head.captures:
             return False
         stepping = {id(self.batch.reqs[row]) for row in self._steps_alone.rows}

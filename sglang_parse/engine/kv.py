@@ -48,6 +48,13 @@ class KvSlots:
         grants = share_out(holdings, _available(batch), page_size)
         return max(0, cost(holdings, grants, page_size))
 
+    def all_burst(self, batch: Any, requests: Sequence[Any]) -> bool:
+        """Whether there is room for all of ``requests`` to draft on."""
+        page_size = batch.token_to_kv_pool_allocator.page_size
+        holdings = [self._holding(req) for req in requests]
+        grants = share_out(holdings, _available(batch), page_size)
+        return all(grant.move is Move.BURST for grant in grants)
+
     def grant(self, batch: Any) -> None:
         """Decide every running request's move and allocate what it needs, and nothing more.
 
@@ -84,7 +91,7 @@ class KvSlots:
             allocated=allocated,
             tail=tail,
             judged_tail=1 + tail + num_questions * self.longest_question,
-            num_drafted=state.num_drafted,
+            num_drafted=state.num_drafted + state.num_draft_unread,
             waited=state.waited,
             is_accelerated=accelerated,
         )

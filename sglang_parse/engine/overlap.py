@@ -19,7 +19,8 @@ iteration, whose shape follows from drafts and verdicts: it reads them first. Bu
 of the target alone the next step needs their tokens only on the device: it is launched unread, and
 the tokens reach the host while it runs, when SGLang processes their result: it waits for what it
 takes for a CUDA event (``_ReadBySglang``). A request whose segment such a token ended has then been
-given a step too many: what it wrote is dropped, so that answers do not depend on the schedule.
+given a step too many: what it wrote is dropped, so that answers do not depend on the schedule. So
+it is behind a burst alone whose requests all draft on: its last steps are read late (``burst``).
 
 Without overlap every iteration is read at once, and none of this shows.
 """

@@ -1,11 +1,13 @@
 """Prefill: the prompt's KV for every model, the first token, and how a request is served.
 
-Prefills are run and read at once: whether a draft begins is decided on the host.
+Every model's prefill is launched before the first token is read, the only wait: the draft model's
+runs while the host decides how a request goes on.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -15,8 +17,10 @@ from sglang_parse.core.config import ParseConfig, RequestOptions
 from sglang_parse.core.phases import Terms
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.batch import stop_ids_of
-from sglang_parse.engine.faults import end_request
+from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
 from sglang_parse.engine.iteration import Engine
+from sglang_parse.engine.ranks import NO_TOKEN
+from sglang_parse.engine.target import LaunchedPrefill
 from sglang_parse.startup import fallback
 
 
@@ -32,11 +36,13 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
             req.parse_state = RequestState(terms_of(req, engine.config))
-    result = _run_models(engine, batch, **kwargs)
+    launched = _launch_models(engine, batch, **kwargs)
+    first_ids = launched.read(len(batch.reqs))
     share_ms = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
     for req in batch.reqs:
         req.parse_state.charge(prefill=share_ms)
-    _begin(engine, batch, result)
+    _begin(engine, batch, first_ids)
+    result = launched.result
     result.next_draft_input = ParseDraftInput()
     result.new_seq_lens = batch.seq_lens
     return result
@@ -56,24 +62,23 @@ def terms_of(req: Any, config: ParseConfig) -> Terms:
     )
 
 
-def _run_models(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
+def _launch_models(engine: Engine, batch: Any, **kwargs: Any) -> LaunchedPrefill:
     """Target, draft model and EAGLE-3 head write the same slots."""
-    result = engine.target.prefill(batch, **kwargs)
+    launched = engine.target.prefill(batch, **kwargs)
     with engine.draft_guard.contain(batch.reqs):
         engine.draft.prefill(batch)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
         req.parse_state.restart(length, req.output_ids)
-    engine.head.prefill(batch, result)
-    return result
+    engine.head.prefill(batch, launched.result)
+    return launched
 
 
-def _begin(engine: Engine, batch: Any, result: GenerationBatchResult) -> None:
+def _begin(engine: Engine, batch: Any, first_ids: Sequence[int | None]) -> None:
     """Requests whose prompt is complete have their first token, and drafting may start."""
-    first_ids = [None] * len(batch.reqs)
-    if not batch.is_prefill_only:
-        first_ids = result.next_token_ids.tolist()
     for req, first_id in zip(batch.reqs, first_ids, strict=True):
         state: RequestState = req.parse_state
+        if first_id == NO_TOKEN:
+            state.fail(NAN_IN_TARGET)
         if state.fault:
             end_request(req, state.fault)
         elif req is not batch.chunked_req:

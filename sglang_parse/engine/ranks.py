@@ -40,12 +40,6 @@ def share_choices(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:
     return share(tokens.to(torch.int64).masked_fill(is_bad, NO_TOKEN))
 
 
-def share_tokens(tokens: torch.Tensor, is_bad: torch.Tensor) -> list[int | None]:
-    """As ``share_choices``, on the host; None where there is no token."""
-    shared = share_choices(tokens, is_bad).tolist()
-    return [None if token == NO_TOKEN else token for token in shared]
-
-
 def share_plain(value: T) -> T:
     """Rank 0's ``value``, anything that can be pickled: for what is not on the device anyway."""
     return get_parallel().tp_group.broadcast_object(value, src=0)

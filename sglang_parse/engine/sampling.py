@@ -115,38 +115,32 @@ class RowSampler:
         Returns:
             int64 [n] token ids, and the output record with log probabilities, if any.
         """
-        drawn = [place for place, row in enumerate(rows) if not self.is_argmax(row)]
-        if return_logprob or len(drawn) == len(rows):
-            return self._draw(logits, rows, positions, return_logprob=return_logprob)
-        tokens = logits.argmax(dim=-1)
-        if drawn:
-            index = on_device(drawn, logits.device)
-            drawn_rows = [rows[place] for place in drawn]
-            tokens[index], _ = self._draw(logits[index], drawn_rows, positions[index])
-        return tokens, LogitsProcessorOutput(next_token_logits=logits)
+        return self.prepare(rows, return_logprob=return_logprob).sample(logits, positions)
 
-    def _draw(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[int],
-        positions: torch.Tensor,
-        *,
-        return_logprob: bool = False,
-    ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
-        """``sample`` by SGLang's sampler, for all of the rows."""
+    def prepare(self, rows: Sequence[int], *, return_logprob: bool = False) -> PreparedRows:
+        """The parameters of ``rows``, gathered once for any number of samplings of these rows.
+
+        Arguments: as for ``sample``.
+        """
+        drawn = [
+            place for place, row in enumerate(rows) if return_logprob or not self.is_argmax(row)
+        ]
+        if not drawn:
+            return PreparedRows(self.runner, None, None)
+        is_some = len(drawn) < len(rows)
+        index = on_device(drawn, self.batch.device) if is_some else None
+        view = self._view([rows[place] for place in drawn], return_logprob)
+        return PreparedRows(self.runner, index, view)
+
+    def _view(self, rows: Sequence[int], return_logprob: bool) -> _SamplingView:
         batch = self.batch
-        output = LogitsProcessorOutput(next_token_logits=logits)
-        view = _SamplingView(
+        return _SamplingView(
             sampling_info=select_sampling_info(batch.sampling_info, batch.reqs, rows),
-            positions=positions,
-            seq_lens=positions + 1,
             req_pool_indices=batch.req_pool_indices[on_device(rows, batch.device)],
             return_logprob=return_logprob,
             top_logprobs_nums=_pick(batch.top_logprobs_nums, rows),
             token_ids_logprobs=_pick(batch.token_ids_logprobs, rows),
         )
-        # Sampled tokens are int32, greedy ones int64: one dtype, as both may share a batch.
-        return self.runner.sample(output, view).to(torch.int64), output
 
     def is_argmax(self, row: int) -> bool:
         """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
@@ -160,17 +154,54 @@ def _pick(values: list | None, rows: Sequence[int]) -> list | None:
     return None if values is None else [values[row] for row in rows]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Some rows of a batch, ready to be sampled again and again.
+
+    Attributes:
+        runner: the model runner whose sampler is used.
+        drawn: int64 [m] which of the rows SGLang's sampler draws, the others being argmax; None
+            where it draws all or none of them.
+        view: what SGLang's sampler reads about those; None where there are none.
+    """
+
+    runner: Any
+    drawn: torch.Tensor | None
+    view: _SamplingView | None
+
+    def sample(
+        self, logits: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
+        """Arguments and result: as ``RowSampler.sample``'s."""
+        if self.view is None:
+            return logits.argmax(dim=-1), LogitsProcessorOutput(next_token_logits=logits)
+        if self.drawn is None:
+            return self._draw(self.view, logits, positions)
+        tokens = logits.argmax(dim=-1)
+        tokens[self.drawn], _ = self._draw(self.view, logits[self.drawn], positions[self.drawn])
+        return tokens, LogitsProcessorOutput(next_token_logits=logits)
+
+    def _draw(
+        self, view: _SamplingView, logits: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
+        """By SGLang's sampler, all of the rows."""
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        view = dataclasses.replace(view, positions=positions, seq_lens=positions + 1)
+        # Sampled tokens are int32, greedy ones int64: one dtype, as both may share a batch.
+        return self.runner.sample(output, view).to(torch.int64), output
+
+
 @dataclasses.dataclass(slots=True)
 class _SamplingView:
     """The fields of a ``ForwardBatch`` that ``ModelRunner.sample`` reads."""
 
     sampling_info: SamplingBatchInfo
-    positions: torch.Tensor
-    seq_lens: torch.Tensor
     req_pool_indices: torch.Tensor
     return_logprob: bool
     top_logprobs_nums: list | None
     token_ids_logprobs: list | None
+    positions: torch.Tensor | None = None  # these two: ``PreparedRows`` fills them in
+    seq_lens: torch.Tensor | None = None
     forward_mode: ForwardMode = ForwardMode.DECODE
     watermark_prompt_tail_ids: Any = None
     watermark_context_hash_history: Any = None

@@ -16,9 +16,10 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
+from sglang_parse.device import HostCopy
 from sglang_parse.engine.batch import select_requests
-from sglang_parse.engine.faults import NAN_IN_TARGET, nan_rows
-from sglang_parse.engine.ranks import share_tokens
+from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.ranks import share_choices
 from sglang_parse.engine.readout import Spoken
 from sglang_parse.engine.steps import Steps, choose_steps
 
@@ -60,6 +61,24 @@ class LaunchedSteps:
         return Spoken((), (), self.steps.read())
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedPrefill:
+    """A prefill of the target under way.
+
+    Attributes:
+        result: SGLang's record of it, its tokens on the device; 0 in place of ``NO_TOKEN``.
+        first_ids: int64 [requests] the tokens on their way to the host, ``ranks.NO_TOKEN`` where
+            logits held a NaN; None where no request wants one.
+    """
+
+    result: GenerationBatchResult
+    first_ids: HostCopy | None
+
+    def read(self, num_reqs: int) -> list[int | None]:
+        """[num_reqs] first tokens, if any; waits for the target, not for what came after it."""
+        return [None] * num_reqs if self.first_ids is None else self.first_ids.tolist()
+
+
 class PlainTarget:
     """The target model through SGLang's own prefill and decode paths."""
 
@@ -69,8 +88,8 @@ class PlainTarget:
         self._capture_mode = CaptureHiddenMode.FULL if capture else None
         self.runner = target_worker.model_runner
 
-    def prefill(self, batch: Any, **kwargs: Any) -> GenerationBatchResult:
-        """Prefill and sample, with a look at the logits in between.
+    def prefill(self, batch: Any, **kwargs: Any) -> LaunchedPrefill:
+        """Prefill and sample; NaN logits are replaced in between.
 
         SGLang's sampler raises on NaN probabilities, which would end the server and not only
         the request.
@@ -83,16 +102,14 @@ class PlainTarget:
             return_hidden_states_before_norm=False,
         )
         if forward_batch.is_prefill_only:
-            return self.worker.forward_batch_generation(None, forward_batch, **kwargs)
+            result = self.worker.forward_batch_generation(None, forward_batch, **kwargs)
+            return LaunchedPrefill(result, None)
         result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
         is_bad = nan_rows(result.logits_output.next_token_logits)
         tokens = self.runner.sample(result.logits_output, forward_batch)
-        shared = share_tokens(tokens, is_bad)
-        for req, token in zip(batch.reqs, shared, strict=True):
-            if token is None:
-                req.parse_state.fail(NAN_IN_TARGET)
-        result.next_token_ids = tokens.new_tensor([token or 0 for token in shared])
-        return result
+        shared = share_choices(tokens, is_bad)
+        result.next_token_ids = shared.clamp(min=0)
+        return LaunchedPrefill(result, HostCopy(shared))
 
     def launch_steps(
         self, batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None

@@ -10,19 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
-from sglang.srt.runtime_context import get_schedule
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask
 from sglang_parse.core.question import Question
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import select_requests, slots_of
+from sglang_parse.engine.batch import (
+    max_forward_rows,
+    select_requests,
+    slots_of,
+    spans_within,
+)
 from sglang_parse.engine.readout import Measured, Spoken
 from sglang_parse.engine.rows import (
     VerifyRows,
@@ -196,8 +200,10 @@ class Verifier:
         ]
         passes = [
             self._run(batch, parts[span], kinds[span])
-            for span in pass_spans(
-                parts, max_rows=max_pass_rows(), max_logits_rows=self._max_logits_rows()
+            for span in spans_within(
+                [(part.layout.num_rows, len(part.logits_rows)) for part in parts],
+                # Token mode wants logits of every row.
+                (max_forward_rows(), self._max_logits_rows()),
             )
         ]
         return LaunchedPass(
@@ -240,30 +246,6 @@ class Verifier:
         if alone:
             logits.append(self.target.decode(batch, alone).logits_output.next_token_logits)
         return choose_steps(self.target.runner, batch, [*riding, *alone], torch.cat(logits))
-
-
-def max_pass_rows() -> int:
-    """Rows of one verification pass: what SGLang keeps memory free for, a chunk of prefill."""
-    schedule = get_schedule()
-    chunk = schedule.chunked_prefill_size or -1
-    return chunk if chunk > 0 else schedule.max_prefill_tokens
-
-
-def pass_spans(parts: Sequence[VerifyRows], *, max_rows: int, max_logits_rows: int) -> list[slice]:
-    """Which of ``parts`` go into one forward: all, or as many as the memory allows, in order.
-
-    Args:
-        max_rows: of one forward; a request with more has one of its own.
-        max_logits_rows: how many of them have logits, which token mode wants of every row.
-    """
-    starts, num_rows, num_logits = [0], 0, 0
-    for i, part in enumerate(parts):
-        num_rows += part.layout.num_rows
-        num_logits += len(part.logits_rows)
-        if i > starts[-1] and (num_rows > max_rows or num_logits > max_logits_rows):
-            starts.append(i)
-            num_rows, num_logits = part.layout.num_rows, len(part.logits_rows)
-    return [slice(*span) for span in pairwise([*starts, len(parts)])]
 
 
 def run_pass(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_memory
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
@@ -21,6 +22,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.question import Question
 from sglang_parse.core.tally import Tally
+from sglang_parse.engine.batch import has_ended, is_gone
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.head import Eagle3Head, GuardedHead
@@ -109,11 +111,21 @@ class ParseWorker(BaseSpecWorker):
         Without it the next turn drafts from garbage: right text, but nothing is accepted.
         """
         del natural_stop
-        req, engine = self._running.pop(rid, None), self.engine
-        if req is not None and not req.parse_state.fault:
-            self.pipeline.order_behind_forward(engine.target.runner.device)
-            with engine.draft_guard.contain([req]):
-                engine.draft.fill(req, req.owned_kv_len())
+        req = self._running.pop(rid, None)
+        if req is None or get_memory().disable_radix_cache:
+            return
+        # Those whose end SGLang is about to see come along: one forward for all.
+        others = [r for r in self._running.values() if has_ended(r) and not is_gone(r)]
+        ends = [(req, req.owned_kv_len()), *((r, r.parse_state.committed) for r in others)]
+        kept = [(r, end) for r, end in ends if _enters_cache(r)]
+        if kept:
+            self.pipeline.order_behind_forward(self.engine.target.runner.device)
+            with self.engine.draft_guard.contain([r for r, _ in kept]):
+                self.engine.draft.fill(kept)
+
+
+def _enters_cache(req: Any) -> bool:
+    return not (req.parse_state.fault or req.skip_radix_cache_insert)
 
 
 def build_engine(

@@ -19,6 +19,7 @@ from support.demo_pair import DEMO
 from support.models import load_model
 from support.random_pair import PairShape, make_pair
 from support.servers import (
+    AHEAD,
     CHECKS,
     OVERLAP,
     QUESTION,
@@ -85,9 +86,9 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """As ``semantic``, with the overlap schedule."""
+    """As ``semantic``, with the overlap schedule and as on a GPU: bursts are launched unread."""
     flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP)
-    yield from served(start_server, "overlap", *flags)
+    yield from served(start_server, "overlap", *flags, **AHEAD)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""As on a GPU: verification passes without a mask, bursts at whose tokens nobody looks meanwhile,
-and no more rows in a pass than there is memory for.
+"""As on a GPU: verification passes without a mask, bursts launched behind bursts that nobody has
+read, draft KV caught up with step by step, no more rows in a pass than there is memory for.
 
 On real servers with the demo pair, beside one that does nothing of it.
 """
@@ -12,17 +12,16 @@ import pytest
 
 from support.client import EXACT, Client, ids_of, parse_info
 from support.demo_pair import DEMO
-from support.servers import QUESTION, Start, parse_flags, served
+from support.servers import AHEAD, OVERLAP, QUESTION, Start, parse_flags, served
 
 
 @pytest.fixture(scope="module")
 def alias(start_server: Start) -> Iterator[Client]:
-    """As ``demo``: layout ``alias``, bursts unseen, passes of 512 rows, pages of 16 slots."""
+    """As ``demo``: layout ``alias``, overlap, the host ahead of the device, passes of 512 rows,
+    pages of 16 slots."""
     flags = parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION, "--page-size", "16")
-    flags = (*flags, "--chunked-prefill-size", "512")
-    with pytest.MonkeyPatch.context() as environ:
-        environ.setenv("PARSE_PROBE_UNSEEN", "1")
-        yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias")
+    flags = (*flags, "--chunked-prefill-size", "512", *OVERLAP)
+    yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias", **AHEAD)
 
 
 def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, problems: list):
@@ -42,6 +41,7 @@ def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, prob
     lengths = [len(r["draft_token_ids"]) for a in ours for r in parse_info(a)["trace"]]
     assert any(length % 16 for length in lengths)
     assert len(lengths) > len(ours)
+    assert alias.look()["overlap"]["bursts_unread"] > 0
     alias.assert_nothing_lost()
 
 

@@ -1,6 +1,7 @@
 """The overlap schedule: SGLang processes a result while the next iteration is under way.
 
-Plain steps are launched before the last one's token has been read; everything else reads first.
+Plain steps and bursts are launched before the last one's tokens have been read; everything else
+reads first.
 The random pair: cuts fall anywhere, so all phases occur. ``plugins/probe`` counts what came when.
 """
 
@@ -50,7 +51,9 @@ def test_plain_steps_are_launched_unread(overlap: Client, expected: list, concur
 def test_drafts_verdicts_and_cuts_are_those_without(
     overlap: Client, semantic: Client, concurrency: int
 ):
-    """The target's continuation ends where a segment does, though the next step is under way."""
+    """Drafts and the target's continuations end where they do, though the next burst or step is
+    under way."""
+    before = counts(overlap)
     judged = {"threshold": 0.3, "trace": True}
     ours, theirs = (
         server.generate_all(PROMPTS, concurrency, parse=judged, **LONG)
@@ -65,6 +68,7 @@ def test_drafts_verdicts_and_cuts_are_those_without(
             assert one["draft_token_ids"] == other["draft_token_ids"]
             assert one["verdicts"] == pytest.approx(other["verdicts"], abs=1e-4)
             assert one["cut"] == other["cut"]
+    assert counts(overlap)["bursts_unread"] > before["bursts_unread"]
 
 
 def test_all_phases_beside_each_other(overlap: Client, expected: list):

@@ -1,5 +1,7 @@
 """What the tests of several seams need."""
 
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -9,3 +11,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_parse.core.config import ENV_VAR
 
     monkeypatch.setenv(ENV_VAR, "")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU without numbers."""
+    from support.fake_engine import engine_on_a_fake_gpu
+
+    with engine_on_a_fake_gpu(monkeypatch):
+        yield

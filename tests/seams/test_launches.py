@@ -6,10 +6,7 @@ planning in them, and SGLang's sampler are stood in for, because their kernels h
 
 from __future__ import annotations
 
-import sys
 import weakref
-from array import array
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -17,219 +14,23 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Move, Phase, Questions, Terms
-from sglang_parse.core.request import Draft, RequestState
-from support.fake_gpu import GPU, HostWaits, fake_gpu
+from support import fake_engine
+from support.fake_engine import (
+    CONFIG,
+    PROMPT,
+    QUESTION,
+    WIDTH,
+    Runner,
+    batch_of,
+    engine_for,
+    launched,
+    request,
+)
+from support.fake_gpu import GPU, HostWaits
 
-pytestmark = pytest.mark.seams
-
-VOCAB, WIDTH, PROMPT = 32, 64, 20
-CONFIG = ParseConfig(draft_tokens=8, burst_tokens=4)
-QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What asks for a driver, as it behaves where there is one."""
-    from sglang.kernels.ops.memory import small_copy
-    from sglang.srt.model_executor import forward_batch_info
-    from sglang.srt.runtime_context import get_parallel
-
-    from sglang_parse import device
-    from sglang_parse.engine import ranks, readout, verify
-
-    def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-    def async_d2h(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("cpu", non_blocking=True)
-
-    def compute_position(_backend: str, _prefixes: Any, lens: torch.Tensor, num: int) -> tuple:
-        """A kernel's; a pass has its own."""
-        return torch.zeros(num, dtype=torch.int64, device=GPU), torch.zeros_like(lens)
-
-    class Event:
-        record = synchronize = staticmethod(lambda *_: None)
-
-    monkeypatch.setattr(device, "async_h2d", async_h2d)
-    monkeypatch.setattr(device, "async_d2h", async_d2h)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(readout, "share", lambda values: values)
-    monkeypatch.setattr(ranks, "share", lambda values: values)
-    monkeypatch.setattr(verify, "max_pass_rows", lambda: 1024)
-    nothing = forward_batch_info.CaptureHiddenMode.NULL
-    mode = "get_server_return_hidden_states_mode"
-    monkeypatch.setattr(forward_batch_info, mode, lambda: nothing)
-    monkeypatch.setattr(forward_batch_info, "compute_position", compute_position)
-    # A kernel too; SGLang copies without it where it does not fit.
-    monkeypatch.setattr(small_copy, "try_small_copy", lambda *_: False)
-    one_rank = dict.fromkeys(("moe_ep_size", "attn_dcp_size", "attn_dp_size", "attn_cp_size"), 1)
-    with get_parallel().override(**one_rank), fake_gpu():
-        yield
-
-
-class Runner:
-    """A model runner whose forward gives logits of the right shape."""
-
-    device = GPU
-    spec_algorithm = lora_manager = None
-    is_draft_worker = False
-    model_config = SimpleNamespace(
-        model_is_mrope=False, requires_mm_token_modalities=False, vocab_size=VOCAB
-    )
-    ngram_embedding_manager = SimpleNamespace(enabled=False)
-    prefill_attention_backend_str = ""
-
-    def __init__(self, table: torch.Tensor) -> None:
-        from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
-
-        self.forwards: list[Any] = []
-        self.kv_index_translator = KVIndexTranslator(
-            req_to_token=table,
-            token_to_kv_pool_allocator=None,
-            token_to_kv_pool=None,
-            page_size=1,
-            device=GPU,
-        )
-
-    def forward(self, forward_batch: Any) -> Any:
-        from sglang_parse.attention.spec_input import ParseVerifyInput
-
-        self.forwards.append(forward_batch)
-        spec_info = forward_batch.spec_info
-        num_rows = len(forward_batch.seq_lens)
-        if isinstance(spec_info, ParseVerifyInput):
-            num_rows = len(spec_info.select_index)
-        for name in ("input_ids", "positions", "out_cache_loc", "seq_lens", "req_pool_indices"):
-            assert getattr(forward_batch, name).device == GPU, name
-        if forward_batch.forward_mode.is_decode():
-            self._load_graph(forward_batch)
-        logits = torch.zeros(num_rows, VOCAB, device=GPU)
-        return SimpleNamespace(
-            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None),
-            can_run_graph=forward_batch.forward_mode.is_decode(),
-        )
-
-    def _load_graph(self, forward_batch: Any) -> None:
-        """What SGLang does before it replays the CUDA graph of a step."""
-        from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
-
-        num_reqs, captured = len(forward_batch.seq_lens), 8
-        registry = build_decode_registry(
-            device=GPU,
-            max_bs=captured,
-            max_num_token=captured,
-            seq_len_fill_value=1,
-            cache_loc_dtype=torch.int64,
-            share_pool=False,
-        )
-        registry.fill_from(
-            forward_batch,
-            raw_bs=num_reqs,
-            padded_bs=captured,
-            raw_num_tokens=num_reqs,
-            padded_num_tokens=captured,
-        )
-
-    def sample(self, output: Any, view: Any) -> torch.Tensor:
-        for tensor in (view.positions, view.sampling_info.temperatures, view.req_pool_indices):
-            assert len(tensor) == len(output.next_token_logits)
-            assert tensor.device == GPU
-        return output.next_token_logits.argmax(-1).to(torch.int32)
-
-
-def request(number: int, phase: Phase, move: Move, *, top_k: int = 1, draft: int = 0) -> Any:
-    """A running request behind a prompt and one output token."""
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    questions = {"prefix_ends": [draft], "question_ids": [[1, 2]]} if move is Move.PASS else {}
-    params = SamplingParams(top_k=top_k, max_new_tokens=30, ignore_eos=True)
-    req = Req(str(number), "", array("q", [1] * PROMPT), params, vocab_size=VOCAB)
-    req.kv.req_pool_idx, req.kv.kv_allocated_len = number, PROMPT + 8
-    req.parse_state = RequestState(
-        Terms(threshold=0.5),
-        phase=phase,
-        move=move,
-        output_ids=[7],
-        committed=PROMPT,
-        draft_kv_len=PROMPT,
-        draft=Draft(token_ids=[5] * draft, **questions),
-    )
-    return req
-
-
-def batch_of(*reqs: Any) -> Any:
-    """SGLang's batch of these requests."""
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-
-    def column(value: float) -> torch.Tensor:
-        return torch.full((len(reqs),), value, device=GPU)
-
-    info = SamplingBatchInfo(
-        temperatures=column(1.0),
-        top_ps=column(1.0),
-        top_ks=column(1),
-        min_ps=column(0.0),
-        is_all_greedy=False,
-        is_any_greedy=True,
-        need_top_p_sampling=False,
-        need_top_k_sampling=False,
-        need_min_p_sampling=False,
-        vocab_size=VOCAB,
-        device=GPU,
-    )
-    table = torch.zeros(len(reqs), WIDTH, dtype=torch.int32, device=GPU)
-    return ScheduleBatch(
-        reqs=list(reqs),
-        device=GPU,
-        req_pool_indices=torch.arange(len(reqs), device=GPU),
-        req_to_token_pool=SimpleNamespace(req_to_token=table),
-        sampling_info=info,
-        return_logprob=False,
-    )
-
-
-def engine_for(batch: Any, *, is_masked: bool = True, question: Any = QUESTION) -> Any:
-    """What a server's iterations work with, over runners that compute nothing."""
-    from sglang_parse.engine.draft import DraftModel
-    from sglang_parse.engine.faults import DraftGuard
-    from sglang_parse.engine.head import GuardedHead
-    from sglang_parse.engine.iteration import Engine
-    from sglang_parse.engine.target import PlainTarget
-    from sglang_parse.engine.verify import Verifier
-
-    table = batch.req_to_token_pool.req_to_token
-    target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
-    vars(target).update(runner=Runner(table), _capture_mode=None)
-    vars(draft).update(
-        draft_runner=Runner(table), device=GPU, steps_unseen=None, req_to_token=table
-    )
-    return Engine(
-        config=CONFIG,
-        target=target,
-        draft=draft,
-        draft_guard=DraftGuard(1),
-        head=GuardedHead(None, 1),
-        verifier=Verifier(target, question, is_masked=is_masked, capture=False),
-        rounds=SimpleNamespace(questions=lambda _: None),
-        slots=SimpleNamespace(),
-        switch=SimpleNamespace(),
-        tally=SimpleNamespace(count=lambda *_: None),
-    )
-
-
-def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, Any]:
-    """An iteration of ``batch``, launched and not read; and what it worked with."""
-    from sglang_parse.engine.iteration import Iteration
-
-    engine = engine or engine_for(batch)
-    iteration = Iteration(engine, batch)
-    iteration.launch(before)
-    return iteration, engine
+pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("gpu")]
 
 
 def test_what_the_fake_gpu_refuses():
@@ -311,8 +112,8 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
     from sglang_parse.engine import verify
 
     vocab, num_reqs, draft = 152_000, 64, 256
-    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 400)
-    monkeypatch.setattr(verify, "max_pass_rows", lambda: 8192)
+    monkeypatch.setattr(fake_engine, "WIDTH", 400)
+    monkeypatch.setattr(verify, "max_forward_rows", lambda: 8192)
     batch = batch_of(
         *(request(i, Phase.VERIFYING, Move.PASS, draft=draft) for i in range(num_reqs)),
         request(num_reqs, Phase.CONTINUING, Move.STEP),

@@ -54,7 +54,7 @@ JUDGED, PROPOSALS, STEPPING = [0, 1], {2: [5], 3: []}, [4, 5]
 def launch(verify, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **limits: int):
     """A pass that judges two drafts, checks two heads' proposals and lets two continue."""
     target = SimpleNamespace(runner=SimpleNamespace(model_config=SimpleNamespace(vocab_size=1)))
-    monkeypatch.setattr(verify, "max_pass_rows", lambda: limits.get("max_rows", 23))
+    monkeypatch.setattr(verify, "max_forward_rows", lambda: limits.get("max_rows", 23))
     logits_bytes = 4 * limits.get("max_logits_rows", 23)
     monkeypatch.setattr(verify, "MAX_LOGITS_BYTES", logits_bytes)
     verifier = verify.Verifier(target, "question", is_masked=True, capture=capture)
@@ -99,7 +99,9 @@ def test_as_few_passes_as_the_limits_allow(verify, monkeypatch, limits: dict, nu
 
 
 @pytest.mark.parametrize(("chunk", "rows"), [(512, 512), (-1, 16384), (None, 16384)])
-def test_a_pass_is_no_larger_than_a_chunk_of_prefill(verify, monkeypatch, chunk, rows):
+def test_a_pass_is_no_larger_than_a_chunk_of_prefill(monkeypatch, chunk, rows):
+    from sglang_parse.engine import batch
+
     schedule = SimpleNamespace(chunked_prefill_size=chunk, max_prefill_tokens=16384)
-    monkeypatch.setattr(verify, "get_schedule", lambda: schedule)
-    assert verify.max_pass_rows() == rows
+    monkeypatch.setattr(batch, "get_schedule", lambda: schedule)
+    assert batch.max_forward_rows() == rows

@@ -84,6 +84,8 @@ THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 SEED = ("--random-seed", "7")
 SMALL_CHUNKS = ("--chunked-prefill-size", "256")
 OVERLAP = ("--parse-overlap", "on")
+AHEAD = {"PARSE_PROBE_AHEAD": "1"}
+"""In the environment of a server whose host runs ahead of the device, as on a GPU."""
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
     *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6"),
@@ -111,8 +113,14 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     )
 
 
-def served(start_server: Start, name: str, *flags: str) -> Iterator[Client]:
-    """What a fixture of one server yields from: it is awake while a module uses it."""
-    server = start_server(name, *flags)
+def served(start_server: Start, name: str, *flags: str, **variables: str) -> Iterator[Client]:
+    """What a fixture of one server yields from: it is awake while a module uses it.
+
+    ``variables`` are its own in the environment.
+    """
+    with pytest.MonkeyPatch.context() as environ:
+        for variable, value in variables.items():
+            environ.setenv(variable, value)
+        server = start_server(name, *flags)
     with awake(server):
         yield Client.of(server)

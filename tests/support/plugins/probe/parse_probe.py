@@ -7,7 +7,8 @@ each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
   whose KV was written there and its fingerprint, in every model) and the running requests.
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
-- With ``PARSE_PROBE_UNSEEN`` set, bursts run as on a GPU: nobody looks at their tokens meanwhile.
+- With ``PARSE_PROBE_AHEAD`` set, bursts run as on a GPU: nobody looks at their tokens meanwhile,
+  the next may be launched behind one that is not read, and small gaps are caught up with by steps.
 - Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
   ``--enable-deterministic-inference``, which it refuses on a CPU for lack of kernels; the noise
   comes from another hash of the same three numbers.
@@ -56,6 +57,7 @@ def register() -> None:
         (f"{scheduler}.get_internal_state", probe.add_state, HookType.AFTER),
         (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
         ("sglang_parse.engine.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
+        ("sglang_parse.engine.burst.Burst.last_tokens", probe.burst_unread, HookType.BEFORE),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
@@ -73,14 +75,14 @@ def register() -> None:
         ),
     ):
         HookRegistry.register(target, hook, kind)
-    if os.environ.get("PARSE_PROBE_UNSEEN"):
+    if os.environ.get("PARSE_PROBE_AHEAD"):
         HookRegistry.register(
-            "sglang_parse.engine.draft.DraftModel.init_cuda_graphs", draft_unseen, HookType.BEFORE
+            "sglang_parse.engine.draft.DraftModel.init_cuda_graphs", draft_ahead, HookType.AFTER
         )
 
 
-def draft_unseen(model: Any) -> None:
-    model.steps_unseen = None
+def draft_ahead(_: Any, model: Any) -> None:
+    model.runs_ahead, model.graph_reqs = True, 8
 
 
 class Probe:
@@ -92,7 +94,7 @@ class Probe:
         self.seen: Counter[str] = Counter()
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
-        self.num_late = self.num_unread = 0
+        self.num_late = self.num_unread = self.num_bursts_unread = 0
         self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
         """Model -> slot -> token whose KV was written there last."""
 
@@ -116,6 +118,9 @@ class Probe:
     def step_unread(self, *_: Any) -> None:
         self.num_unread += 1
 
+    def burst_unread(self, *_: Any) -> None:
+        self.num_bursts_unread += 1
+
     def add_state(self, result: Any, scheduler: Any, *_: Any) -> Any:
         result.internal_state["probe"] = {
             "tree": self._tree(scheduler),
@@ -125,6 +130,7 @@ class Probe:
                 "launched": self.num_launched,
                 "processed_late": self.num_late,  # when the next one had been launched
                 "steps_unread": self.num_unread,  # launched before the last token was read
+                "bursts_unread": self.num_bursts_unread,
             },
             "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
         }

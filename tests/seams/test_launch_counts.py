@@ -1,0 +1,242 @@
+"""How much the host does around its graphs: per burst, step, pass, prefill and end of a request.
+
+Counts on a GPU without numbers, not times. SGLang's own part of a forward (a graph's buffers,
+attention's plan) is not counted, nor what a graph holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.phases import Move, Phase, Terms
+from support.fake_engine import (
+    PROMPT,
+    Runner,
+    batch_of,
+    engine_for,
+    launched,
+    prefill_batch_of,
+    request,
+)
+from support.launch_counts import Launches, counted
+
+pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("gpu")]
+
+BURST = 16
+SMALL_GAP, STEPS_AHEAD = 3, 4
+"""``engine.draft``'s and ``engine.burst``'s."""
+DRAFTED = 5
+"""What every token is that is read."""
+
+
+Count = Callable[[Callable[[], Any]], Launches]
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
+    """What a call launches, but for the models' own part; what is read is ``DRAFTED``."""
+    from sglang_parse.device import HostCopy
+
+    with counted() as found:
+        forward, init = Runner.forward, HostCopy.__init__
+
+        def launch(runner: Runner, forward_batch: Any) -> Any:
+            found.forwards[forward_batch.forward_mode.name] += 1
+            with found.paused():
+                return forward(runner, forward_batch)
+
+        def send(copy: Any, tensor: torch.Tensor) -> None:
+            init(copy, tensor)
+            copy.shape, copy.number = tensor.shape, found.num_forwards
+
+        def read(copy: Any) -> list:
+            found.wait(copy.number)
+            numbers: Any = DRAFTED
+            for length in reversed(copy.shape):
+                numbers = [numbers] * length
+            return numbers
+
+        monkeypatch.setattr(Runner, "forward", launch)
+        monkeypatch.setattr(HostCopy, "__init__", send)
+        monkeypatch.setattr(HostCopy, "tolist", read)
+        yield found.during
+
+
+def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
+    """A request that drafts; ``gap`` tokens before the last one lack draft KV."""
+    req = request(number, Phase.DRAFTING, Move.BURST, top_k=top_k, allocated=PROMPT + 200)
+    req.sampling_params.max_new_tokens = 1000
+    req.parse_state.draft_kv_len -= gap
+    return req
+
+
+def bursting(*reqs: Any, num_steps: int = BURST) -> tuple[Any, Any]:
+    """A batch of them, and its engine."""
+    batch = batch_of(*reqs)
+    config = ParseConfig(draft_tokens=512, burst_tokens=num_steps)
+    return batch, engine_for(batch, config=config)
+
+
+def assert_within(launches: Launches, **bounds: int) -> None:
+    found = {name: getattr(launches, name) for name in bounds}
+    assert all(found[name] <= bound for name, bound in bounds.items()), found
+
+
+@pytest.mark.parametrize("num_reqs", [1, 8])
+def test_a_burst_of_16(count: Count, num_reqs: int):
+    """Was 81 copies in and 144 launches. Its places, its first tokens, and 6 launches a step: what
+    looks for NaN, chooses, and hands the token on."""
+    batch, engine = bursting(*map(drafting, range(num_reqs)))
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DECODE": BURST}
+    assert_within(found, copies_in=3, copies_out=2, kernels=105, waits=0)
+
+
+@pytest.mark.parametrize(("top_k", "kernels"), [(1, 6), (5, 9)], ids=["greedy", "sampled"])
+def test_a_step_of_a_burst(count: Count, top_k: int, kernels: int):
+    """Was 5 copies in and 9 launches, 7 and 17 where its request samples."""
+    rows = []
+    for num_steps in (BURST, BURST + 1):
+        batch, engine = bursting(drafting(0, top_k=top_k), num_steps=num_steps)
+        rows.append(count(lambda b=batch, e=engine: launched(b, e)))
+    less, more = rows
+    assert more.copies_in == less.copies_in <= 5
+    assert more.kernels - less.kernels <= kernels
+
+
+@pytest.mark.parametrize(("gap", "extends"), [(1, 0), (SMALL_GAP, 0), (SMALL_GAP + 1, 1)])
+def test_draft_kv_catches_up_by_steps(count: Count, gap: int, extends: int):
+    """After an accepted draft one token lacks draft KV. Was an eager forward for the whole batch,
+    and 84 copies in."""
+    batch, engine = bursting(drafting(0, gap=gap), drafting(1))
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards["EXTEND"] == extends
+    assert found.forwards["DECODE"] == BURST + (-1 if extends else gap)
+    assert_within(found, copies_in=9 if extends else 3, kernels=105, waits=0)
+
+
+def test_a_burst_behind_one_that_is_not_read(count: Count):
+    """Was 81 copies in, one wait, and a device without work meanwhile."""
+    reqs = [drafting(0), drafting(1)]
+    batch, engine = bursting(*reqs)
+    first, _ = launched(batch, engine)
+    engine.slots.all_burst = lambda *_: True
+
+    def next_burst() -> None:
+        assert first.may_be_followed_unread(reqs)
+        launched(batch, engine, first)
+        first._burst.read()
+
+    found = count(next_burst)
+    assert found.forwards == {"DECODE": BURST}
+    assert_within(found, copies_in=1, copies_out=2, kernels=103, waits=2, drains=0)
+    assert [req.parse_state.num_drafted for req in reqs] == [BURST] * 2
+
+
+@pytest.mark.usefixtures("count")
+@pytest.mark.parametrize("ends", ["budget", "stop", "abort", "room"])
+def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
+    """All of it is read before the next plan then."""
+    req = drafting(0)
+    batch, engine = bursting(req)
+    engine.slots.all_burst = lambda *_: ends != "room"
+    first, _ = launched(batch, engine)
+    if ends == "budget":
+        req.sampling_params.max_new_tokens = 1 + BURST
+    elif ends == "stop":
+        terms = Terms(threshold=0.5, stop_ids=frozenset({DRAFTED}))
+        req.parse_state.terms = terms
+    elif ends == "abort":
+        req.finished_reason = "abort"
+    assert not first.may_be_followed_unread([req])
+
+
+@pytest.mark.usefixtures("count")
+def test_a_burst_behind_what_ended_a_draft_is_dropped():
+    """The draft ended in the steps that were read late."""
+    req = drafting(0)
+    batch, engine = bursting(req)
+    engine.slots.all_burst = lambda *_: True
+    first, _ = launched(batch, engine)
+    assert first.may_be_followed_unread([req])
+    req.parse_state.terms = Terms(threshold=0.5, stop_ids=frozenset({DRAFTED}))
+    second, _ = launched(batch, engine, first)
+    for iteration in (first, second):
+        iteration._burst.read()
+    state = req.parse_state
+    assert (state.phase, state.num_draft_unread) == (Phase.VERIFYING, 0)
+    assert state.num_drafted == BURST - STEPS_AHEAD + 1
+    assert (first._burst.over, second._burst.over) == ([0], [])
+
+
+def test_a_burst_beside_steps_is_read_behind_them(count: Count):
+    """Was a wait before the steps' launch, and a device without work meanwhile."""
+    batch, engine = bursting(drafting(0), request(1, Phase.CONTINUING, Move.STEP))
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DECODE": BURST + 1}
+    assert_within(found, waits=0)
+
+
+def test_a_step_of_the_target(count: Count):
+    batch = batch_of(*(request(i, Phase.CONTINUING, Move.STEP) for i in range(8)))
+    engine = engine_for(batch)
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DECODE": 1}
+    assert_within(found, copies_in=4, copies_out=1, kernels=12, waits=0)
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "copies_in", "kernels"), [(False, 10, 26), (True, 18, 131)], ids=["alias", "mask"]
+)
+def test_a_pass(count: Count, is_masked: bool, copies_in: int, kernels: int):
+    """Eight drafts; a mask is made request by request."""
+    batch = batch_of(*(request(i, Phase.VERIFYING, Move.PASS, draft=5) for i in range(8)))
+    engine = engine_for(batch, is_masked=is_masked)
+    found = count(lambda: launched(batch, engine))
+    assert found.num_forwards == 1
+    assert_within(found, copies_in=copies_in, copies_out=1, kernels=kernels, waits=0)
+
+
+def test_a_prefill(count: Count):
+    """Was three waits, the last one for the draft model's prefill."""
+    from sglang_parse.engine.prefill import prefill
+
+    batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Move.BURST) for i in range(8)))
+    engine = engine_for(batch)
+    engine.rounds.begin = lambda state: state.standing
+
+    def forward(_: Any, forward_batch: Any, **__: Any) -> Any:
+        return engine.target.runner.forward(forward_batch)
+
+    engine.target.worker = SimpleNamespace(
+        set_hicache_consumer=lambda _: None, forward_batch_generation=forward
+    )
+    found = count(lambda: prefill(engine, batch))
+    assert found.forwards == {"EXTEND": 2}
+    assert_within(found, copies_in=4, copies_out=1, kernels=12, waits=1, drains=0)
+    assert [req.parse_state.output_ids for req in batch.reqs] == [[DRAFTED]] * 8
+
+
+@pytest.mark.parametrize(("gap", "extends"), [(2, 0), (SMALL_GAP + 2, 1)])
+def test_the_ends_of_requests(count: Count, gap: int, extends: int):
+    """Eight of one iteration. Was 8 copies in and an eager forward each."""
+    batch, engine = bursting(*(drafting(i, gap=gap) for i in range(8)))
+    found = count(lambda: engine.draft.fill([(req, PROMPT) for req in batch.reqs]))
+    assert found.forwards == ({"EXTEND": 1} if extends else {"DECODE": gap})
+    assert_within(found, copies_in=8 if extends else 2, copies_out=0, kernels=4, waits=0)
+    assert {req.parse_state.draft_kv_len for req in batch.reqs} == {PROMPT}
+
+
+def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: Any):
+    from sglang_parse.engine import draft
+
+    monkeypatch.setattr(draft, "max_forward_rows", lambda: 20)
+    batch, engine = bursting(*(drafting(i, gap=10) for i in range(5)))
+    found = count(lambda: engine.draft.fill([(req, PROMPT) for req in batch.reqs]))
+    assert found.forwards == {"EXTEND": 3}

@@ -1,0 +1,262 @@
+"""PARSE's engine on a GPU without numbers (``fake_gpu``): the worker's own code over models that
+compute nothing.
+
+The models' forwards, attention's planning in them, and SGLang's sampler are stood in for, because
+their kernels have no fake form.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.phases import Move, Phase, Terms
+from sglang_parse.core.request import Draft, RequestState
+from support.fake_gpu import GPU, fake_gpu
+
+VOCAB, WIDTH, PROMPT = 32, 64, 20
+CONFIG = ParseConfig(draft_tokens=8, burst_tokens=4)
+QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
+
+
+@contextmanager
+def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU without numbers, and what asks for a driver as it behaves where there is one."""
+    from sglang.kernels.ops.memory import small_copy
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_parse import device
+    from sglang_parse.engine import draft, ranks, readout, verify
+
+    def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+    def async_d2h(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu", non_blocking=True)
+
+    def compute_position(_backend: str, _prefixes: Any, lens: torch.Tensor, num: int) -> tuple:
+        """A kernel's; a pass has its own."""
+        return torch.zeros(num, dtype=torch.int64, device=GPU), torch.zeros_like(lens)
+
+    class Event:
+        record = synchronize = staticmethod(lambda *_: None)
+
+    monkeypatch.setattr(device, "async_h2d", async_h2d)
+    monkeypatch.setattr(device, "async_d2h", async_d2h)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(readout, "share", lambda values: values)
+    monkeypatch.setattr(ranks, "share", lambda values: values)
+    for module in (draft, verify):
+        monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
+    nothing = forward_batch_info.CaptureHiddenMode.NULL
+    mode = "get_server_return_hidden_states_mode"
+    monkeypatch.setattr(forward_batch_info, mode, lambda: nothing)
+    monkeypatch.setattr(forward_batch_info, "compute_position", compute_position)
+    # A kernel too; SGLang copies without it where it does not fit.
+    monkeypatch.setattr(small_copy, "try_small_copy", lambda *_: False)
+    one_rank = dict.fromkeys(("moe_ep_size", "attn_dcp_size", "attn_dp_size", "attn_cp_size"), 1)
+    with get_parallel().override(**one_rank), fake_gpu():
+        yield
+
+
+class Runner:
+    """A model runner whose forward gives logits of the right shape."""
+
+    device = GPU
+    spec_algorithm = lora_manager = None
+    is_draft_worker = False
+    model_config = SimpleNamespace(
+        model_is_mrope=False, requires_mm_token_modalities=False, vocab_size=VOCAB
+    )
+    ngram_embedding_manager = SimpleNamespace(enabled=False)
+    prefill_attention_backend_str = ""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+
+        self.forwards: list[Any] = []
+        self.kv_index_translator = KVIndexTranslator(
+            req_to_token=table,
+            token_to_kv_pool_allocator=None,
+            token_to_kv_pool=None,
+            page_size=1,
+            device=GPU,
+        )
+
+    def forward(self, forward_batch: Any) -> Any:
+        from sglang_parse.attention.spec_input import ParseVerifyInput
+
+        self.forwards.append(forward_batch)
+        spec_info = forward_batch.spec_info
+        num_rows = len(forward_batch.seq_lens)
+        if isinstance(spec_info, ParseVerifyInput):
+            num_rows = len(spec_info.select_index)
+        for name in ("input_ids", "positions", "out_cache_loc", "seq_lens", "req_pool_indices"):
+            assert getattr(forward_batch, name).device == GPU, name
+        if forward_batch.forward_mode.is_decode():
+            self._load_graph(forward_batch)
+        logits = torch.zeros(num_rows, VOCAB, device=GPU)
+        return SimpleNamespace(
+            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None),
+            can_run_graph=forward_batch.forward_mode.is_decode(),
+        )
+
+    def _load_graph(self, forward_batch: Any) -> None:
+        """What SGLang does before it replays the CUDA graph of a step."""
+        from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
+
+        num_reqs, captured = len(forward_batch.seq_lens), 8
+        registry = build_decode_registry(
+            device=GPU,
+            max_bs=captured,
+            max_num_token=captured,
+            seq_len_fill_value=1,
+            cache_loc_dtype=torch.int64,
+            share_pool=False,
+        )
+        registry.fill_from(
+            forward_batch,
+            raw_bs=num_reqs,
+            padded_bs=captured,
+            raw_num_tokens=num_reqs,
+            padded_num_tokens=captured,
+        )
+
+    def sample(self, output: Any, view: Any) -> torch.Tensor:
+        # Of an extend SGLang's sampler takes the last position of each request itself.
+        positions = view.positions if view.forward_mode.is_decode() else view.seq_lens
+        for tensor in (positions, view.sampling_info.temperatures, view.req_pool_indices):
+            assert len(tensor) == len(output.next_token_logits)
+            assert tensor.device == GPU
+        return output.next_token_logits.argmax(-1).to(torch.int32)
+
+
+def request(
+    number: int,
+    phase: Phase,
+    move: Move,
+    *,
+    top_k: int = 1,
+    draft: int = 0,
+    allocated: int = PROMPT + 8,
+) -> Any:
+    """A running request behind a prompt and one output token."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    questions = {"prefix_ends": [draft], "question_ids": [[1, 2]]} if move is Move.PASS else {}
+    params = SamplingParams(top_k=top_k, max_new_tokens=30, ignore_eos=True)
+    req = Req(str(number), "", array("q", [1] * PROMPT), params, vocab_size=VOCAB)
+    req.kv.req_pool_idx, req.kv.kv_allocated_len = number, allocated
+    req.parse_state = RequestState(
+        Terms(threshold=0.5),
+        phase=phase,
+        move=move,
+        output_ids=[7],
+        committed=PROMPT,
+        draft_kv_len=PROMPT,
+        draft=Draft(token_ids=[5] * draft, **questions),
+    )
+    return req
+
+
+def batch_of(*reqs: Any) -> Any:
+    """SGLang's batch of these requests."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    def column(value: float) -> torch.Tensor:
+        return torch.full((len(reqs),), value, device=GPU)
+
+    info = SamplingBatchInfo(
+        temperatures=column(1.0),
+        top_ps=column(1.0),
+        top_ks=column(1),
+        min_ps=column(0.0),
+        is_all_greedy=False,
+        is_any_greedy=True,
+        need_top_p_sampling=False,
+        need_top_k_sampling=False,
+        need_min_p_sampling=False,
+        vocab_size=VOCAB,
+        device=GPU,
+    )
+    table = torch.zeros(len(reqs), WIDTH, dtype=torch.int32, device=GPU)
+    return ScheduleBatch(
+        reqs=list(reqs),
+        device=GPU,
+        req_pool_indices=torch.arange(len(reqs), device=GPU),
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        sampling_info=info,
+        return_logprob=False,
+    )
+
+
+def prefill_batch_of(*reqs: Any) -> Any:
+    """A batch that prefills these requests' prompts."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    batch, num_reqs = batch_of(*reqs), len(reqs)
+    batch.forward_mode = ForwardMode.EXTEND
+    batch.input_ids = torch.zeros(num_reqs * PROMPT, dtype=torch.int64, device=GPU)
+    batch.out_cache_loc = torch.zeros(num_reqs * PROMPT, dtype=torch.int64, device=GPU)
+    batch.seq_lens = torch.full((num_reqs,), PROMPT, device=GPU)
+    batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
+    batch.extend_lens, batch.prefix_lens = [PROMPT] * num_reqs, [0] * num_reqs
+    batch.extend_logprob_start_lens = batch.extend_lens
+    batch.extend_num_tokens = batch.seq_lens_sum = num_reqs * PROMPT
+    batch.is_prefill_only, batch.chunked_req = False, None
+    # The lengths are looked at on the host, where fake tensors have none.
+    batch.seq_lens_cpu = SimpleNamespace(tolist=lambda: [PROMPT] * num_reqs)
+    for req in reqs:
+        req.extend_end, req.full_untruncated_fill_ids = PROMPT, [1] * PROMPT
+    return batch
+
+
+def engine_for(
+    batch: Any, *, is_masked: bool = True, question: Any = QUESTION, config: ParseConfig = CONFIG
+) -> Any:
+    """What a server's iterations work with, over runners that compute nothing."""
+    from sglang_parse.engine.draft import DraftModel
+    from sglang_parse.engine.faults import DraftGuard
+    from sglang_parse.engine.head import GuardedHead
+    from sglang_parse.engine.iteration import Engine
+    from sglang_parse.engine.target import PlainTarget
+    from sglang_parse.engine.verify import Verifier
+
+    table = batch.req_to_token_pool.req_to_token
+    target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
+    vars(target).update(runner=Runner(table), _capture_mode=None)
+    vars(draft).update(
+        draft_runner=Runner(table), device=GPU, runs_ahead=True, graph_reqs=8, req_to_token=table
+    )
+    return Engine(
+        config=config,
+        target=target,
+        draft=draft,
+        draft_guard=DraftGuard(1),
+        head=GuardedHead(None, 1),
+        verifier=Verifier(target, question, is_masked=is_masked, capture=False),
+        rounds=SimpleNamespace(questions=lambda _: None),
+        slots=SimpleNamespace(),
+        switch=SimpleNamespace(),
+        tally=SimpleNamespace(count=lambda *_: None),
+    )
+
+
+def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, Any]:
+    """An iteration of ``batch``, launched and not read; and what it worked with."""
+    from sglang_parse.engine.iteration import Iteration
+
+    engine = engine or engine_for(batch)
+    iteration = Iteration(engine, batch)
+    iteration.launch(before)
+    return iteration, engine
