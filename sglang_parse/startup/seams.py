@@ -68,6 +68,7 @@ SEAMS = (
     Seam("sglang.srt.runtime_context.get_spec", (), "holds the speculative settings at run time"),
     Seam("sglang.srt.runtime_context.get_exec", (), "says which hidden states CUDA graphs keep"),
     Seam("sglang.srt.runtime_context.get_schedule", (), "says how many rows a forward may have"),
+    Seam("sglang.srt.runtime_context.get_memory", (), "says whether there is a prefix cache"),
     Seam("sglang.srt.runtime_context.get_parallel", (), "knows the ranks that decide together"),
     # The worker and its scheduler
     Seam(f"{_SPEC}.base_spec_worker.BaseSpecWorker", (), "is the base of the worker"),
