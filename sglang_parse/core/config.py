@@ -85,6 +85,9 @@ class ParseConfig(BaseModel):
     overlap: Literal["auto", "on", "off"] = "auto"
     """Whether the scheduler works on an iteration's results while the next one runs: 'auto' does
     on a GPU, unless --disable-overlap-schedule says no."""
+    draft_graph_steps: int = Field(0, ge=0, le=64)
+    """Draft tokens of greedy requests that one CUDA graph writes, on fa3 and triton with one GPU;
+    0: a graph a token. No GPU has shown yet that it pays."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they say otherwise."""
 

@@ -70,7 +70,8 @@ def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch
     """
     flat = torch.ones(layout.mask_size, dtype=torch.bool, device=device)
     for part, request in zip(split_flat_mask(flat, layout), layout.requests, strict=True):
-        part[:, request.prefix_len :] = tail_mask(request, device)
+        if request.num_rows > 1:  # one row sees itself
+            part[:, request.prefix_len :] = tail_mask(request, device)
     return flat
 
 

@@ -45,12 +45,10 @@ class _Unread:
     Attributes:
         rows: [n] rows of the batch.
         tokens: int64 [n, steps], ``NO_TOKEN`` where logits held a NaN.
-        num_steps: how many steps.
     """
 
     rows: Sequence[int]
     tokens: HostCopy
-    num_steps: int
 
 
 class Burst:
@@ -105,17 +103,13 @@ class Burst:
         reqs, sampled = self._reqs(), self.sampler.prepare(self._going_on)
         lengths = [[_length(req) + step for req in reqs] for step in range(num_steps)]
         places = Places.of(self.model.req_to_token, reqs, lengths)
-        chosen: list[torch.Tensor] = []
-        early = max(0, num_steps - STEPS_AHEAD)
-        for step in range(num_steps):
-            if step:
-                logits = self.model.step(places, step, chosen[-1].clamp(min=0))
-            else:
-                logits = self._first_logits(places, before)
-            chosen.append(_choose(sampled, logits, places.positions[step]))
-            if step + 1 == early:
-                self._send(chosen)
-        self._send(chosen[early:])
+        chosen = [_choose(sampled, self._first_logits(places, before), places.positions[0])]
+        num_sent, early = 0, num_steps - max(STEPS_AHEAD, self.model.chain_len)
+        while len(chosen) < num_steps:
+            if not num_sent and 0 < early <= len(chosen):
+                num_sent = self._send(chosen)
+            chosen += self._next(sampled, places, chosen)
+        self._send(chosen[num_sent:])
         self._last = chosen[-1]
         self.num_done += num_steps
         for req in reqs:
@@ -128,9 +122,21 @@ class Burst:
             return self.model.step(places, 0, before.last_tokens(reqs))
         return self.model.write_up_to(reqs, [_length(req) for req in reqs])
 
-    def _send(self, chosen: Sequence[torch.Tensor]) -> None:
+    def _next(
+        self, sampled: PreparedRows, places: Places, chosen: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """The tokens of one step more, or of a whole chain where one can be run."""
+        ids, step = chosen[-1].clamp(min=0), len(chosen)
+        if sampled.is_argmax and self.model.chain_fits(places, step):
+            return self.model.run_chain(places, step, ids).unbind(1)
+        logits = self.model.step(places, step, ids)
+        return [_choose(sampled, logits, places.positions[step])]
+
+    def _send(self, chosen: Sequence[torch.Tensor]) -> int:
+        """They are on their way to the host; how many steps they are."""
         tokens = HostCopy(torch.stack([*chosen], dim=1))
-        self._unread.append(_Unread(tuple(self._going_on), tokens, len(chosen)))
+        self._unread.append(_Unread(tuple(self._going_on), tokens))
+        return len(chosen)
 
     # -- read -------------------------------------------------------------------
 

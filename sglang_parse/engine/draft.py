@@ -27,6 +27,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, sequence_slice, spans_within
+from sglang_parse.engine.chain import DraftChain
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -49,6 +50,7 @@ class Places:
         seq_lens_sums: [steps] their sums.
         positions: int64 [steps, n] of each step's token.
         slots: int64 [steps, n] where its KV is written.
+        num_owned: leading steps in which nobody is past its slots.
     """
 
     reqs: Sequence[Any]
@@ -59,6 +61,7 @@ class Places:
     seq_lens_sums: Sequence[int]
     positions: torch.Tensor
     slots: torch.Tensor
+    num_owned: int
 
     @classmethod
     def of(
@@ -78,8 +81,9 @@ class Places:
         rows, seq_lens = sent[0], sent[1:]
         positions = seq_lens - 1
         slots = table[rows, positions].to(torch.int64)
-        if seen != [list(step) for step in lengths]:
-            is_past = [[*map(int.__lt__, *pair)] for pair in zip(seen, lengths, strict=True)]
+        is_past = [[*map(int.__lt__, *pair)] for pair in zip(seen, lengths, strict=True)]
+        num_owned = sum(not any(step) for step in is_past)  # lengths only grow
+        if num_owned < len(lengths):
             slots.masked_fill_(on_device(is_past, device, torch.bool), PADDING_SLOT)
         return cls(
             reqs=reqs,
@@ -90,6 +94,7 @@ class Places:
             seq_lens_sums=[*map(sum, seen)],
             positions=positions,
             slots=slots,
+            num_owned=num_owned,
         )
 
 
@@ -97,9 +102,16 @@ class DraftModel(EagleDraftWorkerBase):
     """Runs the draft model. Base class: what SGLang expects a draft worker to answer."""
 
     def __init__(
-        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+        chain_steps: int = 0,
     ) -> None:
+        """``chain_steps``: decode steps in one CUDA graph; 0: each has one of its own."""
         super().__init__()
+        self._chain_steps = chain_steps
         self.parallel_layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
         )
@@ -121,6 +133,8 @@ class DraftModel(EagleDraftWorkerBase):
         """Whether the host is free while a forward runs; on a CPU it is over when it returns."""
         self.graph_reqs = 0
         """Requests of the largest decode step with a CUDA graph; 0 where none was captured."""
+        self.chain: DraftChain | None = None
+        """Runs several steps at once, if the settings say so."""
         self.replays = False
         """Whether the last forward replayed a CUDA graph."""
 
@@ -152,6 +166,8 @@ class DraftModel(EagleDraftWorkerBase):
         """Bursts are plain decode steps: unlike SGLang's own draft models, this one wants them."""
         self.draft_worker.init_cuda_graphs()
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
+        if self._chain_steps:
+            self.chain = DraftChain(self.draft_runner, self._chain_steps)
 
     # -- forwards ---------------------------------------------------------------
 
@@ -270,6 +286,34 @@ class DraftModel(EagleDraftWorkerBase):
                 seq_lens_sum=places.seq_lens_sums[step],
             )
         )
+
+    @property
+    def chain_len(self) -> int:
+        """Steps that are run at once; 0 where there is no chain."""
+        return self.chain.num_steps if self.chain else 0
+
+    def chain_fits(self, places: Places, step: int) -> bool:
+        """Whether a chain can be run from ``step`` of ``places`` on."""
+        if self.chain is None or not self.chain.fits(len(places.reqs)):
+            return False
+        return step + self.chain.num_steps <= places.num_owned
+
+    def run_chain(self, places: Places, step: int, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [n, chain_len] the best tokens of as many steps, ``NO_TOKEN`` as of a NaN's.
+
+        Arguments: as for ``step``.
+        """
+        assert self.chain is not None
+        tokens = self.chain.run(
+            ids,
+            rows=places.rows,
+            positions=places.positions[step],
+            positions_cpu=places.seq_lens_cpu[step] - 1,
+            positions_sum=places.seq_lens_sums[step] - len(ids),
+            slots=places.slots[step : step + self.chain.num_steps],
+        )
+        self.replays = self.chain.graphs is not None
+        return tokens
 
     def _hand_built(
         self,

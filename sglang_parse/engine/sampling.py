@@ -169,11 +169,16 @@ class PreparedRows:
     drawn: torch.Tensor | None
     view: _SamplingView | None
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the best token is all that is asked for, of every row."""
+        return self.view is None
+
     def sample(
         self, logits: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
         """Arguments and result: as ``RowSampler.sample``'s."""
-        if self.view is None:
+        if self.view is None:  # is_argmax
             return logits.argmax(dim=-1), LogitsProcessorOutput(next_token_logits=logits)
         if self.drawn is None:
             return self._draw(self.view, logits, positions)

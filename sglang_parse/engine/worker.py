@@ -146,7 +146,9 @@ def build_engine(
     registry.register_backends()
     is_masked = _pass_layout(server_args, config) == MASK
     question, tokenizer = _question(config, target_worker)
-    draft = DraftModel(server_args, gpu_id, nccl_port, target_worker)
+    draft = DraftModel(
+        server_args, gpu_id, nccl_port, target_worker, chain_steps=config.draft_graph_steps
+    )
     target = PlainTarget(target_worker, capture=config.uses_eagle3)
     head = None
     if config.uses_eagle3:

@@ -64,6 +64,10 @@ _NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 }
 """Where an attention backend would run a pass through kernels PARSE does not plan for."""
 
+GRAPHS_OF_STEPS = ("fa3", "triton", "torch_native")
+"""Attention backends whose plans of several steps need no look at lengths between them; on a CPU,
+where there are no graphs, the steps of such a graph run one by one."""
+
 
 def validate_server_args(server_args: Any) -> None:
     """Check everything that can be checked before a model is loaded, then fill in what PARSE sets.
@@ -79,6 +83,7 @@ def validate_server_args(server_args: Any) -> None:
     SimulatedAcceptance.from_env(config)
     _check_settings(server_args)
     pass_layout(server_args, config)
+    _check_draft_graphs(server_args, config)
     compat.check_backend(server_args.attention_backend)
     tokenizer = tokenizer_of(server_args, server_args.tokenizer_path or server_args.model_path)
     target = check_models(server_args, tokenizer)
@@ -111,6 +116,21 @@ def _check_settings(args: Any) -> None:
         value = getattr(args, name, allowed[0])
         if value not in allowed:
             refuse(flag_of(name), value, fix)
+
+
+def _check_draft_graphs(args: Any, config: ParseConfig) -> None:
+    """Raises: AdmissionError, where several draft steps cannot be one CUDA graph."""
+    if not config.draft_graph_steps:
+        return
+    setting, fix = flag("draft_graph_steps"), "leave it out"
+    if args.attention_backend not in GRAPHS_OF_STEPS:
+        where = f"{setting} with --attention-backend {args.attention_backend}"
+        refuse(where, config.draft_graph_steps, f"{fix}, or use fa3 or triton")
+    if args.tp_size > 1:
+        # Rank 0's choice counts at every step: a broadcast that no graph of this kind was tried on.
+        refuse(f"{setting} with --tp-size {args.tp_size}", config.draft_graph_steps, fix)
+    if args.device != "cpu" and args.cuda_graph_config.decode.backend == Backend.DISABLED:
+        refuse(f"{setting} without CUDA graphs", config.draft_graph_steps, fix)
 
 
 def _longest_pass(config: ParseConfig, question: Question | None) -> int:

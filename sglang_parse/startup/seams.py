@@ -349,7 +349,27 @@ SEAMS = (
     Seam(
         f"{_SPEC}.draft_utils.DraftBackendFactory",
         ("draft_model_runner", "topk", "speculative_num_steps"),
-        "makes torch_native backends for a stock draft's steps",
+        "makes the attention backends of a draft's steps",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner",
+        ("eagle_worker", "draft_attn_backend", "speculative_num_steps"),
+        "captures and replays several draft steps as one CUDA graph",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_utils.per_step_draft_out_cache_loc",
+        ("out_cache_loc", "batch_size", "topk", "num_steps"),
+        "says where each of them writes its KV",
+    ),
+    Seam(
+        "sglang.srt.model_executor.forward_context.ForwardContext",
+        ("attn_backend",),
+        "says which attention backend a step uses",
+    ),
+    Seam(
+        "sglang.srt.model_executor.forward_context.forward_context",
+        ("ctx", "forward_batch"),
+        "sets it for one forward",
     ),
     Seam(
         "sglang.kernels.ops.speculative.spec_tree.TreeMaskMode",

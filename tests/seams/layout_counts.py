@@ -22,7 +22,7 @@ DRAFT, QUESTIONS, QUESTION_LEN, HEADS_PER_KV_HEAD = 256, 16, 60, 8
 
 def main() -> None:
     table = Table(title=f"{1 + DRAFT} + {QUESTIONS} x {QUESTION_LEN} rows, one KV head, one layer")
-    for name in ("context", "kernel", "layout", "tiles", "columns loaded", "mask MiB"):
+    for name in ("context", "kernel", "layout", "tiles", "columns loaded", "mask MiB", "tested"):
         table.add_column(name, justify="right")
     cuts = tuple(1 + DRAFT * (i + 1) // QUESTIONS for i in range(QUESTIONS))
     for context, (name, count), is_masked in product(CONTEXTS, KERNELS.items(), (True, False)):
@@ -35,6 +35,7 @@ def main() -> None:
             str(found.tiles),
             f"{found.columns:,}",
             f"{found.mask_bytes / 2**20:.1f}",
+            f"{found.tested / 2**20:.0f} Mi",
         )
     Console().print(table)
 

@@ -6,6 +6,7 @@ attention's plan) is not counted, nor what a graph holds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -240,3 +241,80 @@ def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: 
     batch, engine = bursting(*(drafting(i, gap=10) for i in range(5)))
     found = count(lambda: engine.draft.fill([(req, PROMPT) for req in batch.reqs]))
     assert found.forwards == {"EXTEND": 3}
+
+
+# -- several steps in one graph -------------------------------------------------------
+
+CHAIN = 5
+
+
+@pytest.fixture
+def chained(count: Count) -> Callable[..., tuple[Any, Any]]:
+    """As ``bursting``, with graphs of ``CHAIN`` steps; what is in a graph is not counted."""
+    from sglang_parse.engine.chain import DraftChain
+
+    def build(*reqs: Any) -> tuple[Any, Any]:
+        batch, engine = bursting(*reqs)
+        runner = engine.draft.draft_runner
+        runner.decode_cuda_graph_runner = None
+        chain = engine.draft.chain = object.__new__(DraftChain)
+
+        def replay(forward_batch: Any) -> tuple:
+            found = count.__self__  # type: ignore[attr-defined]
+            before = found.forwards.copy()
+            with found.paused():
+                answer = chain.draft_forward(forward_batch)
+            found.forwards = before + Counter(graph=1)
+            return answer
+
+        vars(chain).update(
+            draft_runner=runner,
+            num_steps=CHAIN,
+            speculative_num_steps=CHAIN + 1,
+            backend=SimpleNamespace(attn_backends=[SimpleNamespace(step=i) for i in range(CHAIN)]),
+            graphs=SimpleNamespace(max_bs=8, execute=replay),
+        )
+        return batch, engine
+
+    return build
+
+
+def test_a_burst_in_graphs_of_steps(count: Count, chained: Callable):
+    """Was 105 launches outside graphs; of 16 steps 15 are in three graphs."""
+    batch, engine = chained(*map(drafting, range(8)))
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DECODE": 1, "graph": 15 // CHAIN}
+    assert_within(found, copies_in=3, copies_out=2, kernels=45, waits=0)
+    steps = engine.draft.draft_runner.forwards
+    assert len(steps) == BURST
+
+
+def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
+    """Each step feeds on the last one's token, at its own place and attention backend."""
+    from sglang.srt.model_executor.forward_context import get_forward_context
+
+    batch, engine = chained(drafting(0), drafting(1))
+    runner, seen = engine.draft.draft_runner, []
+    forward = type(runner).forward
+
+    def look(forward_batch: Any) -> Any:
+        if forward_batch.spec_info is not None:
+            backend = get_forward_context().attn_backend
+            seen.append((backend.step, len(forward_batch.out_cache_loc)))
+        return forward(runner, forward_batch)
+
+    runner.forward = look
+    count(lambda: launched(batch, engine))
+    assert seen == [(step, 2) for step in range(CHAIN)] * 3
+
+
+@pytest.mark.parametrize("why", ["sampled", "past its slots", "more than captured"])
+def test_a_burst_that_no_graph_of_steps_fits(count: Count, chained: Callable, why: str):
+    req = drafting(0, top_k=5 if why == "sampled" else 1)
+    batch, engine = chained(req)
+    if why == "past its slots":
+        req.kv.kv_allocated_len = PROMPT + CHAIN
+    elif why == "more than captured":
+        engine.draft.chain.graphs.max_bs = 0
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DECODE": BURST}

@@ -236,7 +236,12 @@ def engine_for(
     target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
     vars(target).update(runner=Runner(table), _capture_mode=None)
     vars(draft).update(
-        draft_runner=Runner(table), device=GPU, runs_ahead=True, graph_reqs=8, req_to_token=table
+        draft_runner=Runner(table),
+        device=GPU,
+        runs_ahead=True,
+        graph_reqs=8,
+        req_to_token=table,
+        chain=None,
     )
     return Engine(
         config=config,

@@ -3,7 +3,10 @@
 FlashInfer's FA2 (``prefill.cuh``, 0.7): tiles of 128 packed rows, a row once for each query head of
 a KV head. Without a mask a tile loads the columns its last row may see; under a mask all of them.
 SGLang's Triton extend kernel: tiles of 128 rows of one query head; it loads all context columns,
-then those of the new rows up to its last row.
+then those of the new rows up to its last row. It tests the mask among the new rows only
+(``SKIP_PREFIX_CUSTOM_MASK`` of ``extend_attention.py``, true unless told else), but a row's entries
+lie as far apart as the context is long (``window_kv_offset`` is for sliding windows): the context's
+columns of the mask take room and are never read.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ class Counts:
         tiles: query tiles.
         columns: KV entries they load together.
         mask_bytes: of the mask in memory, one an entry; it is made once for all layers.
+        tested: entries of the mask that the tiles look at.
     """
 
     tiles: int
     columns: int
     mask_bytes: int
+    tested: int = 0
 
 
 def flashinfer(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool) -> Counts:
@@ -36,7 +41,7 @@ def flashinfer(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool)
         for request in layout.requests:
             own = -(-request.num_rows * heads_per_kv_head // TILE)
             tiles, columns = tiles + own, columns + own * request.kv_len
-        return Counts(tiles, columns, layout.mask_size)
+        return Counts(tiles, columns, layout.mask_size, tested=TILE * columns)
     for sequence in layout.pseudo_sequences():
         own = -(-sequence.num_rows * heads_per_kv_head // TILE)
         for tile in range(own):
@@ -51,12 +56,15 @@ def triton(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool) -> 
         runs = [(request.num_rows, request.prefix_len) for request in layout.requests]
     else:
         runs = [(sequence.num_rows, sequence.context) for sequence in layout.pseudo_sequences()]
-    tiles = columns = 0
+    tiles = columns = new_columns = 0
     for num_rows, context in runs:
         for start in range(0, num_rows, TILE):
             tiles += heads_per_kv_head
-            columns += heads_per_kv_head * (context + min(start + TILE, num_rows))
-    return Counts(tiles, columns, layout.mask_size if is_masked else 0)
+            columns += heads_per_kv_head * context
+            new_columns += heads_per_kv_head * min(start + TILE, num_rows)
+    if not is_masked:
+        return Counts(tiles, columns + new_columns, 0)
+    return Counts(tiles, columns + new_columns, layout.mask_size, tested=TILE * new_columns)
 
 
 KERNELS = {"flashinfer": flashinfer, "triton": triton}

@@ -36,6 +36,7 @@ CHANGED = ParseConfig(
     drafting="never",
     layout="alias",
     overlap="on",
+    draft_graph_steps=5,
     default="off",
 )
 
@@ -47,7 +48,12 @@ def test_the_record_of_changes_changes_every_setting():
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("draft_tokens", 1, 8192), ("burst_tokens", 1, 1024), ("max_prefixes", 1, 256)],
+    [
+        ("draft_tokens", 1, 8192),
+        ("burst_tokens", 1, 1024),
+        ("max_prefixes", 1, 256),
+        ("draft_graph_steps", 0, 64),
+    ],
 )
 def test_whole_numbers_have_ranges(name, low, high):
     for value in (low, high):
