@@ -19,6 +19,8 @@ class Command:
         flags: the module whose ``add_arguments`` gives its parser flags.
         program: the module whose ``run(arguments, console)`` returns its exit code; imported when
             it is asked for, as it may need packages that are an extra of ours.
+        room: where both are.
+        takes_server_flags: all other flags are a server's: ``arguments.server_flags``.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Command:
     description: str
     flags: str
     program: str
+    room: str = "bench"
+    takes_server_flags: bool = False
 
 
 COMMANDS = (
@@ -73,6 +77,17 @@ COMMANDS = (
         "compare.settings",
         "compare.run",
     ),
+    Command(
+        "doctor",
+        "will this server work, and does it? a line and a fix per thing that can be wrong",
+        "Looks at this machine and, given the flags of python -m sglang.launch_server, at the "
+        "server they would start; with --url at one that runs, which it asks a few prompts. Exit "
+        "code 1 when something will not work.",
+        "settings",
+        "run",
+        room="doctor",
+        takes_server_flags=True,
+    ),
 )
 
 
@@ -84,9 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(
             command.name, help=command.help, description=command.description
         )
-        _module(command.flags).add_arguments(subparser)
-        subparser.set_defaults(program=command.program)
-    arguments = parser.parse_args(argv)
+        _module(command.room, command.flags).add_arguments(subparser)
+        subparser.set_defaults(chosen=command)
+    arguments, arguments.server_flags = parser.parse_known_args(argv)
+    if arguments.server_flags and not arguments.chosen.takes_server_flags:
+        parser.error(f"unrecognized arguments: {' '.join(arguments.server_flags)}")
     end_on_sigterm()
     try:
         return _run(arguments)
@@ -106,19 +123,19 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"sglang_parse.bench.{name}")
+def _module(room: str, name: str) -> ModuleType:
+    return importlib.import_module(f"sglang_parse.{room}.{name}")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        run = _module(arguments.program).run
+        run = _module(arguments.chosen.room, arguments.chosen.program).run
     except ModuleNotFoundError as error:
         fix = "pip install 'sglang-parse[compare]'"
         what = f"sglang-parse {arguments.command}: {error.name} is not installed"
         print(f"{what}; fix: {fix}", file=sys.stderr)
         return 1
-    return _module("harness.program").run_program(arguments.command, run, arguments)
+    return _module("bench", "harness.program").run_program(arguments.command, run, arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
@@ -18,39 +17,13 @@ def _add_drafts(cell_size: int, _configurator: Any, kvc: Any, *_: Any) -> int:
     """Bytes of one slot in the target's KV pool, and in those that share its slot numbers."""
     if kvc.is_draft_worker or not is_parse(kvc.spec_algorithm):
         return cell_size
-    from sglang_parse.startup.models import slot_sharers
+    from sglang_parse.startup.models import kv_bytes_per_token, slot_sharers
 
-    return cell_size + sum(map(_cell_size, slot_sharers(kvc.server_args)))
-
-
-def _cell_size(model_config: Any) -> int:
-    from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
-
-    return dflash_draft_cell_size_per_token(
-        draft_model_config=model_config,
-        draft_num_layers=model_config.num_hidden_layers,
-        draft_kv_cache_dtype=_kv_dtype(model_config),
-        tp_size=get_parallel().attn_tp_size,
+    dtypes = get_model().kv_cache_dtype, get_spec().speculative_draft_kv_cache_dtype
+    return cell_size + sum(
+        kv_bytes_per_token(model, dtypes[0], get_parallel().attn_tp_size, dtypes[1])
+        for model in slot_sharers(kvc.server_args)
     )
-
-
-def _kv_dtype(model_config: Any) -> torch.dtype:
-    """Of a model's own KV: "auto" is what it computes in, whatever the target's checkpoint says.
-
-    Should its checkpoint say FP8, this is twice as much: not every slot is used then.
-    """
-    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
-
-    _, dtype = configure_kv_cache_dtype(
-        server_args_kv_cache_dtype=get_model().kv_cache_dtype,
-        model=None,
-        model_dtype=model_config.dtype,
-        is_draft_worker=True,
-        is_dflash=False,
-        speculative_draft_attention_backend=None,
-        speculative_draft_kv_cache_dtype=get_spec().speculative_draft_kv_cache_dtype,
-    )
-    return dtype
 
 
 PATCH = hook_patch(

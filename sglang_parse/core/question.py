@@ -33,6 +33,8 @@ FAMILY_MARKS = {
     "gemma": "<start_of_turn>",
 }
 """Built-in question -> what the chat templates of its family have in them."""
+LOW_MASS = 0.5
+"""Mean p(accept) + p(reject) below which a question is reported as not understood."""
 _ANSWER_MARK = "PARSE-ANSWER-MARK"
 
 

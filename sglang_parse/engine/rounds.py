@@ -14,7 +14,7 @@ from typing import Any
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
-from sglang_parse.core.question import Question
+from sglang_parse.core.question import LOW_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.segment import prefix_ends, segment_is_done
 from sglang_parse.core.selection import Selection, matching_tokens, select
@@ -28,9 +28,6 @@ from sglang_parse.engine.readout import Readout, Spoken, trace_record
 from sglang_parse.engine.rows import VerifyRows
 
 logger = logging.getLogger(__name__)
-
-LOW_MASS = 0.5
-"""Mean p(accept) + p(reject) of a pass below which the question is reported as not understood."""
 
 
 class Rounds:

@@ -81,7 +81,7 @@ def validate_server_args(server_args: Any) -> None:
     """
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
-    _check_settings(server_args)
+    check_settings(server_args)
     pass_layout(server_args, config)
     _check_draft_graphs(server_args, config)
     compat.check_backend(server_args.attention_backend)
@@ -92,13 +92,13 @@ def validate_server_args(server_args: Any) -> None:
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
     # slots themselves are allocated by phase.
-    server_args.speculative_num_draft_tokens = _longest_pass(config, question)
+    server_args.speculative_num_draft_tokens = longest_pass(config, question)
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
 
 
-def _check_settings(args: Any) -> None:
+def check_settings(args: Any) -> None:
     """Raises: AdmissionError, BackendError, for the first of SGLang's settings that cannot be."""
     phases = ("prefill", "decode", "speculative_draft")
     names = [f"{phase}_attention_backend" for phase in phases]
@@ -133,7 +133,7 @@ def _check_draft_graphs(args: Any, config: ParseConfig) -> None:
         refuse(f"{setting} without CUDA graphs", config.draft_graph_steps, fix)
 
 
-def _longest_pass(config: ParseConfig, question: Question | None) -> int:
+def longest_pass(config: ParseConfig, question: Question | None) -> int:
     """Tokens of a pass at most: the last one committed, the draft, a question for each prefix."""
     question_len = 0 if question is None else question.max_len
     return 1 + config.draft_tokens + config.max_prefixes * question_len

@@ -41,35 +41,54 @@ def _check_folder(path: str, setting: str) -> None:
 
 def check_models(args: Any, tokenizer: Any) -> Any:
     """The target's ``ModelConfig``. Raises: AdmissionError, where the two do not fit."""
+    target, draft = read_pair(args)
+    for check in PAIR_CHECKS:
+        check(args, target, draft)
+    check_tokenizers(args, tokenizer)
+    return target
+
+
+def read_pair(args: Any) -> tuple[Any, Any]:
+    """``ModelConfig`` of target and draft. Raises: AdmissionError, when one cannot be read."""
     setting, draft_path = "--speculative-draft-model-path", args.speculative_draft_model_path
     check_draft_path(draft_path)
     target = _model_config(args, args.model_path, args.context_length, "--model-path")
-    draft = _model_config(args, draft_path, None, setting)
-    _check_attention(target, draft)
+    return target, _model_config(args, draft_path, None, setting)
+
+
+def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
+    """Raises: AdmissionError, when the two have different numbers of tokens."""
     if target.vocab_size != draft.vocab_size:
         refuse(
-            setting,
-            f"{draft_path} with {draft.vocab_size} tokens, the target has {target.vocab_size}",
+            "--speculative-draft-model-path",
+            f"{args.speculative_draft_model_path} with {draft.vocab_size} tokens, "
+            f"the target has {target.vocab_size}",
             "use a draft model with the target's vocabulary",
         )
+
+
+def check_heads(args: Any, _target: Any, draft: Any) -> None:
+    """Raises: AdmissionError, when the ranks cannot share the draft model's attention heads."""
     if draft.num_attention_heads % args.tp_size:
         refuse(
             "--tp-size",
             args.tp_size,
             f"use one that divides the draft model's {draft.num_attention_heads} attention heads",
         )
+
+
+def check_contexts(args: Any, target: Any, draft: Any) -> None:
+    """Raises: AdmissionError, when the draft model's context is the shorter one."""
     if draft.context_len < target.context_len:
         refuse(
-            setting,
-            f"{draft_path} with context length {draft.context_len}, "
+            "--speculative-draft-model-path",
+            f"{args.speculative_draft_model_path} with context length {draft.context_len}, "
             f"the target has {target.context_len}",
             f"use a longer draft model, or --context-length {draft.context_len}",
         )
-    _check_tokenizers(args, tokenizer, draft_path)
-    return target
 
 
-def _check_attention(target: Any, draft: Any) -> None:
+def check_attention(_args: Any, target: Any, draft: Any) -> None:
     """Raises: AdmissionError, for attention that PARSE's passes cannot run."""
     from sglang.srt.configs.model_config import AttentionArch
 
@@ -85,6 +104,42 @@ def _check_attention(target: Any, draft: Any) -> None:
         if model.attention_arch is not AttentionArch.MHA:
             fix = "use models with ordinary (multi-head or grouped-query) attention"
             refuse(f"attention of the {name} model", model.attention_arch.name, fix)
+
+
+PAIR_CHECKS = (check_attention, check_vocabularies, check_heads, check_contexts)
+"""(server's settings, target, draft) -> None: what a pair's configurations must have in common."""
+
+
+def kv_bytes_per_token(
+    model: Any, kv_dtype: str, tp_size: int, draft_kv_dtype: str | None = None
+) -> int:
+    """Bytes of one token's KV on one rank, by SGLang's own formula for draft models.
+
+    Args:
+        model: a ``ModelConfig`` with ordinary attention.
+        kv_dtype: ``--kv-cache-dtype``. "auto" is what the model computes in, whatever its
+            checkpoint says: should that say FP8, this is twice as much.
+        tp_size: ranks that share its KV heads.
+        draft_kv_dtype: ``--speculative-draft-kv-cache-dtype``, for a draft; None where unset.
+    """
+    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+    from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
+
+    _, dtype = configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=kv_dtype,
+        model=None,
+        model_dtype=model.dtype,
+        is_draft_worker=True,
+        is_dflash=False,
+        speculative_draft_attention_backend=None,
+        speculative_draft_kv_cache_dtype=draft_kv_dtype,
+    )
+    return dflash_draft_cell_size_per_token(
+        draft_model_config=model,
+        draft_num_layers=model.num_hidden_layers,
+        draft_kv_cache_dtype=dtype,
+        tp_size=tp_size,
+    )
 
 
 def slot_sharers(args: Any) -> list[Any]:
@@ -167,7 +222,13 @@ def tokenizer_of(args: Any, path: str) -> Any:
     )
 
 
-def _check_tokenizers(args: Any, target: Any, draft_path: str) -> None:
+def check_tokenizers(args: Any, target: Any) -> None:
+    """Raises: AdmissionError, when the draft's tokenizer is not the target's, entry by entry.
+
+    Args:
+        target: the target's tokenizer.
+    """
+    draft_path = args.speculative_draft_model_path
     try:
         draft = tokenizer_of(args, draft_path)
     except (OSError, ValueError) as error:
