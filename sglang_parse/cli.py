@@ -101,9 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         _module(command.room, command.flags).add_arguments(subparser)
         subparser.set_defaults(chosen=command)
-    arguments, arguments.server_flags = parser.parse_known_args(argv)
-    if arguments.server_flags and not arguments.chosen.takes_server_flags:
-        parser.error(f"unrecognized arguments: {' '.join(arguments.server_flags)}")
+    arguments, others = parser.parse_known_args(argv)
+    if others and not arguments.chosen.takes_server_flags:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    arguments.server_flags = others
     end_on_sigterm()
     try:
         return _run(arguments)

@@ -103,6 +103,7 @@ class TraceRecord(TypedDict):
     Attributes:
         output_start: the draft starts behind this many output tokens.
         draft_token_ids: the draft; it may begin with the end of the one before that nobody judged.
+        finished: the draft model ended the answer: the last question is about all of it.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         question_token_ids: per prefix, the question's tokens.
         accept_token_id, reject_token_id: the verdict tokens; null in token mode.
@@ -110,6 +111,8 @@ class TraceRecord(TypedDict):
         verdict_mass: per prefix, p(accept) + p(reject): how much of the probability the verdict
             tokens get.
         threshold: smallest verdict that accepts.
+        selection: the rule that made the cut of the verdicts, as ``--parse-selection`` has it; null
+            where none did (token mode, simulated acceptance).
         cut: draft tokens kept.
         decided_by: index into ``verdicts`` of the one that decided: it accepts, and its prefix is
             kept, or rejects, and the prefix before it is; null where none did (token mode,
@@ -119,6 +122,7 @@ class TraceRecord(TypedDict):
 
     output_start: int
     draft_token_ids: list[int]
+    finished: bool
     prefix_ends: list[int]
     question_token_ids: list[list[int]]
     accept_token_id: int | None
@@ -126,6 +130,7 @@ class TraceRecord(TypedDict):
     verdicts: list[float]
     verdict_mass: list[float]
     threshold: float
+    selection: str | None
     cut: int
     decided_by: int | None
     next_token_id: int | None

@@ -14,10 +14,13 @@ class Selection:
         cut: draft tokens kept.
         decided_by: index of the question that decided: its verdict accepts, and its prefix is kept,
             or rejects, and the prefix before it is. None where no verdict did.
+        rule: the key of ``SELECTIONS`` that was applied to the verdicts; None where they were not
+            asked.
     """
 
     cut: int
     decided_by: int | None = None
+    rule: str | None = None
 
 
 def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
@@ -77,9 +80,9 @@ def select(
     accepted = [verdict >= threshold for verdict in verdicts]  # never where it is NaN
     decided_by = SELECTIONS[selection](accepted, is_finished) if accepted else None
     if decided_by is None:
-        return Selection(0)
+        return Selection(0, rule=selection)
     kept = decided_by + accepted[decided_by]
-    return Selection(prefix_ends[kept - 1] if kept else 0, decided_by)
+    return Selection(prefix_ends[kept - 1] if kept else 0, decided_by, selection)
 
 
 def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:

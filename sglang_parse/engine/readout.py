@@ -168,6 +168,7 @@ def trace_record(
     return {
         "output_start": len(state.output_ids),
         "draft_token_ids": list(draft.token_ids),
+        "finished": draft.finished,
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],
         "accept_token_id": question.accept_id if question else None,
@@ -175,6 +176,7 @@ def trace_record(
         "verdicts": readout.verdicts,
         "verdict_mass": readout.mass,
         "threshold": state.terms.threshold,
+        "selection": selected.rule,
         "cut": selected.cut,
         "decided_by": selected.decided_by,
         "next_token_id": next_token_id,

@@ -437,5 +437,31 @@ BACKEND_SEAMS = {
 }
 """Looked at where the backend is used: their modules want a GPU's libraries."""
 
-PROGRAM_SEAMS = (Seam("sglang.benchmark.serving.cli_main", (), "loads servers for comparisons"),)
-"""What programs call, and no server: the module takes half a minute to import."""
+PROGRAM_SEAMS = (
+    Seam("sglang.benchmark.serving.cli_main", (), "loads servers for comparisons"),
+    Seam("sglang.srt.plugins.load_plugins", (), "shows the doctor whether SGLang finds PARSE"),
+    Seam(
+        "sglang.srt.server_args.prepare_server_args",
+        ("argv",),
+        "reads the doctor's flags as the launcher does",
+    ),
+    *(
+        Seam(
+            f"sglang.lang.backend.runtime_endpoint.RuntimeEndpoint{name}",
+            parameters,
+            "is the base of the frontend's backend",
+        )
+        for name, parameters in {
+            "": ("base_url", "api_key", "verify", "chat_template_name"),
+            ".generate": ("s", "sampling_params"),
+            ".generate_stream": ("s", "sampling_params"),
+        }.items()
+    ),
+    Seam("sglang.lang.ir.SglSamplingParams", (), "is the base of what that backend is given"),
+    Seam(
+        "sglang.lang.ir.SglSamplingParams.to_srt_kwargs",
+        ("self",),
+        "is what that backend sends of it",
+    ),
+)
+"""What programs call, and no server: the first one's module takes half a minute to import."""

@@ -1,4 +1,5 @@
-"""The frontend language programs of examples/frontend, on the shared server of the demo pair."""
+"""Programs on the shared server of the demo pair: the frontend language's of examples/frontend, and
+``sglang-parse doctor``."""
 
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 import sglang as sgl
 
+from sglang_parse import cli
+from sglang_parse.core.config import ConfigError
+from sglang_parse.frontend import ParseEndpoint
 from support.client import Client
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frontend"
@@ -121,3 +125,61 @@ def test_constrained_gen_is_the_plain_targets(backend: sgl.RuntimeEndpoint):
     assert state["first line"] + state["free"] == program("choose").RIGHT
     int(state["number"])
     assert json.loads(state["word"]) in ("yes", "no")
+
+
+def test_a_programs_own_options(demo: Client):
+    """Each reaches the server: what it drafts, what it keeps, whether it tells."""
+    module = program("options")
+    backend = ParseEndpoint(demo.url, chat_template_name="chatml", trace=True)
+    answers, infos = {}, {}
+    for title, options in module.WAYS.items():
+        state = module.solve.run(problem=module.PROBLEM, backend=backend.with_options(**options))
+        answers[title], infos[title] = state["answer"], parse_of(state, "answer")
+    assert answers["exact"] == answers["switched off"] == program("choose").RIGHT
+    served, exact, off = infos.values()
+    assert (served["mode"], exact["mode"], off["mode"]) == ("parse", "parse", "plain")
+    assert served["accepted_tokens"] > 0 == exact["accepted_tokens"]
+    assert {record["threshold"] for record in exact["trace"]} == {1.5}
+    assert off["reason"] == "switched off"
+    streamed = module.solve.run(
+        problem=module.PROBLEM, stream=True, backend=backend.with_options(enabled=False)
+    )
+    assert "".join(streamed.text_iter("answer")) == answers["switched off"]
+    assert parse_of(streamed, "answer")["mode"] == "plain"
+    assert "trace" not in parse_of(
+        module.solve.run(problem=module.PROBLEM, backend=backend.with_options(trace=False)),
+        "answer",
+    )
+
+
+@pytest.mark.parametrize("options", [{"treshold": 0.5}, {"threshold": 7}, {"enabled": 1}])
+def test_bad_options_are_refused_before_anything_is_sent(demo: Client, options: dict[str, Any]):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ParseEndpoint(demo.url, chat_template_name="chatml", **options)
+
+
+def test_doctor_looks_at_a_running_server(demo: Client, capsys: pytest.CaptureFixture[str]):
+    """Every line of a server that works, with figures of its own answers."""
+    assert cli.main(["doctor", "--url", demo.url, "--json", "--requests", "2"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    found = {entry["check"]: entry for entry in content["findings"]}
+    assert (content["works"], len(found)) == (True, len(content["findings"]))
+    assert {entry["status"] for entry in found.values()} <= {"ok", "warning"}
+    assert set(found) >= {"server", "PARSE", "KV pool", "tokenizers", "question", "memory"}
+    assert found["question"]["found"].endswith("verdicts 'yes' (309) and 'no' (271)")
+    assert "2 prompts, " in found["answers"]["found"]
+    mass = re.search(r"^([\d.]+) of the probability", found["verdict mass"]["found"])
+    assert mass is not None
+    assert float(mass[1]) > 0.99
+    assert re.search(r"^\d+% of the drafts kept, \d+% of the output", found["acceptance"]["found"])
+    assert re.search(r"^[\d.]+x over the plain target", found["speedup"]["found"])
+    demo.assert_nothing_lost()
+
+
+def test_doctor_says_that_a_server_is_not_parse(
+    demo_plain: Client, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(["doctor", "--url", demo_plain.url, "--json"]) == 1
+    found = {entry["check"]: entry for entry in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["server"]["status"], found["PARSE"]["status"]) == ("ok", "fails")
+    assert found["PARSE"]["fix"] == "start it with --speculative-algorithm PARSE"

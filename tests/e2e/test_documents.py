@@ -238,6 +238,7 @@ def test_frontend_programs(server: Server, monkeypatch: pytest.MonkeyPatch, caps
         "multi_turn": "tokens from the cache",
         "choose": "wrong: no",
         "constrained": "plain: grammar",
+        "options": "switched off: plain, 0 of 0",
     }
     lines = [shlex.split(x, comments=True) for x in find_block("examples/frontend/").splitlines()]
     assert {Path(path).stem for _, path, _ in lines} == set(said)

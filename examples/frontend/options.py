@@ -1,0 +1,40 @@
+"""PARSE's options for one program: as the server has it, exact, and switched off; with traces.
+
+python examples/frontend/options.py http://127.0.0.1:30000
+"""
+
+import argparse
+
+import sglang as sgl
+
+from sglang_parse.frontend import ParseEndpoint
+
+PROBLEM = "Start with 40\na: + 58\nb: - 72\nc: + 50\nd: + 13\ne: - 71\nf: + 11"
+WAYS = {
+    "as the server has it": {},
+    "exact": {"threshold": 1.5},
+    "switched off": {"enabled": False},
+}
+
+
+@sgl.function
+def solve(s, problem):
+    s += sgl.user(problem)
+    s += sgl.assistant(sgl.gen("answer", max_tokens=200, temperature=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url", help="a PARSE server")
+    backend = ParseEndpoint(parser.parse_args().url, chat_template_name="chatml", trace=True)
+    for title, options in WAYS.items():
+        state = solve.run(problem=PROBLEM, backend=backend.with_options(**options))
+        (info,) = state.get_meta_info("answer")["parse"]
+        kept = f"{info['accepted_tokens']} of {info['drafted_tokens']} draft tokens kept"
+        print(f"{title}: {info['mode']}, {kept}, {state['answer'].splitlines()[-1]!r}")
+        for record in info["trace"]:
+            print("  verdicts", [round(verdict, 4) for verdict in record["verdicts"]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""This Python: does SGLang find PARSE here, and is it the SGLang that PARSE was made for?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+
+from sglang.srt.plugins import load_plugins
+from sglang.srt.speculative.spec_registry import get_spec
+
+from sglang_parse import patches
+from sglang_parse.algorithm import NAME
+from sglang_parse.bench.harness import conditions
+from sglang_parse.doctor.finding import Finding, Trouble, examine
+from sglang_parse.startup import compat
+from sglang_parse.startup.seams import SEAMS
+
+GROUP, ALLOWED = "sglang.srt.plugins", "SGLANG_PLUGINS"
+PLUGIN, VALUE = "parse", "sglang_parse.plugin:register"
+
+
+def findings() -> list[Finding]:
+    """Lines about this machine."""
+    return [
+        examine("versions", versions),
+        examine("plugin", plugin),
+        examine("seams", seams),
+        examine("patches", patches_in_force),
+    ]
+
+
+def versions() -> str:
+    """Raises: CompatError, when SGLang is another one."""
+    compat.check_version()
+    return ", ".join(f"{name} {version}" for name, version in conditions.versions().items())
+
+
+def plugin() -> str:
+    """Whether a server that starts here would know PARSE. Raises: Trouble."""
+    entries = metadata.entry_points(group=GROUP, name=PLUGIN)
+    if VALUE not in [entry.value for entry in entries]:
+        raise Trouble(
+            f"no package in {sys.prefix} has the entry point {PLUGIN} = {VALUE}",
+            "pip install sglang-parse with this Python, or run the server's",
+        )
+    # An empty one allows all, as SGLang reads it.
+    allowed = os.environ.get(ALLOWED, "")
+    if allowed and PLUGIN not in [name.strip() for name in allowed.split(",")]:
+        raise Trouble(
+            f"{ALLOWED} is {allowed!r}, which hides the plugin {PLUGIN!r} from SGLang",
+            f"add {PLUGIN} to it, or unset it",
+        )
+    load_plugins()
+    if get_spec(NAME) is None:
+        raise Trouble(
+            f"SGLang found the plugin {PLUGIN!r} and could not load it",
+            "see the reason above, behind 'Failed to load plugin'",
+        )
+    return f"SGLang finds and loads {PLUGIN!r}; {ALLOWED} is {allowed or 'not set'}"
+
+
+def seams() -> str:
+    """Raises: CompatError, for each name of SGLang's that PARSE needs and is not there."""
+    table = [*SEAMS, *patches.seams()]
+    compat.check_seams(table)
+    return f"{len(table)} names of SGLang's that PARSE uses or changes are as it needs them"
+
+
+def patches_in_force() -> str:
+    """Raises: PatchError, when SGLang failed to apply one."""
+    patches.assert_applied()
+    return f"{sum(patch.is_needed() for patch in patches.PATCHES)} are in force"

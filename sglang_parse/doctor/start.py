@@ -1,0 +1,281 @@
+"""The server that some flags would start: every thing its launcher checks, and what follows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import prepare_server_args
+
+from sglang_parse.algorithm import NAME
+from sglang_parse.bench.harness import conditions
+from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.question import Question
+from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.doctor import memory
+from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, WARNING, Finding, Trouble, examine
+from sglang_parse.startup import checks, compat, models
+from sglang_parse.startup.questions import question_for
+
+SMALL_RATIO = 4.0
+"""Weights of the target over the draft's below which little is to be had: PARSE is never faster
+than its draft, and a pass comes on top."""
+
+
+def findings(flags: Sequence[str]) -> list[Finding]:
+    """Lines about the server of ``python -m sglang.launch_server`` with these flags."""
+    try:
+        asked, refusal = read(flags)
+    except Trouble as trouble:
+        return [Finding("flags", FAILS, trouble.found, trouble.fix)]
+    return [*Start(resolving_view(asked), asked).findings(), accepted(refusal)]
+
+
+def read(flags: Sequence[str]) -> tuple[Any, Exception | None]:
+    """SGLang's ``ServerArgs``, resolved as far as its launcher gets, and why it goes no further.
+
+    Raises:
+        Trouble: they are no flags of SGLang's with PARSE.
+    """
+    said = io.StringIO()
+    load_plugins()
+    try:
+        with contextlib.redirect_stderr(said):
+            args = prepare_server_args(["--log-level", "error", *flags])
+    except SystemExit:
+        # argparse: usage, then "sglang serve: error: ...".
+        found = said.getvalue().strip().rpartition("error: ")[2]
+        raise Trouble(found, "see python -m sglang.launch_server --help") from None
+    except ValueError as error:
+        finding = examine("flags", partial(_raise, error))
+        raise Trouble(finding.found, finding.fix) from error
+    refusal: Exception | None = None
+    try:
+        args.resolve_once()
+    except Exception as error:  # noqa: BLE001 - SGLang's own checks raise what they like
+        refusal = error
+    return args, refusal
+
+
+def _raise(error: Exception) -> str:
+    raise error
+
+
+def accepted(refusal: Exception | None) -> Finding:
+    """Whether the launcher would go on to load the models."""
+
+    def look() -> str:
+        if refusal is not None:
+            raise refusal
+        return "SGLang and PARSE accept these settings"
+
+    return examine("start", look)
+
+
+@dataclass
+class Start:
+    """One server that is not started.
+
+    Attributes:
+        args: SGLang's settings, as far as they are resolved: where nothing was refused, PARSE has
+            filled in its own.
+        asked: the same as they were given.
+    """
+
+    args: Any
+    asked: Any
+
+    def findings(self) -> list[Finding]:
+        """Lines about its settings, its models, its question and its memory."""
+        found = [
+            examine("algorithm", self.algorithm),
+            examine("settings", self.settings),
+            examine("device", self.device),
+            examine("attention", self.attention),
+            examine("models", self.models),
+        ]
+        pair = self._or_none(partial(models.read_pair, self.args))
+        found += self._of_pair(pair) if pair else _not_checked(PAIR_LINES, "models")
+        tokenizer = self._or_none(self.tokenizer)
+        if tokenizer is None:
+            return [*found, *_not_checked(("question", "pass"), "the target's tokenizer")]
+        return [
+            *found,
+            examine("question", partial(self.question, tokenizer)),
+            examine("pass", partial(self.longest_pass, tokenizer)),
+        ]
+
+    def _of_pair(self, pair: tuple[Any, Any]) -> Iterator[Finding]:
+        config, args = self._or_none(ParseConfig.from_env), self.args
+        yield examine("tokenizers", self.tokenizers)
+        yield examine("vocabularies", partial(self.vocabularies, *pair))
+        yield examine("context lengths", partial(self.contexts, *pair))
+        if config and config.uses_eagle3:
+            yield examine("EAGLE-3 head", partial(self.head, config, pair[0]))
+        paths = args.model_path, args.speculative_draft_model_path
+        target, draft = (
+            memory.weights_of(path, model.dtype) for path, model in zip(paths, pair, strict=True)
+        )
+        if target is None or draft is None or config is None:
+            why = "the models' weights are no safetensors files on this machine"
+            yield from (Finding(name, NOT_CHECKED, why) for name in ("size ratio", "memory"))
+            return
+        yield examine("size ratio", partial(self.ratio, target, draft))
+        fits = partial(memory.fits, args, config, pair, (target, draft))
+        yield examine("memory", fits)
+
+    def algorithm(self) -> str:
+        """Raises: Trouble, for a server without PARSE."""
+        setting, value = "--speculative-algorithm", self.args.speculative_algorithm
+        if value != NAME:
+            raise Trouble(f"{setting} is {value!r}: a server without PARSE", f"use {NAME}")
+        return f"{setting} {NAME}"
+
+    def settings(self) -> str:
+        """PARSE's, then SGLang's. Raises: ConfigError, AdmissionError, BackendError."""
+        config = ParseConfig.from_env()
+        simulated = SimulatedAcceptance.from_env(config)
+        checks.check_settings(self.args)
+        default = ParseConfig()
+        changed = [
+            f"{flag(name)} {value}"
+            for name, value in config.model_dump().items()
+            if value != getattr(default, name)
+        ]
+        if simulated is not None:
+            raise Trouble(
+                f"acceptance is simulated ({simulated.fraction:g}): answers mean nothing",
+                "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE, unless this is a benchmark",
+                WARNING,
+            )
+        return ", ".join(changed) or "PARSE's are the defaults"
+
+    def device(self) -> str:
+        """Raises: Trouble, when what the server is to run on is not here."""
+        device, machine = self.args.device, conditions.machine()
+        if device == "cpu":
+            found = f"cpu: {machine['processor']}, {machine['cpus']} CPUs"
+            return f"{found}, {machine['memory_gib']} GiB"
+        kind = torch.get_device_module(device)
+        count = kind.device_count() if kind.is_available() else 0
+        if count < self.args.tp_size:
+            raise Trouble(
+                f"--device is {device!r} with --tp-size {self.args.tp_size}; "
+                f"{count} such devices are here",
+                "run it where they are, use fewer ranks, or --device cpu",
+            )
+        return f"{device}: {', '.join(kind.get_device_name(index) for index in range(count))}"
+
+    def attention(self) -> str:
+        """The backend and its layout. Raises: BackendError, CompatError."""
+        args, config = self.args, ParseConfig.from_env()
+        layout, why = checks.pass_layout(args, config)
+        compat.check_backend(args.attention_backend)
+        overlap = "with" if checks.overlaps(args, config) else "without"
+        found = f"{args.attention_backend}, {overlap} overlap; passes in the layout {layout}"
+        return f"{found}, because {why}"
+
+    def models(self) -> str:
+        """Raises: AdmissionError, when one cannot be read, or run under PARSE."""
+        pair = models.read_pair(self.args)
+        models.check_attention(self.args, *pair)
+        models.check_heads(self.args, *pair)
+        kinds = [f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" for m in pair]
+        return f"target {kinds[0]}; draft {kinds[1]}"
+
+    def tokenizer(self) -> Any:
+        """The target's."""
+        return models.tokenizer_of(self.args, self.args.tokenizer_path or self.args.model_path)
+
+    def tokenizers(self) -> str:
+        """Raises: AdmissionError, when they differ."""
+        tokenizer = self.tokenizer()
+        models.check_tokenizers(self.args, tokenizer)
+        return f"the same {len(tokenizer.get_vocab()):,} entries"
+
+    def vocabularies(self, target: Any, draft: Any) -> str:
+        """Raises: AdmissionError, when they differ."""
+        models.check_vocabularies(self.args, target, draft)
+        return f"{target.vocab_size:,} tokens each"
+
+    def contexts(self, target: Any, draft: Any) -> str:
+        """Raises: AdmissionError, when the draft's is the shorter one."""
+        models.check_contexts(self.args, target, draft)
+        return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
+
+    def head(self, config: ParseConfig, target: Any) -> str:
+        """Raises: AdmissionError, when it does not fit the target."""
+        steps = models.check_head(self.asked, config, target)
+        return f"{config.eagle3_path} fits the target; {steps} tokens ahead"
+
+    def ratio(self, target: memory.Weights, draft: memory.Weights) -> str:
+        """Raises: Trouble, when the draft is nearly as large as the target."""
+        ratio = target.numbers / draft.numbers
+        found = (
+            f"{target.numbers:,} and {draft.numbers:,} weights: {ratio:.1f} to 1 (of a mixture of "
+            "experts a token reads only some)"
+        )
+        if ratio < SMALL_RATIO:
+            raise Trouble(
+                f"{found}; PARSE is never faster than its draft",
+                f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target",
+                WARNING,
+            )
+        return found
+
+    def question(self, tokenizer: Any) -> str:
+        """Raises: AdmissionError, QuestionError, when it cannot be asked."""
+        config = ParseConfig.from_env()
+        question = question_for(self.args, tokenizer, config)
+        if question is None:
+            return f"none: {flag('verification')} {config.verification} asks nothing"
+        words = [
+            f"{tokenizer.decode([token])!r} ({token})"
+            for token in (question.accept_id, question.reject_id)
+        ]
+        lens = [f"{name} {count}" for name, count in _lengths(question)]
+        return f"{', '.join(lens)} tokens; verdicts {' and '.join(words)}"
+
+    def longest_pass(self, tokenizer: Any) -> str:
+        """Raises: Trouble, when one request's pass is longer than SGLang keeps memory for."""
+        config = ParseConfig.from_env()
+        question = question_for(self.args, tokenizer, config)
+        rows, chunk = checks.longest_pass(config, question), self.args.chunked_prefill_size
+        found = f"at most {rows:,} rows for one request; --chunked-prefill-size is {chunk}"
+        if chunk and 0 < chunk < rows:
+            raise Trouble(
+                found,
+                f"smaller {flag('draft_tokens')} or {flag('max_prefixes')}, a shorter question, a "
+                "larger --chunked-prefill-size, or a smaller --mem-fraction-static",
+                WARNING,
+            )
+        return found
+
+    @staticmethod
+    def _or_none(look: Callable[[], Any]) -> Any:
+        """What it gives; None where a line of its own says why it does not."""
+        try:
+            return look()
+        except Exception:  # noqa: BLE001 - see ``examine``
+            return None
+
+
+PAIR_LINES = ("tokenizers", "vocabularies", "context lengths", "size ratio", "memory")
+
+
+def _lengths(question: Question) -> list[tuple[str, int]]:
+    lens = [("partial", len(question.partial_ids)), ("complete", len(question.complete_ids))]
+    if question.thinking is not None:
+        lens.append(("inside thoughts", len(question.thinking.suffix_ids)))
+    return lens
+
+
+def _not_checked(names: Sequence[str], because: str) -> list[Finding]:
+    return [Finding(name, NOT_CHECKED, f"{because} could not be read") for name in names]

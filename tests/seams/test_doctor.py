@@ -1,0 +1,348 @@
+"""``sglang-parse doctor`` before a server: every line, as it should be and broken.
+
+What needs a running server is in tests/e2e/test_demo_programs.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_parse import cli, patches
+from sglang_parse.core.simulation import ENV_VAR as SIMULATE
+from sglang_parse.doctor import machine, memory, served, start
+from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
+from sglang_parse.startup import compat, seams
+from support.demo_pair import DEMO
+from support.random_pair import PairShape, make_pair
+
+pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("clean_environment")]
+HEAD = DEMO / "eagle3"
+LINES = (
+    *("algorithm", "settings", "device", "attention", "models"),
+    *("tokenizers", "vocabularies", "context lengths", "size ratio", "memory"),
+    *("question", "pass", "start"),
+)
+
+
+def flags(**others: object) -> list[str]:
+    """The demo pair's server, on a CPU, with other values; None leaves a flag out."""
+    values = {
+        "--model-path": DEMO / "target",
+        "--speculative-algorithm": "PARSE",
+        "--speculative-draft-model-path": DEMO / "draft",
+        "--parse-question": DEMO / "question.json",
+        "--device": "cpu",
+        "--attention-backend": "torch_native",
+        "--dtype": "float32",
+    }
+    values |= {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    return [str(w) for name, value in values.items() if value is not None for w in (name, value)]
+
+
+def look(**others: object) -> dict[str, Finding]:
+    """Lines by their names."""
+    return {finding.check: finding for finding in start.findings(flags(**others))}
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[str, Finding]:
+    return look()
+
+
+def changed(source: Path, folder: Path, **config: object) -> Path:
+    """A copy of a model with other values in its config.json."""
+    shutil.copytree(source, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+def test_a_server_that_works(good: dict[str, Finding]):
+    assert tuple(good) == LINES
+    assert {finding.status for finding in good.values()} == {OK}
+    assert all(finding.found and not finding.fix for finding in good.values())
+
+
+# -- this machine -----------------------------------------------------------------
+
+
+def test_machine(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["doctor", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["works"] is True
+    found = {entry["check"]: entry for entry in said["findings"]}
+    assert list(found) == ["versions", "plugin", "seams", "patches"]
+    assert f"sglang {metadata.version('sglang')}" in found["versions"]["found"]
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compat, "pinned_version", lambda: "0.0.1")
+    (line, *_) = machine.findings()
+    assert (line.status, line.fix.partition("'")[0]) == (FAILS, "pip install ")
+    assert "expected 0.0.1" in line.found
+
+
+def test_a_hidden_plugin(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SGLANG_PLUGINS", "other, another")
+    line = machine.findings()[1]
+    assert line.status == FAILS
+    assert "SGLANG_PLUGINS is 'other, another', which hides" in line.found
+    assert line.fix.startswith("add parse to it")
+    monkeypatch.setenv("SGLANG_PLUGINS", "other, parse")
+    assert machine.findings()[1].status == OK
+
+
+def test_a_missing_plugin(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine.metadata, "entry_points", lambda **_: ())
+    line = machine.findings()[1]
+    assert (line.status, line.fix.partition(" with")[0]) == (FAILS, "pip install sglang-parse")
+
+
+def test_a_plugin_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "get_spec", lambda _: None)
+    line = machine.findings()[1]
+    assert (line.status, "Failed to load plugin" in line.fix) == (FAILS, True)
+
+
+def test_seams(monkeypatch: pytest.MonkeyPatch):
+    gone = seams.Seam("sglang.srt.no_such_thing", (), "is a test")
+    monkeypatch.setattr(machine, "SEAMS", (gone,))
+    line = machine.findings()[2]
+    assert (line.status, line.fix) == (FAILS, f"reinstall sglang=={compat.pinned_version()}")
+    assert "no_such_thing: found nothing" in line.found
+
+
+def test_patches(monkeypatch: pytest.MonkeyPatch):
+    first = next(patch for patch in patches.PATCHES if patch.is_needed())
+    monkeypatch.setattr(type(first), "is_applied", lambda _: False, raising=False)
+    line = machine.findings()[3]
+    assert line.status == FAILS
+    assert first.name in line.found
+
+
+# -- the server some flags would start --------------------------------------------
+
+
+def test_flags_sglang_does_not_know():
+    (line,) = start.findings(flags(no_such_flag=1))
+    assert (line.check, line.status) == ("flags", FAILS)
+    assert "--no-such-flag" in line.found
+
+
+def test_bad_values_of_parses_flags():
+    (line,) = start.findings(flags(parse_threshold=7))
+    assert (line.check, line.status) == ("flags", FAILS)
+    assert line.found == "--parse-threshold is 7.0"
+    assert line.fix.startswith("use a number from 0")
+
+
+def test_algorithm():
+    line = look(speculative_algorithm=None)["algorithm"]
+    assert (line.status, line.fix) == (FAILS, "use PARSE")
+
+
+def test_settings(good: dict[str, Finding], monkeypatch: pytest.MonkeyPatch):
+    assert good["settings"].found == f"--parse-question {DEMO / 'question.json'}"
+    found = look(pp_size=2)
+    assert found["settings"].status == FAILS
+    assert (found["settings"].found, found["start"].status) == ("--pp-size is 2", FAILS)
+    monkeypatch.setenv(SIMULATE, "0.5")
+    assert look()["settings"].status == WARNING
+
+
+def test_device(good: dict[str, Finding]):
+    assert good["device"].found.startswith("cpu: ")
+    line = look(device="cuda", attention_backend="triton")["device"]
+    assert line.status == FAILS
+    assert "0 such devices are here" in line.found
+
+
+def test_attention(good: dict[str, Finding]):
+    assert "torch_native, without overlap; passes in the layout mask" in good["attention"].found
+    forced = look(parse_layout="alias")["attention"]
+    assert "layout alias, because --parse-layout asks for it" in forced.found
+    line = look(device="cuda", attention_backend="fa3", page_size=16)["attention"]
+    assert line.status == FAILS
+    assert line.fix.startswith("use --page-size 1")
+
+
+def test_models(good: dict[str, Finding], tmp_path: Path):
+    assert good["models"].found.startswith("target Qwen3ForCausalLM, 16 layers; draft Qwen3")
+    found = look(speculative_draft_model_path=tmp_path)
+    assert (found["models"].status, found["question"].status) == (FAILS, OK)
+    assert "no config.json" in found["models"].fix
+    assert {found[name].status for name in start.PAIR_LINES} == {NOT_CHECKED}
+
+
+def test_draft_heads_that_the_ranks_cannot_share(tmp_path: Path):
+    draft = changed(DEMO / "draft", tmp_path / "d", num_attention_heads=3, num_key_value_heads=3)
+    line = look(speculative_draft_model_path=draft, tp_size=2)["models"]
+    assert (line.status, "3 attention heads" in line.fix) == (FAILS, True)
+
+
+def test_tokenizers(good: dict[str, Finding], tmp_path: Path):
+    assert good["tokenizers"].found == "the same 384 entries"
+    draft = changed(DEMO / "draft", tmp_path / "draft")
+    path = draft / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    first, second = sorted(vocab, key=vocab.get)[100:102]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(content))
+    line = look(speculative_draft_model_path=draft)["tokenizers"]
+    assert (line.status, line.fix) == (FAILS, "use a draft model with the target's tokenizer")
+
+
+def test_vocabularies(good: dict[str, Finding], tmp_path: Path):
+    assert good["vocabularies"].found == "384 tokens each"
+    draft = changed(DEMO / "draft", tmp_path / "draft", vocab_size=999)
+    line = look(speculative_draft_model_path=draft)["vocabularies"]
+    assert (line.status, "999 tokens" in line.found) == (FAILS, True)
+
+
+def test_context_lengths(good: dict[str, Finding], tmp_path: Path):
+    assert good["context lengths"].found == "target 4,096, draft 4,096 tokens"
+    draft = changed(DEMO / "draft", tmp_path / "draft", max_position_embeddings=64)
+    line = look(speculative_draft_model_path=draft)["context lengths"]
+    assert (line.status, "or --context-length 64" in line.fix) == (FAILS, True)
+
+
+def test_head():
+    continued = {"parse_continuation": "eagle3", "parse_eagle3_path": HEAD}
+    assert look(**continued)["EAGLE-3 head"].found.endswith("3 tokens ahead")
+    line = look(**continued, speculative_eagle_topk=4)["EAGLE-3 head"]
+    assert (line.status, line.found) == (FAILS, "--speculative-eagle-topk is 4")
+
+
+def test_size_ratio(good: dict[str, Finding], tmp_path: Path):
+    assert "16.6 to 1" in good["size ratio"].found
+    target, draft = make_pair(tmp_path, PairShape(num_layers=1))
+    line = look(model_path=target, speculative_draft_model_path=draft)["size ratio"]
+    assert (line.status, line.fix.partition(",")[0]) == (WARNING, "a smaller draft")
+
+
+def test_weights_are_counted_as_they_are_loaded():
+    """Against transformers: the files hold numbers of 2 bytes, the server computes in 4."""
+    from support.models import load_model
+
+    found = memory.weights_of(str(DEMO / "target"), load_model(DEMO / "target").dtype)
+    assert found is not None
+    numbers = sum(p.numel() for p in load_model(DEMO / "target").parameters())
+    assert (found.numbers, found.num_bytes) == (numbers, 4 * numbers)
+
+
+def test_memory(good: dict[str, Finding], monkeypatch: pytest.MonkeyPatch):
+    # 16 and 2 layers, keys and values, heads of 32, 4 bytes: 16 x 2 x 4 x 32 x 4.
+    assert "weights 10.4 MiB + 642.2 KiB; KV 16.0 KiB + 2.0 KiB a token" in good["memory"].found
+    assert "72.0 MiB for a context of 4,096" in good["memory"].found
+    short = look(max_total_tokens=1000)["memory"]
+    assert (short.status, "1,000 tokens of KV" in short.found) == (WARNING, True)
+    monkeypatch.setattr(memory, "device_bytes", lambda _: 2**20)
+    line = look()["memory"]
+    assert (line.status, "about 0 tokens" in line.found) == (FAILS, True)
+
+
+def test_question(good: dict[str, Finding]):
+    assert good["question"].found == (
+        "partial 12, complete 13 tokens; verdicts 'yes' (309) and 'no' (271)"
+    )
+    line = look(parse_question="llama3")["question"]
+    assert (line.status, "tokens" in line.found) == (FAILS, True)
+    exact = look(parse_verification="token", parse_question=None)["question"]
+    assert exact.found == "none: --parse-verification token asks nothing"
+
+
+def test_pass(good: dict[str, Finding]):
+    assert good["pass"].found.startswith("at most 337 rows")  # 1 + 128 + 16 x 13
+    line = look(chunked_prefill_size=256)["pass"]
+    assert (line.status, "--parse-max-prefixes" in line.fix) == (WARNING, True)
+
+
+def test_exit_code_and_table(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["doctor", *flags(parse_question="/no/such/file")]) == 1
+    said = capsys.readouterr().out
+    assert "fails" in said
+    assert "Fix: give --parse-question an existing JSON" in " ".join(said.split())
+
+
+def test_another_programs_unknown_flags_are_an_error(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["soak", "--model-path", "x"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --model-path x" in capsys.readouterr().err
+
+
+# -- a running server, without one ------------------------------------------------
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["doctor", "--json", "--url", "http://127.0.0.1:9"]) == 1
+    (line,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (line["check"], line["status"]) == ("server", FAILS)
+
+
+def test_another_version_serves():
+    line = served.examine("server", lambda: served.version({"version": "0.0.1"}))
+    assert (line.status, "SGLang 0.0.1" in line.found) == (WARNING, True)
+
+
+def test_a_small_pool():
+    info = {"max_total_num_tokens": 100, "max_req_input_len": 4000}
+    assert served.examine("KV pool", lambda: served.pool(info)).status == WARNING
+
+
+def answered(**parse: Any) -> served._Served:
+    """A server that has answered one prompt, with this in meta_info."""
+    from sglang_parse.bench.harness.records import Answer, Leg, Way
+
+    counters = {"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10}
+    stages = {"draft_ms": 100.0, "verification_ms": 50.0, "accepted_tokens": 8}
+    record = {"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5}
+    meta = counters | stages | {"trace": [record]} | parse
+    found = served._Served(None, None, {})  # type: ignore[arg-type]
+    legs = [
+        Leg(Way("x"), -1, 1, 1.0, (Answer(0, ("",), 10, ms, {"parse": [meta]}),))
+        for ms in (200.0, 500.0)
+    ]
+    found.with_parse, found.plain = legs  # type: ignore[misc]
+    return found
+
+
+def statuses(**parse: Any) -> dict[str, tuple[str, str]]:
+    lines = answered(**parse).findings()
+    return {line.check: (line.status, line.found) for line in lines}
+
+
+def test_what_a_server_answered():
+    found = statuses()
+    assert {status for status, _ in found.values()} == {OK}
+    assert found["verdict mass"][1].startswith("0.980 of the probability on average, 0.970")
+    assert found["acceptance"][1].startswith("80% of the drafts kept, 80% of the output; verdicts")
+    # Plain takes 50 ms a token: r = 10 / 50, v = 5 / 50, a = 0.8; PARSE takes 20.
+    assert found["speedup"][1].startswith("2.50x over the plain target")
+    assert "at most 2.00x = 1 / (r 0.20 + v 0.10 + 1 - a 0.80)" in found["speedup"][1]
+    assert "most: drafting (0.20; a smaller" in found["speedup"][1]
+
+
+def test_what_a_server_answered_badly():
+    low = {"verdicts": [0.9], "verdict_mass": [0.1], "threshold": 0.5}
+    assert statuses(trace=[low])["verdict mass"][0] == WARNING
+    assert statuses(accepted_tokens=1)["acceptance"][0] == WARNING
+    assert statuses(mode="plain", reason="LoRA")["answers"][0] == WARNING
+    assert statuses(simulated=0.5)["answers"][0] == WARNING
+    resting = statuses(rounds=0, skipped_drafts=3, trace=[])
+    assert resting["answers"][0] == WARNING
+    assert {resting[name][0] for name in served.JUDGED_LINES} == {NOT_CHECKED}
+
+
+def test_slower_than_plain():
+    slow = answered()
+    slow.with_parse, slow.plain = slow.plain, slow.with_parse  # type: ignore[misc]
+    line = served.examine("speedup", slow.speedup)
+    assert (line.status, line.fix) == (WARNING, "a smaller or faster draft model")
