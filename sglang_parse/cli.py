@@ -88,6 +88,15 @@ COMMANDS = (
         room="doctor",
         takes_server_flags=True,
     ),
+    Command(
+        "explain",
+        "every judgement of an answer, on one page: what was cut, why, and what instead",
+        "Asks a running PARSE server, or reads answers that were saved with their traces; prints "
+        "each answer as it was made and writes explain.html, where the threshold can be moved.",
+        "settings",
+        "run",
+        room="explain",
+    ),
 )
 
 

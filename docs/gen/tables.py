@@ -6,12 +6,14 @@ fields are read from its docstring ("Attributes:").
 
 from __future__ import annotations
 
+import argparse
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 
 import griffe
 
@@ -21,6 +23,8 @@ from sglang_parse.bench.harness.figures import STAGES, Goal
 from sglang_parse.bench.limit import report as limit
 from sglang_parse.core import config
 from sglang_parse.core.question import QuestionWording
+from sglang_parse.doctor import settings as doctor
+from sglang_parse.explain import settings as explain
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,6 +209,21 @@ def under(prefix: str, record: str, keys: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
+def program_flags(module: ModuleType) -> str:
+    """Flags of a program of ``sglang-parse``, as its --help has them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    module.add_arguments(parser)
+    formatter = argparse.HelpFormatter("")
+    rows = [
+        (
+            f"`{action.option_strings[0] if action.option_strings else action.metavar}`",
+            one_line(formatter._expand_help(action)),
+        )
+        for action in parser._actions
+    ]
+    return table(("flag", "meaning"), rows)
+
+
 def plain_reasons() -> str:
     """What is served plainly, as ``meta_info`` names it."""
     value = package()["startup.fallback._PLAIN_REASONS"].value
@@ -241,6 +260,8 @@ TABLES = {
     "compare keys": compare_keys,
     "soak keys": partial(record_keys, "soak.run.Report"),
     "kv keys": partial(record_keys, "harness.kv_log.Held"),
+    "doctor flags": partial(program_flags, doctor),
+    "explain flags": partial(program_flags, explain),
     "plain reasons": plain_reasons,
     "rooms": partial(layers, "sglang_parse"),
     "road": partial(layers, "sglang_parse.engine"),

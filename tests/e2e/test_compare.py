@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sglang_parse import cli
 from sglang_parse.bench.compare.run import run
 from sglang_parse.bench.compare.settings import CompareSettings, add_arguments
 from sglang_parse.bench.harness import servers
@@ -149,3 +150,10 @@ def test_a_server_that_does_not_use_parse_is_an_error(demo_plain: Client, tmp_pa
     words = ("--url", f"parse={demo_plain.url}", *SMALL, "--output", str(tmp_path))
     with pytest.raises(BenchError, match="did not serve problem 0 with PARSE"):
         run(parsed(*words), Console(quiet=True))
+
+
+def test_the_doctor_says_that_a_server_is_not_parse(demo_plain: Client, capsys):
+    assert cli.main(["doctor", "--url", demo_plain.url, "--json"]) == 1
+    found = {entry["check"]: entry for entry in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["server"]["status"], found["PARSE"]["status"]) == ("ok", "fails")
+    assert found["PARSE"]["fix"] == "start it with --speculative-algorithm PARSE"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_parse.bench.compare.page import render
 from support.comparison import FACTS, six_servers
+from support.open_page import look_at
 
-BROWSER = Path(__file__).resolve().parents[1] / "support" / "browser.py"
 WIDTHS = (1280, 400)
 
 
@@ -22,19 +19,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(render(six_servers(), FACTS), encoding="utf-8")
     return path
-
-
-def look_at(page: Path, width: int) -> dict:
-    """Skips where the engine's system libraries (libnss3, libEGL, ...) are missing."""
-    try:
-        from PySide6 import QtWebEngineWidgets  # noqa: F401
-    except ImportError as error:
-        pytest.skip(f"no browser: {error}; fix: install the library it names")
-    command = [sys.executable, str(BROWSER), str(page), str(width)]
-    command.append(str(page.with_name(f"{page.stem}-{width}.png")))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,5 +1,5 @@
-"""Programs on the shared server of the demo pair: the frontend language's of examples/frontend, and
-``sglang-parse doctor``."""
+"""Programs on the shared server of the demo pair: the frontend language's of examples/frontend,
+``sglang-parse doctor`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import problems
 import pytest
 import sglang as sgl
 
 from sglang_parse import cli
-from sglang_parse.core.config import ConfigError
+from sglang_parse.bench.harness.traced import KEPT, take_apart
+from sglang_parse.core.config import ENV_VAR, ConfigError
+from sglang_parse.explain import sources
 from sglang_parse.frontend import ParseEndpoint
 from support.client import Client
+from support.demo_pair import DEMO
+from support.explained import assert_fits, assert_says, shown
+from support.models import load_tokenizer
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frontend"
 
@@ -158,8 +164,11 @@ def test_bad_options_are_refused_before_anything_is_sent(demo: Client, options: 
         ParseEndpoint(demo.url, chat_template_name="chatml", **options)
 
 
-def test_doctor_looks_at_a_running_server(demo: Client, capsys: pytest.CaptureFixture[str]):
+def test_doctor_looks_at_a_running_server(
+    demo: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     """Every line of a server that works, with figures of its own answers."""
+    monkeypatch.setenv(ENV_VAR, "")  # where it reads the server's flags to, as a launcher does
     assert cli.main(["doctor", "--url", demo.url, "--json", "--requests", "2"]) == 0
     content = json.loads(capsys.readouterr().out)
     found = {entry["check"]: entry for entry in content["findings"]}
@@ -176,10 +185,41 @@ def test_doctor_looks_at_a_running_server(demo: Client, capsys: pytest.CaptureFi
     demo.assert_nothing_lost()
 
 
-def test_doctor_says_that_a_server_is_not_parse(
-    demo_plain: Client, capsys: pytest.CaptureFixture[str]
+def test_explain_shows_what_the_traces_say(
+    demo: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert cli.main(["doctor", "--url", demo_plain.url, "--json"]) == 1
-    found = {entry["check"]: entry for entry in json.loads(capsys.readouterr().out)["findings"]}
-    assert (found["server"]["status"], found["PARSE"]["status"]) == ("ok", "fails")
-    assert found["PARSE"]["fix"] == "start it with --speculative-algorithm PARSE"
+    """Answers of the server, then the same from the file: the page says what the traces do."""
+    words = ["--requests", "3", "--prompt", program("options").PROBLEM]
+    words += ["--prompts", str(tmp_path / "prompts"), "--threshold", "0.9988"]
+    texts = [problem.text for problem in problems.held_out_problems(2, seed=5)]
+    (tmp_path / "prompts").write_text("\n".join(map(json.dumps, texts)))
+    output = ["--output", str(tmp_path)]
+    assert cli.main(["explain", "--url", demo.url, *words, *output]) == 0
+    said = capsys.readouterr().out
+    page, answers = tmp_path / "explain.html", tmp_path / "answers.json"
+    traces = sources.read(answers)
+    assert [traced.prompt for traced in traces] == [program("options").PROBLEM, *texts]
+    records = [record for traced in traces for record in traced.parse["trace"]]
+    assert {record["threshold"] for record in records} == {0.9988}
+    assert any(0 < record["cut"] < len(record["draft_token_ids"]) for record in records)
+    tokenizer = load_tokenizer(DEMO / "target")
+    made = [take_apart(traced, tokenizer.batch_decode) for traced in traces]
+    for one in made:
+        # All of the output is there, in its order: what was kept, and the target's own.
+        kept = (
+            "".join(segment.text for segment in r.segments if segment.fate == KEPT) + r.instead
+            for r in one.rounds
+        )
+        assert one.before + "".join(kept) == one.text
+        for line in one.text.splitlines():
+            assert line in said
+    found = shown(page, 1280)
+    assert_fits(found, page, 1280)
+    assert_says(found, made)
+    again = ["explain", str(answers), "--tokenizer", str(DEMO / "target")]
+    assert cli.main([*again, "--output", str(tmp_path / "again")]) == 0
+    (first, second) = (
+        re.sub(r'<p class="low-print">.*?</p>', "", path.read_text(encoding="utf-8"), count=1)
+        for path in (page, tmp_path / "again" / "explain.html")
+    )
+    assert first == second

@@ -26,6 +26,7 @@ from sglang_parse.bench.harness import servers
 from sglang_parse.bench.harness.figures import Goal
 from sglang_parse.bench.harness.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.bench.limit import bounds
+from sglang_parse.core.config import ENV_VAR
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.warm import Nursery
@@ -49,6 +50,8 @@ RUN_BY = {
     "sgl.Engine(": "test_engine_program",
     "examples/frontend/": "test_frontend_programs",
     "AutoModelForCausalLM": "test_verdicts_computed_again",
+    "sglang-parse doctor": "test_doctor",
+    "sglang-parse explain": "test_explain",
 }
 
 
@@ -258,6 +261,30 @@ def test_verdicts_computed_again(server: Server, tmp_path: Path, capsys: Any):
     with contextlib.chdir(ROOT), awake(server):
         runpy.run_path(str(program), run_name="__main__")
     assert "prefix of" in capsys.readouterr().out
+
+
+def program_of(server: Server, words: list[str]) -> int:
+    """``sglang-parse ...``'s exit code: a command line of the documents, in this process."""
+    assert words[0] == "sglang-parse"
+    with contextlib.chdir(ROOT), awake(server), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "end_on_sigterm", lambda: None)
+        patch.setenv(ENV_VAR, "")  # where the doctor reads a server's flags to
+        return cli.main([word.replace(PORT, str(server.port)) for word in words[1:]])
+
+
+def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
+    block = find_block("sglang-parse doctor").replace("\\\n", " ")
+    before, running = (shlex.split(line, comments=True) for line in block.splitlines())
+    assert program_of(server, before) == 0
+    assert "SGLang and PARSE accept these settings" in " ".join(capsys.readouterr().out.split())
+    assert program_of(server, [*running, "--requests", "2"]) == 0
+    assert "over the plain target" in " ".join(capsys.readouterr().out.split())
+
+
+def test_explain(server: Server, tmp_path: Path):
+    words = shlex.split(find_block("sglang-parse explain"))
+    assert program_of(server, [*words, "--output", str(tmp_path)]) == 0
+    assert "Verdict words" in (tmp_path / "explain.html").read_text(encoding="utf-8")
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):

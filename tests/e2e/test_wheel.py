@@ -29,10 +29,13 @@ from sglang_parse.bench.harness.servers import (
     start_process,
 )
 from sglang_parse.core.question import built_in_questions
+from sglang_parse.explain.sources import as_json
 from support.chat_families import FAMILIES
 from support.client import Client, parse_info, random_prompts
+from support.demo_pair import DEMO
 from support.random_pair import make_pair
 from support.servers import parse_flags
+from support.traces import record, traced
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "sglang_parse"
@@ -193,7 +196,7 @@ def test_the_second_environment_has_the_wheel_and_only_that(installation: Instal
     assert seen["questions"] == built_in_questions()
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+@pytest.mark.parametrize("command", [(), *((name,) for name in (*COMMANDS, "doctor", "explain"))])
 def test_help(installation: Installation, command: tuple[str, ...]):
     done = installation.run("sglang-parse", *command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -217,6 +220,24 @@ def test_without_its_extra_a_command_says_what_to_install(installation: Installa
     assert done.stderr == (
         "sglang-parse compare: plotly is not installed; fix: pip install 'sglang-parse[compare]'\n"
     )
+
+
+def test_the_doctor_finds_the_plugin_of_a_wheel(installation: Installation):
+    done = installation.run("sglang-parse", "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {line["check"]: line["status"] for line in json.loads(done.stdout)["findings"]}
+    assert found == dict.fromkeys(("versions", "plugin", "seams", "patches"), "ok")
+
+
+def test_explain_needs_no_extra_and_no_demo_pair(installation: Installation, tmp_path: Path):
+    answers, output = tmp_path / "answers.json", tmp_path / "page"
+    answer = traced("Say a.", "abc\n", record(0, ["abc\n"], [0.9], 1))
+    answers.write_text(json.dumps(as_json(answer)))
+    flags = ("--tokenizer", str(DEMO / "target"), "--output", str(output))
+    with installation.without("plotly"):
+        done = installation.run("sglang-parse", "explain", str(answers), *flags)
+    assert done.returncode == 0, done.stderr
+    assert "Round 1: 4 tokens drafted" in (output / "explain.html").read_text(encoding="utf-8")
 
 
 # -- a server ---------------------------------------------------------------------------

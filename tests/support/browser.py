@@ -1,12 +1,15 @@
 """Open a page in a real browser (Qt WebEngine, Chromium's engine) and report what it looks like.
 
-    python tests/support/browser.py PAGE.html WIDTH SCREENSHOT.png
+    python tests/support/browser.py PAGE.html WIDTH SCREENSHOT.png [--dark] [--steps JSON]
 
-Prints one JSON object. A program of its own: a browser engine does not share pytest's process.
+Steps are made before the page is looked at, in their order: {"key": "Tab"} presses a key, {"js":
+"..."} runs a script, whose value is in the report's "steps". Prints one JSON object. A program of
+its own: a browser engine does not share pytest's process.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -14,9 +17,11 @@ from pathlib import Path
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
 os.environ["QTWEBENGINE_DISABLE_SANDBOX"] = "1"  # it does not start as root, and the page is ours
-os.environ["QTWEBENGINE_CHROMIUM_FLAGS"] = "--disable-gpu --disable-background-networking"
+SCHEME = "--blink-settings=preferredColorScheme=" + ("0" if "--dark" in sys.argv else "1")
+os.environ["QTWEBENGINE_CHROMIUM_FLAGS"] = f"--disable-gpu --disable-background-networking {SCHEME}"
 
-from PySide6.QtCore import QTimer, QUrl  # noqa: E402
+from PySide6.QtCore import Qt, QTimer, QUrl  # noqa: E402
+from PySide6.QtTest import QTest  # noqa: E402
 from PySide6.QtWebEngineCore import (  # noqa: E402
     QWebEnginePage,
     QWebEngineProfile,
@@ -25,7 +30,7 @@ from PySide6.QtWebEngineCore import (  # noqa: E402
 from PySide6.QtWebEngineWidgets import QWebEngineView  # noqa: E402
 from PySide6.QtWidgets import QApplication  # noqa: E402
 
-LIMIT_MS, SETTLE_MS, MAX_HEIGHT = 60_000, 1_500, 16_000
+LIMIT_MS, SETTLE_MS, STEP_MS, MAX_HEIGHT = 60_000, 1_500, 100, 16_000
 
 # Text is cut where it leaves its plot, or a box that hides or scrolls what does not fit - apart
 # from the boxes that are meant to scroll.
@@ -83,18 +88,30 @@ class Page(QWebEnginePage):
         self.console.append(f"{level.name}: {message}")
 
 
-def look_at(page_file: Path, width: int, screenshot: Path) -> dict:
-    """What the page looks like ``width`` pixels wide."""
+def look_at(page_file: Path, width: int, screenshot: Path, steps: list[dict]) -> dict:
+    """What the page looks like ``width`` pixels wide, after these steps."""
     app = QApplication(["browser"])
     profile, requests = QWebEngineProfile(), Requests()
     profile.setUrlRequestInterceptor(requests)
-    page, view, found = Page(profile), QWebEngineView(), {}
+    page, view, found = Page(profile), QWebEngineView(), {"steps": []}
     view.setPage(page)
     view.resize(width, 900)
     view.show()
 
-    def look() -> None:
-        page.runJavaScript(LOOK, 0, grow)
+    def step(number: int) -> None:
+        if number == len(steps):
+            page.runJavaScript(LOOK, 0, grow)
+            return
+
+        def done(value: object) -> None:
+            found["steps"].append(value)
+            QTimer.singleShot(STEP_MS, lambda: step(number + 1))
+
+        if "js" in steps[number]:
+            page.runJavaScript(steps[number]["js"], 0, done)
+        else:
+            QTest.keyClick(view.focusProxy(), getattr(Qt.Key, f"Key_{steps[number]['key']}"))
+            done(None)
 
     def grow(text: str) -> None:
         found.update(json.loads(text))
@@ -107,7 +124,7 @@ def look_at(page_file: Path, width: int, screenshot: Path) -> dict:
 
     def loaded(is_loaded: bool) -> None:
         found["loaded"] = is_loaded
-        QTimer.singleShot(SETTLE_MS, look)
+        QTimer.singleShot(SETTLE_MS, lambda: step(0))
 
     page.loadFinished.connect(loaded)
     page.load(QUrl.fromLocalFile(str(page_file.resolve())))
@@ -116,7 +133,19 @@ def look_at(page_file: Path, width: int, screenshot: Path) -> dict:
     return found | {"console": page.console, "requests": requests.urls}
 
 
-if __name__ == "__main__":
-    print(json.dumps(look_at(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("width", type=int)
+    parser.add_argument("screenshot", type=Path)
+    parser.add_argument("--steps", type=json.loads, default=[])
+    parser.add_argument("--dark", action="store_true")  # read above, before the engine starts
+    given = parser.parse_args()
+    found = look_at(given.page, given.width, given.screenshot, given.steps)
+    print(json.dumps(found))
     sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
     os._exit(0)  # the engine's own threads are not waited for

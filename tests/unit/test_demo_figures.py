@@ -3,7 +3,6 @@
 import pytest
 
 from sglang_parse.bench.demo.figures import make_figures, run_limit
-from sglang_parse.bench.demo.show import Piece, pieces_of_answer
 from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
 
 pytestmark = pytest.mark.unit
@@ -107,36 +106,3 @@ def test_a_missing_leg_or_counter_is_an_error_that_names_it():
     )
     with pytest.raises(BenchError, match="draft_ms"):
         run_limit(broken, leg("plain", 0, 1, 2.0))
-
-
-def test_pieces_of_an_answer_put_the_cut_where_it_was():
-    words = {1: "Hi\n", 2: "a\n", 3: "bad\n", 4: "worse\n", 5: "good\n", 6: "end", 7: "\n"}
-    trace = [
-        {"draft_token_ids": [2, 3, 4], "prefix_ends": [1, 2, 3], "verdicts": [0.9, 0.1, 0.8]}
-        | {"cut": 1},
-        {"draft_token_ids": [6], "prefix_ends": [1], "verdicts": [0.7], "cut": 1},
-    ]
-    pieces = pieces_of_answer(
-        "Hi\na\ngood\nend", trace, lambda ids: "".join(words[token] for token in ids)
-    )
-    assert pieces == [
-        Piece("target", "Hi\n", None, "kept"),
-        Piece("draft", "a\n", 0.9, "kept"),
-        Piece("draft", "bad\n", 0.1, "rejected"),
-        Piece("draft", "worse\n", 0.8, "dropped"),
-        Piece("target", "good\n", None, "kept"),
-        Piece("draft", "end", 0.7, "kept"),
-    ]
-
-
-def test_pieces_of_drafts_of_which_nothing_was_kept():
-    words = {1: "x\n", 2: "y\n"}
-    record = {"prefix_ends": [1], "verdicts": [0.1], "cut": 0}
-    trace = [{"draft_token_ids": [1], **record}, {"draft_token_ids": [2], **record}]
-    pieces = pieces_of_answer("a\nb", trace, lambda ids: "".join(words[token] for token in ids))
-    assert pieces == [
-        Piece("draft", "x\n", 0.1, "rejected"),
-        Piece("target", "a\n", None, "kept"),
-        Piece("draft", "y\n", 0.1, "rejected"),
-        Piece("target", "b", None, "kept"),
-    ]

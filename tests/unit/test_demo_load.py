@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sglang_parse.bench.harness.ask import Asking, ask, graded, trace_answer
+from sglang_parse.bench.harness.ask import Asking, ask, graded, trace_answers
 from sglang_parse.bench.harness.match import Assignment, Match, Part, Preset, Watcher
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.records import BenchError, Leg, Way
@@ -40,6 +40,8 @@ class Echo(BaseHTTPRequestHandler):
         meta = {"parse": [{"mode": self.mode, "rounds": 1}], "asked": asked}
         message = {"role": "assistant", "content": f"answer to {text}"}
         choice = {"index": 0, "finish_reason": self.finish_reason, "message": message}
+        if asked.get("return_token_ids"):
+            choice["response_token_ids"] = [7, 8]
         body = {"id": "1", "object": "chat.completion", "choices": [choice | {"meta_info": meta}]}
         body["usage"] = {"completion_tokens": 5, "prompt_tokens": 1, "total_tokens": 6}
         self.send_response(200)
@@ -93,8 +95,11 @@ def test_a_later_turn_comes_with_the_earlier_answers(server: Remote):
 
 
 def test_a_trace_is_asked_for(server: Remote):
-    text, info = trace_answer(server, PROBLEMS[0])
-    assert (text, info) == ("answer to problem 0", {"mode": "parse", "rounds": 1})
+    (traced,) = trace_answers(server, PROBLEMS[:1], options={"threshold": 0.9})
+    assert (traced.prompt, traced.output_ids) == ("problem 0", (7, 8))
+    assert traced.parse == {"mode": "parse", "rounds": 1}
+    (answer,) = ask(server, PROBLEMS, [0]).answers
+    assert answer.token_ids == ()  # they are asked for only there
 
 
 def test_an_answer_parse_did_not_make_is_an_error(server: Remote, monkeypatch):

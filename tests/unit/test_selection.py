@@ -88,7 +88,7 @@ def kept(verdicts, threshold, selection, **options):
 )
 def test_the_papers_rule(verdicts, cut, decided_by):
     decided = select(verdicts, ENDS, 0.5, "answer-first", is_finished=True)
-    assert decided == Selection(cut, decided_by)
+    assert decided == Selection(cut, decided_by, "answer-first")
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.booleans())

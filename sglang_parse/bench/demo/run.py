@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -13,8 +12,8 @@ from rich.progress import Progress, TaskID
 from sglang_parse.bench.demo.figures import make_figures
 from sglang_parse.bench.demo.report import report
 from sglang_parse.bench.demo.settings import DemoSettings
-from sglang_parse.bench.demo.show import annotated_answer, figures_table, pieces_of_answer
-from sglang_parse.bench.harness.ask import Asking, trace_answer
+from sglang_parse.bench.demo.show import figures_table
+from sglang_parse.bench.harness.ask import Asking, trace_answers
 from sglang_parse.bench.harness.demo_pair import demo_models
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.match import Match, Part, Preset, Watcher
@@ -23,6 +22,7 @@ from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, TITLES, Leg, Way
 from sglang_parse.bench.harness.servers import MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.bench.harness.tables import add_bar, make_progress, show_goals
+from sglang_parse.bench.harness.traced import Traced, answer_table, take_apart
 from sglang_parse.bench.tasks.demo import demo_assignment
 
 NAMES = (PLAIN, PARSE, DRAFT)
@@ -99,8 +99,8 @@ class _Bars(Watcher[Leg]):
         self._bar = add_bar(self._progress, title, sum(len(part.indices) for part in parts))
 
 
-def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> tuple[str, list[dict[str, Any]]]:
-    """Text and trace of an answer whose draft was cut, of any answer if none was.
+def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> Traced:
+    """An answer whose draft was cut, any answer if none was.
 
     Answers that were right in the end come first (there the target saved them), then those of few
     rounds, which are easy to follow.
@@ -110,22 +110,19 @@ def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> tuple[str, list[d
     chosen = sorted(cut, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES] or answers[:1]
     with match.pool.awake(PARSE) as (endpoint,):
         for answer in chosen:
-            text, info = trace_answer(endpoint, match.task.items[answer.problem])
-            trace = info["trace"]
+            (traced,) = trace_answers(endpoint, [match.task.items[answer.problem]])
+            trace = traced.parse["trace"]
             if any(record["cut"] < max(record["prefix_ends"], default=0) for record in trace):
                 break
-    return text, trace
+    return traced
 
 
-def _show_trace(
-    settings: DemoSettings, console: Console, traced: tuple[str, list[dict[str, Any]]]
-) -> None:
+def _show_trace(settings: DemoSettings, console: Console, traced: Traced) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(settings.pair / "target" / "tokenizer.json"))
-    text, trace = traced
 
-    def decode(ids: Sequence[int]) -> str:
-        return tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(texts: Sequence[Sequence[int]]) -> list[str]:
+        return tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=True)
 
-    console.print(annotated_answer(pieces_of_answer(text, trace, decode)))
+    console.print(answer_table(take_apart(traced, decode), "One answer as it was made"))

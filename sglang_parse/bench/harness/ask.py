@@ -26,6 +26,7 @@ from sglang_parse.bench.harness.records import (
     Way,
 )
 from sglang_parse.bench.harness.servers import MODEL_NAME, Endpoint
+from sglang_parse.bench.harness.traced import Traced
 
 MAX_TOKENS = 256
 REQUEST_LIMIT_S = 180.0
@@ -42,6 +43,7 @@ class Asking:
         temperature: 0 is greedy.
         custom_params: SGLang's own, per request; empty for none.
         limit_s: a request that takes longer has failed.
+        wants_tokens: the answers' token ids, too.
     """
 
     model: str = MODEL_NAME
@@ -49,11 +51,13 @@ class Asking:
     temperature: float = 0.0
     custom_params: Mapping[str, Any] | None = None
     limit_s: float = REQUEST_LIMIT_S
+    wants_tokens: bool = False
 
     def extra_body(self) -> dict[str, Any]:
         """Fields of the request that the OpenAI API does not know."""
         custom = {"custom_params": dict(self.custom_params)} if self.custom_params else {}
-        return {"return_meta_info": True, **custom}
+        tokens = {"return_token_ids": True} if self.wants_tokens else {}
+        return {"return_meta_info": True, **custom, **tokens}
 
 
 def ask(
@@ -110,11 +114,31 @@ def graded(leg: Leg, items: Sequence[Item], grade: Grader) -> Leg:
     return replace(leg, answers=tuple(answers))
 
 
-def trace_answer(server: Endpoint, item: Item) -> tuple[str, dict[str, Any]]:
-    """The answer's text and its ``meta_info["parse"]`` with the trace."""
-    asking = Asking(custom_params={"parse": {"trace": True}})
-    (answer,) = ask(server, [item], [0], asking=asking).answers
-    return answer.texts[0], answer.parse
+def trace_answers(
+    server: Endpoint,
+    items: Sequence[Item],
+    *,
+    options: Mapping[str, Any] | None = None,
+    model: str = MODEL_NAME,
+    max_tokens: int = MAX_TOKENS,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[Traced]:
+    """The answers to ``items`` with their traces, one after the other.
+
+    Args:
+        options: PARSE's, beside the trace.
+
+    Raises:
+        BenchError: a request failed.
+    """
+    asking = Asking(
+        model=model,
+        max_tokens=max_tokens,
+        custom_params={"parse": {**(options or {}), "trace": True}},
+        wants_tokens=True,
+    )
+    leg = ask(server, items, range(len(items)), asking=asking, on_answer=on_answer)
+    return [Traced(items[a.problem].text, a.token_ids, a.parse) for a in leg.answers]
 
 
 def run_together(
@@ -151,7 +175,7 @@ def _check_served(name: str, answer: Answer) -> None:
 
 def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:
     messages: list[dict[str, str]] = []
-    texts, output_tokens, meta = [], 0, {}
+    texts, output_tokens, meta, token_ids = [], 0, {}, ()
     started = time.perf_counter()
     for turn in (item.text, *item.follow_ups):
         messages.append({"role": "user", "content": turn})
@@ -160,9 +184,10 @@ def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking
         texts.append(choice.message.content or "")
         messages.append({"role": "assistant", "content": texts[-1]})
         output_tokens += response.usage.completion_tokens
-        meta = (choice.model_extra or {}).get("meta_info", {})
+        extra = choice.model_extra or {}
+        meta, token_ids = extra.get("meta_info", {}), tuple(extra.get("response_token_ids", ()))
     wall_ms = (time.perf_counter() - started) * 1e3
-    return Answer(index, tuple(texts), output_tokens, wall_ms, meta)
+    return Answer(index, tuple(texts), output_tokens, wall_ms, meta, token_ids=token_ids)
 
 
 def _complete(

@@ -29,7 +29,8 @@ def option(
         read: makes the setting of what argparse read. Unlike argparse's ``type`` it may raise a
             ``BenchError``.
         group: title of the group of flags it is shown in.
-        words: more of ``add_argument``'s; ``name`` where the flag is not the field's own.
+        words: more of ``add_argument``'s; ``name`` where the flag is not the field's own, or
+            where it is none: a name without dashes.
     """
     make = default if callable(default) else lambda: default
     metadata = {"make": make, "read": read, "group": group, "words": {"help": text, **words}}
@@ -49,7 +50,9 @@ class Flags:
                 groups[group] = parser.add_argument_group(group)
             name = words.pop("name", f"--{setting.name}".replace("_", "-"))
             default = setting.metadata["make"]()
-            groups[group].add_argument(name, dest=setting.name, default=default, **words)
+            if name.startswith("-"):  # a positional argument is its field by its name
+                words["dest"] = setting.name
+            groups[group].add_argument(name, default=default, **words)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:

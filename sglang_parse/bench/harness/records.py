@@ -80,6 +80,7 @@ class Answer:
             token among them; request sent to answer received.
         meta: ``meta_info`` of the last turn.
         score: 0 to 1, ``ask.graded`` fills it in; None where nothing graded it.
+        token_ids: of the last turn's answer, where they were asked for.
     """
 
     problem: int
@@ -88,6 +89,7 @@ class Answer:
     wall_ms: float
     meta: Mapping[str, Any]
     score: float | None = None
+    token_ids: tuple[int, ...] = ()
 
     @property
     def parse(self) -> dict[str, Any]:
@@ -98,12 +100,16 @@ class Answer:
         Raises:
             BenchError: it is something else.
         """
-        found = self.meta.get("parse", {})
-        if isinstance(found, list) and len(found) == 1:
-            found = found[0]
-        if not isinstance(found, dict):
-            raise BenchError(f"meta_info['parse'] is {found!r}, expected one object")
-        return found
+        return one_object(self.meta.get("parse", {}))
+
+
+def one_object(found: Any) -> dict[str, Any]:
+    """A value of ``meta_info["parse"]`` as its one object. Raises: BenchError."""
+    if isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    if not isinstance(found, dict):
+        raise BenchError(f"meta_info['parse'] is {found!r}, expected one object")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

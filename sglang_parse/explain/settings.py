@@ -1,0 +1,74 @@
+"""What the command line of ``sglang-parse explain`` can ask for."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_parse.bench.harness.flags import Flags, at_least, option
+from sglang_parse.bench.harness.records import BenchError
+
+
+@dataclass(frozen=True)
+class ExplainSettings(Flags):
+    """What was asked for.
+
+    Attributes:
+        traces: files with answers that were saved with their traces.
+        url: a running server; "" for none.
+        prompt: texts to ask it; none: ``prompts``.
+        tokenizer: folder of the target's, where no server can say what tokens mean.
+        threshold: of the requests; None: the server's.
+        output: folder of the page, and of the answers as they came.
+    """
+
+    traces: tuple[Path, ...] = option(
+        (),
+        "JSON files: answers of /generate, or of chat completions with return_token_ids and "
+        "return_meta_info, or the answers.json of an earlier run",
+        name="traces",
+        read=lambda paths: tuple(map(Path, paths)),
+        nargs="*",
+        metavar="FILE",
+    )
+    url: str = option("", "ask the server that runs there")
+    prompt: tuple[str, ...] = option(
+        None,
+        "a prompt; may be given several times",
+        read=lambda texts: tuple(texts or ()),
+        action="append",
+        metavar="TEXT",
+    )
+    prompts: Path | None = option(
+        None,
+        'lines of JSON, each a text or an object with "prompt" (default: problems of the demo pair '
+        "for a target of its own, a few questions for others)",
+        type=Path,
+        metavar="FILE",
+    )
+    requests: int = option(3, "at most so many of them (default %(default)s)", type=at_least(1))
+    max_tokens: int = option(
+        256, "longest answer, in tokens (default %(default)s)", type=at_least(1)
+    )
+    threshold: float | None = option(None, "for these requests (default: the server's)", type=float)
+    tokenizer: str = option("", "folder of the target's, for files without --url", metavar="PATH")
+    output: Path = option(
+        Path("build/explain"),
+        "folder of explain.html and answers.json (default %(default)s)",
+        type=Path,
+    )
+
+    def __post_init__(self) -> None:
+        if not (self.traces or self.url):
+            raise BenchError("nothing to explain; fix: give --url of a PARSE server, or files")
+        if self.traces and not (self.url or self.tokenizer):
+            raise BenchError(
+                "a trace holds tokens; fix: give --tokenizer the target's folder, or --url of a "
+                "server that runs with it"
+            )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sglang-parse explain``."""
+    ExplainSettings.add_arguments(parser)

@@ -1,0 +1,122 @@
+"""Answers with their traces, and what their tokens mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sglang_parse.bench.harness.ask import trace_answers
+from sglang_parse.bench.harness.prompts import prompts_for
+from sglang_parse.bench.harness.records import BenchError, Item, one_object
+from sglang_parse.bench.harness.servers import Remote
+from sglang_parse.bench.harness.traced import Decode, Traced
+from sglang_parse.explain.settings import ExplainSettings
+
+MODEL = "default"
+_LIMIT_S = 60
+
+
+def answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
+    """From the files, then from the server.
+
+    Raises:
+        BenchError: a file holds something else, or the server does not answer.
+    """
+    found = [traced for path in settings.traces for traced in read(path)]
+    if settings.url and (settings.prompt or settings.prompts or not found):
+        found += _asked(settings, on_answer)
+    return found
+
+
+def _asked(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
+    server = Remote("the server", settings.url.rstrip("/"))
+    server.check_alive()
+    items = [Item(str(number), text, None) for number, text in enumerate(settings.prompt)]
+    if not items or settings.prompts:
+        items += prompts_for(settings.prompts, server.model_path(), settings.requests)
+    options = {} if settings.threshold is None else {"threshold": settings.threshold}
+    return trace_answers(
+        server,
+        items,
+        options=options,
+        model=MODEL,
+        max_tokens=settings.max_tokens,
+        on_answer=on_answer,
+    )
+
+
+def read(path: Path) -> list[Traced]:
+    """A file of one answer or a list of them, as they came from SGLang's APIs.
+
+    Raises:
+        BenchError: it holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{path} cannot be read as JSON: {error}") from error
+    entries = content if isinstance(content, list) else [content]
+    return [_traced(path, entry) for entry in entries]
+
+
+def _traced(path: Path, entry: Any) -> Traced:
+    if not isinstance(entry, dict):
+        raise BenchError(f"{path} holds {entry!r}; fix: {_WANTED}")
+    prompt = entry.get("prompt", "")
+    for choice in entry.get("choices", ())[:1]:  # of a chat completion
+        entry = {**choice, "output_ids": choice.get("response_token_ids")}
+    output, meta = entry.get("output_ids"), entry.get("meta_info")
+    if not isinstance(output, list) or not isinstance(meta, dict) or "parse" not in meta:
+        raise BenchError(
+            f"{path} has an answer without output_ids and meta_info['parse']; fix: {_WANTED}"
+        )
+    return Traced(prompt, output, one_object(meta["parse"]))
+
+
+_WANTED = (
+    "save answers of /generate, or of chat completions with return_token_ids and return_meta_info"
+)
+
+
+def as_json(traced: Traced) -> dict[str, Any]:
+    """What ``read`` reads."""
+    return {
+        "prompt": traced.prompt,
+        "output_ids": list(traced.output_ids),
+        "meta_info": {"parse": [dict(traced.parse)]},
+    }
+
+
+def decoder(settings: ExplainSettings) -> Decode:
+    """What tokens mean: by the server, or by the tokenizer that was named.
+
+    Raises:
+        BenchError: the tokenizer cannot be read.
+    """
+    if not settings.tokenizer:
+        return partial(_decode_there, settings.url.rstrip("/"))
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)
+    except (OSError, ValueError) as error:
+        raise BenchError(f"--tokenizer is {settings.tokenizer!r}: {error}") from error
+    return lambda texts: [tokenizer.decode(list(ids)) for ids in texts]
+
+
+def _decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
+    body: Mapping[str, Any] = {
+        "model": MODEL,
+        "tokens": [list(ids) for ids in texts],
+        "skip_special_tokens": False,
+    }
+    try:
+        answer = httpx.post(f"{url}/v1/detokenize", json=body, timeout=_LIMIT_S)
+        return answer.raise_for_status().json()["text"]
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise BenchError(f"{url}/v1/detokenize does not answer: {error!r}") from error

@@ -1,0 +1,80 @@
+"""A made-up answer with a trace, in words instead of tokens: nothing served, nothing measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_parse.bench.harness.traced import Made, Traced, take_apart
+from sglang_parse.core.phases import TraceRecord
+
+QUESTION = "<end>\nIs the answer correct so far?\n"
+TARGET, DRAFT, ANSWER = "a: 40 + 58 = 98\n", "b: 98 - 72 = 25\n", "Answer: 26<end>"
+
+
+def decode(texts: Sequence[Sequence[int]]) -> list[str]:
+    """Every token is a byte of UTF-8."""
+    return [bytes(ids).decode(errors="replace") for ids in texts]
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def record(
+    start: int,
+    segments: Sequence[str],
+    verdicts: Sequence[float],
+    num_kept: int,
+    *,
+    tail: str = "",
+    finished: bool = False,
+    rule: str | None = "first-reject",
+    threshold: float = 0.5,
+) -> TraceRecord:
+    """A round whose prefixes are the segments, and a tail that nobody judged."""
+    ends = [len(encode("".join(segments[: k + 1]))) for k in range(len(segments))]
+    rejected = num_kept < len(segments)
+    return {
+        "output_start": start,
+        "draft_token_ids": encode("".join(segments) + tail),
+        "finished": finished,
+        "prefix_ends": ends,
+        "question_token_ids": [encode(QUESTION)] * len(ends),
+        "accept_token_id": ord("y"),
+        "reject_token_id": ord("n"),
+        "verdicts": list(verdicts),
+        "verdict_mass": [0.99 - 0.01 * k for k in range(len(ends))],
+        "threshold": threshold,
+        "selection": rule,
+        "cut": ends[num_kept - 1] if num_kept else 0,
+        "decided_by": None if rule is None else num_kept - (not rejected),
+        "next_token_id": None if finished and not rejected else ord("?"),
+    }
+
+
+def traced(prompt: str, output: str, *records: TraceRecord, **parse: object) -> Traced:
+    times = {"prefill_ms": 44.1, "draft_ms": 452.0, "verification_ms": 90.3}
+    counters = {"accepted_tokens": 60, "drafted_tokens": 90, "target_tokens": 17}
+    info = {"mode": "parse", **times, "continuation_ms": 147.2, **counters, "skipped_drafts": 0}
+    return Traced(prompt, encode(output), {**info, "trace": list(records), **parse})
+
+
+def three_answers() -> list[Made]:
+    """One with a cut, a tail and a long line; one kept whole by the paper's rule; a plain one."""
+    long = "c: " + "9 + " * 80 + "1 = 721\n"
+    kept = TARGET
+    own = "b: 98 - 72 = 26\n"
+    first = record(1, [kept[1:], DRAFT, long], [0.9993, 0.03, 0.9], 1)
+    start = len(encode(kept + own))
+    second = record(start, [long], [0.97], 1, tail="d: 1")
+    last = record(
+        *(start + len(encode(long)), ["d: 1 - 2 = 9\n", ANSWER], [0.2, 0.9995], 2),
+        finished=True,
+        rule="answer-first",
+    )
+    output = kept + own + long + "d: 1 - 2 = 9\n" + ANSWER
+    plain = Traced("Hello?", encode("Hi!"), {"mode": "plain", "reason": "log probabilities"})
+    problem = "Start with 40\na: + 58\nb: - 72 <b>&amp;</b>"
+    return [
+        take_apart(one, decode) for one in (traced(problem, output, first, second, last), plain)
+    ]

@@ -1,0 +1,100 @@
+"""``sglang-parse explain`` without a server: files, their errors, the scale of a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_parse.bench.harness.prompts import read_prompts
+from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.explain import page, sources
+from sglang_parse.explain.settings import ExplainSettings, add_arguments
+from support.traces import record, traced
+
+pytestmark = pytest.mark.unit
+ONE = traced("Say a.", "abc\n", record(0, ["abc\n"], [0.9], 1))
+
+
+def saved(folder: Path, content: object) -> Path:
+    path = folder / "answers.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def settings(*words: str) -> ExplainSettings:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return ExplainSettings.read(parser.parse_args(words))
+
+
+def test_answers_as_they_come_from_each_api(tmp_path: Path):
+    ours = sources.as_json(ONE)
+    of_generate = {key: ours[key] for key in ("output_ids", "meta_info")} | {"text": "abc\n"}
+    choice = {"response_token_ids": ours["output_ids"], "meta_info": ours["meta_info"]}
+    for content in (ours, [ours], [of_generate], {"choices": [choice]}):
+        (found,) = sources.read(saved(tmp_path, content))
+        assert (list(found.output_ids), found.parse) == (ONE.output_ids, ONE.parse)
+        assert found.prompt == ("Say a." if "prompt" in str(content) else "")
+    assert len(sources.read(saved(tmp_path, [ours, of_generate]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ([3], "holds 3; fix: save answers of /generate"),
+        ({"text": "abc"}, "without output_ids"),
+        ({"choices": [{"meta_info": {"parse": [{}]}}]}, "without output_ids.*return_token_ids"),
+        ({"output_ids": [1], "meta_info": {"parse": [1, 2]}}, r"is \[1, 2\], expected one object"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path: Path, content: object, message: str):
+    with pytest.raises(BenchError, match=message):
+        sources.read(saved(tmp_path, content))
+
+
+def test_settings_that_cannot_be():
+    with pytest.raises(BenchError, match="nothing to explain; fix: give --url"):
+        settings()
+    with pytest.raises(BenchError, match="fix: give --tokenizer"):
+        settings("a.json")
+    assert settings("a.json", "--tokenizer", "t").traces == (Path("a.json"),)
+    assert settings("--url", "u", "--prompt", "a", "--prompt", "b").prompt == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("Say a.", ":1 is not JSON"),
+        ('"a"\n{"text": "b"}', ":2 has no prompt"),
+        ('{"prompt": ""}', ":1 has no prompt"),
+    ],
+)
+def test_bad_prompts(tmp_path: Path, content: str, message: str):
+    with pytest.raises(BenchError, match=message):
+        read_prompts(saved(tmp_path, content))
+
+
+def test_prompts(tmp_path: Path):
+    path = saved(tmp_path, '"a\\nb"\n\n{"prompt": "c", "answer": 1}\n')
+    assert read_prompts(path) == ["a\nb", "c"]
+
+
+def test_the_scale_of_a_verdict():
+    ticks = [page.place(value) for value in (0.0, 1e-9, 0.001, 0.5, 0.999, 1 - 1e-9, 1.0, 1.5)]
+    assert ticks == sorted(ticks)
+    assert (ticks[0], ticks[1], ticks[3], ticks[-3:]) == (0, 0, 50, [100, 100, 100])
+    assert page.place(0.999) - page.place(0.99) > 10  # where the demo pair's verdicts are
+    assert [page.level(v) for v in (None, 0.05, 0.1, 0.5, 0.9, 0.99, 1.0)] == [
+        *("unasked", "lowest", "low", "middle", "high", "highest", "highest")
+    ]
+
+
+def test_an_end_of_line_shows_where_nothing_else_does():
+    assert [page.shown(text) for text in ("a\n", "\n\n", "  \n", "a\nb\n")] == [
+        *("a", "↵↵", "  ↵", "a\nb")
+    ]

@@ -1,0 +1,124 @@
+"""An answer taken apart: what was drafted, kept, cut, written instead, and at which threshold."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.bench.harness.traced import (
+    DROPPED,
+    KEPT,
+    REJECTED,
+    UNJUDGED,
+    Traced,
+    answer_table,
+    take_apart,
+)
+from sglang_parse.core.selection import SELECTIONS, select
+from support.traces import QUESTION, decode, encode, record, three_answers, traced
+
+pytestmark = pytest.mark.unit
+
+
+def pieces(one) -> list[tuple]:
+    return [(s.text, s.fate, s.verdict) for s in one.segments]
+
+
+def test_reading_order():
+    """Hi | a, bad, worse -> a | good | end"""
+    first = record(3, ["a\n", "bad\n", "worse\n"], [0.9, 0.1, 0.8], 1)
+    second = record(10, ["end"], [0.7], 1, finished=True)
+    made = take_apart(traced("?", "Hi\na\ngood\nend", first, second), decode)
+    assert (made.text, made.before) == ("Hi\na\ngood\nend", "Hi\n")
+    one, two = made.rounds
+    assert pieces(one) == [
+        ("a\n", KEPT, 0.9),
+        ("bad\n", REJECTED, 0.1),
+        ("worse\n", DROPPED, 0.8),
+    ]
+    assert (one.instead, one.num_instead) == ("good\n", 5)
+    assert (pieces(two), two.instead) == ([("end", KEPT, 0.7)], "")
+    assert [s.decided for s in one.segments] == [False, True, False]
+    assert [s.mass for s in one.segments] == [0.99, 0.98, 0.97]
+    assert {s.question for s in one.segments} == {QUESTION}
+    assert one.verdict_words == ("y", "n")
+
+
+def test_nothing_kept():
+    made = take_apart(traced("?", "ab", record(1, ["x\n"], [0.1], 0)), decode)
+    (one,) = made.rounds
+    assert (made.before, pieces(one), one.instead) == ("a", [("x\n", REJECTED, 0.1)], "b")
+
+
+def test_an_end_that_nobody_judged():
+    made = take_apart(traced("?", "x\nyz", record(0, ["x\n"], [0.9], 1, tail="yy")), decode)
+    assert pieces(made.rounds[0]) == [("x\n", KEPT, 0.9), ("yy", UNJUDGED, None)]
+    assert made.rounds[0].instead == "yz"
+
+
+def test_token_mode():
+    plain = record(0, [], [], 0, tail="abcX", rule=None)
+    kept = plain | {"cut": 3, "accept_token_id": None, "reject_token_id": None}
+    (one,) = take_apart(traced("?", "abcd", kept), decode).rounds
+    assert pieces(one) == [("abc", KEPT, None), ("X", REJECTED, None)]
+    assert (one.verdict_words, one.keeps, one.instead) == ((), (), "d")
+
+
+def test_characters_of_several_tokens():
+    """A segment may end inside one: it belongs to the segment that ends it."""
+    text = "aé\nb→c"
+    ends = [2, 4, 7]
+    whole = record(0, [text], [0.9], 1) | {"prefix_ends": ends, "cut": 7}
+    whole |= {"verdicts": [0.9] * 3, "verdict_mass": [1.0] * 3, "decided_by": 2}
+    whole["question_token_ids"] = [encode(QUESTION)] * 3
+    made = take_apart(traced("?", text, whole), decode)
+    assert [s.text for s in made.rounds[0].segments] == ["a", "é\n", "b", "→c"]
+    assert made.text == text
+
+
+def test_an_answer_that_a_stop_cut_short():
+    made = take_apart(traced("?", "ab", record(0, ["abc\n"], [0.9], 1)), decode)
+    assert (made.text, made.rounds[0].instead) == ("ab", "")
+
+
+def test_another_answers_trace_is_refused():
+    with pytest.raises(BenchError, match="give output_ids and trace of one answer"):
+        take_apart(traced("?", "other", record(0, ["abc\n"], [0.9], 1)), decode)
+
+
+def test_an_answer_without_a_trace_is_refused():
+    with pytest.raises(BenchError, match='"trace": true'):
+        take_apart(Traced("?", [1], {"mode": "parse"}), decode)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    st.sampled_from(sorted(SELECTIONS)),
+    st.booleans(),
+    st.floats(0, 2),
+)
+def test_what_another_threshold_keeps(verdicts, rule, finished, threshold):
+    """The table says what the rule itself says."""
+    segments = ["x\n"] * len(verdicts)
+    one = record(0, segments, verdicts, 0, rule=rule, finished=finished)
+    (made,) = take_apart(traced("?", "", one), decode).rounds
+    entry = next(keeps for keeps in made.keeps if threshold <= keeps.up_to)
+    wanted = select(verdicts, one["prefix_ends"], threshold, rule, is_finished=finished)
+    assert (entry.cut, entry.decided_by) == (wanted.cut, wanted.decided_by)
+
+
+def test_the_terminals_view():
+    console = Console(width=120, record=True, file=io.StringIO())
+    for made in three_answers():
+        console.print(answer_table(made, "Answer"))
+    said = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "draft : 40 + 58 = 98 0.9993 0.99" in said
+    assert "-------- cut --------" in said
+    assert "draft b: 98 - 72 = 25 0.0300 0.98 rejected" in said
+    assert "target b: 98 - 72 = 26" in said
+    assert "draft d: 1 not judged" in said
