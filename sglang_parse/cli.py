@@ -19,6 +19,7 @@ class Command:
         flags: the module whose ``add_arguments`` gives its parser flags.
         program: the module whose ``run(arguments, console)`` returns its exit code; imported when
             it is asked for, as it may need packages that are an extra of ours.
+        extra: that extra.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Command:
     description: str
     flags: str
     program: str
+    extra: str = "compare"
 
 
 COMMANDS = (
@@ -73,6 +75,17 @@ COMMANDS = (
         "compare.settings",
         "compare.run",
     ),
+    Command(
+        "calibrate",
+        "a threshold with a promise, and what every threshold would cost",
+        "Has a server judge first drafts of graded problems, tests thresholds (Learn-then-Test) "
+        "and answers other problems with the one it certifies; writes calibration.json, which "
+        "--parse-threshold takes, and report.html. Exit code 1 when anything failed; that no "
+        "threshold qualifies is a result.",
+        "calibrate.settings",
+        "calibrate.run",
+        "calibrate",
+    ),
 )
 
 
@@ -85,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.name, help=command.help, description=command.description
         )
         _module(command.flags).add_arguments(subparser)
-        subparser.set_defaults(program=command.program)
+        subparser.set_defaults(program=command.program, extra=command.extra)
     arguments = parser.parse_args(argv)
     end_on_sigterm()
     try:
@@ -114,7 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         run = _module(arguments.program).run
     except ModuleNotFoundError as error:
-        fix = "pip install 'sglang-parse[compare]'"
+        fix = f"pip install 'sglang-parse[{arguments.extra}]'"
         what = f"sglang-parse {arguments.command}: {error.name} is not installed"
         print(f"{what}; fix: {fix}", file=sys.stderr)
         return 1
