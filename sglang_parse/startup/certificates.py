@@ -138,11 +138,10 @@ def _folder(path: str, revision: str | None, cache: str | None) -> Path | None:
     if os.path.isdir(path):
         return Path(path)
     try:
-        return Path(
-            snapshot_download(path, revision=revision, cache_dir=cache, local_files_only=True)
-        )
+        found = snapshot_download(path, revision=revision, cache_dir=cache, local_files_only=True)
     except (OSError, HFValidationError):  # not there, or no name of the hub's
         return None
+    return Path(found)
 
 
 def _weights(folder: Path) -> list[Path]:

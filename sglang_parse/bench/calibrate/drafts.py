@@ -96,9 +96,7 @@ def first_draft(answer: Answer, task: Assignment, decode: Decode) -> FirstDraft:
         text = decode([record["anchor_token_id"], *record["draft_token_ids"]])
         score = task.grade(item, [text])
         if score is not None and score not in (0, 1):
-            raise BenchError(
-                f"{task.title} grades with {score}; a calibration needs right or wrong"
-            )
+            raise BenchError(f"{task.title} grades with {score}; calibrate needs right or wrong")
         right = None if score is None else bool(score)
     return FirstDraft(
         problem=answer.problem,

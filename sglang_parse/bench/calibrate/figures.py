@@ -17,7 +17,7 @@ from sglang_parse.bench.calibrate.certify import (
     certified_threshold,
     learn_then_test,
 )
-from sglang_parse.bench.calibrate.losses import FirstDraft
+from sglang_parse.bench.calibrate.losses import FirstDraft, Loss
 from sglang_parse.bench.harness.figures import limit_of
 from sglang_parse.core.selection import SELECTIONS
 
@@ -162,7 +162,7 @@ class Calibration:
 
     Attributes:
         rule: the server's own; the certificate is about it.
-        loss: ``losses.LOSSES``.
+        loss: which error counts, see ``losses``.
         alpha, delta: what was asked for.
         requests: of the calibration set; ``errors_allowed`` of them may lose where one passes.
         wrong: first drafts with an error.
@@ -174,7 +174,7 @@ class Calibration:
     """
 
     rule: str
-    loss: str
+    loss: Loss
     alpha: float
     delta: float
     requests: int
@@ -224,7 +224,7 @@ def costs_of(drafts: Sequence[FirstDraft], plain_ms: float | None) -> Costs:
 def make_rules(
     drafts: Sequence[FirstDraft],
     grid: Sequence[float],
-    loss: str,
+    loss: Loss,
     alpha: float,
     delta: float,
     costs: Costs,
@@ -247,18 +247,20 @@ def _rule_figures(
     rule: str,
     drafts: Sequence[FirstDraft],
     grid: Sequence[float],
-    loss: str,
+    loss: Loss,
     levels: tuple[float, float],
     costs: Costs,
 ) -> RuleFigures:
     tests = learn_then_test([draft.score(rule, loss) for draft in drafts], grid, *levels)
     best = certified_threshold(tests)
     rows = tuple(_at_threshold(rule, drafts, test, loss, costs) for test in tests)
-    return RuleFigures(rule, best and best.threshold, best and best.errors, rows)
+    if best is None:
+        return RuleFigures(rule, None, None, rows)
+    return RuleFigures(rule, best.threshold, best.errors, rows)
 
 
 def _at_threshold(
-    rule: str, drafts: Sequence[FirstDraft], test: Tested, loss: str, costs: Costs
+    rule: str, drafts: Sequence[FirstDraft], test: Tested, loss: Loss, costs: Costs
 ) -> AtThreshold:
     threshold = test.threshold
     num_wrong = sum(draft.is_wrong(loss) for draft in drafts)

@@ -14,11 +14,14 @@ Either is one score's comparison with the threshold t, so it can only fall as t 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sglang_parse.core.selection import select
 
-TOKEN, ANSWER = "token", "answer"
-LOSSES = (TOKEN, ANSWER)
+Loss = Literal["token", "answer"]
+TOKEN: Loss = "token"
+ANSWER: Loss = "answer"
+LOSSES = get_args(Loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,13 @@ class FirstDraft:
     draft_ms: float
     verification_ms: float
 
-    def is_wrong(self, loss: str) -> bool:
+    def is_wrong(self, loss: Loss) -> bool:
         """Whether there is an error to keep."""
         if loss == TOKEN:
             return self.first_wrong is not None
         return self.is_answer_right is False
 
-    def score(self, rule: str, loss: str) -> float:
+    def score(self, rule: str, loss: Loss) -> float:
         """The largest threshold at which the error is kept; -1 where there is none."""
         if not self.is_wrong(loss):
             return -1.0

@@ -25,7 +25,7 @@ from sglang_parse.bench.calibrate.figures import (
     reliability,
     whole_wrong_answers,
 )
-from sglang_parse.bench.calibrate.losses import ANSWER, TOKEN, FirstDraft
+from sglang_parse.bench.calibrate.losses import ANSWER, TOKEN, FirstDraft, Loss
 from sglang_parse.bench.calibrate.page import render
 from sglang_parse.bench.calibrate.report import conditions, content
 from sglang_parse.bench.calibrate.served import Mark, answer_all, compared, plain_ms, way_name
@@ -115,7 +115,7 @@ class _Calibrating:
 
     settings: CalibrateSettings
     task: Assignment
-    loss: str
+    loss: Loss
     endpoint: Endpoint
     progress: Progress
 
@@ -218,8 +218,10 @@ class _Calibrating:
         tokenizer = AutoTokenizer.from_pretrained(self.settings.tokenizer)
 
         def decode(ids: Sequence[int]) -> str:
-            return tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            return str(
+                tokenizer.decode(
+                    list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
             )
 
         return decode

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from sglang_parse.bench.calibrate.losses import LOSSES
+from sglang_parse.bench.calibrate.losses import LOSSES, Loss
 from sglang_parse.bench.harness.demo_pair import check_there, short_path
 from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share, split_words
 from sglang_parse.bench.harness.lineup import Models
@@ -61,7 +61,7 @@ class CalibrateSettings(Flags):
     pilot: int = _promise(200, "before it, to choose thresholds to test", type=at_least(1))
     served: int = _promise(300, "behind it, answered whole; 0 for none", type=at_least(0))
     grid: int = _promise(40, "thresholds to test", type=at_least(2))
-    loss: str | None = _promise(
+    loss: Loss | None = _promise(
         None,
         "token: the first wrong token is kept; answer: a wrong answer is kept whole (default: "
         "token where the task says where a text goes wrong)",

@@ -31,7 +31,7 @@ from sglang_parse.core.config import ParseConfig
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3, DRAFT)
 OF_THE_PAIR = ("target", "draft", "eagle3", "question")
-OWN_THRESHOLD = ParseConfig().threshold
+OWN_THRESHOLD = ParseConfig().smallest_accepted
 """At which a server with PARSE is measured like the others, at every concurrency."""
 
 
@@ -181,7 +181,11 @@ class CompareSettings(Flags):
     def options(self) -> Options:
         """What graders may need."""
         return Options(
-            self.allow_code, self.judge_url, self.judge_model, self.judge_prompts, self.grader
+            allow_code=self.allow_code,
+            judge_url=self.judge_url,
+            judge_model=self.judge_model,
+            judge_prompts=self.judge_prompts,
+            grader=self.grader,
         )
 
     @property
