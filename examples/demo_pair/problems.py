@@ -64,6 +64,14 @@ class Problem:
         return "\n".join([*lines, f"Answer: {value}"])
 
 
+def read_problem(text: str) -> Problem:
+    """From what the user writes, ``Problem.text``."""
+    first, *lines = text.split("\n")
+    steps = [line.split()[1:] for line in lines]
+    start = int(first.removeprefix("Start with "))
+    return Problem(start, tuple(Step(sign, int(operand)) for sign, operand in steps))
+
+
 def solution_line(label: str, left: int, step: Step, result: int) -> str:
     """One line of an answer; corruption writes wrong ones with it too."""
     return f"{label}: {left} {step.sign} {step.operand} = {result}"

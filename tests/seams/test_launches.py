@@ -219,6 +219,7 @@ def engine_for(batch: Any, *, is_masked: bool = True, question: Any = QUESTION) 
         slots=SimpleNamespace(),
         switch=SimpleNamespace(),
         tally=SimpleNamespace(count=lambda *_: None),
+        certified=SimpleNamespace(),
     )
 
 

@@ -9,12 +9,19 @@ from pathlib import Path
 
 from sglang_parse.bench.harness.ask import MAX_TOKENS
 from sglang_parse.bench.harness.match import Assignment
-from sglang_parse.bench.tasks.base import Options, Task, TaskError
+from sglang_parse.bench.tasks.base import Grader, Item, Options, Task, TaskError
 
 DEMO_TASK = "demo"
 __all__ = [
-    *("DEMO_TASK", "Options", "Task", "TaskError"),
-    *("find_task", "make_assignment", "task_names"),
+    "DEMO_TASK",
+    "Grader",
+    "Item",
+    "Options",
+    "Task",
+    "TaskError",
+    "find_task",
+    "make_assignment",
+    "task_names",
 ]
 
 
