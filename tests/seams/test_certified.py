@@ -101,7 +101,7 @@ def test_what_differs_is_named(
     assert found.covers(0.9, greedy=True, plain=False) is False
 
 
-def test_another_question_or_none(file: str, question: Question):
+def test_no_question_is_another_one(file: str):
     assert set(server(None, threshold=file).mismatch) == {"question"}
 
 

@@ -131,9 +131,7 @@ def test_certified_is_what_the_exact_binomial_says(scores, alpha):
     tests = learn_then_test(scores, grid, alpha, 0.05)
     passed = [test.p_value <= 0.05 for test in tests]
     exact = [all(passed[: place + 1]) for place in range(len(grid))]
-    stricter = [
-        stats.binom.cdf(test.errors + 1, len(scores), alpha) <= 0.05 for test in tests
-    ]
+    stricter = [stats.binom.cdf(test.errors + 1, len(scores), alpha) <= 0.05 for test in tests]
     for place, test in enumerate(tests):
         assert test.certified <= exact[place]
         assert test.certified >= all(stricter[: place + 1])

@@ -1,4 +1,4 @@
-"""Serving by a certificate: how it is read, when it covers a request, how verdicts drift from it."""
+"""Serving by a certificate: how it is read, what differs, when verdicts have drifted from it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ class Served:
 
 
 def test_every_key_of_meta_info_is_in_the_table():
-    terms = Terms(threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3", certified=True)
+    terms = Terms(
+        threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3", certified=True
+    )
     table = page("responses").partition("## Served plainly")[0]
     assert first_column(table) == set(response_info(Served(RequestState(terms)), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)

@@ -123,9 +123,13 @@ def test_own_prompts_are_graded_by_a_command(tmp_path: Path):
 )
 def test_a_command_that_does_not_grade(program: str, message: str, tmp_path: Path):
     options = grader(program) if program else Options()
-    with pytest.raises(TaskError, match=message):
+
+    def graded() -> float:
         item, grade = load("prompts", tmp_path, options)
-        grade(item, ["2"])
+        return grade(item, ["2"])
+
+    with pytest.raises(TaskError, match=message):
+        graded()
 
 
 def test_a_command_that_cannot_say_where(tmp_path: Path):

@@ -60,7 +60,7 @@ def _allowed(figures: Calibration) -> str:
 
 def thresholds_table(own: RuleFigures) -> Table:
     """Rows evenly spread over the grid, the certified threshold and its neighbours among them."""
-    headings = ("threshold", "loss", "false accepts of wrong", "false rejects of right", "kept")
+    headings = ("threshold", "loss", "false accepts", "false rejects", "kept")
     table = make_table(f"first drafts under {own.rule}", (*headings, "speedup", "certified"))
     for row in _some(own):
         table.add_row(
@@ -100,8 +100,8 @@ def rules_table(figures: Calibration) -> Table:
 
 def served_table(figures: Calibration) -> Table:
     headings = ("threshold", "right", "plain right", "wrong where plain is right")
-    title = f"whole answers under {figures.rule}"
-    table = make_table(title, (*headings, "bound", "difference, points", "speedup"))
+    title = f"whole answers under {figures.rule}; difference in points"
+    table = make_table(title, (*headings, "bound", "difference", "speedup"))
     for row in figures.served:
         table.add_row(
             f"{row.threshold:.6g}",
@@ -121,7 +121,10 @@ def difference(row: Served) -> str:
 
 
 def _share(share: Share) -> str:
-    return f"{share.share:.2%} ({share.low:.2%}-{share.high:.2%})" if share.total else ""
+    """In percent, the exact interval below it."""
+    if not share.total:
+        return ""
+    return f"{share.share:.2%}\n{100 * share.low:.1f}-{100 * share.high:.1f}"
 
 
 def _speedup(value: float | None) -> str:
