@@ -57,7 +57,7 @@ class Certificate(BaseModel):
 
     Attributes:
         threshold: the loosest one that is certified, 0 to 1; None where none qualified.
-        alpha: the loss is at most this share, with confidence 1 - ``delta``.
+        alpha, delta: at most a share alpha loses, with confidence 1 - delta.
         loss: "token": the first wrong token is kept; "answer": a wrong answer is kept whole.
         requests: size of the calibration set.
         errors: of them, how many lose at the threshold.

@@ -13,6 +13,7 @@ from sglang_parse.bench.calibrate.report import WHAT, promise
 from sglang_parse.bench.calibrate.show import difference, verdict
 from sglang_parse.bench.harness import page
 from sglang_parse.bench.harness.page import PALETTE, error_bars
+from sglang_parse.core.certificate import Certificate
 
 COLOURS = {
     "first-reject": PALETTE["blue"],
@@ -22,7 +23,7 @@ COLOURS = {
 TICKS = (1e-5, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 
-def render(figures: Calibration, facts: dict[str, Any]) -> str:
+def render(figures: Calibration, certificate: Certificate, facts: dict[str, Any]) -> str:
     """report.html: one file that needs nothing else."""
     plots = {"risk": risk_plot(figures), "trade": trade_plot(figures)}
     if figures.bins:
@@ -32,6 +33,7 @@ def render(figures: Calibration, facts: dict[str, Any]) -> str:
         "report.html.j2",
         plots,
         figures=figures,
+        certificate=certificate,
         facts=facts,
         verdict=verdict(figures),
         promise=promise(figures),

@@ -27,38 +27,57 @@ WHAT = {
 }
 KEYS = {
     "promise": "the certificate in words",
-    "conditions": "what was asked, when, where, of what, and how it was split",
-    "results": "what the page shows",
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("date", "minutes", "machine", "versions", "server")),
+        "when, where, with what",
+    ),
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("max_tokens", "pilot", "served", "concurrency")),
+        "what was asked for",
+    ),
 }
 """Keys of ``content`` beside the certificate's own -> meaning."""
 
 
-def content(
+def certificate_of(
     figures: Calibration,
     drafts: Sequence[FirstDraft],
     fingerprint: Fingerprint,
-    facts: dict[str, Any],
-) -> dict[str, Any]:
-    """Plain data."""
+    data_set: str,
+) -> Certificate:
+    """What a server reads. ``drafts``: the calibration set's."""
     own = figures.own
-    certificate = Certificate(
+    return Certificate(
         threshold=own.certified,
         alpha=figures.alpha,
         delta=figures.delta,
         loss=figures.loss,
         requests=figures.requests,
         errors=own.errors,
-        data_set=facts["data_set"],
+        data_set=data_set,
         sampling="greedy",
         fingerprint=fingerprint,
         first_verdicts=spread_out([min(draft.verdicts) for draft in drafts if draft.verdicts]),
     )
+
+
+def content(
+    figures: Calibration, certificate: Certificate, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Plain data."""
     return {
         **certificate.model_dump(),
         "promise": promise(figures),
         "conditions": facts,
         "results": figures.as_json(),
     }
+
+
+def data_set_of(task: Assignment, count: int) -> str:
+    """A task's first problems, with a digest of their texts."""
+    texts = "\n".join(item.text for item in task.items[:count])
+    digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
+    return f"{task.title} ({count} problems, {digest})"
 
 
 def promise(figures: Calibration) -> str:
@@ -73,12 +92,9 @@ def conditions(
     settings: CalibrateSettings,
     specs: Sequence[ServerSpec],
     task: Assignment,
-    fingerprint: Fingerprint,
     seconds: float,
 ) -> dict[str, Any]:
     """What a reader of the figures must know."""
-    texts = "\n".join(item.text for item in task.items[: settings.total])
-    digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
     servers = [command_of(spec) for spec in specs]
     if settings.remote:
         servers = [settings.remote.url]
@@ -88,10 +104,8 @@ def conditions(
         "machine": machine(),
         "versions": versions(("mapie", "scipy")),
         "server": servers[0],
-        "data_set": f"{task.title} ({settings.total} problems, {digest})",
         "max_tokens": task.max_tokens,
         "pilot": settings.pilot,
         "served": settings.served,
         "concurrency": settings.concurrency,
-        "fingerprint": fingerprint.model_dump(),
     }

@@ -27,7 +27,7 @@ from sglang_parse.bench.calibrate.figures import (
 )
 from sglang_parse.bench.calibrate.losses import ANSWER, TOKEN, FirstDraft, Loss
 from sglang_parse.bench.calibrate.page import render
-from sglang_parse.bench.calibrate.report import conditions, content
+from sglang_parse.bench.calibrate.report import certificate_of, conditions, content, data_set_of
 from sglang_parse.bench.calibrate.served import Mark, answer_all, compared, plain_ms, way_name
 from sglang_parse.bench.calibrate.settings import CalibrateSettings
 from sglang_parse.bench.calibrate.show import show_figures
@@ -74,9 +74,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     ):
         calibrating = _Calibrating(settings, task, loss, endpoint, progress)
         figures, fingerprint, drafts = calibrating.play()
-    facts = conditions(settings, specs, task, fingerprint, say.seconds)
-    write_json(settings.output / "calibration.json", content(figures, drafts, fingerprint, facts))
-    page = render(figures, facts)
+    data_set = data_set_of(task, settings.total)
+    certificate = certificate_of(figures, drafts, fingerprint, data_set)
+    facts = conditions(settings, specs, task, say.seconds)
+    write_json(settings.output / "calibration.json", content(figures, certificate, facts))
+    page = render(figures, certificate, facts)
     (settings.output / "report.html").write_text(page, encoding="utf-8")
     show_figures(console, figures, settings.output)
     return 0
