@@ -165,7 +165,7 @@ class Calibration:
         loss: which error counts, see ``losses``.
         alpha, delta: what was asked for.
         requests: of the calibration set.
-        errors_allowed: so many of them may lose where a threshold passes; -1: even none is too many.
+        errors_allowed: so many of them may lose where a threshold passes; -1: not even none.
         wrong: first drafts with an error.
         rules: every rule on the same drafts; each test stands for itself.
         answers: whole drafts with a wrong answer kept, the other loss, at the certified threshold;
