@@ -275,7 +275,7 @@ class Rounds:
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
                 "pass (below %.1f); verdicts mean little. Give --parse-question a wording that "
                 "this model answers with the verdict words, or another pair of words (such as Yes "
-                "and No), and take --parse-threshold from the verdicts of its own answers.",
+                "and No), and take --parse-threshold from sglang-parse calibrate.",
                 mean,
                 LOW_MASS,
             )
