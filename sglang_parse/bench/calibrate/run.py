@@ -122,79 +122,76 @@ class _Calibrating:
     progress: Progress
 
     def play(self) -> tuple[Calibration, Fingerprint, list[FirstDraft]]:
-        settings = self.settings
-        limit = self.task.max_tokens
-        found = look_at(self.endpoint, self.task, self._asking(limit, JUDGE_ALL))
-        # The first draft ends at its budget; behind it nothing is of interest.
-        limit = min(limit, found.draft_tokens + 2)
-        drafts = self._drafts(found, self._asking(limit, JUDGE_ALL))
+        settings, loss = self.settings, self.loss
+        levels = settings.alpha, settings.delta
+        found = look_at(self.endpoint, self.task, self._asking(self.task.max_tokens, JUDGE_ALL))
+        drafts = self._drafts(found)
         pilot, drafts = drafts[: settings.pilot], drafts[settings.pilot :]
         grid = make_grid((v for draft in pilot for v in draft.verdicts), settings.grid)
-        rules = self._rules(drafts, grid, None)
+        plain = self._answers(found, None)
+        rules = make_rules(drafts, grid, loss, *levels, costs_of(drafts, plain_ms(plain)))
         own = next(figures for figures in rules if figures.rule == found.selection)
-        served, ms = self._check(found, own)
-        rules = self._rules(drafts, grid, ms)
         answers = None
-        if own.certified is not None and self.loss == TOKEN:
+        if own.certified is not None and loss == TOKEN:
             answers = whole_wrong_answers(drafts, own.rule, own.certified)
         figures = Calibration(
             rule=own.rule,
-            loss=self.loss,
+            loss=loss,
             alpha=settings.alpha,
             delta=settings.delta,
             requests=settings.requests,
-            errors_allowed=errors_allowed(settings.requests, settings.alpha, settings.delta),
-            wrong=Share.of(sum(draft.is_wrong(self.loss) for draft in drafts), len(drafts)),
+            errors_allowed=errors_allowed(settings.requests, *levels),
+            wrong=Share.of(sum(draft.is_wrong(loss) for draft in drafts), len(drafts)),
             rules=rules,
             answers=answers,
-            served=tuple(served),
+            served=self._check(found, own, plain),
             bins=reliability(drafts),
         )
         return figures, found, drafts
 
-    def _rules(
-        self, drafts: Sequence[FirstDraft], grid: Sequence[float], ms: float | None
-    ) -> tuple[RuleFigures, ...]:
-        levels = self.settings.alpha, self.settings.delta
-        return make_rules(drafts, grid, self.loss, *levels, costs_of(drafts, ms))
-
-    def _drafts(self, found: Fingerprint, asking: Asking) -> list[FirstDraft]:
-        # A first draft and its verdicts are the same under every rule.
-        conditions = self._conditions(found) | {"selection": "any"}
-        store = Store(self.settings.output / "drafts.jsonl", conditions)
+    def _drafts(self, found: Fingerprint) -> list[FirstDraft]:
+        """Of the pilot and the calibration set."""
+        # A first draft ends at its budget; behind it nothing is of interest.
+        limit = min(self.task.max_tokens, found.draft_tokens + 2)
         count = self.settings.pilot + self.settings.requests
         with self._bar("first drafts", count) as advance:
             return collect(
-                *(self.endpoint, self.task, range(count), asking, store, self._decoder()),
+                *(self.endpoint, self.task, range(count)),
+                *(self._asking(limit, JUDGE_ALL), self._store("drafts", found), self._decoder()),
                 concurrency=self.settings.concurrency,
                 on_draft=advance,
             )
 
-    def _check(self, found: Fingerprint, own: RuleFigures) -> tuple[list[Served], float | None]:
+    def _check(
+        self, found: Fingerprint, own: RuleFigures, plain: Sequence[Mark]
+    ) -> tuple[Served, ...]:
         """Answers at the certified threshold and at those that were asked for."""
-        if not self.settings.served:
-            return [], None
+        if not plain:
+            return ()
         certified = () if own.certified is None else (own.certified,)
-        thresholds = sorted({*certified, *self.settings.thresholds})
-        rule, delta = own.rule, self.settings.delta
-        plain = self._answers(found, (rule, None))
-        served = [
-            compared(rule, threshold, self._answers(found, (rule, threshold)), plain, delta)
-            for threshold in thresholds
-        ]
-        return served, plain_ms(plain)
+        return tuple(
+            compared(own.rule, t, self._answers(found, t), plain, self.settings.delta)
+            for t in sorted({*certified, *self.settings.thresholds})
+        )
 
-    def _answers(self, found: Fingerprint, way: tuple[str, float | None]) -> list[Mark]:
-        conditions = self._conditions(found) | {"selection": "any"}
-        store = Store(self.settings.output / "answers.jsonl", conditions)
-        first, last = self.settings.total - self.settings.served, self.settings.total
-        asking = self._asking(self.task.max_tokens, {})
-        with self._bar(f"answers: {way_name(*way)}", last - first) as advance:
+    def _answers(self, found: Fingerprint, threshold: float | None) -> list[Mark]:
+        """To the check's problems; None: the plain target's."""
+        if not self.settings.served:
+            return []
+        way = found.selection, threshold
+        indices = range(self.settings.total - self.settings.served, self.settings.total)
+        with self._bar(f"answers: {way_name(*way)}", len(indices)) as advance:
             return answer_all(
-                *(self.endpoint, self.task, range(first, last), asking, way, store),
+                *(self.endpoint, self.task, indices),
+                *(self._asking(self.task.max_tokens, {}), way, self._store("answers", found)),
                 concurrency=self.settings.concurrency,
                 on_answer=advance,
             )
+
+    def _store(self, name: str, found: Fingerprint) -> Store:
+        """First drafts and the plain target's answers are the same under every rule."""
+        path = self.settings.output / f"{name}.jsonl"
+        return Store(path, self._conditions(found) | {"selection": "any"})
 
     def _conditions(self, found: Fingerprint) -> dict[str, Any]:
         task = {"task": self.task.title, "max_tokens": self.task.max_tokens}
