@@ -19,6 +19,7 @@ class Command:
         flags: the module whose ``add_arguments`` gives its parser flags.
         program: the module whose ``run(arguments, console)`` returns its exit code; imported when
             it is asked for, as it may need packages that are an extra of ours.
+        extra: that extra.
         room: where both are.
         takes_server_flags: all other flags are a server's: ``arguments.server_flags``.
     """
@@ -30,6 +31,7 @@ class Command:
     program: str
     room: str = "bench"
     takes_server_flags: bool = False
+    extra: str = "compare"
 
 
 COMMANDS = (
@@ -97,6 +99,17 @@ COMMANDS = (
         "run",
         room="explain",
     ),
+    Command(
+        "calibrate",
+        "a threshold with a promise, and what every threshold would cost",
+        "Has a server judge first drafts of graded problems, tests thresholds (Learn-then-Test) "
+        "and answers other problems with the one it certifies; writes calibration.json, which "
+        "--parse-threshold takes, and report.html. Exit code 1 when anything failed; that no "
+        "threshold qualifies is a result.",
+        "calibrate.settings",
+        "calibrate.run",
+        extra="calibrate",
+    ),
 )
 
 
@@ -141,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         run = _module(arguments.chosen.room, arguments.chosen.program).run
     except ModuleNotFoundError as error:
-        fix = "pip install 'sglang-parse[compare]'"
+        fix = f"pip install 'sglang-parse[{arguments.chosen.extra}]'"
         what = f"sglang-parse {arguments.command}: {error.name} is not installed"
         print(f"{what}; fix: {fix}", file=sys.stderr)
         return 1

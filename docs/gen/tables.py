@@ -17,6 +17,7 @@ from types import ModuleType
 
 import griffe
 
+from sglang_parse.bench.calibrate.report import KEYS as CALIBRATE_KEYS
 from sglang_parse.bench.compare import report as compare
 from sglang_parse.bench.demo import report as demo
 from sglang_parse.bench.harness.figures import STAGES, Goal
@@ -194,6 +195,27 @@ def compare_keys() -> str:
     return table(("key", "meaning"), rows_of(texts))
 
 
+def calibrate_keys() -> str:
+    """Keys of ``sglang-parse calibrate``'s calibration.json."""
+    own = attributes("core.certificate.Certificate")
+    own |= {
+        f"fingerprint.{name}": text
+        for name, text in attributes("core.certificate.Fingerprint").items()
+    }
+    del own["fingerprint"]
+    texts = {
+        **own,
+        **CALIBRATE_KEYS,
+        **under("results", "calibrate.figures.Calibration"),
+        **under("results.rules", "calibrate.figures.RuleFigures"),
+        **under("results.rules.thresholds", "calibrate.figures.AtThreshold"),
+        **under("results.served", "calibrate.figures.Served"),
+        **under("results.bins", "calibrate.figures.Bin"),
+    }
+    lists = ("results.rules", "results.rules.thresholds", "results.served", "results.bins")
+    return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
+
+
 def record_keys(record: str) -> str:
     """Keys of a file that is one record."""
     return table(("key", "meaning"), rows_of(attributes(f"bench.{record}")))
@@ -257,6 +279,7 @@ TABLES = {
     "question keys": question_keys,
     "demo keys": demo_keys,
     "bench keys": bench_keys,
+    "calibrate keys": calibrate_keys,
     "compare keys": compare_keys,
     "soak keys": partial(record_keys, "soak.run.Report"),
     "kv keys": partial(record_keys, "harness.kv_log.Held"),

@@ -64,6 +64,14 @@ class Problem:
         return "\n".join([*lines, f"Answer: {value}"])
 
 
+def read_problem(text: str) -> Problem:
+    """From what the user writes, ``Problem.text``."""
+    first, *lines = text.split("\n")
+    steps = [line.split()[1:] for line in lines]
+    start = int(first.removeprefix("Start with "))
+    return Problem(start, tuple(Step(sign, int(operand)) for sign, operand in steps))
+
+
 def solution_line(label: str, left: int, step: Step, result: int) -> str:
     """One line of an answer; corruption writes wrong ones with it too."""
     return f"{label}: {left} {step.sign} {step.operand} = {result}"
@@ -116,14 +124,25 @@ def num_right_chars(problem: Problem, written: str) -> int:
     return next((i for i in range(limit) if written[i] != solution[i]), limit)
 
 
+def num_right_before_error(problem: Problem, written: str, *, finished: bool) -> int | None:
+    """Characters before the first wrong one, None if all is right.
+
+    A finished text that stops early is wrong at its very end.
+    """
+    right = num_right_chars(problem, written)
+    if right == len(written) and (not finished or right == len(problem.solution)):
+        return None
+    return right
+
+
 def first_wrong_line(problem: Problem, written: str, *, finished: bool = True) -> int | None:
     """Index of the first wrong line, None if all is right.
 
     A finished text that stops early is wrong at its last line if that one is cut short, else at
     the first missing line; an unfinished one is right as long as it is a prefix of the solution.
     """
-    solution, right = problem.solution, num_right_chars(problem, written)
-    if right == len(written) and (not finished or right == len(solution)):
+    solution, right = problem.solution, num_right_before_error(problem, written, finished=finished)
+    if right is None:
         return None
     stops_at_line_end = right == len(written) and solution[right] == "\n"
     return solution[:right].count("\n") + stops_at_line_end

@@ -12,11 +12,12 @@ import os
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
 
@@ -58,9 +59,10 @@ class ParseConfig(BaseModel):
         "chat template and tokenizer.",
         json_schema_extra={"metavar": "FILE"},
     )
-    threshold: Threshold = 0.5
+    threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
     """Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted and greedy
-    output is the plain target's."""
+    output is the plain target's. Or a file that ``sglang-parse calibrate`` wrote: the threshold
+    certified there."""
     selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
     """Which prefix is kept: the longest one before the first rejected one, or the longest
     accepted one; or 'answer-first': a finished draft as a whole where its last question accepts
@@ -100,6 +102,7 @@ class ParseConfig(BaseModel):
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError(_first_problem(error, type(self), flag)) from None
         self._check_continuation()
+        self._check_certificate()
 
     @field_validator("segment")
     @classmethod
@@ -116,6 +119,29 @@ class ParseConfig(BaseModel):
                 f"{path} is {self.eagle3_path!r} while {setting} is {self.continuation!r}, which "
                 f"uses no head; use {setting} eagle3, or leave {path} out"
             )
+
+    def _check_certificate(self) -> None:
+        setting = Setting("threshold", type(self).model_fields["threshold"])
+        try:
+            _ = self.certificate
+        except CertificateError as error:
+            name = flag(setting.name)
+            raise ConfigError(
+                f"{name} is {_shown(self.threshold)}: {error}; use {setting.wanted}"
+            ) from error
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What promises the threshold, if anything does."""
+        return read_certificate(self.threshold) if isinstance(self.threshold, str) else None
+
+    @property
+    def smallest_accepted(self) -> float:
+        """The threshold itself."""
+        certificate = self.certificate
+        if certificate is None or certificate.threshold is None:
+            return float(self.threshold)
+        return certificate.threshold
 
     @property
     def segment_rule(self) -> SegmentRule:
@@ -177,7 +203,7 @@ class RequestOptions(BaseModel):
             raise ConfigError(
                 f"custom_params.parse has {len(options)} keys; use {MAX_OPTIONS} at most"
             )
-        server = {"enabled": config.default == "on", "threshold": config.threshold}
+        server = {"enabled": config.default == "on", "threshold": config.smallest_accepted}
         try:
             return cls.model_validate({**server, **options})
         except ValidationError as error:
@@ -212,7 +238,17 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """What it may be, one of these; () for texts and numbers."""
-        return get_args(self.field.annotation)
+        kind = self.field.annotation
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def read(self) -> Callable[[str], Any]:
+        """What makes the setting of a word of the command line."""
+        return _number_or_text if self.is_number_or_file else type(self.default)
+
+    @property
+    def is_number_or_file(self) -> bool:
+        return str in get_args(self.field.annotation)
 
     @property
     def wanted(self) -> str:
@@ -220,8 +256,11 @@ class Setting:
         kind = self.field.annotation
         if kind is bool:
             return "true or false"
-        if kind is float:
-            return "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
+        if kind is float or self.is_number_or_file:
+            number = (
+                "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
+            )
+            return f"{number}, or calibrate's file" if self.is_number_or_file else number
         if kind is int:
             limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}
             return f"a whole number {limits['ge']}..{limits['le']}"
@@ -261,6 +300,13 @@ def _shown(value: object) -> str:
     return reprlib.repr(value)
 
 
+def _number_or_text(word: str) -> float | str:
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
 def _object(value: object, name: str) -> Mapping[Any, Any]:
     if value is None:
         return {}
@@ -286,7 +332,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     for setting in settings_of(ParseConfig):
         group.add_argument(
             flag(setting.name),
-            type=type(setting.default),
+            type=setting.read,
             default=setting.default,
             choices=setting.choices or None,
             metavar=setting.metavar,

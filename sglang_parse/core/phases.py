@@ -10,9 +10,10 @@ No tensors, and nothing here changes: ``request`` is where a state does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class Phase(Enum):
@@ -65,6 +66,8 @@ class Terms:
             "eagle3", or "target" where the head cannot serve the request faithfully; else "".
         steps_unread: whether plain steps may be launched before the last one's token is read.
         stop_ids: tokens at which SGLang ends the answer; none where the request ignores them.
+        certified: whether the server's certificate is about such a request; None without one.
+        fingerprint: the server's, shown beside the trace.
     """
 
     threshold: float
@@ -73,6 +76,8 @@ class Terms:
     continuation: str = ""
     steps_unread: bool = True
     stop_ids: frozenset[int] = frozenset()
+    certified: bool | None = None
+    fingerprint: Mapping[str, Any] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -102,6 +107,7 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: the draft starts behind this many output tokens.
+        anchor_token_id: the last of them.
         draft_token_ids: the draft; it may begin with the end of the one before that nobody judged.
         finished: the draft model ended the answer: the last question is about all of it.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
@@ -121,6 +127,7 @@ class TraceRecord(TypedDict):
     """
 
     output_start: int
+    anchor_token_id: int
     draft_token_ids: list[int]
     finished: bool
     prefix_ends: list[int]

@@ -7,7 +7,7 @@ publishes them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -75,6 +75,8 @@ class Tally:
             result comes after the launch.
         expected_speedup: as ``payoff.OffSwitch.speedup``.
         simulated: share of every draft that is kept in place of the verdicts (``simulation``).
+        mismatch: what the server's certificate was made for and is not so here.
+        verdict_drift: how far the latest verdicts are from the certificate's, 0 to 1.
     """
 
     def __init__(self) -> None:
@@ -84,6 +86,8 @@ class Tally:
         self._launched: Sequence[Any] = ()
         self.expected_speedup: float | None = None
         self.simulated: float | None = None
+        self.mismatch: Collection[str] = ()
+        self.verdict_drift: float | None = None
         self._samples: dict[str, list[float]] = defaultdict(list)
 
     def count(self, name: str, amount: float = 1.0, label_value: str = "") -> None:

@@ -40,6 +40,7 @@ from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.steps import Steps
 from sglang_parse.engine.target import LaunchedSteps, PlainTarget
 from sglang_parse.engine.verify import LaunchedPass, Verifier
+from sglang_parse.startup.certificates import Certified
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Engine:
     slots: KvSlots
     switch: OffSwitch
     tally: Tally
+    certified: Certified
     last_read: float = field(default=0.0)
 
     def ms_since(self, started: float) -> float:

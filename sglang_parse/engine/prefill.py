@@ -22,6 +22,7 @@ from sglang_parse.engine.iteration import Engine
 from sglang_parse.engine.ranks import NO_TOKEN
 from sglang_parse.engine.target import LaunchedPrefill
 from sglang_parse.startup import fallback
+from sglang_parse.startup.certificates import Certified
 
 
 def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
@@ -35,7 +36,7 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     started = time.perf_counter()
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
-            req.parse_state = RequestState(terms_of(req, engine.config))
+            req.parse_state = RequestState(terms_of(req, engine.config, engine.certified))
     launched = _launch_models(engine, batch, **kwargs)
     first_ids = launched.read(len(batch.reqs))
     share_ms = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
@@ -48,17 +49,22 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     return result
 
 
-def terms_of(req: Any, config: ParseConfig) -> Terms:
+def terms_of(req: Any, config: ParseConfig, certified: Certified) -> Terms:
     """How a request is served: decided once, before its first prefill."""
     options = RequestOptions.read(req.sampling_params.custom_params, config)
     wish = fallback.special_wish(req)
+    plain_reason = fallback.plain_reason(wish, options)
     return Terms(
         threshold=options.threshold,
         keep_trace=options.trace,
-        plain_reason=fallback.plain_reason(wish, options),
+        plain_reason=plain_reason,
         continuation=fallback.continuation(wish, config),
         steps_unread=not wish,
         stop_ids=stop_ids_of(req),
+        certified=certified.covers(
+            options.threshold, greedy=req.sampling_params.top_k <= 1, plain=bool(plain_reason)
+        ),
+        fingerprint=certified.fingerprint.model_dump() if options.trace else None,
     )
 
 

@@ -167,6 +167,7 @@ def trace_record(
     draft = state.draft
     return {
         "output_start": len(state.output_ids),
+        "anchor_token_id": state.output_ids[-1],
         "draft_token_ids": list(draft.token_ids),
         "finished": draft.finished,
         "prefix_ends": list(draft.prefix_ends),

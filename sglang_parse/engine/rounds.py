@@ -26,6 +26,7 @@ from sglang_parse.engine.faults import NAN_IN_TARGET
 from sglang_parse.engine.ranks import NO_TOKEN
 from sglang_parse.engine.readout import Readout, Spoken, trace_record
 from sglang_parse.engine.rows import VerifyRows
+from sglang_parse.telemetry.drift import DriftWatch
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Rounds:
         question: what passes ask; None in token mode.
         switch: whether drafting pays now; learns from every round.
         tally: what is counted.
+        drift: what compares verdicts with the certificate's.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Rounds:
         question: Question | None,
         switch: OffSwitch,
         tally: Tally,
+        drift: DriftWatch | None = None,
     ) -> None:
         self.config = config
         self.switch = switch
         self.tally = tally
+        self.drift = drift
         self.rule = config.segment_rule
         self.question = question
         self._tokenizer = tokenizer
@@ -145,6 +149,8 @@ class Rounds:
             next_token = own[0] if own else None
             record = trace_record(state, readout, selected, next_token, self.question)
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
+        if self.drift is not None and not state.stats.rounds:
+            self._compare(self.drift, readout.verdicts)
         tail = _tail(state.draft, selected, own)
         # The tail is the next round's: nobody drafts it again.
         num_drafted = state.num_drafted - len(tail)
@@ -242,6 +248,12 @@ class Rounds:
 
     # -- what is said -----------------------------------------------------------
 
+    def _compare(self, drift: DriftWatch, verdicts: Sequence[float]) -> None:
+        """A first draft was judged: like those of the certificate?"""
+        if drift.saw(verdicts):
+            self.tally.count("drifted_windows_total")
+        self.tally.verdict_drift = drift.distance
+
     def _piece(self, token_id: int) -> str:
         """A token's text inside a text: some tokenizers drop the space a text starts with."""
         if token_id not in self._pieces:
@@ -260,7 +272,7 @@ class Rounds:
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
                 "pass (below %.1f); verdicts mean little. Give --parse-question a wording that "
                 "this model answers with the verdict words, or another pair of words (such as Yes "
-                "and No), and take --parse-threshold from the verdicts of its own answers.",
+                "and No), and take --parse-threshold from sglang-parse calibrate.",
                 mean,
                 LOW_MASS,
             )

@@ -34,7 +34,9 @@ from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.target import PlainTarget
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
+from sglang_parse.startup.certificates import Certified, certified_server
 from sglang_parse.startup.questions import question_for
+from sglang_parse.telemetry.drift import DriftWatch
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +156,8 @@ def build_engine(
     if config.uses_eagle3:
         head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
     switch = OffSwitch(config.drafting)
+    certified = certified_server(server_args, config, question, str(target.runner.dtype))
+    tally.mismatch = certified.mismatch
     return Engine(
         config=config,
         target=target,
@@ -161,11 +165,17 @@ def build_engine(
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
         verifier=Verifier(target, question, is_masked=is_masked, capture=head is not None),
-        rounds=Rounds(config, tokenizer, question, switch, tally),
+        rounds=Rounds(config, tokenizer, question, switch, tally, _drift_watch(certified)),
         slots=KvSlots(config, longest_question=question.max_len if question else 0),
         switch=switch,
         tally=tally,
+        certified=certified,
     )
+
+
+def _drift_watch(certified: Certified) -> DriftWatch | None:
+    certificate = certified.certificate
+    return DriftWatch(certificate.first_verdicts) if certificate else None
 
 
 def _pass_layout(server_args: Any, config: ParseConfig) -> str:

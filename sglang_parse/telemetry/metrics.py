@@ -69,6 +69,22 @@ METRICS = (
         "Share of each draft that is kept where verdicts are ignored, for benchmarks.",
         is_gauge=True,
     ),
+    Metric(
+        "certificate_mismatch",
+        "1 for everything the threshold's certificate was made for and that is another here.",
+        "what",
+        (),
+        is_gauge=True,
+    ),
+    Metric(
+        "verdict_drift",
+        "Distance of the verdicts of the last 256 first drafts from the certificate's, 0 to 1.",
+        is_gauge=True,
+    ),
+    Metric(
+        "drifted_windows_total",
+        "Times 256 first drafts' verdicts were not the certificate's (Kolmogorov-Smirnov).",
+    ),
     Metric("verdict", "Verdicts, one per judged prefix.", buckets=(0.01, *TENTHS, 0.99, 1.0)),
     Metric(
         "cut_fraction",
@@ -93,7 +109,11 @@ META_INFO = {
     "that step token by token",
     "target_tokens": "output tokens the target wrote itself; with `accepted_tokens` they are all "
     "of the output",
+    "certified": "only with a certificate for the threshold: whether its promise is about this "
+    "request; false where the request asks for a lower threshold, samples or is served plainly, "
+    "and where the server is not as certified",
     "trace": "only if asked for; one record per round",
+    "fingerprint": "beside a trace: what its verdicts depend on, as in a certificate",
 }
 """What ``response_info`` says beside the counters of ``core.request.Stats``: key -> meaning."""
 
@@ -120,6 +140,9 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     else:
         shown = {k: v for k, v in shown.items() if not k.startswith("eagle3_")}
     info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in shown.items()})
+    if state.terms.certified is not None:
+        info["certified"] = state.terms.certified
     if state.terms.keep_trace:
         info["trace"] = state.trace
+        info["fingerprint"] = state.terms.fingerprint
     return info

@@ -75,12 +75,14 @@ class ParseMetrics:
                 self._child(by_name[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
         gauges = {
-            "expected_speedup": tally.expected_speedup,
-            "simulated_acceptance": tally.simulated,
+            ("expected_speedup", ""): tally.expected_speedup,
+            ("simulated_acceptance", ""): tally.simulated,
+            ("verdict_drift", ""): tally.verdict_drift,
+            **{("certificate_mismatch", what): 1 for what in tally.mismatch},
         }
-        for name, value in gauges.items():
+        for (name, label_value), value in gauges.items():
             if value is not None:
-                self._child(by_name[name], "").set(value)
+                self._child(by_name[name], label_value).set(value)
         for name, values in tally.take_samples().items():
             child = self._child(by_name[name], "")
             for value in values:

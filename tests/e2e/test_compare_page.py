@@ -1,4 +1,4 @@
-"""The comparison's page in a real browser: complete, alone, and not cut at two widths."""
+"""The programs' pages in a real browser: complete, alone, and not cut at two widths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sglang_parse.bench.calibrate.page import render as render_calibration
 from sglang_parse.bench.compare.page import render
+from support import calibration
 from support.comparison import FACTS, six_servers
 from support.open_page import look_at
 
@@ -21,8 +23,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_page(page: Path, width: int):
+@pytest.fixture(scope="module")
+def calibration_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "calibration.html"
+    html = render_calibration(*calibration.calibration(), calibration.FACTS)
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def looks_right(page: Path, width: int) -> dict:
+    """What the browser saw, if nothing is wrong with how the page looks."""
     found = look_at(page, width)
     assert found["loaded"]
     assert found["console"] == []
@@ -31,6 +41,22 @@ def test_page(page: Path, width: int):
     # Self-contained: the page itself is all that was asked for.
     urls = [url for url in found["requests"] if not url.startswith("data:")]
     assert urls == [page.resolve().as_uri()]
+    return found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_calibrations_page(calibration_page: Path, width: int):
+    found = looks_right(calibration_page, width)
+    marks = found["marks_per_plot"]
+    assert len(marks) == 3
+    assert min(marks) > 10
+    for text in ("is certified (alpha 5 %, delta 5 %)", "With confidence 0.95", "answer-first"):
+        assert text in found["text"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_page(page: Path, width: int):
+    found = looks_right(page, width)
     marks = found["marks_per_plot"]
     assert len(marks) == 4
     assert min(marks) > 5

@@ -26,7 +26,7 @@ from sglang_parse.bench.harness import servers
 from sglang_parse.bench.harness.figures import Goal
 from sglang_parse.bench.harness.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.bench.limit import bounds
-from sglang_parse.core.config import ENV_VAR
+from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.warm import Nursery
@@ -42,6 +42,7 @@ RUN_BY = {
     "make ": "test_make_targets_exist",
     "-m pytest ": "test_tests_exist",
     "-m sglang_parse.cli bench ": "test_bench",
+    "-m sglang_parse.cli calibrate ": "test_calibrate",
     "-m sglang.launch_server": "server (fixture)",
     "30000/v1/chat/completions": "test_curl",
     "30000/metrics": "test_metrics",
@@ -218,6 +219,34 @@ def test_metrics(server: Server):
     printed = run(server, ["bash", "-c", find_block("30000/metrics")], 120)
     for metric in METRICS:
         assert PREFIX + metric.name in printed or metric.is_gauge or not metric.label_values
+
+
+def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """With few requests, and then once more, which asks nothing again."""
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    words = shlex.split(find_block("-m sglang_parse.cli calibrate ").replace("\\\n", " "))
+    few = ["--requests", "24", "--pilot", "8", "--served", "6", "--concurrency", "8"]
+    own = ["--url", server.url, "--model-name", "default", "--output", str(tmp_path)]
+    with awake(server):
+        assert cli.main([*words[3:], *few, *own]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / "calibration.json").read_text())
+    asked = [len((tmp_path / f"{n}.jsonl").read_text().splitlines()) for n in ("drafts", "answers")]
+    # 24 requests certify nothing at 5 %: a result, and no error.
+    assert found["threshold"] is None
+    assert "No threshold qualifies" in printed
+    assert asked == [1 + 32, 1 + 12]  # plain, and at 0.5, which was asked for
+    assert found["results"]["served"][0]["problems"] == 6
+    assert "No threshold qualifies" in (tmp_path / "report.html").read_text()
+    looser = [*few, *own, "--alpha", "0.5"]
+    with awake(server):
+        assert cli.main([*words[3:], *looser]) == 0
+    assert "is certified" in capsys.readouterr().out
+    again = json.loads((tmp_path / "calibration.json").read_text())
+    assert again["fingerprint"] == found["fingerprint"]
+    assert len((tmp_path / "drafts.jsonl").read_text().splitlines()) == asked[0]
+    config = ParseConfig(threshold=str(tmp_path / "calibration.json"))
+    assert config.smallest_accepted == again["threshold"]
 
 
 def test_log(server: Server):

@@ -17,7 +17,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_parse.bench.harness.servers import awake
+from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
+from support import calibration
 from support.client import HTTP, Client, parse_info, random_prompts
 from support.servers import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, two_ranks_environment
 
@@ -54,8 +56,14 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
-    server = start_server("metrics", *parse_flags(pair, *SEMANTIC), *BURSTS, "--enable-metrics")
+def watched(
+    start_server: Start, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watched]:
+    """It serves by a certificate that another server was given."""
+    path = tmp_path_factory.mktemp("certificate") / "calibration.json"
+    path.write_text(calibration.calibration()[1].model_dump_json())
+    flags = ("--parse-threshold", str(path), "--enable-metrics")
+    server = start_server("metrics", *parse_flags(pair, *SEMANTIC), *BURSTS, *flags)
     with awake(server):
         yield Watched(Client.of(server), server.log)
 
@@ -367,6 +375,33 @@ def test_faults_are_counted(watched: Watched):
     grown = growth(samples(client), before)
     assert grown["faults_total", ""] == 1
     assert grown["requests_total", ""] == 2
+
+
+def test_a_certificate_for_another_server(watched: Watched):
+    """What differs is in the log and in the metrics, and no request is certified."""
+    settle(watched.client)
+    found = samples(watched.client)
+    differing = {label for name, label in found if name == "certificate_mismatch"}
+    assert differing == {"target", "draft", "question", "segment", "draft_tokens"}
+    text = watched.log.read_text(errors="replace")
+    for name in differing:
+        assert f"was certified for another {name}: " in text
+    info = parse_info(watched.client.generate(PROMPTS[0], max_new_tokens=2, ignore_eos=True))
+    assert info["certified"] is False
+
+
+def test_verdicts_that_are_not_the_certificates(watched: Watched):
+    """Those of a random pair: after a window of first drafts the server says so."""
+    client = watched.client
+    settle(client)
+    before = samples(client)
+    prompts = [PROMPTS[k % len(PROMPTS)] for k in range(WINDOW)]
+    client.generate_all(prompts, 16, max_new_tokens=4, ignore_eos=True)
+    settle(client)
+    found = samples(client)
+    assert growth(found, before)["drifted_windows_total", ""] == 1
+    assert found["verdict_drift", ""] > 0.3
+    assert "are not those of the certificate" in watched.log.read_text(errors="replace")
 
 
 def test_sglangs_acceptance_gauges_show_parses_share(watched: Watched):

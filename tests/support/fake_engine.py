@@ -254,6 +254,7 @@ def engine_for(
         slots=SimpleNamespace(),
         switch=SimpleNamespace(),
         tally=SimpleNamespace(count=lambda *_: None),
+        certified=SimpleNamespace(),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
+from sglang_parse.bench.calibrate.report import content
 from sglang_parse.bench.compare.report import results
 from sglang_parse.bench.demo.figures import make_figures
 from sglang_parse.bench.demo.report import report
@@ -23,7 +24,7 @@ from sglang_parse.core.phases import Terms, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
-from support import comparison
+from support import calibration, comparison
 from support.comparison import FACTS
 from support.pages import PAGES, README, ROOT, TABLES, documented_keys, page, report_keys
 
@@ -97,7 +98,9 @@ class Served:
 
 
 def test_every_key_of_meta_info_is_in_the_table():
-    terms = Terms(threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3")
+    terms = Terms(
+        threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3", certified=True
+    )
     table = page("responses").partition("## Served plainly")[0]
     assert first_column(table) == set(response_info(Served(RequestState(terms)), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
@@ -156,6 +159,15 @@ def test_keys_of_a_comparison_are_documented():
     keys = {key + "." for key in documented_keys("compare keys")}
     known = {path for path in found for key in keys if path.startswith(key) or key.startswith(path)}
     assert found - known == set()  # the second: null, where others have what the key says
+    assert [key for key in keys if not any(path.startswith(key) for path in found)] == []
+
+
+def test_keys_of_a_calibration_are_documented():
+    figures, certificate = calibration.calibration()
+    made = content(figures, certificate, calibration.FACTS)
+    found = {path + "." for path in paths(json.loads(json.dumps(made)))}
+    keys = {key + "." for key in documented_keys("calibrate keys")}
+    assert [path for path in found if not any(path.startswith(key) for key in keys)] == []
     assert [key for key in keys if not any(path.startswith(key) for path in found)] == []
 
 

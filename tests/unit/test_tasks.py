@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -43,6 +44,16 @@ GPQA = {
     "Correct Answer": "iron",
     **{f"Incorrect Answer {n}": f"gas {n}" for n in (1, 2, 3)},
 }
+PROMPT = {"prompt": "One and one?", "reference": "2", "key": "sum"}
+GRADER = """
+import json, sys
+for line in sys.stdin:
+    row = json.loads(line)
+    answer, right = row["answer"], row["reference"]
+    wrong = not right.startswith(answer) or (row["finished"] and answer != right)
+    print(json.dumps({"score": int(answer == right), "right_chars": 0 if wrong else None}),
+          flush=True)
+"""
 DIALOGUE = {"question_id": 81, "category": "math", "turns": ["1 + 1?", "Twice that?"]}
 ROWS: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": "How much is 1,000 + 234?", "answer": "Add.\n#### 1,234"}],
@@ -53,6 +64,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "humaneval-plus": [HUMANEVAL],
     "mbpp-plus": [MBPP],
     "mt-bench": [DIALOGUE],
+    "prompts": [PROMPT],
 }
 FILES = {"gpqa": "csv", "mmlu": "parquet", "mmlu-pro": "parquet", "humaneval-plus": "jsonl.gz"}
 
@@ -83,6 +95,54 @@ def load(name: str, folder: Path, options: Options = Options()) -> tuple[Item, G
 
 def test_every_task_has_a_sample():
     assert set(ROWS) == set(task_names())
+
+
+def grader(program: str) -> Options:
+    return Options(grader=shlex.join([sys.executable, "-c", program]))
+
+
+def test_own_prompts_are_graded_by_a_command(tmp_path: Path):
+    """One process, a line for a line, for grades and for where a text goes wrong."""
+    item, grade = load("prompts", tmp_path, grader(GRADER))
+    assert (item.key, item.text, item.reference) == ("sum", "One and one?", "2")
+    assert [grade(item, [answer]) for answer in ("2", "3", "2")] == [1.0, 0.0, 1.0]
+    locate = find_task("prompts").make_locator(grader(GRADER))
+    assert [locate(item, text, False) for text in ("", "2", "3")] == [None, None, 0]
+    assert locate(item, "", True) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("", "--grader is not set"),
+        ("raise SystemExit(3)", "wrote no JSON line for sum"),
+        ("print('right', flush=True)", "wrote no JSON line for sum"),
+        ("print(1, flush=True); input()", "expected a JSON object"),
+        ("print('{\"score\": 7}', flush=True); input()", "the score 7; expected 0 to 1"),
+    ],
+)
+def test_a_command_that_does_not_grade(program: str, message: str, tmp_path: Path):
+    options = grader(program) if program else Options()
+
+    def graded() -> float:
+        item, grade = load("prompts", tmp_path, options)
+        return grade(item, ["2"])
+
+    with pytest.raises(TaskError, match=message):
+        graded()
+
+
+def test_a_command_that_cannot_say_where(tmp_path: Path):
+    options = grader("print('{\"score\": 1}', flush=True); input()")
+    item, _ = load("prompts", tmp_path, options)
+    locate = find_task("prompts").make_locator(options)
+    with pytest.raises(TaskError, match="no right_chars for sum.*--loss answer"):
+        locate(item, "2", False)
+
+
+def test_a_command_that_is_not_there(tmp_path: Path):
+    with pytest.raises(TaskError, match="does not start"):
+        load("prompts", tmp_path, Options(grader="/nowhere/grader"))
 
 
 CASES = [

@@ -16,17 +16,16 @@ from sglang_parse.bench.compare.figures import make_comparison
 from sglang_parse.bench.compare.page import render
 from sglang_parse.bench.compare.report import conditions, results
 from sglang_parse.bench.compare.serving import Load, bench, command_of
-from sglang_parse.bench.compare.settings import DEMO_TASK, OWN_THRESHOLD, CompareSettings
+from sglang_parse.bench.compare.settings import OWN_THRESHOLD, CompareSettings
 from sglang_parse.bench.compare.show import show_figures
-from sglang_parse.bench.harness.ask import MAX_TOKENS, Asking
+from sglang_parse.bench.harness.ask import Asking
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.match import Assignment, Match, Part, Preset, Watcher
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import PLAIN, TITLES, WITH_PARSE, ServingRun, Way
 from sglang_parse.bench.harness.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
-from sglang_parse.bench.tasks import find_task
-from sglang_parse.bench.tasks.demo import demo_assignment
+from sglang_parse.bench.tasks import make_assignment
 
 REQUEST_LIMIT_S = 1800.0
 
@@ -74,14 +73,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def assignment(settings: CompareSettings) -> Assignment:
     """The task as it is asked here. Raises: TaskError, when its file or grader is not there."""
-    if settings.task == DEMO_TASK:
-        timed = settings.runs * sum(map(settings.num_requests, settings.concurrencies))
-        return demo_assignment(max(settings.problems, timed), settings.max_tokens or MAX_TOKENS)
-    task = find_task(settings.task)
-    items = task.read(settings.task_file)
-    title = f"{task.title} ({task.note})" if task.note else task.title
-    grade = task.make_grader(settings.options)
-    return Assignment(title, items, grade, settings.max_tokens or task.max_tokens)
+    timed = settings.runs * sum(map(settings.num_requests, settings.concurrencies))
+    count = max(settings.problems, timed)
+    return make_assignment(
+        settings.task, settings.task_file, count, settings.max_tokens, settings.options
+    )
 
 
 def asking_of(settings: CompareSettings, task: Assignment, way: Way) -> Asking:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.demo_pair import CHECKOUT, DEMO_PAIR, WITHOUT, is_of_demo_pair
+from sglang_parse.bench.harness.demo_pair import check_there, is_of_demo_pair, short_path
 from sglang_parse.bench.harness.flags import Flags, at_least, option, split_words
 from sglang_parse.bench.harness.lineup import Models
 from sglang_parse.bench.harness.records import (
@@ -26,24 +26,18 @@ from sglang_parse.bench.harness.records import (
     Way,
 )
 from sglang_parse.bench.harness.servers import COMMON_FLAGS, MODEL_NAME, Remote
-from sglang_parse.bench.tasks import Options, task_names
+from sglang_parse.bench.tasks import DEMO_TASK, Options, task_names
 from sglang_parse.core.config import ParseConfig
 
-DEMO_TASK = "demo"
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3, DRAFT)
-OWN_THRESHOLD = ParseConfig().threshold
+OF_THE_PAIR = ("target", "draft", "eagle3", "question")
+OWN_THRESHOLD = ParseConfig().smallest_accepted
 """At which a server with PARSE is measured like the others, at every concurrency."""
 
 
 _models = partial(option, group="models and servers")
 _load = partial(option, group="load")
 _task = partial(option, group="task")
-
-
-def _demo(name: str) -> str:
-    """A path of the demo pair, short where that is possible: it is shown in the conditions."""
-    path, here = DEMO_PAIR / name, Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -93,10 +87,10 @@ class CompareSettings(Flags):
         output: folder for results.json, report.html and all logs.
     """
 
-    target: str = _models(partial(_demo, "target"), "path or name")
-    draft: str = _models(partial(_demo, "draft"), "path or name")
-    eagle3: str = _models(partial(_demo, "eagle3"), "'' for none")
-    question: str = _models(partial(_demo, "question.json"), "'' for the built-in")
+    target: str = _models(partial(short_path, "target"), "path or name")
+    draft: str = _models(partial(short_path, "draft"), "path or name")
+    eagle3: str = _models(partial(short_path, "eagle3"), "'' for none")
+    question: str = _models(partial(short_path, "question.json"), "'' for the built-in")
     tokenizer: str = _models(None, "to count prompt tokens with (default: the target's)")
     model_name: str = _models(MODEL_NAME, "as it is served (default %(default)s)")
     flags: tuple[str, ...] = _models(
@@ -147,6 +141,7 @@ class CompareSettings(Flags):
     judge_url: str | None = _task(None, "an OpenAI-compatible server, for open answers")
     judge_model: str = _task("default")
     judge_prompts: Path | None = _task(None, "FastChat's judge_prompts.jsonl", type=Path)
+    grader: str = _task("", "command that grades, for --task prompts; see the documents")
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> CompareSettings:
@@ -164,21 +159,9 @@ class CompareSettings(Flags):
             sweep_problems=min(found.sweep_problems, found.problems),
         )
         if settings.own_servers:
-            settings._check_models()
+            check_there({f"--{name}": getattr(settings, name) for name in OF_THE_PAIR})
+            settings.models.check_local()
         return settings
-
-    def _check_models(self) -> None:
-        flags = ("target", "draft", "eagle3", "question")
-        paths = {f"--{flag}": Path(getattr(self, flag)).absolute() for flag in flags}
-        missing = [
-            flag
-            for flag, path in paths.items()
-            if path.is_relative_to(DEMO_PAIR) and not path.exists()
-        ]
-        if missing:
-            which = f"{', '.join(missing)} would be in {DEMO_PAIR}"
-            raise BenchError(f"{which}: {WITHOUT}; fix: give them, or {CHECKOUT}")
-        self.models.check_local()
 
     @property
     def models(self) -> Models:
@@ -197,7 +180,13 @@ class CompareSettings(Flags):
     @property
     def options(self) -> Options:
         """What graders may need."""
-        return Options(self.allow_code, self.judge_url, self.judge_model, self.judge_prompts)
+        return Options(
+            allow_code=self.allow_code,
+            judge_url=self.judge_url,
+            judge_model=self.judge_model,
+            judge_prompts=self.judge_prompts,
+            grader=self.grader,
+        )
 
     @property
     def own_servers(self) -> tuple[str, ...]:

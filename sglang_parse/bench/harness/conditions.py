@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,11 +21,11 @@ def date() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the packages the figures depend on."""
+def versions(more: Sequence[str] = ()) -> dict[str, str]:
+    """Of Python and of the packages the figures depend on, and of ``more``."""
     return {
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in PACKAGES},
+        **{name: metadata.version(name) for name in (*PACKAGES, *more)},
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +30,23 @@ def demo_path(name: str) -> Path:
     if not path.exists():
         raise BenchError(f"{path} is missing: {WITHOUT}; fix: {CHECKOUT}")
     return path
+
+
+def short_path(name: str) -> str:
+    """A path of the demo pair, short where that is possible: it is shown in the conditions."""
+    path, here = DEMO_PAIR / name, Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def check_there(paths: Mapping[str, str]) -> None:
+    """Raises: BenchError, naming the flags whose path would be the demo pair's and is not there."""
+    given = {flag: Path(path).absolute() for flag, path in paths.items()}
+    missing = [
+        flag for flag, path in given.items() if path.is_relative_to(DEMO_PAIR) and not path.exists()
+    ]
+    if missing:
+        which = f"{', '.join(missing)} would be in {DEMO_PAIR}"
+        raise BenchError(f"{which}: {WITHOUT}; fix: give them, or {CHECKOUT}")
 
 
 def demo_models(pair: Path) -> Models:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from sglang_parse.bench.harness.ask import Asking, ask, graded, run_together
 from sglang_parse.bench.harness.pool import Pool
-from sglang_parse.bench.harness.records import Grader, Item, Leg, ServingRun, Way
+from sglang_parse.bench.harness.records import Grader, Item, Leg, Locator, ServingRun, Way
 from sglang_parse.bench.harness.servers import Endpoint
 
 Timed = TypeVar("Timed", Leg, ServingRun)
@@ -26,13 +26,15 @@ Timed = TypeVar("Timed", Leg, ServingRun)
 class Assignment:
     """What is asked, and how it is graded.
 
-    ``title`` is for people, with what a reader must know.
+    ``title`` is for people, with what a reader must know. ``locate`` says where a text goes wrong,
+    for tasks where that can be told.
     """
 
     title: str
     items: Sequence[Item]
     grade: Grader
     max_tokens: int
+    locate: Locator | None = None
 
 
 @dataclass(frozen=True, slots=True)

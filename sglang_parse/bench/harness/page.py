@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -22,6 +22,7 @@ PALETTE = {
     "grey": "#5f6368",
     "light grey": "#9aa0a6",
 }
+_HERE = "sglang_parse.bench.harness"
 _CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
 
 
@@ -29,11 +30,11 @@ def render(package: str, template: str, plots: Mapping[str, go.Figure], **values
     """The page's text.
 
     Args:
-        package: whose folder ``templates`` holds the template.
+        package: whose folder ``templates`` holds the template; ours has what pages share.
         plots: the template shows them as ``plots.<name>``.
     """
     environment = Environment(
-        loader=PackageLoader(package, "templates"),
+        loader=ChoiceLoader([PackageLoader(name, "templates") for name in (package, _HERE)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -48,6 +48,9 @@ class Item:
 
 Grader = Callable[[Item, Sequence[str]], float | None]
 """(Item, one answer per turn) -> 0 to 1; None where nothing can grade it."""
+Locator = Callable[[Item, str, bool], int | None]
+"""(Item, text of an answer, whether it is finished) -> how many leading characters are right; None
+where nothing is wrong so far."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,9 +5,51 @@ Nothing here downloads: a missing file is an error that says where to get it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from sglang_parse.bench.harness.ask import MAX_TOKENS
+from sglang_parse.bench.harness.match import Assignment
 from sglang_parse.bench.tasks.base import Grader, Item, Options, Task, TaskError
 
-__all__ = ["Grader", "Item", "Options", "Task", "TaskError", "find_task", "task_names"]
+DEMO_TASK = "demo"
+__all__ = [
+    "DEMO_TASK",
+    "Grader",
+    "Item",
+    "Options",
+    "Task",
+    "TaskError",
+    "find_task",
+    "make_assignment",
+    "task_names",
+]
+
+
+def make_assignment(
+    name: str, file: Path | None, count: int, max_tokens: int | None, options: Options
+) -> Assignment:
+    """A task as it is asked.
+
+    Args:
+        name: a task's, or ``DEMO_TASK``.
+        file: with the task's problems.
+        count: how many the demo shall make; a file has as many as it has.
+        max_tokens: room for an answer; None: the task's own.
+        options: what the grader may need.
+
+    Raises:
+        TaskError: the task's file or its grader is not there.
+    """
+    if name == DEMO_TASK:
+        from sglang_parse.bench.tasks.demo import demo_assignment
+
+        return demo_assignment(count, max_tokens or MAX_TOKENS)
+    task = find_task(name)
+    items = task.read(file)
+    title = f"{task.title} ({task.note})" if task.note else task.title
+    grade, make_locator = task.make_grader(options), task.make_locator
+    locate = make_locator(options) if make_locator else None
+    return Assignment(title, items, grade, max_tokens or task.max_tokens, locate)
 
 
 def task_names() -> tuple[str, ...]:
@@ -28,7 +70,7 @@ def find_task(name: str) -> Task:
 
 
 def _tasks() -> dict[str, Task]:
-    from sglang_parse.bench.tasks import choice, code, dialogue, mathematics
+    from sglang_parse.bench.tasks import choice, code, dialogue, mathematics, prompts
 
-    modules = (mathematics, choice, code, dialogue)
+    modules = (mathematics, choice, code, dialogue, prompts)
     return {task.name: task for module in modules for task in module.TASKS}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.records import BenchError, Grader, Item
+from sglang_parse.bench.harness.records import BenchError, Grader, Item, Locator
 
 
 class TaskError(BenchError):
@@ -23,12 +23,14 @@ class Options:
         allow_code: whether programs a model wrote may be run on this machine.
         judge_url, judge_model: an OpenAI-compatible server that grades open answers.
         judge_prompts: file with the judge's prompts.
+        grader: command that grades the answers to one's own prompts.
     """
 
     allow_code: bool = False
     judge_url: str | None = None
     judge_model: str = "default"
     judge_prompts: Path | None = None
+    grader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Task:
         make_grader: looks up packages and options once.
         max_tokens: room for an answer, unless the command line says otherwise.
         note: what a reader of the figures must know.
+        make_locator: likewise for where a text goes wrong; None where that cannot be told.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Task:
     make_grader: Callable[[Options], Grader]
     max_tokens: int = 1024
     note: str = ""
+    make_locator: Callable[[Options], Locator] | None = None
 
     def read(self, path: Path | None) -> list[Item]:
         """The items of the file, in its order.

@@ -25,4 +25,7 @@ def demo_assignment(count: int, max_tokens: int = MAX_TOKENS) -> Assignment:
     def grade(item: Item, texts: Sequence[str]) -> float:
         return float(module.is_answer_right(item.reference, texts[0]))
 
-    return Assignment("held-out problems of the demo pair", items, grade, max_tokens)
+    def locate(item: Item, text: str, finished: bool) -> int | None:
+        return module.num_right_before_error(item.reference, text, finished=finished)
+
+    return Assignment("held-out problems of the demo pair", items, grade, max_tokens, locate)

@@ -1,0 +1,159 @@
+"""Whether the server is the one that its threshold was certified for."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from sglang_parse.core.certificate import Certificate, Fingerprint
+from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.question import Question
+from sglang_parse.core.simulation import SimulatedAcceptance
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_NUM_SLICES, _SLICE_BYTES = 64, 16_384
+"""Of every file of weights: a megabyte in even slices tells trainings apart, and is read at once
+where a hash of 100 GB is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A server and the certificate it serves by.
+
+    Attributes:
+        fingerprint: the server's.
+        certificate: None where the threshold is a plain number.
+        mismatch: what of the fingerprint is not as certified: name -> (certified, found).
+    """
+
+    fingerprint: Fingerprint
+    certificate: Certificate | None = None
+    mismatch: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def covers(self, threshold: float, *, greedy: bool, plain: bool) -> bool | None:
+        """Whether the promise is about a request; None without a certificate.
+
+        Args:
+            threshold: its own; a stricter one than the certificate's is covered too.
+            greedy: it does not sample.
+            plain: it is served by the plain target: nothing of it is judged.
+        """
+        if self.certificate is None or self.certificate.threshold is None:
+            return None
+        is_strict = threshold >= self.certificate.threshold
+        return is_strict and greedy and not plain and not self.mismatch
+
+
+def certified_server(
+    args: Any, config: ParseConfig, question: Question | None, dtype: str
+) -> Certified:
+    """What the server is, beside what its certificate is about; the log says how they differ."""
+    fingerprint = fingerprint_of(args, config, question, dtype)
+    certificate = config.certificate
+    if certificate is None:
+        return Certified(fingerprint)
+    mismatch = certificate.fingerprint.differences(fingerprint)
+    simulated = SimulatedAcceptance.from_env(config)
+    if simulated is not None:
+        mismatch["acceptance"] = ("verdicts", f"simulated {simulated.fraction:g}")
+    setting = flag("threshold")
+    for name, (wanted, found) in mismatch.items():
+        logger.warning(
+            "PARSE: %s %s was certified for another %s: %s, this server has %s. Its promise does "
+            "not hold here; fix: run sglang-parse calibrate for this server.",
+            *(setting, config.threshold, name, wanted, found),
+        )
+    logger.info(
+        "PARSE: threshold %g, certified by %s: with confidence %g at most %g of first drafts keep "
+        "an error, for requests like those of: %s",
+        *(certificate.threshold, config.threshold, 1 - certificate.delta, certificate.alpha),
+        certificate.data_set,
+    )
+    return Certified(fingerprint, certificate, mismatch)
+
+
+def fingerprint_of(
+    args: Any, config: ParseConfig, question: Question | None, dtype: str
+) -> Fingerprint:
+    """Of a server with these settings; ``dtype`` is the target's."""
+    models = (
+        (args.model_path, args.revision),
+        (args.speculative_draft_model_path, args.speculative_draft_model_revision),
+    )
+    target, draft = (model_digest(*model, args.download_dir) for model in models)
+    return Fingerprint(
+        target=target,
+        draft=draft,
+        question=_question_ids(question),
+        segment=str(config.segment_rule),
+        draft_tokens=config.draft_tokens,
+        max_prefixes=config.max_prefixes,
+        selection=config.selection,
+        dtype=dtype,
+    )
+
+
+def _question_ids(question: Question | None) -> dict[str, list[int]]:
+    """None in token mode: nothing is asked."""
+    if question is None:
+        return {}
+    thinking = question.thinking
+    ids = {
+        "partial": question.partial_ids,
+        "complete": question.complete_ids,
+        "thinking": thinking.suffix_ids if thinking else (),
+        "line_end": thinking.line_end_ids if thinking else (),
+        "verdicts": (question.accept_id, question.reject_id),
+    }
+    return {name: list(found) for name, found in ids.items()}
+
+
+def model_digest(path: str, revision: str | None = None, cache: str | None = None) -> str:
+    """16 hex digits: of config.json and of a megabyte of every file of weights.
+
+    A name that leads to no folder on this machine stands for itself, with its revision.
+    """
+    folder = _folder(path, revision, cache)
+    if folder is None:
+        return f"{path}@{revision or 'main'}"
+    digest = hashlib.sha256()
+    for file in (folder / "config.json", *_weights(folder)):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        for part in _slices(file):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _folder(path: str, revision: str | None, cache: str | None) -> Path | None:
+    if os.path.isdir(path):
+        return Path(path)
+    try:
+        found = snapshot_download(path, revision=revision, cache_dir=cache, local_files_only=True)
+    except (OSError, HFValidationError):  # not there, or no name of the hub's
+        return None
+    return Path(found)
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(path for kind in _WEIGHTS for path in folder.glob(kind))
+
+
+def _slices(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _NUM_SLICES * _SLICE_BYTES:
+            yield file.read()
+            return
+        for place in range(_NUM_SLICES):
+            file.seek(place * (size - _SLICE_BYTES) // (_NUM_SLICES - 1))
+            yield file.read(_SLICE_BYTES)

@@ -1,0 +1,59 @@
+"""Are a server's verdicts still those that its certificate was made from?
+
+One number per request, because verdicts of one draft are not independent: the smallest verdict of
+its first draft, which no threshold changes. Every ``WINDOW`` requests are compared with the
+certificate's by the two-sample Kolmogorov-Smirnov test, at a level of one false alarm in 10,000
+windows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from scipy import stats
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 256
+LEVEL = 1e-4
+
+
+class DriftWatch:
+    """One server's.
+
+    Args:
+        certified: smallest verdicts of the calibration set's first drafts.
+
+    Attributes:
+        distance: largest difference of the two distribution functions, 0 to 1, of the last whole
+            window; None before it.
+    """
+
+    def __init__(self, certified: Sequence[float]) -> None:
+        self._certified = list(certified)
+        self._window: list[float] = []
+        self.distance: float | None = None
+
+    def saw(self, verdicts: Sequence[float]) -> bool:
+        """The verdicts of a request's first draft; whether with them a window has drifted."""
+        if not verdicts:
+            return False
+        self._window.append(min(verdicts))
+        if len(self._window) < WINDOW:
+            return False
+        window, self._window = self._window, []
+        return self._has_drifted(window)
+
+    def _has_drifted(self, window: Sequence[float]) -> bool:
+        found = stats.ks_2samp(window, self._certified, method="asymp")
+        self.distance = float(found.statistic)
+        if found.pvalue >= LEVEL:
+            return False
+        logger.warning(
+            "PARSE: the verdicts of the last %d first drafts are not those of the certificate "
+            "(distance %.3f, p %.1g): requests or models have changed, and its promise may not "
+            "hold. Fix: run sglang-parse calibrate on requests like these.",
+            *(WINDOW, self.distance, found.pvalue),
+        )
+        return True

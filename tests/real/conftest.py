@@ -1,0 +1,61 @@
+"""Servers for the tests with a language model that nobody here made: `make test-real`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_pair import make_pair
+
+from sglang_parse.bench.harness.servers import DEFAULTS, ENVIRONMENT
+from support.client import Client
+from support.models import load_model, load_tokenizer
+from support.servers import CHECKS, Start, parse_flags, plain_flags, served, shared_servers
+from support.warm import Nursery
+
+os.environ.update(CHECKS)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def pair() -> tuple[Path, Path]:
+    folder = ROOT / "build" / "real"
+    make_pair(folder)
+    return folder / "target", folder / "draft"
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    nursery = Nursery({**DEFAULTS, **os.environ, **ENVIRONMENT})
+    with shared_servers(tmp_path_factory.mktemp("logs"), nursery.start) as start:
+        yield start
+    nursery.stop()
+
+
+@pytest.fixture(scope="module")
+def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    yield from served(start_server, "plain", *plain_flags(pair[0]))
+
+
+@pytest.fixture(scope="module")
+def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    yield from served(start_server, "token", *parse_flags(pair, "--parse-verification", "token"))
+
+
+@pytest.fixture(scope="module")
+def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """No question is named: it finds itself."""
+    yield from served(start_server, "semantic", *parse_flags(pair, "--parse-segment", "sentence"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pair: tuple[Path, Path]) -> Any:
+    return load_tokenizer(pair[0])
+
+
+@pytest.fixture(scope="session")
+def target_model(pair: tuple[Path, Path]) -> Any:
+    return load_model(pair[0])

@@ -1,0 +1,146 @@
+"""PARSE with SmolLM2-135M-Instruct: the machinery is exact, and calibrate says what its judging is.
+
+The draft is the same model with 3 % noise: whatever it writes, it writes at the target's own price.
+This is about correctness; nothing here is about speed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_parse import cli
+from support.client import HTTP, Client, parse_info
+from support.judged_again import judged_again
+
+TASKS = (
+    "Name the capital of {} in one sentence.",
+    "Write two short sentences about {}.",
+    "Give three facts about {}, one per line.",
+    "Explain to a child what people eat in {}.",
+)
+PLACES = ("France", "Japan", "Brazil", "Egypt", "Canada", "India")
+QUESTIONS = [task.format(place) for task in TASKS for place in PLACES]
+LENGTH = 64
+GRADED = 40
+
+
+def rendered(tokenizer: Any, *turns: str) -> str:
+    """A conversation, the user's turn first, that the assistant is to go on with."""
+    roles = ("user", "assistant")
+    chat = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Any) -> list[str]:
+    assert len(QUESTIONS) == 24
+    return [rendered(tokenizer, question) for question in QUESTIONS]
+
+
+def outputs(client: Client, prompts: Sequence[str], at_once: int) -> list[list[int]]:
+    answers = client.generate_all(prompts, at_once, max_new_tokens=LENGTH)
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client, prompts: list[str]) -> list[list[int]]:
+    return outputs(plain, prompts, 8)
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_token_mode_is_the_plain_targets(
+    token: Client, prompts: list[str], expected: list[list[int]], at_once: int
+):
+    assert outputs(token, prompts, at_once) == expected
+
+
+def test_drafts_are_kept_in_token_mode(token: Client, prompts: list[str]):
+    """Or the test above would show nothing."""
+    infos = [
+        parse_info(answer) for answer in token.generate_all(prompts[:4], 4, max_new_tokens=LENGTH)
+    ]
+    assert sum(info["accepted_tokens"] for info in infos) > LENGTH / 2
+
+
+def test_multi_turn(plain: Client, token: Client, prompts: list[str], tokenizer: Any):
+    """The second turn begins with the first one's KV, target's and draft's, and is exact."""
+    first = token.generate(prompts[0], max_new_tokens=LENGTH)
+    chat = rendered(tokenizer, QUESTIONS[0], first["text"], "And of Spain?")
+    second = token.generate(chat, max_new_tokens=32)
+    assert second["meta_info"]["cached_tokens"] > len(tokenizer.encode(prompts[0]))
+    assert second["output_ids"] == plain.generate(chat, max_new_tokens=32)["output_ids"]
+
+
+def test_streaming(token: Client, prompts: list[str]):
+    whole = token.generate(prompts[6], max_new_tokens=LENGTH)
+    params = {"temperature": 0, "max_new_tokens": LENGTH}
+    body = {"text": prompts[6], "stream": True, "sampling_params": params}
+    with HTTP.stream("POST", f"{token.url}/generate", json=body, timeout=300) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    messages = [json.loads(line) for line in lines]
+    assert len(messages) > 2
+    texts = [message["text"] for message in messages]
+    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert texts[-1] == whole["text"]
+
+
+def test_the_question_finds_itself(semantic: Client):
+    log = Path(semantic.probe.folder).with_suffix(".log").read_text(errors="replace")
+    assert "PARSE: asks the built-in question 'chatml': the chat template has '<|im_start|>'" in log
+
+
+def test_verdicts_are_plain_transformers(
+    semantic: Client, prompts: list[str], target_model: Any, tokenizer: Any
+):
+    verdicts, worst = [], 0.0
+    for prompt in prompts[6:18:2]:
+        answer = semantic.generate(prompt, parse={"trace": True}, max_new_tokens=LENGTH)
+        context = tokenizer.encode(prompt, add_special_tokens=False)
+        for record in parse_info(answer)["trace"]:
+            again = judged_again(target_model, context, answer["output_ids"], record)
+            pairs = zip(record["verdicts"], again.verdicts.tolist(), strict=True)
+            worst = max([worst, *(abs(ours - theirs) for ours, theirs in pairs)])
+            verdicts += record["verdicts"]
+    assert len(verdicts) > 10
+    assert worst < 1e-4
+    print(
+        f"{len(verdicts)} verdicts, {min(verdicts):.3f} to {max(verdicts):.3f}, off by {worst:.1e}"
+    )
+
+
+def test_calibrate_says_what_its_judging_is_worth(
+    semantic: Client, pair: tuple[Path, Path], tmp_path: Path, capsys: Any, monkeypatch: Any
+):
+    """Sums, which so small a model gets wrong half of the time and accepts all the same."""
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    numbers, problems = random.Random(1), tmp_path / "sums.jsonl"
+    rows = []
+    for _ in range(GRADED + 10):
+        a, b = numbers.randint(10, 99), numbers.randint(100, 999)
+        text = f"What is {a} + {b}? Answer with one short sentence."
+        rows.append({"prompt": text, "reference": str(a + b)})
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grader = shlex.join([sys.executable, str(Path(__file__).with_name("grade_sums.py"))])
+    flags = ["--url", semantic.url, "--tokenizer", str(pair[0]), "--task", "prompts"]
+    flags += ["--task-file", str(problems), "--grader", grader, "--loss", "answer"]
+    flags += ["--requests", str(GRADED), "--pilot", "10", "--served", "0", "--max-tokens", "48"]
+    flags += ["--alpha", "0.1", "--concurrency", "8", "--output", str(tmp_path / "out")]
+    assert cli.main(["calibrate", *flags]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "calibration.json").read_text())
+    wrong = found["results"]["wrong"]
+    print(printed)
+    assert wrong["count"] > 0
+    if found["threshold"] is None:
+        assert "No threshold qualifies" in printed
+    else:
+        assert found["errors"] <= found["results"]["errors_allowed"]
