@@ -172,9 +172,10 @@ class Start:
         return f"{device}: {', '.join(kind.get_device_name(index) for index in range(count))}"
 
     def attention(self) -> str:
-        """The backend and its layout. Raises: BackendError, CompatError."""
+        """The backend and its layout. Raises: AdmissionError, BackendError, CompatError."""
         args, config = self.args, ParseConfig.from_env()
         layout, why = checks.pass_layout(args, config)
+        checks.check_draft_graphs(args, config)
         compat.check_backend(args.attention_backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
         found = f"{args.attention_backend}, {overlap} overlap; passes in the layout {layout}"
