@@ -39,17 +39,19 @@ class Trouble(Exception):
 
 
 def examine(check: str, look: Callable[[], str]) -> Finding:
-    """A look as a line: what it returns was found, what it raises is wrong.
-
-    The errors of ``startup`` bring their fix along, behind "Fix:".
-    """
+    """A look as a line: what it returns was found, what it raises is wrong."""
     try:
         return Finding(check, OK, look())
     except Trouble as trouble:
         return Finding(check, trouble.status, trouble.found, trouble.fix)
     except Exception as error:  # noqa: BLE001 - whatever is broken here is what is asked about
-        found, _, fix = str(error).removeprefix("PARSE: ").partition("Fix: ")
-        if not fix:  # of settings and questions: "what is; what to do"
-            found, _, fix = found.rpartition("; ") if "; " in found else (found, "", "")
-        found = found.strip().removesuffix(".") or repr(error)
-        return Finding(check, FAILS, found, fix.strip())
+        return refused(check, error)
+
+
+def refused(check: str, error: Exception) -> Finding:
+    """An error as a line. Those of ``startup`` bring their fix along: behind "Fix:", or, of
+    settings and questions, behind the last semicolon."""
+    found, _, fix = str(error).removeprefix("PARSE: ").partition("Fix: ")
+    if not fix and "; " in found:
+        found, _, fix = found.rpartition("; ")
+    return Finding(check, FAILS, found.strip().removesuffix(".") or repr(error), fix.strip())

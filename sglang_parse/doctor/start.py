@@ -20,7 +20,16 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.doctor import memory
-from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, WARNING, Finding, Trouble, examine
+from sglang_parse.doctor.finding import (
+    FAILS,
+    NOT_CHECKED,
+    OK,
+    WARNING,
+    Finding,
+    Trouble,
+    examine,
+    refused,
+)
 from sglang_parse.startup import checks, compat, models
 from sglang_parse.startup.questions import question_for
 
@@ -31,52 +40,41 @@ than its draft, and a pass comes on top."""
 
 def findings(flags: Sequence[str]) -> list[Finding]:
     """Lines about the server of ``python -m sglang.launch_server`` with these flags."""
+    load_plugins()
     try:
-        asked, refusal = read(flags)
+        asked = read(flags)
     except Trouble as trouble:
         return [Finding("flags", FAILS, trouble.found, trouble.fix)]
-    return [*Start(resolving_view(asked), asked).findings(), accepted(refusal)]
+    except ValueError as error:  # PARSE's own flags
+        return [refused("flags", error)]
+    started = accepted(asked)
+    return [*Start(resolving_view(asked), asked).findings(), started]
 
 
-def read(flags: Sequence[str]) -> tuple[Any, Exception | None]:
-    """SGLang's ``ServerArgs``, resolved as far as its launcher gets, and why it goes no further.
+def read(flags: Sequence[str]) -> Any:
+    """SGLang's ``ServerArgs``, not yet resolved.
 
     Raises:
         Trouble: they are no flags of SGLang's with PARSE.
+        ConfigError: a value of PARSE's is out of range.
     """
     said = io.StringIO()
-    load_plugins()
     try:
         with contextlib.redirect_stderr(said):
-            args = prepare_server_args(["--log-level", "error", *flags])
+            return prepare_server_args(["--log-level", "error", *flags])
     except SystemExit:
         # argparse: usage, then "sglang serve: error: ...".
         found = said.getvalue().strip().rpartition("error: ")[2]
         raise Trouble(found, "see python -m sglang.launch_server --help") from None
-    except ValueError as error:
-        finding = examine("flags", partial(_raise, error))
-        raise Trouble(finding.found, finding.fix) from error
-    refusal: Exception | None = None
+
+
+def accepted(asked: Any) -> Finding:
+    """Whether the launcher would go on to load the models; resolves ``asked`` as far as it gets."""
     try:
-        args.resolve_once()
+        asked.resolve_once()
     except Exception as error:  # noqa: BLE001 - SGLang's own checks raise what they like
-        refusal = error
-    return args, refusal
-
-
-def _raise(error: Exception) -> str:
-    raise error
-
-
-def accepted(refusal: Exception | None) -> Finding:
-    """Whether the launcher would go on to load the models."""
-
-    def look() -> str:
-        if refusal is not None:
-            raise refusal
-        return "SGLang and PARSE accept these settings"
-
-    return examine("start", look)
+        return refused("start", error)
+    return Finding("start", OK, "SGLang and PARSE accept these settings")
 
 
 @dataclass
@@ -174,9 +172,10 @@ class Start:
         return f"{device}: {', '.join(kind.get_device_name(index) for index in range(count))}"
 
     def attention(self) -> str:
-        """The backend and its layout. Raises: BackendError, CompatError."""
+        """The backend and its layout. Raises: AdmissionError, BackendError, CompatError."""
         args, config = self.args, ParseConfig.from_env()
         layout, why = checks.pass_layout(args, config)
+        checks.check_draft_graphs(args, config)
         compat.check_backend(args.attention_backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
         found = f"{args.attention_backend}, {overlap} overlap; passes in the layout {layout}"

@@ -83,7 +83,7 @@ def validate_server_args(server_args: Any) -> None:
     SimulatedAcceptance.from_env(config)
     check_settings(server_args)
     pass_layout(server_args, config)
-    _check_draft_graphs(server_args, config)
+    check_draft_graphs(server_args, config)
     compat.check_backend(server_args.attention_backend)
     tokenizer = tokenizer_of(server_args, server_args.tokenizer_path or server_args.model_path)
     target = check_models(server_args, tokenizer)
@@ -118,7 +118,7 @@ def check_settings(args: Any) -> None:
             refuse(flag_of(name), value, fix)
 
 
-def _check_draft_graphs(args: Any, config: ParseConfig) -> None:
+def check_draft_graphs(args: Any, config: ParseConfig) -> None:
     """Raises: AdmissionError, where several draft steps cannot be one CUDA graph."""
     if not config.draft_graph_steps:
         return
