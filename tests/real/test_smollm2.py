@@ -28,7 +28,7 @@ TASKS = (
 )
 PLACES = ("France", "Japan", "Brazil", "Egypt", "Canada", "India")
 QUESTIONS = [task.format(place) for task in TASKS for place in PLACES]
-LENGTH = 64
+LENGTH = 32
 GRADED = 40
 
 
