@@ -158,6 +158,20 @@ def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
     assert not first.may_be_followed_unread([req])
 
 
+@pytest.mark.parametrize(("num_drafted", "steps"), [(0, 16), (27, 2), (29, 1)])
+def test_a_burst_is_no_longer_than_the_longest_budget(count: Count, num_drafted: int, steps: int):
+    """29 tokens are left of the answer; a draft that is whole already takes one step."""
+    req = drafting(0)
+    req.sampling_params.max_new_tokens = 30
+    req.parse_state.draft.token_ids = [DRAFTED] * num_drafted
+    req.parse_state.draft_kv_len += num_drafted
+    batch, engine = bursting(req)
+    found = count(lambda: launched(batch, engine)[0]._burst.read())
+    assert found.forwards == {"DECODE": steps}
+    expected = (Phase.DRAFTING, Phase.VERIFYING)[num_drafted > 0]
+    assert req.parse_state.phase is expected
+
+
 @pytest.mark.parametrize(("free", "has_room"), [(100, True), (30, False)])
 def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
     """A draft that is unread counts as drafted: 16 more for each, and a pass's questions."""
