@@ -88,13 +88,12 @@ class Burst:
             before: the burst launched last, if some of it is unread.
         """
         while self.num_done < num_steps and self._going_on:
-            wanted = max(self._budget(req) - _num_drafted(req) for req in self._reqs())
-            stretch = min(num_steps - self.num_done, wanted)
             if self.model.runs_ahead:
-                self._launch(stretch, before)
+                wanted = max(self._budget(req) - _num_drafted(req) for req in self._reqs())
+                # One at least: a draft that begins with the last one's tail may be whole.
+                self._launch(max(1, min(num_steps, wanted)), before)
                 return
-            self._launch(1, before)
-            before = self
+            self._launch(1, None)
             if self.num_done < num_steps:
                 self.read()
 

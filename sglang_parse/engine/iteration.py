@@ -3,7 +3,8 @@
 The plan came before (``kv.KvSlots.grant``): each request knows its move. Drafters make a burst of
 the draft model; all others share one forward of the target in which drafts are judged and the rest
 continue. Both are read when their numbers are needed (``overlap``), the burst first: that keeps
-their times apart. Where nothing runs beside the host, the burst is read before the forward.
+their times apart. Where nothing runs beside the host, or it waits for an EAGLE-3 head's proposals,
+the burst is read before the forward is launched.
 
     launch   rows of the batch, by move    -> Burst | LaunchedPass | LaunchedSteps, on the device
     read     numbers reach the host        -> Spoken: readouts and token ids per request
@@ -88,7 +89,7 @@ class Iteration:
         self._burst: Burst | None = None
         self._forward: LaunchedPass | LaunchedSteps | None = None
         self._steps_alone: Steps | None = None
-        self._started = 0.0
+        self._burst_started = self._forward_started = 0.0
 
     # -- launch -----------------------------------------------------------------
 
@@ -102,8 +103,8 @@ class Iteration:
         self._ask(rows[Move.END_DRAFT])
         if rows[Move.BURST]:
             self._launch_burst(rows[Move.BURST], before)
-            if not self._engine.draft.runs_ahead:
-                self._finish_burst()
+            if rows[Move.EAGLE] or not self._engine.draft.runs_ahead:
+                self._finish_burst()  # the head's proposals are waited for as well
         if rows[Move.PASS] or rows[Move.EAGLE]:
             self._launch_pass(rows)
         elif rows[Move.STEP]:
@@ -114,13 +115,13 @@ class Iteration:
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
         self._burst = Burst(engine.draft, self.batch, rows, engine.config.draft_tokens)
-        self._started = time.perf_counter()
+        self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
             self._burst.launch(engine.config.burst_tokens, before._burst if before else None)
             self.result.can_run_cuda_graph = engine.draft.replays
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
-        engine, self._started = self._engine, time.perf_counter()
+        engine, self._forward_started = self._engine, time.perf_counter()
         proposals = engine.head.propose(self.batch, rows[Move.EAGLE])
         launched = engine.verifier.launch(self.batch, rows[Move.PASS], proposals, rows[Move.STEP])
         if rows[Move.PASS]:
@@ -130,7 +131,7 @@ class Iteration:
 
     def _launch_steps(self, rows: Mapping[Move, Sequence[int]], before: Iteration | None) -> None:
         """No draft to judge: one ordinary decode step of the target."""
-        self._started = time.perf_counter()
+        self._forward_started = time.perf_counter()
         reqs = [self.batch.reqs[row] for row in rows[Move.STEP]]
         launched = self._engine.target.launch_steps(
             self.batch, rows[Move.STEP], unread_tokens(before, reqs)
@@ -155,7 +156,7 @@ class Iteration:
             return
         burst.read()
         engine = self._engine
-        elapsed_ms = engine.ms_since(self._started)
+        elapsed_ms = engine.ms_since(self._burst_started)
         engine.last_read = time.perf_counter()
         self._timed.append(Timed(Stage.BURST, len(burst.rows), burst.num_done, elapsed_ms))
         for row in burst.rows:
@@ -224,7 +225,7 @@ class Iteration:
 
     def _account(self, launched: LaunchedPass | LaunchedSteps, spoken: Spoken) -> None:
         """Time the forward, and charge it to its requests by their rows."""
-        elapsed_ms = self._engine.ms_since(self._started)
+        elapsed_ms = self._engine.ms_since(self._forward_started)
         self._timed.append(self._timed_as(launched, spoken, elapsed_ms))
         judged = {part.row for part, _ in spoken.judged}
         ms_per_row = elapsed_ms / launched.num_rows

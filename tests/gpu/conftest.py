@@ -35,4 +35,16 @@ def random_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """With heads of a size every backend has kernels for, FlashInfer's among those built ahead."""
     from support.random_pair import PairShape, make_pair
 
-    return make_pair(tmp_path_factory.mktemp("pair"), PairShape(seed=1, head_dim=128))
+    return make_pair(
+        tmp_path_factory.mktemp("pair"), PairShape(seed=1, head_dim=128, max_positions=40960)
+    )
+
+
+@pytest.fixture
+def setup(request: pytest.FixtureRequest) -> Any:
+    """The way to run PARSE that a test asks for (``support.gpu_setups.Setup``)."""
+    from sglang_parse.bench.limit.settings import has_fa3
+
+    if request.param.backend == "fa3" and not has_fa3():
+        pytest.skip("fa3 wants a Hopper GPU and sglang-kernel's build of it (flash_ops)")
+    return request.param

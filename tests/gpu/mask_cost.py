@@ -50,8 +50,11 @@ def costs(kernel: Kernel, layout: VerifyLayout, heads: Heads, page_size: int) ->
 
     batch = tensors(layout)
     masked = paged_inputs.masked(batch, page_size, flat_mask)
+    indptr = torch.tensor(layout.mask_indptr, dtype=torch.int32, device="cuda")
     build = milliseconds(lambda: flat_mask(layout, "cuda"))
-    pack = milliseconds(lambda: flashinfer.packbits(masked.custom_mask, bitorder="little"))
+    pack = milliseconds(  # as a plan does it: a block of threads for each request
+        lambda: flashinfer.segment_packbits(masked.custom_mask, indptr, bitorder="little")
+    )
     plain = paged_inputs.masked(tensors(draft_alone(layout)), page_size, flat_mask)
     return [
         float(layout.num_rows),

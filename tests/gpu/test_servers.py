@@ -7,7 +7,6 @@ two are as good (``NEAR_TIE``).
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,20 +40,6 @@ LONG = {"max_new_tokens": 200, "ignore_eos": True}
 LAYOUTS = tuple(setup for setup in SETUPS if setup.layout != "auto" and not setup.flags)
 each_setup = pytest.mark.parametrize("setup", SETUPS, ids=str, indirect=True)
 each_layout = pytest.mark.parametrize("setup", LAYOUTS, ids=str, indirect=True)
-
-
-@pytest.fixture
-def setup(request: pytest.FixtureRequest) -> Setup:
-    chosen: Setup = request.param
-    if chosen.backend == "fa3" and not _has_fa3():
-        pytest.skip("this build of sglang-kernel has no FA3 (sgl_kernel/flash_ops)")
-    return chosen
-
-
-def _has_fa3() -> bool:
-    spec = importlib.util.find_spec("sgl_kernel")
-    folders = spec.submodule_search_locations if spec else ()
-    return any(list(Path(folder).glob("flash_ops*.so")) for folder in folders)
 
 
 @dataclass(frozen=True)

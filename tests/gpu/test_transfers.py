@@ -7,11 +7,11 @@ import torch
 
 def transfer() -> Any:
     """Numbers to a busy device and back; returns once they are on their way."""
-    from sglang_parse.device import Readback, on_device
+    from sglang_parse.device import HostCopy, on_device
 
     values = on_device([3, 1, 2], "cuda")
     flags = on_device([True, False, True], "cuda", torch.bool)
-    return Readback(values.masked_fill(flags, 7))
+    return HostCopy(values.masked_fill(flags, 7))
 
 
 def test_no_transfer_waits_until_it_is_read():
@@ -22,9 +22,9 @@ def test_no_transfer_waits_until_it_is_read():
     try:
         for _ in range(50):
             busy = busy @ busy * 1e-4
-        readback = transfer()
+        host_copy = transfer()
         is_idle = torch.cuda.current_stream().query()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert not is_idle, "the device was idle: nothing was shown"
-    assert readback.tolist() == [7, 1, 7]
+    assert host_copy.tolist() == [7, 1, 7]

@@ -10,7 +10,15 @@ import pytest
 pytestmark = pytest.mark.seams
 
 
-def test_sglang_takes_every_server_at_real_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+MOE = ("--target", "qwen3_235b_a22b_fp8", "--flags", "--tp-size 4")
+
+
+@pytest.mark.parametrize(
+    ("words", "tp_size"), [(("--device", "cpu"), 1), (MOE, 4)], ids=["dense", "experts"]
+)
+def test_sglang_takes_every_server_at_real_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], tp_size: int
+):
     """A small tokenizer beneath large embeddings; room for exactly the pass that is measured."""
     from sglang.srt.plugins import load_plugins
 
@@ -24,7 +32,7 @@ def test_sglang_takes_every_server_at_real_shapes(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(ENV_VAR, "")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    words = ["--device", "cpu", "--acceptance", "0.5", "--output", str(tmp_path)]
+    words = (*words, "--acceptance", "0.5", "--output", str(tmp_path))
     settings = LimitSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
     assert list(specs) == ["plain", "draft", "price", "parse-0.5"]
@@ -34,7 +42,8 @@ def test_sglang_takes_every_server_at_real_shapes(tmp_path: Path, monkeypatch: p
         args = prepare_server_args([*spec.common, *spec.flags])
         args.resolve_once()
         view = resolved_view(args)
-        assert (view.load_format, view.max_running_requests) == ("dummy", 64)
+        found = view.load_format, view.max_running_requests, view.tp_size
+        assert found == ("dummy", 64, tp_size)
     config = ParseConfig.from_env()  # the last server's
     assert (config.draft_tokens, config.segment, config.drafting) == (512, "tokens:32", "auto")
     assert view.speculative_num_draft_tokens == settings.layout().num_rows

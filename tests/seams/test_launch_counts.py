@@ -158,6 +158,53 @@ def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
     assert not first.may_be_followed_unread([req])
 
 
+@pytest.mark.parametrize(("num_drafted", "steps"), [(0, 16), (27, 2), (29, 1)])
+def test_a_burst_is_no_longer_than_the_longest_budget(count: Count, num_drafted: int, steps: int):
+    """29 tokens are left of the answer; a draft that is whole already takes one step."""
+    req = drafting(0)
+    req.sampling_params.max_new_tokens = 30
+    req.parse_state.draft.token_ids = [DRAFTED] * num_drafted
+    req.parse_state.draft_kv_len += num_drafted
+    batch, engine = bursting(req)
+    found = count(lambda: launched(batch, engine)[0]._burst.read())
+    assert found.forwards == {"DECODE": steps}
+    expected = (Phase.DRAFTING, Phase.VERIFYING)[num_drafted > 0]
+    assert req.parse_state.phase is expected
+
+
+@pytest.mark.parametrize(("free", "has_room"), [(100, True), (30, False)])
+def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
+    """A draft that is unread counts as drafted: 16 more for each, and a pass's questions."""
+    from sglang_parse.engine.kv import KvSlots
+
+    reqs = [drafting(i) for i in range(2)]
+    batch, _ = bursting(*reqs)
+    for req in reqs:
+        req.kv.kv_allocated_len = PROMPT + BURST
+        req.parse_state.launch_draft(BURST)
+    pool = SimpleNamespace(available_size=lambda: free, page_size=1)
+    batch.token_to_kv_pool_allocator = pool
+    batch.tree_cache = SimpleNamespace(
+        token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
+    )
+    slots = KvSlots(ParseConfig(burst_tokens=BURST, max_prefixes=1), longest_question=5)
+    assert slots.all_burst(batch, reqs) == has_room
+
+
+@pytest.mark.usefixtures("count")
+def test_a_bursts_time_is_not_a_passes(monkeypatch: pytest.MonkeyPatch):
+    """Both under way: the burst's began with its own launch, the forward's when that was read."""
+    from sglang_parse.engine import iteration as module
+
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock) / 1e3)
+    batch, engine = bursting(drafting(0), request(1, Phase.CONTINUING, Move.STEP))
+    under_way, _ = launched(batch, engine)  # begun at 0 and 10 ms
+    under_way._finish_burst()  # at 20
+    assert [timed.ms for timed in under_way._timed] == pytest.approx([20])
+    assert engine.ms_since(under_way._forward_started) == pytest.approx(10)  # since 30, at 40
+
+
 @pytest.mark.usefixtures("count")
 def test_a_burst_behind_what_ended_a_draft_is_dropped():
     """The draft ended in the steps that were read late."""
@@ -284,7 +331,7 @@ def test_a_burst_in_graphs_of_steps(count: Count, chained: Callable):
     batch, engine = chained(*map(drafting, range(8)))
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DECODE": 1, "graph": 15 // CHAIN}
-    assert_within(found, copies_in=3, copies_out=2, kernels=45, waits=0)
+    assert_within(found, copies_in=3, copies_out=2, kernels=33, waits=0)
     steps = engine.draft.draft_runner.forwards
     assert len(steps) == BURST
 

@@ -48,3 +48,30 @@ SETUPS = (
     *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
 )
 """With CUDA graphs and the overlap schedule unless they say otherwise."""
+
+REAL_SIZES = tuple(
+    Setup(
+        backend,
+        "auto",
+        (
+            *("--cuda-graph-max-bs-decode", "64", "--max-running-requests", "64"),
+            *("--max-total-tokens", "1000000", "--chunked-prefill-size", "8192"),
+            *("--context-length", "36864"),
+        ),
+    )
+    for backend in DTYPES
+)
+"""As many requests and as long prompts as in use: passes of more rows than a chunk of prefill."""
+
+CHAINS = tuple(
+    Setup(backend, "auto", ("--parse-draft-graph-steps", "5")) for backend in ("triton", "fa3")
+)
+"""Several draft steps in one CUDA graph."""
+
+VARIANTS = {
+    "sampler": Setup("flashinfer", "auto", ("--sampling-backend", "flashinfer")),
+    "deterministic": Setup("flashinfer", "auto", ("--enable-deterministic-inference",)),
+    "fp8 kv": Setup("flashinfer", "auto", ("--kv-cache-dtype", "fp8_e5m2")),
+    "tight": Setup("flashinfer", "auto", ("--max-total-tokens", "2000")),
+}
+"""One thing each that runs other kernels, or short of slots."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def test_the_pair_has_the_sizes_in_its_names():
 
 
 def test_every_shape_is_one():
-    assert {"qwen3_32b", "qwen3_1_7b", "tiny_target", "tiny_draft"} == set(shape_names())
+    dense = {"qwen3_32b", "qwen3_1_7b", "tiny_target", "tiny_draft"}
+    assert dense | {"qwen3_235b_a22b_fp8"} == set(shape_names())
     assert all(Shape.read(name).num_weights > 0 for name in shape_names())
 
 
@@ -48,12 +50,14 @@ def test_weights_are_those_of_the_real_model(name: str):
     [
         (None, "is no shape; use qwen3_1_7b, .*, or a folder with a config.json"),
         ({"hidden_size": 8}, "has no 'num_attention_heads'"),
-        ({"num_experts": 8}, "mixture of experts"),
+        ({"num_experts": 8, "mlp_only_layers": [0]}, "mixes experts with other MLPs"),
+        ({"num_experts": 8}, "has no 'moe_intermediate_size'; use the config of a decoder"),
+        ({"quantization_config": {"quant_method": "awq"}}, "weights in 'awq'; use fp8"),
     ],
 )
 def test_what_is_no_shape_is_refused(tmp_path: Path, content: dict | None, message: str):
     if content is not None:
-        if "num_experts" in content:
+        if "hidden_size" not in content:
             content |= json.loads(Shape.read("tiny_draft").config.read_text())
         (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(BenchError, match=message):
@@ -62,6 +66,29 @@ def test_what_is_no_shape_is_refused(tmp_path: Path, content: dict | None, messa
 
 def test_attended_pairs_are_the_ones_of_the_mask():
     assert bounds.attended_pairs(LAYOUT) == int(dense_mask(LAYOUT).sum())
+
+
+def test_the_papers_target_has_the_sizes_in_its_name():
+    """One token's step reads the 22 billion weights it is multiplied by, many tokens read all."""
+    shape = Shape.read("qwen3_235b_a22b_fp8")
+    active = shape.token_weights + shape.num_weights - shape.layer_weights
+    assert shape.num_weights == pytest.approx(235e9, rel=0.01)
+    assert active == pytest.approx(22e9, rel=0.02)
+    assert shape.vocab == Shape.read("qwen3_1_7b").vocab
+    assert shape.touched_weights(1) == pytest.approx(shape.token_weights)
+    assert shape.touched_weights(1000) == pytest.approx(shape.layer_weights)
+    step = bounds.step_work(shape, num_requests=1, context_len=0, item_bytes=2)
+    assert step.bytes == pytest.approx(shape.token_weights + 2 * shape.head_weights)
+    assert step.flops == 2 * (shape.token_weights + shape.head_weights)
+
+
+def test_experts_by_hand():
+    """Half of four experts idle for one token, a quarter for two."""
+    dense = replace(small(), intermediate=5)
+    mixed = replace(dense, experts=4, experts_per_token=2)
+    others = dense.layer_weights - 30 + 2 * 4  # and the router
+    assert mixed.layer_weights == others + 4 * 30
+    assert (mixed.token_weights, mixed.touched_weights(2)) == (others + 2 * 30, others + 3 * 30)
 
 
 def small() -> Shape:

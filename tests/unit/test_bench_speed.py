@@ -10,7 +10,14 @@ import pytest
 
 from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
 from sglang_parse.bench.limit.bounds import attended_pairs
-from sglang_parse.bench.limit.figures import LimitFigures, Pass, make_goals, run_ms, speed_at
+from sglang_parse.bench.limit.figures import (
+    LimitFigures,
+    Pass,
+    make_goals,
+    run_ms,
+    speed_at,
+    what_rows_allow,
+)
 from sglang_parse.bench.limit.settings import LimitSettings, add_arguments, fraction_of
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 
@@ -38,7 +45,7 @@ def _no_tokenizer(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target", "qwen3_7b"), "'qwen3_7b' is no shape; use qwen3_1_7b, qwen3_32b"),
+        (("--target", "qwen3_7b"), "'qwen3_7b' is no shape; use qwen3_1_7b, qwen3_235b"),
         (("--draft", "tiny_draft"), "--draft tiny_draft has 1024 words, --target .*151936"),
         (("--output-len", "500"), "--output-len is 500, which --prefixes 16 does not divide"),
         (("--output-len", "16384"), "--output-len or --prefixes: .*16384; use a whole number"),
@@ -107,7 +114,7 @@ def legs() -> list[Leg]:
 
 
 def test_a_row_of_the_table_by_hand():
-    row = speed_at(legs(), 0.5, 2, "price")
+    row = speed_at(legs(), 0.5, 2, settings(*TINY))
     rates = (row.plain_tokens_per_s, row.draft_tokens_per_s, row.tokens_per_s)
     assert rates == (10, 50, 20)
     # 10 ms of verification per output token, while the plain target takes 100.
@@ -120,7 +127,7 @@ def test_a_row_of_the_table_by_hand():
 
 def test_times_of_the_stages_by_hand():
     # 10 ms of a burst for each of two requests' tokens; two passes' worth of rows in one.
-    assert run_ms(legs(), 2, "price") == {
+    assert run_ms(legs(), 2, settings(*TINY)) == {
         "draft step": 20,
         "decode step": 200,
         "verification pass": 1000,
@@ -129,13 +136,13 @@ def test_times_of_the_stages_by_hand():
 
 def test_what_was_not_measured_is_an_error():
     with pytest.raises(BenchError, match=r"nothing was measured of parse-0.75 at 2 requests"):
-        speed_at(legs(), 0.75, 2, "price")
+        speed_at(legs(), 0.75, 2, settings(*TINY))
 
 
 def test_figures_to_reach():
-    row = replace(speed_at(legs(), 0.5, 2, "price"), concurrency=8)
+    row = replace(speed_at(legs(), 0.5, 2, settings(*TINY)), concurrency=8)
     speeds = tuple(replace(row, acceptance=a, ratio=2.4, share_of_limit=0.96) for a in (0, 0.5, 1))
-    one = Pass(1153, 512, 16, 40, 1, ms=12, prefill_ms=10, prefill_rows_ms=11)
+    one = Pass(1153, 512, 16, 40, 1, ms=14, prefill_ms=10, prefill_rows_ms=12)
     figures = LimitFigures(speeds, one, (), (), {}, None, ())
     found = {check.name: check.reached for check in make_goals(figures)}
     assert found == {
@@ -144,5 +151,49 @@ def test_figures_to_reach():
         "acceptance 0.5, 8 at a time: share of the limit": True,
         "acceptance 1, 8 at a time: speedup": False,
         "acceptance 1, 8 at a time: share of the limit": True,
-        "pass / plain prefill": False,
+        "pass / plain prefill of as many rows": False,
     }
+
+
+def test_many_at_a_time_reach_what_their_rows_allow():
+    """Plain 100 ms a token, the draft 20; 3 rows a token at 10 ms: 100 / 50 at best."""
+    row = replace(speed_at(legs(), 0.5, 2, settings(*TINY)), acceptance=1, concurrency=64)
+    one = Pass(1536, 512, 16, 40, 1, ms=12, prefill_ms=10, prefill_rows_ms=15360)
+    assert what_rows_allow(row, one) == pytest.approx(2)
+    for ratio, reached in ((1.81, True), (1.79, False)):
+        figures = LimitFigures((replace(row, ratio=ratio),), one, (), (), {}, None, ())
+        found = {check.name: check.reached for check in make_goals(figures)}
+        assert found["acceptance 1, 64 at a time: speedup"] == reached
+
+
+def test_the_fastest_plain_server_counts(tmp_path: Path):
+    asked = settings("--baselines", "flashinfer,fa3", "--output", str(tmp_path))
+    backends = {
+        spec.name: spec.common[spec.common.index("--attention-backend") + 1]
+        for spec in asked.specs()
+    }
+    assert (backends["plain"], backends["plain-fa3"]) == ("flashinfer", "fa3")
+    assert set(backends.values()) == {"flashinfer", "fa3"}
+    assert fraction_of("plain-fa3") is None
+    measured = [*legs(), *(leg("plain-fa3", run, 5) for run in range(3))]
+    row = speed_at(measured, 0.5, 2, asked)
+    assert (row.plain, row.plain_tokens_per_s, row.ratio) == ("plain-fa3", 20, 1)
+
+
+def test_several_drafts_an_answer():
+    """The limit is of what the server drafted, judged and kept itself."""
+    asked = settings(*TINY, "--draft-len", "128", "--staggered")
+    config = asked.parse_config()
+    assert (config.draft_tokens, config.segment, config.after_cut) == (128, "tokens:8", "redraft")
+    assert asked.layout().num_draft_rows == 129
+    row = speed_at(legs(), 0.5, 2, asked)
+    assert (row.kept, row.drafted, row.v) == pytest.approx((0.5, 1, 0.14))
+    assert row.limit == pytest.approx(1 / (0.2 + 0.14 + 0.5))
+    with pytest.raises(BenchError, match="--draft-len is 100, which --prefixes 16 does not"):
+        settings(*TINY, "--draft-len", "100")
+
+
+def test_graphs_are_captured_for_the_requests_that_come(tmp_path: Path):
+    asked = settings("--concurrency", "1,8", "--output", str(tmp_path))
+    for spec in asked.specs():
+        assert spec.common[spec.common.index("--cuda-graph-max-bs-decode") + 1] == "8"

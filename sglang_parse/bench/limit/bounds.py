@@ -65,11 +65,11 @@ def step_work(shape: Shape, num_requests: int, context_len: float, item_bytes: i
         context_len: mean tokens of a request's sequence.
         item_bytes: of a weight and of a number in the KV cache.
     """
-    weights = shape.layer_weights + shape.head_weights
+    weights = shape.weights_bytes(item_bytes, num_requests)
     kv = shape.kv_per_token * context_len * num_requests
     pairs = context_len * num_requests
-    flops = 2 * weights * num_requests + _attention_flops(shape, pairs)
-    return Work(bytes=item_bytes * (weights + kv), flops=flops)
+    flops = 2 * (shape.token_weights + shape.head_weights) * num_requests
+    return Work(bytes=weights + item_bytes * kv, flops=flops + _attention_flops(shape, pairs))
 
 
 def pass_work(
@@ -82,10 +82,10 @@ def pass_work(
     """
     rows = num_requests * layout.num_rows
     pairs = num_requests * attended_pairs(layout)
-    flops = 2 * (shape.layer_weights * rows + shape.head_weights * num_logits * num_requests)
+    flops = 2 * (shape.token_weights * rows + shape.head_weights * num_logits * num_requests)
     kv = shape.kv_per_token * layout.kv_len * num_requests
-    weights = shape.layer_weights + shape.head_weights
-    return Work(bytes=item_bytes * (weights + kv), flops=flops + _attention_flops(shape, pairs))
+    weights = shape.weights_bytes(item_bytes, rows)
+    return Work(bytes=weights + item_bytes * kv, flops=flops + _attention_flops(shape, pairs))
 
 
 def attended_pairs(layout: RequestLayout) -> int:
@@ -136,3 +136,17 @@ def mask_build_ms(layouts: Sequence[RequestLayout], device: str) -> float:
 
     names = {"flat_mask": flat_mask, "layout": VerifyLayout.of(layouts), "device": device}
     return 1e3 * median_seconds("flat_mask(layout, device)", names)
+
+
+def mask_pack_ms(layouts: Sequence[RequestLayout], device: str) -> float:
+    """Time to pack that mask to bits, as FlashInfer's plan does it: request by request."""
+    import torch
+    from flashinfer.quantization import segment_packbits
+
+    from sglang_parse.core.layout import VerifyLayout
+    from sglang_parse.core.mask import flat_mask
+
+    layout = VerifyLayout.of(layouts)
+    indptr = torch.tensor(layout.mask_indptr, dtype=torch.int32, device=device)
+    names = {"pack": segment_packbits, "mask": flat_mask(layout, device), "indptr": indptr}
+    return 1e3 * median_seconds('pack(mask, indptr, bitorder="little")', names)

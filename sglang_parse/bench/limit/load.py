@@ -20,6 +20,8 @@ from sglang_parse.core.payoff import MIN_ROUNDS
 REQUEST_LIMIT_S = 1800.0
 PREFILL_REPEATS = 5
 MIN_REQUESTS = 2
+WAVES = 3
+"""Requests behind each other at one place, where they begin apart."""
 WARM_UP_REQUESTS = {"auto": MIN_ROUNDS + 2, "always": 1}
 """By ``--drafting``. The off switch judges from its ``MIN_ROUNDS`` on, and wants a price first."""
 
@@ -30,21 +32,31 @@ class Sender:
     def __init__(self, endpoint: Endpoint, settings: LimitSettings, fraction: float | None) -> None:
         self.endpoint, self.settings, self.fraction = endpoint, settings, fraction
         self._rng = random.Random(0)
+        self._answer_s = 0.0  # of the last leg, at its concurrency
 
     def leg(self, run: int, concurrency: int) -> Leg:
-        """One wave of requests, all at once.
+        """One wave of requests, all at once; or several behind each other, begun apart.
 
         Raises:
             BenchError: a request failed, or PARSE did not say what it should.
         """
         least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
-        prompts = [self._tokens(self.settings.input_len) for _ in range(max(least, concurrency))]
+        is_staggered = self.settings.staggered and run >= 0
+        count = max(least, concurrency * (WAVES if is_staggered else 1))
+        prompts = [self._tokens(self.settings.input_len) for _ in range(count)]
+        apart_s = self._answer_s / concurrency if is_staggered else 0.0
         with self._client() as client:
-            calls = [partial(self._ask, client, i, prompt) for i, prompt in enumerate(prompts)]
-            return timed(calls, Way(self.endpoint.name), run, concurrency)
+            calls = [
+                partial(self._ask, client, i, prompt, apart_s * i if i < concurrency else 0.0)
+                for i, prompt in enumerate(prompts)
+            ]
+            leg = timed(calls, Way(self.endpoint.name), run, concurrency)
+        self._answer_s = median(answer.wall_ms for answer in leg.answers) / 1e3
+        return leg
 
     def prefill_ms(self, num_tokens: int) -> float:
-        """A prefill of that many tokens behind a cached prompt, by the server's own clock."""
+        """A prefill of that many tokens behind a cached prompt, by the clock that times passes:
+        PARSE's on the host, from the launch until the numbers are there."""
         return median([self._prefill_ms(num_tokens) for _ in range(1 + PREFILL_REPEATS)][1:])
 
     def _prefill_ms(self, num_tokens: int) -> float:
@@ -57,9 +69,12 @@ class Sender:
                 f"{meta['cached_tokens']} of {len(prompt)} tokens of a prompt came from the cache "
                 f"of {self.endpoint.name}; leave --disable-radix-cache and --page-size out"
             )
-        return 1e3 * (meta["prefill_finished_time"] - meta["forward_entry_time"])
+        return meta["parse"]["prefill_ms"]
 
-    def _ask(self, client: httpx.Client, index: int, prompt: Sequence[int]) -> Answer:
+    def _ask(
+        self, client: httpx.Client, index: int, prompt: Sequence[int], wait_s: float
+    ) -> Answer:
+        time.sleep(wait_s)
         started = time.perf_counter()
         meta = self._generate(client, prompt, self.settings.max_new_tokens)
         wall_ms = 1e3 * (time.perf_counter() - started)

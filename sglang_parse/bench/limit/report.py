@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.page import PALETTE
 from sglang_parse.bench.harness.servers import ServerSpec
 from sglang_parse.bench.harness.tables import make_table, show_goals
-from sglang_parse.bench.limit.figures import LimitFigures
+from sglang_parse.bench.limit.figures import LimitFigures, what_rows_allow
 from sglang_parse.bench.limit.settings import LimitSettings
 
 RESULTS, PLOT = "results.json", "bench.html"
@@ -29,8 +29,8 @@ NOTES = (
 
 
 _ASKED = (
-    *("target", "draft", "device", "attention_backend", "dtype", "input_len", "output_len"),
-    *("prefixes", "runs", "drafting"),
+    *("target", "draft", "device", "attention_backend", "baselines", "dtype", "input_len"),
+    *("output_len", "draft_len", "staggered", "prefixes", "runs", "drafting"),
 )
 KEYS = {
     **dict.fromkeys(
@@ -93,9 +93,12 @@ def _conditions(
         "draft": settings.draft.name,
         "device": settings.device,
         "attention_backend": settings.attention_backend,
+        "baselines": list(settings.baselines),
         "dtype": settings.dtype,
         "input_len": settings.input_len,
         "output_len": settings.output_len,
+        "draft_len": settings.draft_len,
+        "staggered": settings.staggered,
         "prefixes": settings.prefixes,
         "runs": settings.runs,
         "drafting": settings.drafting,
@@ -148,9 +151,26 @@ def show(
         f"rows ({verification.prefill_rows_ms:.2f} ms)",
         highlight=False,
     )
+    for line in _rows_lines(figures):
+        console.print(line, highlight=False)
     show_goals(console, found)
     for name in (RESULTS, PLOT):
         console.print(str(settings.output / name), highlight=False)
+
+
+def _rows_lines(figures: LimitFigures) -> Iterator[str]:
+    """What a pass's rows allow where all of every draft is kept."""
+    verification = figures.verification
+    per_token = verification.rows / verification.draft_tokens
+    ms_per_row = verification.prefill_rows_ms / verification.rows
+    for row in figures.speeds:
+        if row.acceptance == 1:
+            yield (
+                f"{row.concurrency} at a time: {per_token:.2f} rows a token at {ms_per_row:.3f} ms "
+                f"a row of a prefill, {1e3 / row.draft_tokens_per_s:.3f} ms drafting, "
+                f"{1e3 / row.plain_tokens_per_s:.3f} ms on {row.plain}: at best "
+                f"{what_rows_allow(row, verification):.2f}x"
+            )
 
 
 def _speed_table(figures: LimitFigures) -> Table:
@@ -177,7 +197,8 @@ def _parts_table(figures: LimitFigures) -> Table:
     table = make_table("masks, KV slots held by a request, memory", ("", "", ""))
     for mask in figures.masks:
         what = f"mask of a pass of {mask.concurrency}"
-        table.add_row(what, f"{mask.ms:.3f} ms", f"{mask.entries} entries")
+        packed = "" if mask.pack_ms is None else f", packed in {mask.pack_ms:.3f} ms"
+        table.add_row(what, f"{mask.ms:.3f} ms", f"{mask.entries} entries{packed}")
     for concurrency, held in figures.held.items():
         what = f"KV slots held, {concurrency} at a time"
         table.add_row(what, f"{held.mean:.1f} mean", f"{held.peak} peak")

@@ -17,7 +17,7 @@ from sglang_parse.bench.harness.figures import legs_of, quotient, tokens_per_s
 from sglang_parse.bench.harness.kv_log import Held
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
-from sglang_parse.bench.harness.records import PLAIN, BenchError, Leg
+from sglang_parse.bench.harness.records import BenchError, Leg
 from sglang_parse.bench.harness.servers import Server, ServerSpec, awake
 from sglang_parse.bench.limit import bounds
 from sglang_parse.bench.limit.figures import (
@@ -80,8 +80,12 @@ def _card(settings: LimitSettings) -> bounds.Card:
 def _mask(settings: LimitSettings, concurrency: int) -> MaskBuild:
     layout = settings.layout()
     entries = concurrency * layout.num_rows * layout.kv_len
-    ms = bounds.mask_build_ms([layout] * concurrency, settings.device)
-    return MaskBuild(concurrency, entries, ms)
+    layouts = [layout] * concurrency
+    ms = bounds.mask_build_ms(layouts, settings.device)
+    pack_ms = None
+    if settings.attention_backend == "flashinfer":
+        pack_ms = bounds.mask_pack_ms(layouts, settings.device)
+    return MaskBuild(concurrency, entries, ms, pack_ms)
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ class _Measured:
         concurrencies = self.settings.concurrencies
         for concurrency in concurrencies:
             sender.leg(WARM_UP, concurrency)
-        if server.name == PLAIN:
+        if server.name == self.settings.price:
             layout = self.settings.layout()
             for rows in (layout.num_draft_rows, layout.num_rows):
                 self.prefill_ms[rows] = sender.prefill_ms(rows)
@@ -135,7 +139,7 @@ class _Measured:
         settings = self.settings
         return LimitFigures(
             speeds=tuple(
-                speed_at(self.legs, fraction, concurrency, settings.price)
+                speed_at(self.legs, fraction, concurrency, settings)
                 for concurrency in settings.concurrencies
                 for fraction in settings.fractions
             ),
@@ -152,7 +156,7 @@ class _Measured:
         price, fewest = self.settings.price, self.settings.concurrencies[0]
         return Pass(
             rows=layout.num_rows,
-            draft_tokens=self.settings.output_len,
+            draft_tokens=self.settings.draft_len,
             prefixes=self.settings.prefixes,
             question_tokens=self.settings.question_len,
             concurrency=fewest,
@@ -174,7 +178,7 @@ class _Measured:
                     settings.target, layout, concurrency, 1 + 2 * settings.prefixes, size
                 ),
             )
-            times = run_ms(self.legs, concurrency, settings.price)
+            times = run_ms(self.legs, concurrency, settings)
             found += [
                 bounds.bound(stage, concurrency, work, card, ms)
                 for (stage, ms), work in zip(times.items(), works, strict=True)

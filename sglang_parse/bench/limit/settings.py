@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,7 +43,10 @@ class LimitSettings(Flags):
     Attributes:
         fractions: of every draft that are kept, one PARSE server each.
         output_len: tokens behind the first one, which belongs to the prefill.
+        baselines: attention backends of the plain target, whose fastest counts.
+        draft_len: tokens of a draft at most.
         prefixes: of every draft, all of one length.
+        staggered: requests begin apart from one another, as many behind each other as in WAVES.
         output: folder of results.json, the plot, models and logs.
     """
 
@@ -52,6 +56,13 @@ class LimitSettings(Flags):
     draft: Shape = option("qwen3_1_7b", "likewise (default %(default)s)", read=Shape.read)
     device: str = option("cuda", "default %(default)s", choices=sorted(BACKENDS))
     attention_backend: str = option(None, f"default: {BACKENDS}")
+    baselines: tuple[str, ...] = option(
+        None,
+        "attention backends of the plain target, whose fastest counts (default: "
+        "--attention-backend, and fa3 on a Hopper GPU that has it)",
+        metavar="BACKEND,...",
+        read=lambda text: tuple(text.split(",")) if text else (),
+    )
     dtype: str = option(None, f"default: {DTYPES}", choices=sorted(ITEM_BYTES))
     concurrencies: tuple[int, ...] = option(
         (1, 8, 64),
@@ -72,6 +83,15 @@ class LimitSettings(Flags):
     input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
     output_len: int = option(
         512, "tokens behind the first one; one draft (default %(default)s)", type=at_least(1)
+    )
+    draft_len: int = option(
+        None, "tokens of a draft (default: --output-len, one draft an answer)", type=at_least(1)
+    )
+    staggered: bool = option(
+        False,
+        "requests begin apart from one another and follow each other, so that prefills, bursts, "
+        "passes and steps share iterations",
+        action="store_true",
     )
     prefixes: int = option(16, "per draft (default %(default)s)", type=at_least(1))
     runs: int = option(3, "medians are reported (default %(default)s)", type=at_least(1))
@@ -95,7 +115,9 @@ class LimitSettings(Flags):
             found,
             attention_backend=found.attention_backend or BACKENDS[found.device],
             dtype=found.dtype or DTYPES[found.device],
+            draft_len=found.draft_len or found.output_len,
         )
+        settings = replace(settings, baselines=settings.baselines or settings._own_and_best())
         settings._check()
         return settings
 
@@ -105,9 +127,10 @@ class LimitSettings(Flags):
                 f"--draft {self.draft.name} has {self.draft.vocab} words, --target "
                 f"{self.target.name} {self.target.vocab}; use two shapes of one vocabulary"
             )
-        if self.output_len % self.prefixes:
+        if self.draft_len % self.prefixes:
+            setting = "--draft-len" if self.has_rounds else "--output-len"
             raise BenchError(
-                f"--output-len is {self.output_len}, which --prefixes {self.prefixes} does not "
+                f"{setting} is {self.draft_len}, which --prefixes {self.prefixes} does not "
                 "divide; use a multiple of it, so that all prefixes have one length"
             )
         try:
@@ -115,13 +138,24 @@ class LimitSettings(Flags):
         except ConfigError as error:
             raise BenchError(f"--output-len or --prefixes: {error}") from error
 
+    def _own_and_best(self) -> tuple[str, ...]:
+        """PARSE's attention backend, and what stock SGLang is fastest with on this GPU."""
+        own = (self.attention_backend,)
+        return (*own, "fa3") if self.device == "cuda" and "fa3" not in own and has_fa3() else own
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether an answer takes several drafts."""
+        return self.draft_len < self.output_len
+
     def parse_config(self) -> ParseConfig:
-        """PARSE's settings: one draft is one answer, cut into prefixes of one length."""
+        """PARSE's settings: drafts cut into prefixes of one length. Where one draft is an answer,
+        the target writes behind its cut; where it is not, drafting resumes."""
         return ParseConfig(
-            draft_tokens=self.output_len,
+            draft_tokens=self.draft_len,
             max_prefixes=self.prefixes,
-            segment=f"tokens:{self.output_len // self.prefixes}",
-            after_cut="target",
+            segment=f"tokens:{self.draft_len // self.prefixes}",
+            after_cut="redraft" if self.has_rounds else "target",
             question=str(QUESTION),
         )
 
@@ -143,9 +177,9 @@ class LimitSettings(Flags):
     def bytes_needed(self) -> float:
         """What a PARSE server takes: both models' weights and KV."""
         shapes = (self.target, self.draft)
-        weights = sum(shape.num_weights for shape in shapes)
+        weights = sum(shape.all_bytes(self.item_bytes) for shape in shapes)
         kv = self.kv_slots * sum(shape.kv_per_token for shape in shapes)
-        return ROOM * self.item_bytes * (weights + kv)
+        return ROOM * (weights + self.item_bytes * kv)
 
     @property
     def max_new_tokens(self) -> int:
@@ -171,10 +205,10 @@ class LimitSettings(Flags):
 
     def layout(self) -> RequestLayout:
         """One request's rows of a verification pass: the anchor, the draft, the questions."""
-        length = self.output_len // self.prefixes
+        length = self.draft_len // self.prefixes
         return RequestLayout(
             prefix_len=self.input_len,
-            num_draft_rows=1 + self.output_len,
+            num_draft_rows=1 + self.draft_len,
             cuts=tuple(1 + length * k for k in range(1, self.prefixes + 1)),
             question_lens=(self.question_len,) * self.prefixes,
         )
@@ -186,8 +220,17 @@ class LimitSettings(Flags):
         """The server that shows what a pass takes: it always drafts."""
         return PRICE if self.drafting == "auto" else server_at(self.fractions[-1])
 
+    @property
+    def plain_names(self) -> tuple[str, ...]:
+        """The servers of the plain target, PARSE's attention backend first."""
+        return tuple(
+            PLAIN if backend == self.attention_backend else f"{PLAIN}-{backend}"
+            for backend in self.baselines
+        )
+
     def specs(self) -> list[ServerSpec]:
-        """The plain target, the draft alone, PARSE that always drafts, PARSE at every fraction."""
+        """The plain target on each baseline's backend, the draft alone, PARSE that always drafts,
+        PARSE at every fraction."""
         folder = self.output / "models"
         target, draft = (str(shape.write_model(folder)) for shape in (self.target, self.draft))
         config, more = self.parse_config(), () if self.device == "cpu" else COMPILED
@@ -206,7 +249,11 @@ class LimitSettings(Flags):
             environment = ((SIMULATE, f"{fraction:g}"), *log, *more)
             return replace(spec, name=name, environment=environment)
 
-        specs = [replace(spec, environment=more) for spec in lineup(models, (PLAIN, DRAFT))]
+        specs = []
+        for name, backend in zip(self.plain_names, self.baselines, strict=True):
+            (spec,) = lineup(replace(models, common=self._common(backend)), (PLAIN,))
+            specs.append(replace(spec, name=name, environment=more))
+        specs += [replace(spec, environment=more) for spec in lineup(models, (DRAFT,))]
         if self.price == PRICE:
             specs.append(with_parse(PRICE, 1.0, "always"))
         return specs + [with_parse(server_at(f), f, self.drafting) for f in self.fractions]
@@ -215,16 +262,31 @@ class LimitSettings(Flags):
         """Where the server ``price`` writes what its requests hold."""
         return (self.output / "kv.jsonl").resolve()
 
-    def _common(self) -> tuple[str, ...]:
-        """SGLang's flags for every server."""
+    def _common(self, backend: str = "") -> tuple[str, ...]:
+        """SGLang's flags for every server; ``backend``: instead of PARSE's."""
+        # Else SGLang captures graphs of batches that never come, minutes a server.
+        graphs = ("--cuda-graph-max-bs-decode", str(self.concurrencies[-1]))
         return (
-            *("--device", self.device, "--attention-backend", self.attention_backend),
+            *("--device", self.device, "--attention-backend", backend or self.attention_backend),
+            *(graphs if self.device == "cuda" else ()),
             *("--dtype", self.dtype, "--load-format", "dummy"),
             *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
             *("--max-total-tokens", str(self.kv_slots)),
             *("--max-running-requests", str(max(2, self.concurrencies[-1])), "--enable-metrics"),
             *self.flags,
         )
+
+
+def has_fa3() -> bool:
+    """Whether SGLang runs FlashAttention 3 here: on a Hopper GPU, by a library of sglang-kernel's
+    that smaller builds leave out."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        return False
+    spec = importlib.util.find_spec("sgl_kernel")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return any(any(Path(folder).glob("flash_ops*.so")) for folder in folders)
 
 
 def server_at(fraction: float) -> str:
@@ -234,7 +296,7 @@ def server_at(fraction: float) -> str:
 
 def fraction_of(name: str) -> float | None:
     """What a server of that name simulates; None without PARSE."""
-    if name in (PLAIN, DRAFT):
+    if name == DRAFT or name.split("-")[0] == PLAIN:
         return None
     return 1.0 if name == PRICE else float(name.removeprefix("parse-"))
 

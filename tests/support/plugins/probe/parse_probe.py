@@ -7,6 +7,7 @@ each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
   whose KV was written there and its fingerprint, in every model) and the running requests.
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
+- With ``PARSE_PROBE_STRICT`` set, a burst that waits for a GPU while it is launched fails.
 - With ``PARSE_PROBE_AHEAD`` set, bursts run as on a GPU: nobody looks at their tokens meanwhile,
   the next may be launched behind one that is not read, and small gaps are caught up with by steps.
 - Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
@@ -75,10 +76,25 @@ def register() -> None:
         ),
     ):
         HookRegistry.register(target, hook, kind)
+    if os.environ.get("PARSE_PROBE_STRICT"):
+        HookRegistry.register(
+            "sglang_parse.engine.burst.Burst._launch", without_waits, HookType.AROUND
+        )
     if os.environ.get("PARSE_PROBE_AHEAD"):
         HookRegistry.register(
             "sglang_parse.engine.draft.DraftModel.init_cuda_graphs", draft_ahead, HookType.AFTER
         )
+
+
+def without_waits(original: Callable, *args: Any) -> Any:
+    """PyTorch then raises at copies that wait, and at looks at numbers on the device."""
+    import torch
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return original(*args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def draft_ahead(_: Any, model: Any) -> None:
@@ -95,6 +111,8 @@ class Probe:
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
         self.num_late = self.num_unread = self.num_bursts_unread = 0
+        self.forwards: Counter[str] = Counter()
+        """By place, and whether a CUDA graph was replayed: "draft-burst graph"."""
         self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
         """Model -> slot -> token whose KV was written there last."""
 
@@ -132,6 +150,7 @@ class Probe:
                 "steps_unread": self.num_unread,  # launched before the last token was read
                 "bursts_unread": self.num_bursts_unread,
             },
+            "forwards": dict(self.forwards),
             "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
         }
         return result
@@ -162,11 +181,15 @@ class Probe:
     def forward(
         self, original: Callable, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        slots, ids = forward_batch.out_cache_loc.tolist(), forward_batch.input_ids.tolist()
-        self.written[model_of(runner)].update(zip(slots, ids, strict=True))
-        fault = self._take_fault(self._place(runner, forward_batch))
+        if runner.device == "cpu":  # a look at a GPU's numbers would wait for it
+            slots, ids = forward_batch.out_cache_loc.tolist(), forward_batch.input_ids.tolist()
+            self.written[model_of(runner)].update(zip(slots, ids, strict=True))
+        place = self._place(runner, forward_batch)
+        fault = self._take_fault(place)
         if fault is None:
-            return original(runner, forward_batch, *args, **kwargs)
+            output = original(runner, forward_batch, *args, **kwargs)
+            self.forwards[f"{place} {'graph' if output.can_run_graph else 'eager'}"] += 1
+            return output
         if fault["kind"] == "slow":
             time.sleep(fault["seconds"])
         elif fault["kind"] == "raise":
