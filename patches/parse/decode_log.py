@@ -30,11 +30,12 @@ class DecodeLine(logging.Filter):
     def figures(self) -> str:
         self.tally.update_latest()
         growth = self.window.advance()
-        rounds, drafted, judged, accepted, target = (
+        rounds, drafted, forwards, judged, accepted, target = (
             round(growth[f"{name}_total", "*"])
             for name in (
                 "rounds",
                 "drafted_tokens",
+                "draft_forwards",
                 "judged_tokens",
                 "accepted_tokens",
                 "target_tokens",
@@ -42,13 +43,15 @@ class DecodeLine(logging.Filter):
         )
         share = accepted / judged if judged else 0.0
         speedup = self.tally.expected_speedup
+        per_forward = f"tokens a draft forward: {drafted / forwards:.1f}, " if forwards else ""
         pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
         if self.tally.simulated is not None:
             pays += f"SIMULATED acceptance: {self.tally.simulated:g}, "
         phases = "".join(f"#{name}: {count}, " for name, count in self.tally.phases().items())
         return (
             f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "
-            f"accepted: {accepted} ({share:.2f}), target-written: {target}, {phases}{pays}"
+            f"accepted: {accepted} ({share:.2f}), target-written: {target}, "
+            f"{phases}{per_forward}{pays}"
         )
 
 

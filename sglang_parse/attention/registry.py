@@ -25,7 +25,7 @@ class _Factory:
         self.name = name
 
     def __call__(self, runner: Any) -> Any:
-        if not runner.is_draft_worker:  # a draft runs no passes
+        if not runner.is_draft_worker:  # whether a draft runs passes is not known yet
             check_kv(self.name, runner.kv_cache_dtype)
         return pkgutil.resolve_name(SUPPORT[self.name].factory)(runner)
 
@@ -43,12 +43,12 @@ def is_registered(name: str) -> bool:
     return ATTENTION_BACKENDS.get(name) is _FACTORIES[name]
 
 
-def assert_used(runner: Any) -> None:
+def assert_used(runner: Any, model: str = "target") -> None:
     """Raises: BackendError, when a model's attention would not run PARSE's passes as laid out."""
     backend = runner.attn_backend
     if not type(backend).__module__.startswith(_ROOM):
         raise BackendError(
-            f"PARSE: the target's attention backend is {type(backend).__name__}, which would "
+            f"PARSE: the {model}'s attention backend is {type(backend).__name__}, which would "
             f"ignore how PARSE lays out its passes. Fix: --attention-backend {', '.join(SUPPORT)}"
         )
     if runner.kv_index_translator.reads_are_translated:

@@ -100,12 +100,13 @@ def check_backends(
             )
 
 
-def check_kv(backend: str, dtype: torch.dtype) -> None:
-    """Check what a target's KV really is: ``--kv-cache-dtype auto`` leaves that to its checkpoint.
+def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
+    """Check what a model's KV really is: ``--kv-cache-dtype auto`` leaves that to its checkpoint.
 
     Args:
         backend: a key of ``SUPPORT``.
         dtype: of a KV entry.
+        model: whose.
 
     Raises:
         BackendError: ``backend`` cannot read it in a pass.
@@ -113,7 +114,7 @@ def check_kv(backend: str, dtype: torch.dtype) -> None:
     if dtype.itemsize < 2 and not SUPPORT[backend].reads_fp8:
         others = " or ".join(name for name in SUPPORT if name != ON_CPU and SUPPORT[name].reads_fp8)
         raise BackendError(
-            f"PARSE: the target's KV is {dtype}, as its checkpoint or --kv-cache-dtype says, with "
+            f"PARSE: the {model}'s KV is {dtype}, as its checkpoint or --kv-cache-dtype says, with "
             f"--attention-backend {backend}. Fix: use {others}"
         )
 

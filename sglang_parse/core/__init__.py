@@ -5,6 +5,8 @@
     question    the tokens that ask whether a prefix is right, and the two verdict tokens
     layout      the rows of a verification pass: half-open intervals, and who owns each
     mask        which row sees which column
+    block       a draft forward that writes several tokens: its rows, and what is kept of it
+    plans       which layout of a block pays now
     selection   verdicts to the cut
     simulation  a cut at a wanted share instead, for benchmarks
     phases      the words of a request's state machine: phases, moves, what it can be told

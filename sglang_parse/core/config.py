@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
@@ -25,6 +26,7 @@ ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
 MAX_OPTIONS = 16
 """Longest ``custom_params["parse"]`` that is looked at; every value in it is a number or a bool."""
+_BLOCK_SIZES = ("auto", *map(str, range(1, MAX_BLOCK + 1)))
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 Threshold = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 
@@ -48,6 +50,10 @@ class ParseConfig(BaseModel):
     burst_tokens: int = Field(16, ge=1, le=1024)
     """Draft tokens per scheduler iteration: larger is faster for one request, smaller lets others
     in sooner."""
+    draft_block: str = Field("auto", json_schema_extra={"metavar": "N"})
+    """Tokens a forward of the draft model writes at most, 1 to 16, by mask tokens that it was
+    trained to fill (PARD's drafts are); it verifies them itself. 1 is one token a forward; 'auto'
+    goes by the draft's files, and by what is faster at the load there is."""
     max_prefixes: int = Field(16, ge=1, le=256)
     """Prefixes judged in one verification pass; more segments are merged."""
     segment: str = "line"
@@ -104,6 +110,13 @@ class ParseConfig(BaseModel):
         self._check_continuation()
         self._check_certificate()
 
+    @field_validator("draft_block", mode="before")
+    @classmethod
+    def _check_draft_block(cls, value: Any) -> Any:
+        if str(value) not in _BLOCK_SIZES:
+            raise ValueError(f"got {_shown(value)}; use auto, or a whole number 1..{MAX_BLOCK}")
+        return str(value)
+
     @field_validator("segment")
     @classmethod
     def _check_segment(cls, text: str) -> str:
@@ -146,6 +159,11 @@ class ParseConfig(BaseModel):
     @property
     def segment_rule(self) -> SegmentRule:
         return SegmentRule.parse(self.segment)
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens a draft forward; None where it goes by the draft's files."""
+        return None if self.draft_block == "auto" else int(self.draft_block)
 
     @property
     def is_semantic(self) -> bool:

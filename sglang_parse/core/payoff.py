@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from sglang_parse.core.block import BlockPlan
+
 RETRY_SHARE = 0.03
 """Most of the plain target's time that rounds on trial may lose."""
 MIN_ROUNDS = 3
@@ -50,14 +52,18 @@ class Timed:
 
     Attributes:
         size: requests of a burst or step, rows of a pass.
-        amount: decode steps of a burst, tokens a step wrote; 0 for a pass.
+        amount: tokens a burst wrote per request, tokens a step wrote; 0 for a pass.
         ms: wall time.
+        forwards: of the draft model, in a burst.
+        plan: a burst's.
     """
 
     stage: Stage
     size: int
-    amount: int
+    amount: float
     ms: float
+    forwards: int = 0
+    plan: BlockPlan | None = None
 
 
 class StageCost:

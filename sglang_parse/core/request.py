@@ -30,6 +30,9 @@ from sglang_parse.core.phases import (
     TraceRecord,
 )
 
+NAN_IN_DRAFT = "NaN in the draft model's logits"
+"""Why a request ends whose draft cannot be computed."""
+
 
 @dataclass(slots=True)
 class Draft:
@@ -38,12 +41,15 @@ class Draft:
     Attributes:
         token_ids: draft tokens.
         finished: the draft model ended the answer (its last token is a stop token).
+        candidates: tokens that may follow them, proposed by mask tokens and not verified yet
+            (``block``); their KV never counts.
         prefix_ends, question_ids: what the verification pass will judge; filled by
             ``RequestState.ask`` when drafting is over, empty in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
     finished: bool = False
+    candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -59,6 +65,8 @@ class Stats:
     Attributes:
         rounds: drafts that were judged, one verification pass each.
         drafted_tokens: tokens the draft model wrote.
+        draft_forwards: forwards of the draft model that wrote them: fewer, where it writes several
+            tokens a forward.
         accepted_tokens: those of them that were kept.
         short_drafts: drafts ended early or given up because KV slots were short.
         skipped_drafts: how often a draft could have begun and did not, because it was not expected
@@ -71,6 +79,7 @@ class Stats:
 
     rounds: int = 0
     drafted_tokens: int = 0
+    draft_forwards: int = 0
     accepted_tokens: int = 0
     short_drafts: int = 0
     skipped_drafts: int = 0
@@ -211,15 +220,30 @@ class RequestState:
             return
         self.extend_draft(token_ids, budget)
         if len(token_ids) < num_tokens and self.phase is Phase.DRAFTING:
-            self.fail("NaN in the draft model's logits")
+            self.fail(NAN_IN_DRAFT)
 
     def extend_draft(self, token_ids: Sequence[int], budget: int) -> None:
-        """The draft model wrote on; tokens behind the draft's end are dropped.
+        """The draft model wrote on, a token a forward; those behind the draft's end are dropped.
 
         Args:
             token_ids: what it wrote.
             budget: draft tokens the round may hold.
         """
+        self.stats.draft_forwards += self._extend_draft(token_ids, budget)
+
+    def extend_draft_by_block(
+        self, token_ids: Sequence[int], budget: int, candidates: Sequence[int]
+    ) -> None:
+        """One forward kept these tokens; ``candidates`` may follow them."""
+        self.stats.draft_forwards += 1
+        self._extend_draft(token_ids, budget)
+        if self.phase is Phase.DRAFTING:
+            self.draft.candidates = tuple(candidates)
+
+    def _extend_draft(self, token_ids: Sequence[int], budget: int) -> int:
+        """How many tokens there was room for."""
+        num_before = self.num_drafted
+        self.draft.candidates = ()
         for token in token_ids:
             self.draft.token_ids.append(token)
             self.stats.drafted_tokens += 1
@@ -229,6 +253,7 @@ class RequestState:
                 break
         # The last token's KV may not be written yet.
         self.draft_kv_len = self.committed_len + self.num_drafted
+        return self.num_drafted - num_before
 
     def ask(self, questions: Questions) -> None:
         """The draft is over; what its pass will ask."""
@@ -320,21 +345,26 @@ class RequestState:
 
 
 def tail_len(
-    state: RequestState, burst_tokens: int, draft_budget: int, continuation_rows: int = 1
+    state: RequestState,
+    burst_tokens: int,
+    draft_budget: int,
+    continuation_rows: int = 1,
+    block_rows: int = 0,
 ) -> int:
     """KV slots the request needs behind ``committed`` in the next iteration.
 
     Args:
         state: the request's state; a pure function of it, because SGLang asks twice (once for
             the capacity check, once to allocate) and the answers must agree.
-        burst_tokens: draft steps per iteration.
+        burst_tokens: draft tokens per iteration.
         draft_budget: draft tokens this request may hold in this round, at least what it holds.
         continuation_rows: rows of the target forward when no draft is judged: the anchor, and
             what an EAGLE-3 head proposes.
+        block_rows: rows of a draft forward behind the last kept token (``block.BlockPlan``).
     """
     if state.phase is Phase.DRAFTING:
         num_drafted = state.num_drafted + state.num_draft_unread
-        return min(num_drafted + burst_tokens, draft_budget)
+        return min(num_drafted + burst_tokens, draft_budget) + block_rows
     if state.phase is Phase.VERIFYING:
         return 1 + len(state.draft.token_ids) + state.draft.num_question_rows
     return continuation_rows

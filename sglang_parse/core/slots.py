@@ -117,7 +117,7 @@ def _judging_cost(holding: Holding, page_size: int) -> int:
     """Slots to keep free so that the draft of one burst more can be judged."""
     if holding.phase is not Phase.DRAFTING:
         return 0
-    return pages_up(holding.judged_tail - holding.tail, page_size)
+    return pages_up(max(0, holding.judged_tail - holding.tail), page_size)
 
 
 def pages_up(length: int, page_size: int) -> int:

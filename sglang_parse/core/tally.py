@@ -20,6 +20,7 @@ _COUNTERS = {
     "faults": ("faults_total", "", 1.0),
     "rounds": ("rounds_total", "", 1.0),
     "drafted_tokens": ("drafted_tokens_total", "", 1.0),
+    "draft_forwards": ("draft_forwards_total", "", 1.0),
     "accepted_tokens": ("accepted_tokens_total", "", 1.0),
     "target_tokens": ("target_tokens_total", "parse", 1.0),
     "eagle3_steps": ("eagle3_steps_total", "", 1.0),

@@ -115,6 +115,7 @@ class Start:
         yield examine("tokenizers", self.tokenizers)
         yield examine("vocabularies", partial(self.vocabularies, *pair))
         yield examine("context lengths", partial(self.contexts, *pair))
+        yield examine("draft forward", partial(self.block, pair[1]))
         if config and config.uses_eagle3:
             yield examine("EAGLE-3 head", partial(self.head, config, pair[0]))
         paths = args.model_path, args.speculative_draft_model_path
@@ -209,6 +210,14 @@ class Start:
         models.check_contexts(self.args, target, draft)
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
+    @staticmethod
+    def block(draft: Any) -> str:
+        """Raises: AdmissionError, when it cannot write as many tokens a forward as it is to."""
+        block = models.draft_block(ParseConfig.from_env(), draft)
+        if block.size == 1:
+            return "one token"
+        return f"up to {block.size} tokens, by mask token {block.mask_id}"
+
     def head(self, config: ParseConfig, target: Any) -> str:
         """Raises: AdmissionError, when it does not fit the target."""
         steps = models.check_head(self.asked, config, target)
@@ -266,7 +275,14 @@ class Start:
             return None
 
 
-PAIR_LINES = ("tokenizers", "vocabularies", "context lengths", "size ratio", "memory")
+PAIR_LINES = (
+    "tokenizers",
+    "vocabularies",
+    "context lengths",
+    "draft forward",
+    "size ratio",
+    "memory",
+)
 
 
 def _lengths(question: Question) -> list[tuple[str, int]]:

@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from sglang_parse.core.block import ONE_TOKEN
 from sglang_parse.core.phases import Phase
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.batch import draft_budget, is_gone
@@ -51,6 +52,12 @@ class _Unread:
     tokens: HostCopy
 
 
+class LaunchedBurst(Protocol):
+    """What a burst needs of the one before it."""
+
+    def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor: ...
+
+
 class Burst:
     """Some requests of a batch draft on.
 
@@ -61,9 +68,12 @@ class Burst:
         draft_tokens: most tokens of any draft.
 
     Attributes:
+        plan: one token a forward.
         num_done: steps launched.
         over: rows whose drafts it has been seen to end.
     """
+
+    plan = ONE_TOKEN
 
     def __init__(
         self, model: DraftModel, batch: Any, rows: Sequence[int], draft_tokens: int
@@ -79,9 +89,13 @@ class Burst:
         self._unread: deque[_Unread] = deque()
         self._last: torch.Tensor | None = None
 
+    @property
+    def num_forwards(self) -> int:
+        return self.num_done
+
     # -- launch -----------------------------------------------------------------
 
-    def launch(self, num_steps: int, before: Burst | None = None) -> None:
+    def launch(self, num_steps: int, before: LaunchedBurst | None = None) -> None:
         """Up to ``num_steps`` more tokens for each request, unread but for what a CPU looks at.
 
         Args:
@@ -97,7 +111,7 @@ class Burst:
             if self.num_done < num_steps:
                 self.read()
 
-    def _launch(self, num_steps: int, before: Burst | None) -> None:
+    def _launch(self, num_steps: int, before: LaunchedBurst | None) -> None:
         """``num_steps`` steps, each one's tokens the next one's input on the device."""
         reqs, sampled = self._reqs(), self.sampler.prepare(self._going_on)
         lengths = [[_length(req) + step for req in reqs] for step in range(num_steps)]
@@ -114,7 +128,7 @@ class Burst:
         for req in reqs:
             req.parse_state.launch_draft(num_steps)
 
-    def _first_logits(self, places: Places, before: Burst | None) -> torch.Tensor:
+    def _first_logits(self, places: Places, before: LaunchedBurst | None) -> torch.Tensor:
         """From tokens on the device where nobody has read them; else the draft's KV catches up."""
         reqs = places.reqs
         if before is not None and any(req.parse_state.num_draft_unread for req in reqs):

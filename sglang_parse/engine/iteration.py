@@ -30,6 +30,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
+from sglang_parse.engine.blocks import BlockBurst, Bursts
 from sglang_parse.engine.burst import Burst
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard, end_request
@@ -55,6 +56,7 @@ class Engine:
     config: ParseConfig
     target: PlainTarget
     draft: DraftModel
+    bursts: Bursts
     draft_guard: DraftGuard
     head: GuardedHead
     verifier: Verifier
@@ -86,7 +88,7 @@ class Iteration:
         self._emitted: list[list[int]] = [[] for _ in batch.reqs]
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._timed: list[Timed] = []
-        self._burst: Burst | None = None
+        self._burst: Burst | BlockBurst | None = None
         self._forward: LaunchedPass | LaunchedSteps | None = None
         self._steps_alone: Steps | None = None
         self._burst_started = self._forward_started = 0.0
@@ -114,7 +116,7 @@ class Iteration:
         engine = self._engine
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
-        self._burst = Burst(engine.draft, self.batch, rows, engine.config.draft_tokens)
+        self._burst = engine.bursts.burst(self.batch, rows)
         self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
             self._burst.launch(engine.config.burst_tokens, before._burst if before else None)
@@ -158,7 +160,9 @@ class Iteration:
         engine = self._engine
         elapsed_ms = engine.ms_since(self._burst_started)
         engine.last_read = time.perf_counter()
-        self._timed.append(Timed(Stage.BURST, len(burst.rows), burst.num_done, elapsed_ms))
+        size, forwards, plan = len(burst.rows), burst.num_forwards, burst.plan
+        engine.tally.count("draft_passes_total", forwards, plan.masks.value)
+        self._timed.append(Timed(Stage.BURST, size, burst.num_done, elapsed_ms, forwards, plan))
         for row in burst.rows:
             self.batch.reqs[row].parse_state.charge(draft=elapsed_ms / len(burst.rows))
         self._ask(burst.over)
@@ -209,7 +213,9 @@ class Iteration:
         """The iteration is over: its tokens are output, its times are learned from."""
         engine = self._engine
         engine.last_read = time.perf_counter()
-        engine.switch.saw(share_plain(self._timed))
+        timed = share_plain(self._timed)
+        engine.switch.saw(timed)
+        engine.bursts.choice.saw(timed)
         engine.tally.expected_speedup = engine.switch.speedup
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):

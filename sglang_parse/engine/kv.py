@@ -18,6 +18,7 @@ import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.runtime_context import get_spec
 
+from sglang_parse.core.block import Masks, rows_behind
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Move, Phase
 from sglang_parse.core.request import RequestState, tail_len
@@ -32,11 +33,14 @@ class KvSlots:
     Args:
         config: the server's settings.
         longest_question: tokens of the longest question a pass may ask; 0 in token mode.
+        block_size: tokens a draft forward may write.
     """
 
-    def __init__(self, config: ParseConfig, longest_question: int) -> None:
+    def __init__(self, config: ParseConfig, longest_question: int, block_size: int = 1) -> None:
         self.config = config
         self.longest_question = longest_question
+        self.block_size = block_size
+        self.block_rows = rows_behind(block_size, Masks.EVERY)
 
     def required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """Slots the next iteration takes for ``requests``: SGLang's capacity check.
@@ -83,14 +87,17 @@ class KvSlots:
         accelerated = is_accelerated(req)
         rows = 1 + get_spec().speculative_num_steps if accelerated else 1
         budget = draft_budget(req, self.config.draft_tokens)
-        tail = tail_len(state, self.config.burst_tokens, budget, rows)
-        num_questions = min(self.config.max_prefixes, tail)
+        tail = tail_len(state, self.config.burst_tokens, budget, rows, self.block_rows)
+        # The block that fills a burst is kept whole.
+        longest_burst = self.config.burst_tokens + self.block_size - 1
+        longest_draft = tail_len(state, longest_burst, budget, rows)
+        num_questions = min(self.config.max_prefixes, longest_draft)
         return Holding(
             phase=state.phase,
             committed=committed,
             allocated=allocated,
             tail=tail,
-            judged_tail=1 + tail + num_questions * self.longest_question,
+            judged_tail=1 + longest_draft + num_questions * self.longest_question,
             num_drafted=state.num_drafted + state.num_draft_unread,
             waited=state.waited,
             is_accelerated=accelerated,

@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_parse.core.block import NO_TOKEN
+
 T = TypeVar("T")
 
 
@@ -25,9 +27,6 @@ def share(values: torch.Tensor) -> torch.Tensor:
         values: same shape, dtype and device kind on every rank; may be overwritten.
     """
     return get_parallel().tp_group.broadcast(values.contiguous(), src=0)
-
-
-NO_TOKEN = -1
 
 
 def share_choices(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:

@@ -6,27 +6,16 @@ the few numbers per request that ``rounds`` decides by.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
-from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
-from sglang_parse.core.layout import VerifyLayout
-from sglang_parse.core.mask import flat_mask
 from sglang_parse.core.question import Question
-from sglang_parse.device import on_device
-from sglang_parse.engine.batch import (
-    max_forward_rows,
-    select_requests,
-    slots_of,
-    spans_within,
-)
+from sglang_parse.engine.forward import forward_spans, run_pass
 from sglang_parse.engine.readout import Measured, Spoken
 from sglang_parse.engine.rows import (
     VerifyRows,
@@ -37,34 +26,6 @@ from sglang_parse.engine.rows import (
 from sglang_parse.engine.sampling import RowSampler
 from sglang_parse.engine.steps import Steps, choose_steps
 from sglang_parse.engine.target import PlainTarget
-
-MAX_LOGITS_BYTES = 2**30
-"""Logits of one target forward at most, in fp32. What is kept free is for a chunk of prefill, which
-has logits of each request's last row alone. 1,766 rows of 152,000 tokens keep a GPU busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassOutput:
-    """What a pass computed.
-
-    Attributes:
-        logits: [sum of len(part.logits_rows), vocab], the parts' rows in order; SGLang's own, which
-            the target's next forward may overwrite.
-        starts: per part, its first row in ``logits``; at the end, their number.
-        hidden: [rows of the pass, width] what an EAGLE-3 head reads of each row, if captured; in
-            memory of its own.
-        replays: whether a CUDA graph was replayed.
-    """
-
-    logits: torch.Tensor
-    starts: list[int]
-    hidden: torch.Tensor | None
-    replays: bool
-
-    def split(self, *counts: int) -> list[torch.Tensor]:
-        """The logits of the first ``counts[0]`` parts, of the next ``counts[1]``, of the rest."""
-        ends = [self.starts[sum(counts[: i + 1])] for i in range(len(counts))]
-        return list(torch.tensor_split(self.logits, ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +161,7 @@ class Verifier:
         ]
         passes = [
             self._run(batch, parts[span], kinds[span])
-            for span in spans_within(
-                [(part.layout.num_rows, len(part.logits_rows)) for part in parts],
-                # Token mode wants logits of every row.
-                (max_forward_rows(), self._max_logits_rows()),
-            )
+            for span in forward_spans(self.target.runner, parts)
         ]
         return LaunchedPass(
             passes=passes,
@@ -212,10 +169,6 @@ class Verifier:
             proposals=proposals,
             steps=self._steps(batch, riding, alone, passes) if stepping else None,
         )
-
-    def _max_logits_rows(self) -> int:
-        bytes_per_row = self.target.runner.model_config.vocab_size * torch.float32.itemsize
-        return MAX_LOGITS_BYTES // bytes_per_row
 
     def _run(self, batch: Any, parts: Sequence[VerifyRows], kinds: Sequence[_Kind]) -> MeasuredPass:
         """One target forward, measured on the device before the next one begins there."""
@@ -246,77 +199,3 @@ class Verifier:
         if alone:
             logits.append(self.target.decode(batch, alone).logits_output.next_token_logits)
         return choose_steps(self.target.runner, batch, [*riding, *alone], torch.cat(logits))
-
-
-def run_pass(
-    target_runner: Any, batch: Any, parts: Sequence[VerifyRows], *, is_masked: bool, capture: bool
-) -> PassOutput:
-    """The target forward over ``parts``. Writes the KV of every row into the requests' slots.
-
-    Args:
-        is_masked: in the layout ``mask``, otherwise in ``alias``.
-        capture: keep the hidden states of all rows.
-    """
-    layout = VerifyLayout.of([part.layout for part in parts])
-    device = batch.device
-    select: list[int] = []
-    starts: list[int] = []
-    for part, offset in zip(parts, layout.qo_indptr[:-1], strict=True):
-        starts.append(len(select))
-        select.extend(offset + row for row in part.logits_rows)
-    starts.append(len(select))
-    spec_info = ParseVerifyInput(
-        layout=layout,
-        custom_mask=flat_mask(layout, device) if is_masked else None,
-        select_index=on_device(select, device),
-    )
-    view = _batch_view(batch, parts, layout, spec_info)
-    with _without_adapters(target_runner):
-        forward_batch = ForwardBatch.init_new(
-            view,
-            target_runner,
-            capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
-            return_hidden_states_before_norm=False,
-        )
-    # Questions share positions with later draft tokens: only the layout knows them.
-    forward_batch.positions = on_device(layout.positions(), device)
-    done = target_runner.forward(forward_batch)
-    output = done.logits_output
-    # SGLang's graphs write a forward's numbers where the one before has left its own.
-    hidden = output.hidden_states.clone() if capture else None
-    return PassOutput(output.next_token_logits, starts, hidden, done.can_run_graph)
-
-
-@contextmanager
-def _without_adapters(target_runner: Any) -> Iterator[None]:
-    """SGLang prepares LoRA for every forward, by rows it knows; a pass has others, and no adapter.
-
-    Not for good: a CUDA graph that is captured meanwhile would be one without adapters for all.
-    """
-    if target_runner.lora_manager is None:
-        yield
-        return
-    backend = target_runner.lora_manager.lora_backend
-    backend.skip_inactive_lora_batches = True
-    try:
-        yield
-    finally:
-        backend.skip_inactive_lora_batches = False
-
-
-def _batch_view(
-    batch: Any, parts: Sequence[VerifyRows], layout: VerifyLayout, spec_info: ParseVerifyInput
-) -> Any:
-    """The pass's requests with all their rows."""
-    rows = [part.row for part in parts]
-    ids = [token for part in parts for token in part.token_ids]
-    view = select_requests(batch, rows, [r.kv_len for r in layout.requests], ids)
-    spans = [(r.prefix_len, r.kv_len) for r in layout.requests]
-    view.out_cache_loc = slots_of(batch, view.reqs, spans)
-    view.extend_lens = [r.num_rows for r in layout.requests]
-    view.prefix_lens = [r.prefix_len for r in layout.requests]
-    view.extend_num_tokens = layout.num_rows
-    view.extend_logprob_start_lens = view.extend_lens
-    view.forward_mode = VERIFY_MODE
-    view.spec_info = spec_info
-    return view

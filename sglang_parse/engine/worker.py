@@ -16,13 +16,14 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_parse.attention import registry
-from sglang_parse.attention.support import MASK
+from sglang_parse.attention.support import MASK, check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.payoff import OffSwitch
 from sglang_parse.core.question import Question
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.batch import has_ended, is_gone
+from sglang_parse.engine.blocks import Bursts
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.head import Eagle3Head, GuardedHead
@@ -35,6 +36,7 @@ from sglang_parse.engine.target import PlainTarget
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server
+from sglang_parse.startup.models import DraftBlock, draft_block
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.drift import DriftWatch
 
@@ -102,6 +104,10 @@ class ParseWorker(BaseSpecWorker):
         super().init_attention_backends()
         self.engine.head.init_attention_backends()
         registry.assert_used(self.engine.target.runner)
+        if self.engine.slots.block_size > 1:
+            runner = self.engine.draft.draft_runner
+            registry.assert_used(runner, "draft")
+            check_kv(runner.server_args.attention_backend, runner.kv_cache_dtype, "draft")
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
@@ -151,6 +157,7 @@ def build_engine(
     draft = DraftModel(
         server_args, gpu_id, nccl_port, target_worker, chain_steps=config.draft_graph_steps
     )
+    block = _draft_block(config, draft)
     target = PlainTarget(target_worker, capture=config.uses_eagle3)
     head = None
     if config.uses_eagle3:
@@ -162,11 +169,19 @@ def build_engine(
         config=config,
         target=target,
         draft=draft,
+        bursts=Bursts(
+            draft,
+            size=block.size,
+            mask_id=block.mask_id,
+            or_one=block.or_one,
+            is_masked=is_masked,
+            draft_tokens=config.draft_tokens,
+        ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
         verifier=Verifier(target, question, is_masked=is_masked, capture=head is not None),
         rounds=Rounds(config, tokenizer, question, switch, tally, _drift_watch(certified)),
-        slots=KvSlots(config, longest_question=question.max_len if question else 0),
+        slots=KvSlots(config, question.max_len if question else 0, block.size),
         switch=switch,
         tally=tally,
         certified=certified,
@@ -185,6 +200,16 @@ def _pass_layout(server_args: Any, config: ParseConfig) -> str:
         *(layout, server_args.attention_backend, why),
     )
     return layout
+
+
+def _draft_block(config: ParseConfig, draft: DraftModel) -> DraftBlock:
+    block = draft_block(config, draft.draft_runner.model_config)
+    if block.size > 1:
+        logger.info(
+            "PARSE: the draft writes up to %d tokens a forward, with mask token %d%s",
+            *(block.size, block.mask_id, ", or one where that is faster" if block.or_one else ""),
+        )
+    return block
 
 
 def _question(config: ParseConfig, target_worker: TpModelWorker) -> tuple[Question | None, Any]:

@@ -12,13 +12,16 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
 
 from sglang_parse.attention.support import check_backends, choose_layout
+from sglang_parse.core.block import Masks, rows_behind
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.startup import compat
 from sglang_parse.startup.models import (
+    DraftBlock,
     check_head,
     check_models,
+    draft_block,
     flag_of,
     refuse,
     tokenizer_of,
@@ -86,13 +89,16 @@ def validate_server_args(server_args: Any) -> None:
     check_draft_graphs(server_args, config)
     compat.check_backend(server_args.attention_backend)
     tokenizer = tokenizer_of(server_args, server_args.tokenizer_path or server_args.model_path)
-    target = check_models(server_args, tokenizer)
+    target, draft = check_models(server_args, tokenizer)
+    block = draft_block(config, draft)
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
     # slots themselves are allocated by phase.
-    server_args.speculative_num_draft_tokens = longest_pass(config, question)
+    server_args.speculative_num_draft_tokens = max(
+        longest_pass(config, question), longest_burst(config, block)
+    )
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
@@ -131,6 +137,11 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
         refuse(f"{setting} with --tp-size {args.tp_size}", config.draft_graph_steps, fix)
     if args.device != "cpu" and args.cuda_graph_config.decode.backend == Backend.DISABLED:
         refuse(f"{setting} without CUDA graphs", config.draft_graph_steps, fix)
+
+
+def longest_burst(config: ParseConfig, block: DraftBlock) -> int:
+    """Tokens of the last committed token, a draft and the rows of a block behind it at most."""
+    return 1 + config.draft_tokens + rows_behind(block.size, Masks.EVERY)
 
 
 def longest_pass(config: ParseConfig, question: Question | None) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from sglang_parse.core.block import USUAL_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
 
 
@@ -39,13 +41,16 @@ def _check_folder(path: str, setting: str) -> None:
         refuse(setting, path, "it does not exist; give the folder of a model")
 
 
-def check_models(args: Any, tokenizer: Any) -> Any:
-    """The target's ``ModelConfig``. Raises: AdmissionError, where the two do not fit."""
+def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The target's and the draft's ``ModelConfig``.
+
+    Raises: AdmissionError, where the two do not fit.
+    """
     target, draft = read_pair(args)
     for check in PAIR_CHECKS:
         check(args, target, draft)
     check_tokenizers(args, tokenizer)
-    return target
+    return target, draft
 
 
 def read_pair(args: Any) -> tuple[Any, Any]:
@@ -140,6 +145,57 @@ def kv_bytes_per_token(
         draft_kv_cache_dtype=dtype,
         tp_size=tp_size,
     )
+
+
+MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
+"""Where a draft's config.json names its mask token: PARD's own files, and vLLM's other name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """What a server's draft writes a forward.
+
+    Attributes:
+        size: tokens at most.
+        mask_id: its mask token; 0 where ``size`` is 1.
+        or_one: one token a forward where that is faster.
+    """
+
+    size: int = 1
+    mask_id: int = 0
+    or_one: bool = False
+
+
+def draft_block(config: ParseConfig, draft: Any) -> DraftBlock:
+    """What a draft can do, and what was asked for.
+
+    Args:
+        config: the server's settings.
+        draft: the draft's ``ModelConfig``.
+
+    Raises:
+        AdmissionError: blocks were asked for, and the draft's files name no mask token it has.
+    """
+    named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
+    key, mask_id = next(((k, v) for k, v in named.items() if v is not None), ("", None))
+    size, setting = config.block_size, flag("draft_block")
+    if size == 1 or (size is None and mask_id is None):
+        return DraftBlock()
+    if mask_id is None:
+        refuse(
+            setting,
+            config.draft_block,
+            f"use 1, or a draft that was trained to fill mask tokens: its config.json has "
+            f"{' or '.join(MASK_TOKEN_KEYS)}",
+        )
+    if (
+        isinstance(mask_id, bool)
+        or not isinstance(mask_id, int)
+        or mask_id not in range(draft.vocab_size)
+    ):
+        fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
+        refuse(f"{key} in the draft's config.json", mask_id, fix)
+    return DraftBlock(size or USUAL_BLOCK, mask_id, or_one=size is None)
 
 
 def slot_sharers(args: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_parse.core.block import Masks
 from sglang_parse.core.tally import figures
 
 
@@ -39,6 +40,18 @@ METRICS = (
     Metric("plain_requests_total", "Requests served by the plain target.", "reason", ()),
     Metric("faults_total", "Requests PARSE ended with an error."),
     Metric("drafted_tokens_total", "Tokens the draft model wrote."),
+    Metric(
+        "draft_forwards_total",
+        "Forwards of the draft model, one for each request in them: drafted_tokens_total over this "
+        "is tokens a forward.",
+    ),
+    Metric(
+        "draft_passes_total",
+        "Forwards of the draft model, by the real rows that mask tokens stand behind: none (one "
+        "token a forward), the last, every.",
+        "masks",
+        tuple(masks.value for masks in Masks),
+    ),
     Metric("judged_tokens_total", "Drafted tokens that a verification pass judged."),
     Metric("accepted_tokens_total", "Drafted tokens that were kept: output."),
     Metric(
@@ -112,6 +125,7 @@ META_INFO = {
     "certified": "only with a certificate for the threshold: whether its promise is about this "
     "request; false where the request asks for a lower threshold, samples or is served plainly, "
     "and where the server is not as certified",
+    "tokens_per_draft_forward": "`drafted_tokens` over `draft_forwards`; 0 without a draft",
     "trace": "only if asked for; one record per round",
     "fingerprint": "beside a trace: what its verdicts depend on, as in a certificate",
 }
@@ -139,6 +153,8 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
         info["continuation"] = state.terms.continuation
     else:
         shown = {k: v for k, v in shown.items() if not k.startswith("eagle3_")}
+    per_forward = shown["drafted_tokens"] / max(1, shown["draft_forwards"])
+    shown["tokens_per_draft_forward"] = float(per_forward)
     info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in shown.items()})
     if state.terms.certified is not None:
         info["certified"] = state.terms.certified

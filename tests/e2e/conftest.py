@@ -17,9 +17,10 @@ from sglang_parse.bench.harness.servers import DEFAULTS, ENVIRONMENT
 from support.client import Client
 from support.demo_pair import DEMO
 from support.models import load_model
-from support.random_pair import PairShape, make_pair
+from support.random_pair import PairShape, make_pair, parallel_draft
 from support.servers import (
     AHEAD,
+    BLOCKS,
     CHECKS,
     OVERLAP,
     QUESTION,
@@ -57,6 +58,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_pair(tmp_path_factory.mktemp("pair"), PairShape(seed=1))
 
 
+@pytest.fixture(scope="session")
+def block_pair(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """``pair``, whose draft has a mask token."""
+    return pair[0], parallel_draft(pair[1], tmp_path_factory.mktemp("masks") / "draft")
+
+
 @pytest.fixture(scope="module")
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang with the random target."""
@@ -64,13 +73,13 @@ def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """PARSE with token-level verification on the random pair."""
+def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
+    """PARSE with token-level verification on the random pair; drafts are written in blocks."""
     yield from served(
         start_server,
         "token",
-        *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-burst-tokens", "4", *SMALL_CHUNKS, *SEED),
+        *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
+        *("--parse-burst-tokens", "4", *BLOCKS, *SMALL_CHUNKS, *SEED),
     )
 
 
@@ -92,12 +101,25 @@ def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def equal(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """PARSE with the target as its own draft: whatever is not accepted shows a fault."""
+def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
+    """As ``overlap``, but drafts are written in blocks."""
+    flags = parse_flags(block_pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *BLOCKS)
+    yield from served(start_server, "blocks", *flags, "--enable-metrics")
+
+
+@pytest.fixture(scope="module")
+def equal(
+    start_server: Start, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """PARSE with the target as its own draft: whatever is not accepted shows a fault.
+
+    Drafts are written in blocks.
+    """
+    draft = parallel_draft(pair[0], tmp_path_factory.mktemp("equal") / "draft")
     yield from served(
         start_server,
         "equal",
-        *parse_flags((pair[0], pair[0]), "--parse-verification", "token"),
+        *parse_flags((pair[0], draft), "--parse-verification", "token", *BLOCKS),
         *("--parse-draft-tokens", "16", "--parse-burst-tokens", "4", *SEED),
     )
 

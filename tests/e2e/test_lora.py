@@ -10,7 +10,7 @@ import pytest
 
 from support.client import Client, parse_info, random_prompts
 from support.random_adapter import make_adapter
-from support.servers import SEED, Start, parse_flags, plain_flags, served
+from support.servers import BLOCKS, SEED, Start, parse_flags, plain_flags, served
 
 PROMPTS = random_prompts(3, 71)
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
@@ -37,10 +37,11 @@ def plain_lora(
 
 @pytest.fixture(scope="module")
 def parse_lora(
-    start_server: Start, pair: tuple[Path, Path], lora_flags: tuple[str, ...]
+    start_server: Start, block_pair: tuple[Path, Path], lora_flags: tuple[str, ...]
 ) -> Iterator[Client]:
     flags = parse_flags(
-        pair, "--parse-verification", "token", "--parse-draft-tokens", "8", *lora_flags
+        block_pair,
+        *("--parse-verification", "token", "--parse-draft-tokens", "8", *BLOCKS, *lora_flags),
     )
     yield from served(start_server, "parse-lora", *flags)
 

@@ -10,21 +10,25 @@ import pytest
 
 from sglang_parse.bench.harness.servers import awake
 from support.client import Client, parse_info, random_prompts
-from support.servers import OVERLAP, QUESTION, SEED, Start, parse_flags
+from support.servers import BLOCKS, OVERLAP, QUESTION, SEED, Start, parse_flags
 
 NUM_REQUESTS, NEW_TOKENS = 10, 72
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
 # Questions of about 12 tokens each: one pass may need more slots than the draft it judges.
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
 SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-burst-tokens", "6", *SEED)
+ONE = ("--parse-draft-block", "1")
+"""Unless a server says otherwise."""
+TOKEN = ("--parse-verification", "token")
 SERVERS = {
     # name: flags, and the environment that admits more requests than the pool can hold
     "tight-semantic": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640"),
-    "tight-token": ("--parse-verification", "token", *SHORT_DRAFTS, "--max-total-tokens", "520"),
+    "tight-token": (*TOKEN, *SHORT_DRAFTS, "--max-total-tokens", "520"),
+    "tight-blocks": (*TOKEN, *SHORT_DRAFTS, "--max-total-tokens", "520", *BLOCKS, *OVERLAP),
     "tight-pages": (*SEMANTIC, *SHORT_DRAFTS, "--page-size", "16", "--max-total-tokens", "880"),
     "tight-overlap": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640", *OVERLAP),
-    "retracting": ("--parse-verification", "token", *SHORT_DRAFTS),
-    "retracting-overlap": ("--parse-verification", "token", *SHORT_DRAFTS, *OVERLAP),
+    "retracting": (*TOKEN, *SHORT_DRAFTS, *BLOCKS),
+    "retracting-overlap": (*TOKEN, *SHORT_DRAFTS, *OVERLAP),
 }
 
 
@@ -51,14 +55,16 @@ class Tight(NamedTuple):
 
 @pytest.fixture(scope="module", params=SERVERS)
 def tight(
-    request: pytest.FixtureRequest, start_server: Start, pair: tuple[Path, Path]
+    request: pytest.FixtureRequest, start_server: Start, block_pair: tuple[Path, Path]
 ) -> Iterator[Tight]:
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
         if request.param.startswith("retracting"):
             environ.setenv("SGLANG_TEST_RETRACT", "1")
             environ.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
-        server = start_server(request.param, *parse_flags(pair, *SERVERS[request.param]))
+        server = start_server(
+            request.param, *parse_flags(block_pair, *ONE, *SERVERS[request.param])
+        )
     with awake(server):
         yield Tight(request.param, Client.of(server))
     server.stop(0)

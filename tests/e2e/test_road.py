@@ -15,6 +15,7 @@ import pytest
 
 from support.client import Client
 from support.demo_pair import DEMO, held_out
+from support.random_pair import parallel_draft
 from support.servers import QUESTION, Start, parse_flags, plugin, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,11 +29,14 @@ def road(
     start_server: Start,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[tuple[Place, Place]]:
-    """Every call from one of PARSE's functions to another, of a drafting request and a plain one,
-    with and without the overlap schedule."""
-    path = tmp_path_factory.mktemp("road") / "calls"
+    """Every call from one of PARSE's functions to another, of a drafting request and a plain one:
+    in blocks, and token by token with the overlap schedule."""
+    folder = tmp_path_factory.mktemp("road")
+    path, draft = folder / "calls", parallel_draft(DEMO / "draft", folder / "draft")
+    size = {"off": "4", "on": "1"}[request.param]
     flags = parse_flags(
-        (DEMO / "target", DEMO / "draft"), *QUESTION, "--parse-overlap", request.param
+        *((DEMO / "target", draft), *QUESTION, "--parse-overlap", request.param),
+        *("--parse-draft-block", size),
     )
     with plugin("road", ROAD_FILE=str(path)):
         for client in served(start_server, f"road-{request.param}", *flags):
@@ -76,7 +80,6 @@ def test_it_was_a_burst_a_pass_and_a_step(road: list[tuple[Place, Place]]):
     called = {function for _, (_, function) in road}
     assert {
         "Iteration._launch_burst",
-        "Burst.read",
         "Iteration._launch_pass",
         "LaunchedPass.read",
         "Rounds.judged",
@@ -84,6 +87,7 @@ def test_it_was_a_burst_a_pass_and_a_step(road: list[tuple[Place, Place]]):
         "Rounds.stepped",
         "RequestState.write",
     } <= called
+    assert {"Burst.read", "BlockBurst.read"} & called
     assert len(road) > 100
 
 

@@ -171,11 +171,16 @@ def test_target_written_tokens_obey_the_parameters(token: Client, target_model, 
     assert free.pvalue() < ACCEPTABLE_P
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_drafts_obey_the_parameters(semantic: Client, draft_model, name: str):
+@pytest.mark.parametrize(
+    ("server", "name"), [*(("semantic", name) for name in RULES), ("blocks", "top_p")]
+)
+def test_drafts_obey_the_parameters(
+    request: pytest.FixtureRequest, draft_model, server: str, name: str
+):
     """Drafts are samples of the draft model, given what was committed before them."""
     rule = RULES[name]
-    answers = semantic.generate_all(
+    client: Client = request.getfixturevalue(server)
+    answers = client.generate_all(
         [PROMPT] * 24, 12, parse={"trace": True}, max_new_tokens=40, **_params(rule)
     )
     places, wrong = Places(draft_model, rule), Places(draft_model, Rule(rule.temperature))

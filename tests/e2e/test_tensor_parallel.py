@@ -17,10 +17,11 @@ import pytest
 
 from sglang_parse.bench.harness.servers import awake
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
-from support.servers import SEMANTIC, Start, parse_flags, plugin, two_ranks_environment
+from support.servers import BLOCKS, SEMANTIC, Start, parse_flags, plugin, two_ranks_environment
 
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
 HANG_LIMIT_S = 30
+TWO = ("--tp-size", "2")
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(start_server: Start, pair: tuple[Path, Path], records: Path) -> Iterator[Client]:
-    """As ``semantic``, on two ranks that differ."""
+def two_ranks(
+    start_server: Start, block_pair: tuple[Path, Path], records: Path
+) -> Iterator[Client]:
+    """As ``semantic``, on two ranks that differ; drafts are written in blocks."""
     with plugin("rank_noise", RANK_NOISE_DIR=str(records)), two_ranks_environment():
-        server = start_server("two-ranks", *parse_flags(pair, *SEMANTIC, "--tp-size", "2"))
+        server = start_server("two-ranks", *parse_flags(block_pair, *SEMANTIC, *BLOCKS, *TWO))
     with awake(server):
         yield Client.of(server)
 

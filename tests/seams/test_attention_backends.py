@@ -12,18 +12,19 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from support.paged_pass import PagedPass
+from support.paged_pass import BLOCKS, LAYOUT, PagedPass
 
 pytestmark = pytest.mark.seams
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, BLOCKS], ids=["pass", "blocks"])
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
-def test_torch_native(is_masked: bool):
+def test_torch_native(is_masked: bool, layout: VerifyLayout):
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
-    given = PagedPass(is_masked)
+    given = PagedPass(is_masked, layout)
     runner = SimpleNamespace(
         device="cpu",
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("clean_environment")]
 HEAD = DEMO / "eagle3"
 LINES = (
     *("algorithm", "settings", "device", "attention", "models"),
-    *("tokenizers", "vocabularies", "context lengths", "size ratio", "memory"),
+    *("tokenizers", "vocabularies", "context lengths", "draft forward", "size ratio", "memory"),
     *("question", "pass", "start"),
 )
 
@@ -211,6 +211,15 @@ def test_context_lengths(good: dict[str, Finding], tmp_path: Path):
     draft = changed(DEMO / "draft", tmp_path / "draft", max_position_embeddings=64)
     line = look(speculative_draft_model_path=draft)["context lengths"]
     assert (line.status, "or --context-length 64" in line.fix) == (FAILS, True)
+
+
+def test_draft_forward(tmp_path: Path):
+    draft = changed(DEMO / "draft", tmp_path / "draft", pard_token=7)
+    line = look(speculative_draft_model_path=draft)["draft forward"]
+    assert line.found == "up to 8 tokens, by mask token 7"
+    draft = changed(DEMO / "draft", tmp_path / "none", pard_token=None)
+    line = look(speculative_draft_model_path=draft, parse_draft_block=4)["draft forward"]
+    assert (line.status, "use 1, or a draft" in line.fix) == (FAILS, True)
 
 
 def test_head():

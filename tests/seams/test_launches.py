@@ -68,6 +68,31 @@ def test_a_burst():
     assert modes == ["EXTEND"] + ["DECODE"] * (CONFIG.burst_tokens - 1)
 
 
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+@pytest.mark.parametrize("masks", ["every", "last"])
+def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
+    """The one that fills a burst stays unread: nothing waits. The earlier ones are read each."""
+    begins = request(0, Phase.DRAFTING, Move.BURST)
+    goes_on = request(1, Phase.DRAFTING, Move.BURST, draft=2)
+    goes_on.parse_state.draft_kv_len = PROMPT + 2
+    goes_on.parse_state.draft.candidates = (7, 8, 9)
+    samples = request(2, Phase.DRAFTING, Move.BURST, top_k=5)
+    ends = request(3, Phase.DRAFTING, Move.BURST, draft=7)
+    ends.parse_state.draft_kv_len = PROMPT + 7
+    ends.parse_state.draft.candidates = (7, 8, 9)
+    batch = batch_of(begins, goes_on, samples, ends)
+    engine = engine_for(batch, is_masked=is_masked, block_size=4)
+    (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
+    monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
+    launched(batch, engine)
+    (forward,) = engine.draft.draft_runner.forwards
+    # A draft has eight tokens: no row stands for a ninth.
+    rows = {"last": [4, 6, 4, 1], "every": [4, 15, 4, 1]}[masks]
+    assert [layout.num_rows for layout in forward.spec_info.layout.requests] == rows
+    mask = forward.spec_info.custom_mask
+    assert (mask is not None) == (is_masked and masks == "every")
+
+
 def test_steps_behind_unread_steps():
     reqs = [request(i, Phase.PLAIN, Move.STEP, top_k=1 + 4 * i) for i in range(3)]
     batch = batch_of(*reqs)
@@ -109,11 +134,11 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.MonkeyPatch):
     """Token mode wants logits of every row: 64 drafts of 256 tokens, a vocabulary of 152,000."""
-    from sglang_parse.engine import verify
+    from sglang_parse.engine import forward as forwards
 
     vocab, num_reqs, draft = 152_000, 64, 256
     monkeypatch.setattr(fake_engine, "WIDTH", 400)
-    monkeypatch.setattr(verify, "max_forward_rows", lambda: 8192)
+    monkeypatch.setattr(forwards, "max_forward_rows", lambda: 8192)
     batch = batch_of(
         *(request(i, Phase.VERIFYING, Move.PASS, draft=draft) for i in range(num_reqs)),
         request(num_reqs, Phase.CONTINUING, Move.STEP),
@@ -129,7 +154,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
         assert not any(logits() is not None for logits in made)
         rows.append(len(forward_batch.spec_info.select_index))
         logits = torch.zeros(rows[-1], vocab, device=GPU)
-        assert logits.nbytes <= verify.MAX_LOGITS_BYTES == 2**30
+        assert logits.nbytes <= forwards.MAX_LOGITS_BYTES == 2**30
         made.append(weakref.ref(logits))
         output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
         return SimpleNamespace(logits_output=output, can_run_graph=False)

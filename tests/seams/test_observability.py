@@ -72,6 +72,7 @@ def test_lines_change_only_where_parse_serves(serves: bool):
     tally = Tally()
     tally.latest = [Waiting()] if serves else []
     tally.count("drafted_tokens_total", 20)
+    tally.count("draft_forwards_total", 5)
     tally.count("judged_tokens_total", 16)
     tally.count("accepted_tokens_total", 12)
     text = "Decode batch, #running-req: 1, accept len: 0.50, accept rate: 0.01, #queue-req: 0"
@@ -79,7 +80,8 @@ def test_lines_change_only_where_parse_serves(serves: bool):
     assert DecodeLine(tally).filter(record)
     expected = (
         "Decode batch, #running-req: 1, rounds: 0, drafted: 20, judged: 16, accepted: 12 (0.75), "
-        "target-written: 0, #drafting: 0, #verifying: 0, #continuing: 0, #plain: 0, #queue-req: 0"
+        "target-written: 0, #drafting: 0, #verifying: 0, #continuing: 0, #plain: 0, "
+        "tokens a draft forward: 4.0, #queue-req: 0"
     )
     assert record.getMessage() == (expected if serves else text)
 

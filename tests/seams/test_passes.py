@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout
+from sglang_parse.engine import forward
 from sglang_parse.engine.rows import VerifyRows
 
 pytestmark = pytest.mark.seams
@@ -28,7 +29,7 @@ def verify(monkeypatch: pytest.MonkeyPatch):
             hidden += [100 * part.row + row for row in range(part.layout.num_rows)]
             starts.append(len(logits))
         states = torch.tensor(hidden)[:, None] if capture else None
-        return verify.PassOutput(torch.tensor(logits)[:, None], starts, states, replays=False)
+        return forward.PassOutput(torch.tensor(logits)[:, None], starts, states, replays=False)
 
     class Measured:
         def __init__(self, parts, logits, _sampler, question):
@@ -54,9 +55,9 @@ JUDGED, PROPOSALS, STEPPING = [0, 1], {2: [5], 3: []}, [4, 5]
 def launch(verify, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **limits: int):
     """A pass that judges two drafts, checks two heads' proposals and lets two continue."""
     target = SimpleNamespace(runner=SimpleNamespace(model_config=SimpleNamespace(vocab_size=1)))
-    monkeypatch.setattr(verify, "max_forward_rows", lambda: limits.get("max_rows", 23))
+    monkeypatch.setattr(forward, "max_forward_rows", lambda: limits.get("max_rows", 23))
     logits_bytes = 4 * limits.get("max_logits_rows", 23)
-    monkeypatch.setattr(verify, "MAX_LOGITS_BYTES", logits_bytes)
+    monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
     verifier = verify.Verifier(target, "question", is_masked=True, capture=capture)
     batch = SimpleNamespace(reqs=REQS)
     return verifier.launch(batch, JUDGED, PROPOSALS, STEPPING)

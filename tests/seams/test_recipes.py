@@ -79,8 +79,13 @@ QWEN3_MOE = (
         },
     }
 )
+# Some id: what a PARD checkpoint adds to the config.json of the model it was made of.
+PARD = {"pard_token": 128000}
+QWEN3_PARD = QWEN3 | shape(1024, 28, 16, 3072, tie_word_embeddings=True) | PARD
 PAIRS = {
     "serve_qwen3_32b.sh": QWEN3_PAIR,
+    "serve_qwen3_32b_pard.sh": (*QWEN3_PAIR[:2], QWEN3_PARD),
+    "serve_llama3_70b_pard.sh": (*LLAMA3_PAIR[:2], LLAMA3_PAIR[2] | PARD),
     "serve_qwen3_235b.sh": ("qwen3-thinking", QWEN3_MOE, QWEN3_PAIR[2]),
     "serve_llama3_70b.sh": LLAMA3_PAIR,
     "serve_llama3_70b_eagle3.sh": LLAMA3_PAIR,
@@ -213,6 +218,7 @@ def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[
     rows = tail // config.max_prefixes
     assert 20 < rows < 100  # a question's rows; the fixtures' small vocabularies need some more
     assert config.threshold == 0.7
+    assert config.block_size == (8 if recipe.endswith("pard.sh") else None)
 
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(4, True), (8, False)])

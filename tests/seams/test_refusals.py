@@ -106,6 +106,45 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
 
 
 @pytest.mark.parametrize(
+    ("named", "flags", "message"),
+    [
+        (
+            {},
+            ("--parse-draft-block", "4"),
+            r"draft-block is .4.*Fix: use 1, or .*pard_token",
+        ),
+        ({"pard_token": 384}, (), r"pard_token in .*config\.json is 384.*one of its 384 tokens"),
+        ({"pard_token": "mask"}, (), r"pard_token in .* is 'mask'.*use --parse-draft-block 1"),
+        ({}, ("--parse-draft-block", "17"), r"--parse-draft-block: got '17'; use auto, or a whole"),
+    ],
+)
+def test_drafts_that_cannot_write_blocks(pair, tmp_path: Path, named: dict, flags, message: str):
+    draft = changed(pair[1], tmp_path / "draft", **named)
+    with pytest.raises(Exception, match=message):
+        launch((pair[0], draft), *flags)
+
+
+@pytest.mark.parametrize(
+    ("named", "flags", "rows"),
+    [
+        ({}, (), 0),
+        ({}, ("--parse-draft-block", "1"), 0),
+        ({"pard_token": 7}, ("--parse-draft-block", "1"), 0),
+        ({"pard_token": 7}, (), 63),
+        ({"ptd_token_id": 7}, ("--parse-draft-block", "16"), 255),
+    ],
+)
+def test_rows_of_slots_hold_a_block(pair, tmp_path: Path, named: dict, flags, rows: int):
+    """As wide as the longest draft and what may stand behind it; in token mode that is a block."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    draft = changed(pair[1], tmp_path / "draft", **named)
+    flags = ("--parse-verification", "token", "--parse-draft-tokens", "40", *flags)
+    view = resolved_view(launch((pair[0], draft), *flags))
+    assert view.speculative_num_draft_tokens == 1 + 40 + rows
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("triton", "--enable-deterministic-inference"), "deterministic-inference with triton"),

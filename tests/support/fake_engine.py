@@ -34,7 +34,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import draft, ranks, readout, verify
+    from sglang_parse.engine import draft, forward, ranks, readout
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -54,7 +54,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(readout, "share", lambda values: values)
     monkeypatch.setattr(ranks, "share", lambda values: values)
-    for module in (draft, verify):
+    for module in (draft, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
     mode = "get_server_return_hidden_states_mode"
@@ -222,9 +222,15 @@ def prefill_batch_of(*reqs: Any) -> Any:
 
 
 def engine_for(
-    batch: Any, *, is_masked: bool = True, question: Any = QUESTION, config: ParseConfig = CONFIG
+    batch: Any,
+    *,
+    is_masked: bool = True,
+    question: Any = QUESTION,
+    config: ParseConfig = CONFIG,
+    block_size: int = 1,
 ) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
+    from sglang_parse.engine.blocks import Bursts
     from sglang_parse.engine.draft import DraftModel
     from sglang_parse.engine.faults import DraftGuard
     from sglang_parse.engine.head import GuardedHead
@@ -247,6 +253,14 @@ def engine_for(
         config=config,
         target=target,
         draft=draft,
+        bursts=Bursts(
+            draft,
+            size=block_size,
+            mask_id=VOCAB - 1,
+            or_one=False,
+            is_masked=is_masked,
+            draft_tokens=config.draft_tokens,
+        ),
         draft_guard=DraftGuard(1),
         head=GuardedHead(None, 1),
         verifier=Verifier(target, question, is_masked=is_masked, capture=False),

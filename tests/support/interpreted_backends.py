@@ -29,7 +29,7 @@ from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: 
 from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
 from support.paged_inputs import PagedInputs, attend  # noqa: E402
-from support.paged_pass import DIM, HEADS, KV_HEADS, PagedPass  # noqa: E402
+from support.paged_pass import BLOCKS, DIM, HEADS, KV_HEADS, LAYOUT, PagedPass  # noqa: E402
 
 # SGLang's FlashAttention module wants the kernels' library, which wants a driver.
 with mock.patch.dict(sys.modules, {"sgl_kernel": mock.MagicMock()}):
@@ -183,23 +183,27 @@ PASSES: dict[str, tuple[Callable[[PagedPass], torch.Tensor], tuple[bool, ...]]] 
 }
 
 
+LAYER = {
+    "is_cross_attention": False,
+    "attn_type": AttentionType.DECODER,
+    "k_scale": None,
+    "v_scale": None,
+    "k_scale_float": None,
+    "v_scale_float": None,
+    "logit_cap": 0.0,
+    "logit_capping_method": "tanh",
+    "sliding_window_size": None,
+    "xai_temperature_len": -1,
+}
+
+
 def main() -> None:
     for name, (run, layouts) in PASSES.items():
         for is_masked in layouts:
-            given = PagedPass(is_masked)
-            vars(given.layer).update(
-                is_cross_attention=False,
-                attn_type=AttentionType.DECODER,
-                k_scale=None,
-                v_scale=None,
-                k_scale_float=None,
-                v_scale_float=None,
-                logit_cap=0.0,
-                logit_capping_method="tanh",
-                sliding_window_size=None,
-                xai_temperature_len=-1,
-            )
-            given.check(run(given))
+            for layout in (LAYOUT, BLOCKS):
+                given = PagedPass(is_masked, layout)
+                vars(given.layer).update(LAYER)
+                given.check(run(given))
             print(name, "mask" if is_masked else "alias", "right")
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from sglang_parse.core.block import Masks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask, may_attend
+from support.passes import block
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
 LAYOUT = VerifyLayout.of(
@@ -23,6 +25,15 @@ LAYOUT = VerifyLayout.of(
     ]
 )
 """Questions that see none, some or all of their draft; a request that only continues; no prefix."""
+BLOCKS = VerifyLayout.of(
+    [
+        block(9, Masks.EVERY, 4),
+        block(0, Masks.EVERY, 2),
+        block(20, Masks.LAST, 4),
+        block(7, Masks.NONE),
+    ]
+)
+"""Forwards of a draft that writes several tokens."""
 
 
 class PagedPass:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_parse.core.block import BlockPlan, Masks, block_of
 from sglang_parse.core.layout import RequestLayout
 
 QUESTION_LEN = 9
@@ -13,6 +14,17 @@ def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayou
     cuts = [1 + draft_len * (k + 1) // num_questions for k in range(num_questions)]
     lens = [QUESTION_LEN - 3 + k % 7 for k in range(num_questions)]
     return RequestLayout(prefix_len, 1 + draft_len, tuple(cuts), tuple(lens))
+
+
+def block(prefix_len: int, masks: Masks, size: int = 8) -> RequestLayout:
+    """A forward of a draft that writes several tokens: two pending, all candidates there."""
+    return block_of(
+        BlockPlan(size, masks),
+        written=prefix_len,
+        known=prefix_len + 2,
+        candidates=range(size - 1),
+        room=4096,
+    ).layout
 
 
 PASSES = {
@@ -31,6 +43,7 @@ PASSES = {
     "long prefix": [request(8192, 128, 16), request(8191, 1, 1)],
     "long draft": [request(1024, 2048, 64)],
     "both long": [request(8192, 2048, 64), RequestLayout(700, 1)],
+    "blocks": [block(200 * i, masks) for i, masks in enumerate([Masks.EVERY, Masks.LAST] * 8)],
     "64 continue, 4 verify": [
         *(RequestLayout(97 * i, 1) for i in range(64)),
         *(request(300 * i, 128, 16) for i in range(4)),

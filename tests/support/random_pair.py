@@ -5,6 +5,8 @@ Untied embeddings, because a random tied model repeats one token and then every 
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from typing import Any
 import torch
 from tokenizer import make_tokenizer  # examples/demo_pair is on pytest's pythonpath
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+MASK_ID = 310
+"""No prompt of the tests has it; both models may write it, as any token."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,14 @@ def make_pair(
         tokenizer.save_pretrained(folder / name)
         paths.append(folder / name)
     return paths[0], paths[1]
+
+
+def parallel_draft(model: Path, folder: Path) -> Path:
+    """``model`` as a draft of PARD's form: config.json names the token that stands for a mask.
+
+    It was never taught to fill masks: hardly a candidate is right.
+    """
+    shutil.copytree(model, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pard_token": MASK_ID}))
+    return folder

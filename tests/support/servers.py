@@ -83,6 +83,8 @@ THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 # SGLang draws from one generator per server.
 SEED = ("--random-seed", "7")
 SMALL_CHUNKS = ("--chunked-prefill-size", "256")
+BLOCKS = ("--parse-draft-block", "4")
+"""For drafts that have a mask token."""
 OVERLAP = ("--parse-overlap", "on")
 AHEAD = {"PARSE_PROBE_AHEAD": "1"}
 """In the environment of a server whose host runs ahead of the device, as on a GPU."""

@@ -51,6 +51,16 @@ def test_figures_to_reach():
     assert middle.value == pytest.approx(280 / 250)
 
 
+def test_what_blocks_are_worth_at_several_requests():
+    blocks, one = Way("parse", 0.5), Way("parse-one", 0.5)
+    rates = [(1, 9.0), (8, 1.8), (16, 1.2)]
+    loads = [timed(blocks, 0, c, 100 * ratio) for c, ratio in rates]
+    loads += [timed(one, 0, c, 100.0) for c, _ in rates]
+    goals = make_goals((), loads, 0.5)
+    assert [(round(goal.value, 2), goal.reached) for goal in goals] == [(1.8, True), (1.2, False)]
+    assert "at 16 requests" in goals[1].name
+
+
 def test_what_was_not_measured_has_no_figure_to_reach():
     figures = six_servers()
     loads = [timed(Way("parse", 0.5), 0, 1, 250.0), timed(Way("plain"), 0, 1, 80.0)]

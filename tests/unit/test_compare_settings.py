@@ -12,6 +12,7 @@ import pytest
 
 from sglang_parse.bench.compare.settings import CompareSettings, add_arguments
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
+from sglang_parse.bench.harness.records import Way
 
 pytestmark = pytest.mark.unit
 
@@ -61,6 +62,10 @@ def test_servers_that_run_are_asked(url: str, monkeypatch: pytest.MonkeyPatch):
     # A router, say, that serves no model itself.
     monkeypatch.setattr(Model, "path_of_model", None)
     assert not settings(*remote).is_demo_pair()
+
+
+def test_token_by_token_is_measured_at_its_own_threshold_only():
+    assert settings().ways("parse-one") == (Way("parse-one", 0.5),)
 
 
 def test_a_flag_is_read_once_and_for_all():

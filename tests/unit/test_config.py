@@ -24,6 +24,7 @@ pytestmark = pytest.mark.unit
 CHANGED = ParseConfig(
     draft_tokens=64,
     burst_tokens=8,
+    draft_block="4",
     max_prefixes=4,
     segment="tokens:12",
     question="q.json",
@@ -83,6 +84,16 @@ def test_threshold_is_refused(value):
 @pytest.mark.parametrize("value", [0, 0.0, 1, 1.0, 1.01, 2])
 def test_threshold_is_taken(value):
     assert ParseConfig(threshold=value).threshold == value
+
+
+@pytest.mark.parametrize("value", [0, 17, -1, True, 2.0, "", "four", "04", None])
+def test_a_block_size_is_refused(value):
+    with pytest.raises(ConfigError, match="--parse-draft-block: got .*use auto, or a whole number"):
+        ParseConfig(draft_block=value)
+
+
+def test_a_block_size_is_taken():
+    assert [ParseConfig(draft_block=n).block_size for n in (1, "16", "auto")] == [1, 16, None]
 
 
 def test_segment_is_checked_at_once():

@@ -25,6 +25,7 @@ from sglang_parse.bench.harness.records import (
     LATENCIES,
     PARSE,
     PARSE_EAGLE3,
+    PARSE_ONE,
     PERCENTILES,
     PLAIN,
     STANDALONE,
@@ -36,6 +37,8 @@ from sglang_parse.bench.harness.records import (
 )
 
 MIN_OVER_STOCK = 1.3
+MIN_OVER_ONE = 1.5
+"""With blocks over without, where several requests run."""
 MIDDLE = 0.5
 
 
@@ -227,15 +230,26 @@ def _where_time_goes(looks: Sequence[Leg]) -> WhereTimeGoes:
 def make_goals(
     ways: Sequence[WayFigures], timed: Sequence[ServingRun], own_threshold: float
 ) -> tuple[Goal, ...]:
-    """The figures to reach at one request at a time, for the servers that were measured."""
+    """The figures to reach, for the servers that were measured: at one request at a time, but for
+    what blocks are worth where several run."""
+    goals = list(_block_goals(timed, own_threshold))
     timed = [item for item in timed if item.concurrency == 1]
-    goals = []
     for name in (STANDALONE, EAGLE3):
         ratios = speedups(timed, Way(PARSE, own_threshold), Way(name))
         if ratios:
             title = f"PARSE over {TITLES[name]}"
             goals.append(Goal(title, median(ratios), "at least", MIN_OVER_STOCK))
     return (*goals, *_composition_goals(ways, timed))
+
+
+def _block_goals(timed: Sequence[ServingRun], own_threshold: float) -> Iterable[Goal]:
+    """A draft that writes several tokens a forward against the same one, token by token."""
+    blocks, one = Way(PARSE, own_threshold), Way(PARSE_ONE, own_threshold)
+    for concurrency in sorted({item.concurrency for item in timed} - {1}):
+        ratios = speedups([i for i in timed if i.concurrency == concurrency], blocks, one)
+        if ratios:
+            name = f"PARSE over the same, draft token by token, at {concurrency} requests"
+            yield Goal(name, median(ratios), "at least", MIN_OVER_ONE)
 
 
 def _composition_goals(ways: Sequence[WayFigures], timed: Sequence[ServingRun]) -> Iterable[Goal]:

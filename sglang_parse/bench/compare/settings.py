@@ -18,6 +18,7 @@ from sglang_parse.bench.harness.records import (
     EAGLE3,
     PARSE,
     PARSE_EAGLE3,
+    PARSE_ONE,
     PLAIN,
     STANDALONE,
     TITLES,
@@ -29,7 +30,7 @@ from sglang_parse.bench.harness.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.bench.tasks import DEMO_TASK, Options, task_names
 from sglang_parse.core.config import ParseConfig
 
-SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3, DRAFT)
+SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE_ONE, PARSE, PARSE_EAGLE3, DRAFT)
 OF_THE_PAIR = ("target", "draft", "eagle3", "question")
 OWN_THRESHOLD = ParseConfig().smallest_accepted
 """At which a server with PARSE is measured like the others, at every concurrency."""
@@ -204,6 +205,8 @@ class CompareSettings(Flags):
         """A server's ways, its own threshold first."""
         if server not in WITH_PARSE:
             return (Way(server),)
+        if server == PARSE_ONE:  # its text is PARSE's: other thresholds would say nothing new
+            return (Way(server, OWN_THRESHOLD),)
         return tuple(Way(server, value) for value in (OWN_THRESHOLD, *self.thresholds))
 
     def all_ways(self) -> tuple[Way, ...]:

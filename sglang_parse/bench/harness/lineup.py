@@ -15,6 +15,7 @@ from sglang_parse.bench.harness.records import (
     EAGLE3,
     PARSE,
     PARSE_EAGLE3,
+    PARSE_ONE,
     PLAIN,
     STANDALONE,
     BenchError,
@@ -115,6 +116,11 @@ def _parse(models: Models) -> tuple[str, ...]:
     return (*_plain(models), *drafted, *question, *models.parse_flags)
 
 
+def _parse_one(models: Models) -> tuple[str, ...]:
+    """A draft that can write several tokens a forward writes one: what blocks are worth."""
+    return (*_parse(models), *parse_settings(draft_block=1))
+
+
 def _parse_eagle3(models: Models) -> tuple[str, ...]:
     continued = parse_settings(continuation="eagle3", eagle3_path=_head(models))
     return (*_parse(models), *continued, *_steps(models.eagle3_steps))
@@ -134,6 +140,7 @@ _FLAGS: dict[str, Callable[[Models], tuple[str, ...]]] = {
     STANDALONE: _standalone,
     EAGLE3: _eagle3,
     PARSE: _parse,
+    PARSE_ONE: _parse_one,
     PARSE_EAGLE3: _parse_eagle3,
     DRAFT: _draft,
 }

@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PLAIN, DRAFT, PARSE = "plain", "draft", "parse"
+PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
 TITLES = {
     PLAIN: "plain target",
     DRAFT: "draft alone",
     PARSE: "PARSE",
+    PARSE_ONE: "PARSE, draft token by token",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
     PARSE_EAGLE3: "PARSE+EAGLE3",
 }
-WITH_PARSE = (PARSE, PARSE_EAGLE3)
+WITH_PARSE = (PARSE, PARSE_ONE, PARSE_EAGLE3)
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")
 

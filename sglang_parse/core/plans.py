@@ -1,0 +1,117 @@
+"""Which plan a burst takes (``block``): the one whose kept tokens are cheapest at this load.
+
+Every plan brings the same text. Masks behind every row keep more tokens of a forward and have more
+rows: free on a GPU with few requests, dear on one with many; so prices decide, taken from what
+bursts took lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sglang_parse.core.block import ONE_TOKEN, BlockPlan, Masks
+from sglang_parse.core.payoff import StageCost, Timed
+
+
+def plans_for(size: int, *, or_one: bool) -> tuple[BlockPlan, ...]:
+    """What a draft may do whose blocks have ``size`` tokens.
+
+    Args:
+        or_one: also write one token a forward, where that is faster.
+    """
+    if size == 1:
+        return (ONE_TOKEN,)
+    blocks = tuple(BlockPlan(size, masks) for masks in (Masks.EVERY, Masks.LAST))
+    return (*blocks, ONE_TOKEN) if or_one else blocks
+
+
+STAYS = 0.9
+"""The plan in use is left for one that costs less than this much of it."""
+TRIALS = 3
+"""Bursts of each plan before it is judged; the first warms up and does not count."""
+RETRY_EVERY = 64
+"""Bursts after which the plan not used for longest is tried again: load and texts change."""
+
+
+@dataclass(slots=True)
+class PlanPrice:
+    """What a plan's bursts took lately.
+
+    Attributes:
+        per_token: ms per kept token of one request, by the number of requests.
+        per_forward: ms per forward, by the number of requests.
+        bursts: how many were seen.
+        last_used: the number of the last one.
+    """
+
+    per_token: StageCost = field(default_factory=StageCost)
+    per_forward: StageCost = field(default_factory=StageCost)
+    bursts: int = 0
+    last_used: int = 0
+
+
+class PlanChoice:
+    """Which plan the bursts take: the one whose kept tokens are cheapest at the load there is.
+
+    Every tensor-parallel rank has its own, fed with rank 0's times.
+
+    Args:
+        plans: the plans there are, the one to begin with first.
+
+    Attributes:
+        taken: the cheapest when it was last asked for; None while all are on trial.
+    """
+
+    def __init__(self, plans: Sequence[BlockPlan]) -> None:
+        self.prices = {plan: PlanPrice() for plan in plans}
+        self.num_bursts = 0
+        self.taken: BlockPlan | None = None
+
+    def choose(self, num_requests: int) -> BlockPlan:
+        """The plan of a burst of this many requests."""
+        self.num_bursts += 1
+        plan = self._due()
+        if plan is None:
+            plan = self.taken = self.cheapest(num_requests)
+        self.prices[plan].last_used = self.num_bursts
+        return plan
+
+    def _due(self) -> BlockPlan | None:
+        """A plan that has to be tried."""
+        for plan, price in self.prices.items():
+            if price.bursts < TRIALS:
+                return plan
+        if self.num_bursts % RETRY_EVERY:
+            return None
+        return min(self.prices, key=lambda plan: self.prices[plan].last_used)
+
+    def cheapest(self, num_requests: int) -> BlockPlan:
+        """The plan whose kept tokens were cheapest; one without a price last."""
+
+        def price(plan: BlockPlan) -> float:
+            found = self.prices[plan].per_token.at(num_requests)
+            if found is None:
+                return float("inf")
+            return found * STAYS if plan == self.taken else found
+
+        return min(self.prices, key=price)
+
+    def saw(self, iteration: Iterable[Timed]) -> None:
+        """The stages of one iteration; bursts are looked at."""
+        for timed in iteration:
+            if timed.plan is None or not timed.amount:
+                continue
+            price = self.prices[timed.plan]
+            price.bursts += 1
+            if price.bursts > 1:
+                price.per_token.add(timed.size, timed.ms / timed.amount)
+                price.per_forward.add(timed.size, timed.ms / timed.forwards)
+
+    def told(self, num_requests: int) -> str:
+        """The prices at this load, in words."""
+        return "; ".join(
+            f"{plan}: {price.per_token.at(num_requests) or 0:.2f} ms a kept token, "
+            f"{price.per_forward.at(num_requests) or 0:.2f} ms a forward"
+            for plan, price in self.prices.items()
+        )

@@ -1,0 +1,58 @@
+"""What a block of the draft costs against a step of it, counted.
+
+    PYTHONPATH=. python tests/seams/block_counts.py
+
+No GPU was asked: a forward takes at least its bytes over the card's bandwidth, and its operations
+over its rate. The card's two numbers are its makers'.
+"""
+
+from __future__ import annotations
+
+from sglang_parse.bench.limit.bounds import Card, Work, pass_work, step_work
+from sglang_parse.bench.limit.shape import Shape, shape_names
+from sglang_parse.core.block import block_of
+from sglang_parse.core.plans import plans_for
+
+H100 = Card(bandwidth=3.35e12, rate=989e12)
+"""SXM, bf16 without sparsity."""
+BF16_BYTES = 2
+CONTEXT = 2048
+SIZES = (4, 8)
+REQUESTS = (1, 8, 32)
+
+
+def floor_ms(work: Work, card: Card = H100) -> float:
+    return 1e3 * max(work.bytes / card.bandwidth, work.flops / card.rate)
+
+
+def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, float]]:
+    """Masks -> (rows of a forward, its floor over that of a step)."""
+    step = floor_ms(step_work(shape, num_requests, CONTEXT, BF16_BYTES))
+    found = {}
+    for plan in plans_for(size, or_one=False):
+        block = block_of(
+            plan, written=CONTEXT, known=CONTEXT + 1, candidates=range(size - 1), room=size * size
+        )
+        num_logits = len(block.logits_rows)
+        work = pass_work(shape, block.layout, num_requests, num_logits, BF16_BYTES)
+        rows = num_requests * block.layout.num_rows
+        found[plan.masks.value] = (rows, floor_ms(work) / step)
+    return found
+
+
+def main() -> None:
+    print("| draft | tokens a block | requests | behind every: rows, x a step | behind the last |")
+    print("|---|---|---|---|---|")
+    for name in shape_names():
+        shape = Shape.read(name)
+        if shape.num_weights > 2e9:
+            continue
+        for size in SIZES:
+            for num_requests in REQUESTS:
+                found = ratios(shape, size, num_requests)
+                cells = [f"{found[key][0]}, {found[key][1]:.2f}" for key in ("every", "last")]
+                print(f"| {name} | {size} | {num_requests} | {cells[0]} | {cells[1]} |")
+
+
+if __name__ == "__main__":
+    main()
