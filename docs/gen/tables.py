@@ -23,6 +23,7 @@ from sglang_parse.bench.compare import report as compare
 from sglang_parse.bench.demo import report as demo
 from sglang_parse.bench.harness.figures import STAGES, Goal
 from sglang_parse.bench.limit import report as limit
+from sglang_parse.bench.load import run as load
 from sglang_parse.core import config
 from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
 from sglang_parse.doctor import settings as doctor
@@ -253,6 +254,12 @@ def calibrate_keys() -> str:
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 
+def load_keys() -> str:
+    """Keys of ``sglang-parse load``'s results.json."""
+    texts = {**under("lines", "load.figures.LoadFigures"), **load.KEYS}
+    return table(("key", "meaning"), rows_of(texts))
+
+
 def record_keys(record: str) -> str:
     """Keys of a file that is one record."""
     return table(("key", "meaning"), rows_of(attributes(f"bench.{record}")))
@@ -319,6 +326,7 @@ TABLES = {
     "bench keys": bench_keys,
     "calibrate keys": calibrate_keys,
     "compare keys": compare_keys,
+    "load keys": load_keys,
     "soak keys": partial(record_keys, "soak.run.Report"),
     "kv keys": partial(record_keys, "harness.kv_log.Held"),
     "doctor flags": partial(program_flags, doctor),
