@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,6 @@ from rich.table import Table
 from sglang_parse.bench.harness.ask import Asking
 from sglang_parse.bench.harness.conditions import date, machine, versions
 from sglang_parse.bench.harness.lineup import command_of, lineup
-from sglang_parse.bench.harness.match import Match
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.records import TITLES
@@ -42,26 +42,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     settings, say = LoadSettings.read(arguments), Teller(console)
     own = tuple(name for name in settings.names if name not in settings.remotes)
     specs = lineup(settings.models, own) if own else []
-    runs: dict[tuple[str, int, float], list[Run]] = defaultdict(list)
-    logs = settings.output / "logs"
     with Pool(
         specs,
-        logs,
+        settings.output / "logs",
         remotes=settings.remotes,
         on_start=lambda name: say(f"start {TITLES.get(name, name)}"),
     ) as pool:
-        loads = _Loads(settings)
-        for number, endpoint in Match(pool, loads.task, lambda _: Asking()).turns(
-            settings.runs, settings.order
-        ):
-            say(f"run {number + 1} of {settings.runs}: {endpoint.name}")
-            if number == 0:
-                drive(endpoint, loads.warm_up())
-            for concurrency in settings.concurrencies:
-                for share in settings.shares(endpoint.name):
-                    streams = drive(endpoint, loads.load(number, concurrency, share))
-                    found = Run(endpoint.name, concurrency, share, streams)
-                    runs[endpoint.name, concurrency, share].append(found)
+        runs = _play(settings, pool, say)
     lines = [
         line
         for concurrency in settings.concurrencies
@@ -84,13 +71,31 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _play(
+    settings: LoadSettings, pool: Pool, say: Teller
+) -> dict[tuple[str, int, float], list[Run]]:
+    """(Server, concurrency, share switched off) -> its runs."""
+    loads, runs = _Loads(settings), defaultdict(list)
+    for number in range(settings.runs):
+        for name in settings.order(number):
+            say(f"run {number + 1} of {settings.runs}: {TITLES.get(name, name)}")
+            with pool.awake(name) as (endpoint,):
+                if number == 0:
+                    drive(endpoint, loads.warm_up())
+                for concurrency, share in product(settings.concurrencies, settings.shares(name)):
+                    streams = drive(endpoint, loads.load(number, concurrency, share))
+                    runs[name, concurrency, share].append(Run(name, concurrency, share, streams))
+    return runs
+
+
 class _Loads:
     """The loads of all runs, each with problems of its own."""
 
     def __init__(self, settings: LoadSettings) -> None:
         self._settings = settings
         self._counts = [settings.num_requests(c) for c in settings.concurrencies]
-        total = settings.runs * sum(self._counts) * len(settings.off_shares)
+        self._shares = sorted({0.0, *settings.off_shares})
+        total = settings.runs * sum(self._counts) * len(self._shares)
         self.task = demo_assignment(total + max(settings.concurrencies), settings.max_tokens)
         self._asking = Asking(settings.model_name, settings.max_tokens, limit_s=LIMIT_S)
 
@@ -105,9 +110,8 @@ class _Loads:
         settings = self._settings
         place = settings.concurrencies.index(concurrency)
         count = self._counts[place]
-        one_share = sum(self._counts)
-        number = run * len(settings.off_shares) + settings.off_shares.index(off_share)
-        start = number * one_share + sum(self._counts[:place])
+        number = run * len(self._shares) + self._shares.index(off_share)
+        start = number * sum(self._counts) + sum(self._counts[:place])
         # Spread evenly: of a half every second one.
         is_off = [math.floor((i + 1) * off_share) > math.floor(i * off_share) for i in range(count)]
         items = self.task.items[start : start + count]
