@@ -1,7 +1,7 @@
 """Teach a draft model to write several tokens a forward, as PARD does (AMD-AGI/PARD).
 
     python examples/parallel_draft.py --model Qwen/Qwen3-0.6B --data conversations.jsonl \
-        --output_dir parallel-draft --num_train_epochs 3 --learning_rate 3e-5 --bf16
+        --output-dir parallel-draft --num-train-epochs 3 --learning-rate 3e-5 --bf16
 
 One token that no text holds is the mask. Behind a token of the text, the anchor, stand
 `block - 1` masks: they see the text up to their anchor and the masks before them, sit at the
@@ -205,12 +205,12 @@ def find_mask(tokenizer: Any, vocab_size: int, token: str | None) -> int:
         if len(tokenizer) >= vocab_size:
             raise ValueError(
                 f"every one of the model's {vocab_size} token ids is in use: name a token that no "
-                "text holds with --mask_token, as <|reserved_special_token_0|> of Llama 3"
+                "text holds with --mask-token, as <|reserved_special_token_0|> of Llama 3"
             )
         return vocab_size - 1
     mask_id = tokenizer.convert_tokens_to_ids(token)
     if mask_id is None or mask_id == tokenizer.unk_token_id:
-        raise ValueError(f"--mask_token {token!r} is no single token of this tokenizer")
+        raise ValueError(f"--mask-token {token!r} is no single token of this tokenizer")
     return mask_id
 
 

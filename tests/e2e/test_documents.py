@@ -189,7 +189,7 @@ def test_parallel_draft(tmp_path: Path):
     data.write_text("".join(json.dumps({"messages": some}) + "\n" for some in turns))
     words = shlex.split(find_block("examples/parallel_draft.py").replace("\\\n", " "))
     # The last of a flag's values counts; the demo's tokenizer leaves no id unused.
-    own = f"--model {draft} --data {data} --output_dir {out} --mask_token \u00ff"
+    own = f"--model {draft} --data {data} --output-dir {out} --mask-token \u00ff"
     small = "--max_new_tokens 12 --held_out 2 --max_steps 2 --use_cpu"
     done = subprocess.run(
         [sys.executable, *words[1:], *own.split(), *small.split()],

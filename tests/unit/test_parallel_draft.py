@@ -123,5 +123,5 @@ def test_an_unused_id_is_the_mask():
     assert find_mask(tokenizer, len(tokenizer), "\N{LATIN SMALL LETTER Y WITH DIAERESIS}") == MASK
     with pytest.raises(ValueError, match="every one of the model's 384 token ids is in use"):
         find_mask(tokenizer, len(tokenizer), None)
-    with pytest.raises(ValueError, match="--mask_token 'two words' is no single token"):
+    with pytest.raises(ValueError, match="--mask-token 'two words' is no single token"):
         find_mask(tokenizer, len(tokenizer), "two words")

@@ -25,7 +25,7 @@ from sglang_parse.bench.load.stream import Load, drive
 from sglang_parse.bench.tasks.demo import demo_assignment
 
 LIMIT_S = 1800.0
-HEADINGS = ("server", "tokens/s", "first tokens", "gap", "longest gap", "whole answer")
+HEADINGS = ("server", "tokens/s", "TTFT", "gap", "longest gap", "end to end")
 KEYS = {
     "conditions.machine": "processor, CPUs, memory, system, accelerators",
     "conditions.versions": "of Python and of packages",

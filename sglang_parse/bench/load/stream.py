@@ -74,6 +74,7 @@ async def _drive(endpoint: Endpoint, load: Load, on_done: Callable[[], None]) ->
         async def send(request: tuple[Item, bool]) -> Streamed:
             return await _stream(client, endpoint.name, *request, load.asking)
 
+        await client.models.list()  # the first request is not to wait for certificates
         requests = zip(load.items, load.is_off, strict=True)
         return await closed_loop(requests, send, load.concurrency, on_done)
 
