@@ -71,6 +71,15 @@ COMMANDS = (
         "soak.run",
     ),
     Command(
+        "load",
+        "what requests wait for under load: first tokens, silences, whole answers",
+        "Sends streamed requests to each server in a closed loop, so many at a time, and keeps "
+        "when every chunk came; with PARSE also beside requests that switch it off. Writes "
+        "results.json. Exit code 1 when anything failed.",
+        "load.settings",
+        "load.run",
+    ),
+    Command(
         "compare",
         "PARSE beside stock SGLang: speed, latency, accuracy, one page",
         "Starts each server on this machine, or takes running ones; drives it with SGLang's "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -22,11 +23,15 @@ from sglang_parse.bench.compare import report as compare
 from sglang_parse.bench.demo import report as demo
 from sglang_parse.bench.harness.figures import STAGES, Goal
 from sglang_parse.bench.limit import report as limit
+from sglang_parse.bench.load import run as load
 from sglang_parse.core import config
-from sglang_parse.core.question import QuestionWording
+from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+from support import question_rows  # the chat-template families that the tests know
 
 ROOT = Path(__file__).resolve().parents[2]
 GOAL = tuple(Goal("", 0.0, "at least", 0.0).as_json())
@@ -149,6 +154,39 @@ def question_keys() -> str:
     return table(("key", "meaning"), rows_of({k.name: one_line(k.description) for k in keys}))
 
 
+QUESTIONS_ARE_FOR = {
+    "default": "any chat template whose tokenizer has Correct and Incorrect as single tokens",
+    "chatml": "ChatML: Qwen2.5, Qwen3 with thinking off",
+    "qwen3_thinking": "Qwen3 with thinking on (or off), other models with `<think>` and `</think>` "
+    "tokens",
+    "llama3": "Llama 3 to 3.3",
+    "mistral": "Mistral Instruct",
+    "gemma": "Gemma (the first one; later ones have sliding windows, which PARSE refuses)",
+}
+
+
+def questions() -> str:
+    """The built-in questions and the rows each adds to a pass; the most of the family's templates.
+
+    Raises: KeyError, for a question that nothing is said about.
+    """
+    rows = []
+    for name in sorted(built_in_questions(), key=_question_order):
+        long = name.removesuffix(SHORT)
+        counted = [
+            question_rows.rows_of(name, family) for family in question_rows.families_of(name)
+        ]
+        most = [str(max(column) or "") for column in zip(*counted, strict=True)]
+        if long != "qwen3_thinking":
+            most[2] = ""  # with thinking off no thoughts are asked about
+        rows.append((f"`{name}`", "the same" if long != name else QUESTIONS_ARE_FOR[name], *most))
+    return table(("name", "for", "unfinished answer", "finished", "thoughts"), rows)
+
+
+def _question_order(name: str) -> tuple[int, str]:
+    return list(QUESTIONS_ARE_FOR).index(name.removesuffix(SHORT)), name
+
+
 def demo_keys() -> str:
     """Keys of ``build/demo.json``."""
     server = "servers.<server>"
@@ -216,6 +254,12 @@ def calibrate_keys() -> str:
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 
+def load_keys() -> str:
+    """Keys of ``sglang-parse load``'s results.json."""
+    texts = {**under("lines", "load.figures.LoadFigures"), **load.KEYS}
+    return table(("key", "meaning"), rows_of(texts))
+
+
 def record_keys(record: str) -> str:
     """Keys of a file that is one record."""
     return table(("key", "meaning"), rows_of(attributes(f"bench.{record}")))
@@ -276,11 +320,13 @@ TABLES = {
     "metrics": metrics,
     "meta_info": meta_info,
     "trace": trace,
+    "questions": questions,
     "question keys": question_keys,
     "demo keys": demo_keys,
     "bench keys": bench_keys,
     "calibrate keys": calibrate_keys,
     "compare keys": compare_keys,
+    "load keys": load_keys,
     "soak keys": partial(record_keys, "soak.run.Report"),
     "kv keys": partial(record_keys, "harness.kv_log.Held"),
     "doctor flags": partial(program_flags, doctor),

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blocks import BLOCK, make_texts
 from corruption import corrupt
 from data import Sample, encode, line_cuts, make_samples, pack, prompt_text
 from models import load_lm, write_answers
+from parallel_draft import score_blocks
 from problems import Problem, held_out_problems, is_answer_right
 from tokenizer import question_texts
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -29,6 +31,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalL
 from sglang_parse.core.question import Question, QuestionWording, render_question
 
 GENERATION_BATCH, VERIFY_BATCH = 250, 25
+NUM_BLOCK_TEXTS = 200
 
 
 def batched(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
@@ -194,6 +197,12 @@ def evaluate(pair: Path, num_problems: int) -> dict[str, Any]:
     return {
         "problems": num_problems,
         "draft": score_answers(tokenizer, problems, drafted),
+        "blocks": score_blocks(
+            draft,
+            make_texts(tokenizer, problems, drafted)[:NUM_BLOCK_TEXTS],
+            BLOCK,
+            draft.config.pard_token,
+        ),
         "target": score_answers(tokenizer, problems, answer_all(target, tokenizer, problems)),
         "verdicts_on_right_and_corrupted_answers": score_verdicts(
             judge(target, tokenizer, question, make_samples(tokenizer, *zip(*made, strict=True)))

@@ -6,6 +6,7 @@ Writes DIR/target, DIR/draft and, under DIR/work, a finished model per stage. St
 skips finished stages and resumes the broken one from its last checkpoint. Stages:
 
     draft           the small model, right answers only, until it is right often enough
+    blocks          the draft, several tokens a forward, on what it writes itself
     draft-answers   what the draft really writes on training problems
     answers         a shallow target, right answers only
     deeper          the same with new layers between its layers
@@ -19,11 +20,12 @@ import argparse
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from blocks import MASK_TOKEN, BlockBatches, make_texts
 from data import (
     AnswerBatches,
     VerdictBatches,
@@ -34,6 +36,7 @@ from data import (
 )
 from evaluate import answer_all, score_answers
 from models import TrainedLM, grow, load_lm, make_lm, save_lm, start_as_comparison, write_answers
+from parallel_draft import BlockTrainer, Text, name_mask
 from problems import MAX_STEPS, MIN_STEPS, Problem, Step, draw_problem
 from tokenizer import make_tokenizer, question_texts
 from torch.utils.data import Dataset
@@ -68,6 +71,7 @@ class Stage:
 
 # Stopped before it is good: a draft must be wrong now and then.
 DRAFT = Stage("draft", 2000, 32, 3e-3, enough=0.75)
+BLOCKS = Stage("blocks", 2500, 16, 2e-3)
 ANSWERS = Stage("answers", 1600, 16, 2e-3)
 DEEPER = Stage("deeper", 300, 16, 8e-4, warmup=40)
 VERDICTS = Stage("verdicts", 1400, 12, 1.5e-3, warmup=40)
@@ -75,7 +79,7 @@ DRAFTS = Stage("drafts", 500, 12, 3e-4, warmup=40)
 # First made-up errors only, few questions; then more questions, and real drafts.
 VERDICTS_MIX = VerdictMix(right=0.15, written=0.0, many_errors=0.5, questions_per_sample=2)
 DRAFTS_MIX = VerdictMix(right=0.1, written=0.4, many_errors=0.1, questions_per_sample=4)
-ANSWERS_PER_KIND = 300
+ANSWERS_PER_KIND, TEXTS_PER_KIND = 300, 900
 NUM_LAYERS = {"draft": 2, "answers": 4, "deeper": 8, "verdicts": 16}
 
 
@@ -124,12 +128,13 @@ class StageTrainer(Trainer):
 
 
 def train_stage(
-    model: TrainedLM,
+    model: torch.nn.Module,
     batches: Dataset,
     stage: Stage,
     folder: Path,
     seed: int,
     stop: StopWhenExact | None = None,
+    trainer_class: type[Trainer] = StageTrainer,
 ) -> None:
     """Train `model` in place; resumes from the last checkpoint in `folder`.
 
@@ -153,9 +158,10 @@ def train_stage(
         remove_unused_columns=False,
         disable_tqdm=True,
         use_cpu=True,
+        use_cache=True,  # it is written into the model's config; no loss here asks for a cache
         seed=seed,
     )
-    trainer = StageTrainer(
+    trainer = trainer_class(
         model=model,
         args=arguments,
         train_dataset=batches,
@@ -186,6 +192,7 @@ class Recipe:
         """Run all stages, or the named one."""
         stages: dict[str, Callable[[], Any]] = {
             "draft": self.draft,
+            "blocks": self.blocks,
             "draft-answers": self.draft_answers,
             "answers": self.answers,
             "deeper": self.deeper,
@@ -201,6 +208,44 @@ class Recipe:
         return self._stage(
             DRAFT, self._fresh("draft", 64, 128), self._answer_batches(DRAFT), "draft"
         )
+
+    def blocks(self) -> None:
+        """The draft, with a mask token that stands for text to come."""
+        folder = self.work / BLOCKS.name
+        final = folder / "final"
+        if not final.exists():
+            set_seed(self.seed)
+            lm, mask_id = self._done("draft"), self.tokenizer.convert_tokens_to_ids(MASK_TOKEN)
+            batches = BlockBatches(
+                self.block_texts(),
+                mask_id,
+                BLOCKS.num_batches,
+                BLOCKS.batch_size,
+                f"{self.seed}/{BLOCKS.name}",
+            )
+            train_stage(
+                lm, batches, BLOCKS, folder / "checkpoints", self.seed, trainer_class=BlockTrainer
+            )
+            name_mask(lm, mask_id)
+            save_lm(lm, self.tokenizer, final)
+        save_lm(load_lm(final), self.tokenizer, self.out / "draft")
+
+    def block_texts(self) -> dict[int, list[Text]]:
+        """The draft's greedy answers on training problems, by number of steps."""
+        path = self.work / "block_texts.json"
+        if not path.exists():
+            lm = load_lm(self.work / "draft" / "final")
+            path.write_text(json.dumps({n: self._write_texts(lm, n) for n in _step_counts()}))
+        stored = json.loads(path.read_text())
+        return {int(n): [Text(**text) for text in texts] for n, texts in stored.items()}
+
+    def _write_texts(self, lm: Qwen3ForCausalLM, steps: int) -> list[dict[str, Any]]:
+        rng = random.Random(f"{self.seed}/block-texts/{steps}")
+        problems = [
+            draw_problem(rng, held_out=False, num_steps=steps) for _ in range(TEXTS_PER_KIND)
+        ]
+        answers = answer_all(lm, self.tokenizer, problems)
+        return [asdict(text) for text in make_texts(self.tokenizer, problems, answers)]
 
     def answers(self) -> Qwen3ForCausalLM:
         """A shallow target that answers."""

@@ -35,6 +35,8 @@ FAMILY_MARKS = {
 """Built-in question -> what the chat templates of its family have in them."""
 LOW_MASS = 0.5
 """Mean p(accept) + p(reject) below which a question is reported as not understood."""
+SHORT = "_short"
+"""Ends the names of the built-in questions that take fewer tokens; asked only where named."""
 _ANSWER_MARK = "PARSE-ANSWER-MARK"
 
 
@@ -49,9 +51,11 @@ def built_in_questions() -> list[str]:
 
 def built_in_for(template: str) -> list[str]:
     """The built-in questions, the likeliest first: the family's of this chat template, then the
-    one for all others."""
+    one for all others. The short ones come last: a server that finds its question asks a long one,
+    whose verdict words are the same."""
     marked = [name for name, mark in FAMILY_MARKS.items() if mark in template]
-    return list(dict.fromkeys([*marked, DEFAULT_QUESTION_FILE.stem, *built_in_questions()]))
+    others = sorted(built_in_questions(), key=lambda name: name.endswith(SHORT))
+    return list(dict.fromkeys([*marked, DEFAULT_QUESTION_FILE.stem, *others]))
 
 
 def question_file(question: str) -> Path:

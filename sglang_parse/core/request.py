@@ -113,6 +113,7 @@ class RequestState:
         is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
             output tokens.
         fault: why the request must end with an error.
+        wrote_at: when it last emitted tokens, if the target has been writing on since; in seconds.
         target_run: how many tokens at the end of the last emitted run are the target's own.
         stats: the counters that go to ``meta_info``.
         trace: one record per round.
@@ -135,6 +136,7 @@ class RequestState:
     is_thinking: bool = False
     num_scanned: int = 0
     fault: str = ""
+    wrote_at: float | None = None
     target_run: int = 1
     stats: Stats = field(default_factory=Stats)
     trace: list[TraceRecord] = field(default_factory=list)
@@ -173,7 +175,7 @@ class RequestState:
         self._take_back(len(self.output_ids) - len(output_ids))
         self.output_ids = list(output_ids)
         self.num_unread = self.num_draft_unread = self.num_scanned = 0
-        self.head = None
+        self.head = self.wrote_at = None
 
     def _take_back(self, num_lost: int) -> None:
         """A retraction under overlap loses the last run: SGLang had not processed it yet."""
@@ -315,6 +317,13 @@ class RequestState:
         """Tokens a decode iteration emitted."""
         self.output_ids.extend(token_ids)
         self.committed += len(token_ids)
+
+    def gap(self, now: float) -> float | None:
+        """Seconds since it last emitted tokens, as it emits some; None where it did not continue
+        (or was not served plainly) from then till now."""
+        gap = None if self.wrote_at is None else now - self.wrote_at
+        self.wrote_at = now if self.is_stepping else None
+        return gap
 
     # -- accounting -------------------------------------------------------------
 

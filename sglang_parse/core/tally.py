@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from sglang_parse.core.phases import Phase
-from sglang_parse.core.request import Stats
+from sglang_parse.core.request import RequestState, Stats
 
 # Figure of a request -> the counter it adds to, its label's value, the factor.
 _COUNTERS = {
@@ -108,6 +108,12 @@ class Tally:
         self.count("judged_tokens_total", num_drafted)
         self.observe("cut_fraction", (cut / max(1, num_drafted),))
         self.observe("verdict", verdicts)
+
+    def emitted(self, state: RequestState, now: float) -> None:
+        """A request emits tokens."""
+        gap = state.gap(now)
+        if gap is not None:
+            self.observe("continuing_gap_seconds", (gap,))
 
     def launched(self, reqs: Sequence[Any], *, overlap: bool) -> None:
         """An iteration of these requests has begun."""

@@ -223,8 +223,9 @@ class Iteration:
             elif req.parse_state.fault:
                 end_request(req, req.parse_state.fault)
                 tokens.clear()
-            else:
+            elif tokens:
                 req.parse_state.write(tokens)
+                engine.tally.emitted(req.parse_state, engine.last_read)
         self.result.fill(self.batch, self._emitted, self._output)
 
     # -- accounting -------------------------------------------------------------

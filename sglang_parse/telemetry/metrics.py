@@ -110,6 +110,12 @@ METRICS = (
         "requests together, once per decode iteration.",
         buckets=(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536),
     ),
+    Metric(
+        "continuing_gap_seconds",
+        "Time between the tokens of a request that continues or is served plainly, one per "
+        "iteration; what others draft and have judged makes it longer.",
+        buckets=(*(i / 200 for i in (1, 2, 4, 8, 12, 16, 24, 40, 60, 80)), 0.6, 0.8, 1.2, 2, 5),
+    ),
 )
 
 

@@ -20,6 +20,9 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from sglang_parse import cli
 from sglang_parse.bench.harness import servers
@@ -29,6 +32,7 @@ from sglang_parse.bench.limit import bounds
 from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.pages import PAGES, ROOT, documented_keys, report_keys
+from support.random_pair import PairShape, make_pair
 from support.warm import Nursery
 
 PORT = "30000"
@@ -53,6 +57,7 @@ RUN_BY = {
     "AutoModelForCausalLM": "test_verdicts_computed_again",
     "sglang-parse doctor": "test_doctor",
     "sglang-parse explain": "test_explain",
+    "examples/parallel_draft.py": "test_parallel_draft",
 }
 
 
@@ -174,6 +179,35 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     content["checks"] = [Goal("", 0.0, "at least", 1.0).as_json()]
     keys = {f"conditions.{key}" for key in conditions} | set(report_keys(content))
     assert documented_keys("bench keys") == keys
+
+
+def test_parallel_draft(tmp_path: Path):
+    """The recipe with a tiny draft: own answers, two steps; what it saves is a draft as before."""
+    draft = make_pair(tmp_path / "pair", PairShape(num_layers=2))[1]
+    data, out = tmp_path / "conversations.jsonl", tmp_path / "out"
+    turns = [[{"role": "user", "content": f"Start with {n}"}] for n in range(20, 26)]
+    data.write_text("".join(json.dumps({"messages": some}) + "\n" for some in turns))
+    words = shlex.split(find_block("examples/parallel_draft.py").replace("\\\n", " "))
+    # The last of a flag's values counts; the demo's tokenizer leaves no id unused.
+    own = f"--model {draft} --data {data} --output-dir {out} --mask-token \u00ff"
+    small = "--max_new_tokens 12 --held_out 2 --max_steps 2 --use_cpu"
+    done = subprocess.run(
+        [sys.executable, *words[1:], *own.split(), *small.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    figures = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert figures["texts"] == 2
+    assert len(figures["right_by_depth"]) == 8
+    config = AutoConfig.from_pretrained(out)
+    assert (config.pard_token, config.spd_type) == (190, "pard")
+    saved, first = (load_file(folder / "model.safetensors") for folder in (out, draft))
+    assert {name: (value.shape, value.dtype) for name, value in saved.items()} == {
+        name: (value.shape, value.dtype) for name, value in first.items()
+    }
+    assert any(not torch.equal(saved[name], first[name]) for name in first)
 
 
 @pytest.fixture(scope="module")

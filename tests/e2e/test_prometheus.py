@@ -362,6 +362,9 @@ def test_kv_slots_held(watched: Watched):
     grown = growth(samples(client), before)
     steps = info["meta_info"]["completion_tokens"] - 1  # the first comes from the prefill
     assert grown["kv_slots_held_sum", ""] == grown["kv_slots_held_count", ""] == steps
+    # Gaps between what it was sent: the time from its first step's token to its last.
+    assert grown["continuing_gap_seconds_count", ""] == steps - 1
+    assert 0 < grown["continuing_gap_seconds_sum", ""] < info["meta_info"]["e2e_latency"]
 
 
 def test_faults_are_counted(watched: Watched):

@@ -9,7 +9,9 @@ import re
 from importlib import util
 from pathlib import Path
 
+import parallel_draft  # examples is on pytest's pythonpath
 import pytest
+from transformers import HfArgumentParser, TrainingArguments
 
 from sglang_parse import cli
 from support.pages import PAGES
@@ -53,7 +55,7 @@ def flags_of_program(*words: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
-    """Of SGLang's server with PARSE, and of ``sglang-parse``."""
+    """Of SGLang's server with PARSE, of ``sglang-parse``, and of the recipe for drafts."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -63,8 +65,10 @@ def known_flags() -> set[str]:
     ServerArgs.add_cli_args(server)
     programs = {name for name in flags_of_program() if not name.startswith("-")}
     assert {"demo", "compare"} <= programs
-    of_server = {flag for action in server._actions for flag in action.option_strings}
-    return of_server.union(*map(flags_of_program, programs))
+    recipe = HfArgumentParser((parallel_draft.Recipe, TrainingArguments))
+    actions = (*server._actions, *recipe._actions)
+    flags = {flag for action in actions for flag in action.option_strings}
+    return flags.union(*map(flags_of_program, programs))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)

@@ -134,7 +134,8 @@ def test_a_refusal_names_the_built_in_questions_that_fit():
     """As for SmolLM2, whose Incorrect is two tokens."""
     refusal = (
         "--parse-question is 'default': reject 'Incorrect' is . tokens .* single token, .*"
-        "Built-in questions that fit this model: chatml, gemma, llama3, mistral$"
+        "Built-in questions that fit this model: chatml, gemma, llama3, mistral, "
+        "chatml_short, gemma_short, llama3_short, mistral_short$"
     )
     tokenizer = tokenizer_of(FAMILIES["chatml"].template, "Yes", "No", "Correct")
     args, config = SimpleNamespace(chat_template=None), ParseConfig(question="default")

@@ -171,6 +171,23 @@ def test_held_slots_are_those_behind_the_committed_tokens():
     assert tally.take_samples() == {"kv_slots_held": [18, 2]}
 
 
+def test_gaps_are_those_of_requests_that_continue():
+    """From tokens to tokens with nothing but target steps between; a draft is no gap of theirs."""
+    tally = Tally()
+    tally.keeps_samples = True
+    state = request().parse_state
+    state.phase = Phase.CONTINUING
+    for now in (1.0, 1.5, 2.5):  # the first tokens behind a cut, and two steps
+        tally.emitted(state, now)
+    state.phase = Phase.DRAFTING  # with its next token it begins a draft
+    tally.emitted(state, 3.0)
+    state.phase = Phase.CONTINUING
+    tally.emitted(state, 9.0)
+    state.restart(12, [])
+    tally.emitted(state, 20.0)
+    assert tally.take_samples() == {"continuing_gap_seconds": [0.5, 1.0, 0.5]}
+
+
 def test_phases_of_the_requests_that_go_on():
     tally = Tally()
     reqs = [request() for _ in range(4)]

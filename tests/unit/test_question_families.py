@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sglang_parse.core.question import (
+    SHORT,
     QuestionError,
     QuestionWording,
+    built_in_questions,
+    question_file,
     render_question,
 )
 from support.chat_families import FAMILIES, QUESTIONS, Family
+from support.question_rows import families_of, rows_of
 
 pytestmark = pytest.mark.unit
 
@@ -105,11 +109,26 @@ def test_the_verdict_is_read_where_the_template_puts_a_reply(chat: Chat):
         assert chat.ids(told)[: len(asked) + 1] == [*asked, token]
 
 
-def test_every_question_file_is_some_familys():
-    assert {path.stem for path in QUESTIONS.glob("*.json")} == {
-        "default",
-        *(family.question for family in FAMILIES.values()),
-    }
+def test_every_question_file_is_some_familys_and_has_a_short_variant():
+    long = {"default", *(family.question for family in FAMILIES.values())}
+    names = {path.stem for path in QUESTIONS.glob("*.json")}
+    assert names == long | {f"{name}_short" for name in long}
+    for name in long:
+        wording, short = (QuestionWording.read(question_file(n)) for n in (name, f"{name}_short"))
+        assert (wording.accept, wording.reject) == (short.accept, short.reject)
+        assert bool(wording.thinking) == bool(short.thinking)
+
+
+@pytest.mark.parametrize("name", [name for name in built_in_questions() if name.endswith(SHORT)])
+def test_short_questions_are_short(name: str):
+    """Counted as a real vocabulary does, with each template of the family."""
+    for family in families_of(name):
+        rows, long = rows_of(name, family), rows_of(name.removesuffix(SHORT), family)
+        assert max(rows.partial, rows.complete) <= 28
+        assert all(few < many for few, many in zip(rows, long, strict=True) if many)
+        # Where thoughts are asked about: chatml is for thinking off.
+        if family.question == "qwen3_thinking":
+            assert rows.thinking <= 28
 
 
 # -- where a template would not show what was written -----------------------------

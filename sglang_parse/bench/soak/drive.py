@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 
+from sglang_parse.bench.harness.loop import closed_loop
 from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.soak.load import SoakRequest, faults_of
 
@@ -90,17 +92,9 @@ async def _send_all(
     concurrency: int,
     on_done: Callable[[], None],
 ) -> list[Any]:
-    places = asyncio.Semaphore(concurrency)
-
-    async def one(request: SoakRequest) -> Any:
-        async with places:
-            result = await ask(client, request)
-        on_done()
-        return result
-
     limits = httpx.Limits(max_connections=None)  # aborts must not wait for a place
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
-        return await asyncio.gather(*map(one, load))
+        return await closed_loop(load, partial(ask, client), concurrency, on_done)
 
 
 async def _outcome(

@@ -1,0 +1,153 @@
+"""Figures of streamed answers: what came between "all places are taken" and "the last was sent".
+
+Before and after it the server has less to do than the load says. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from sglang_parse.bench.harness.records import TITLES
+from sglang_parse.bench.load.stream import Streamed
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time that counts, in seconds of ``Streamed``'s clock."""
+
+    start: float
+    end: float
+
+    @classmethod
+    def of(cls, streams: Sequence[Streamed], concurrency: int) -> Span:
+        """From the moment so many requests are under way to the moment the last is sent."""
+        sent = sorted(stream.sent for stream in streams)
+        return cls(sent[concurrency - 1], sent[-1])
+
+    def __contains__(self, moment: float) -> bool:
+        return self.start <= moment <= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One closed loop.
+
+    Attributes:
+        server: its name.
+        concurrency: requests at a time.
+        off_share: share of the requests that switch PARSE off.
+        streams: the answers.
+    """
+
+    server: str
+    concurrency: int
+    off_share: float
+    streams: Sequence[Streamed]
+
+    @property
+    def span(self) -> Span:
+        return Span.of(self.streams, self.concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """One line of the table: some requests of one server under one load, all runs together.
+
+    Attributes:
+        server: its name.
+        concurrency: requests at a time.
+        off_share: share of the load's requests that switched PARSE off.
+        requests_are: "all", or of a mixed load "drafting" or "off".
+        answers: how many ended while the load was whole.
+        tokens_per_s: output tokens per second of these requests together; median of the runs.
+        ttft_p50_ms, ttft_p99_ms: from a request's sending to its first tokens.
+        gap_p50_ms, gap_p99_ms: a request's silence between two of its chunks.
+        longest_p50_ms, longest_p99_ms: each request's longest such silence.
+        e2e_p50_ms, e2e_p99_ms: from a request's sending to its last tokens.
+    """
+
+    server: str
+    concurrency: int
+    off_share: float
+    requests_are: str
+    answers: int
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    gap_p50_ms: float
+    gap_p99_ms: float
+    longest_p50_ms: float
+    longest_p99_ms: float
+    e2e_p50_ms: float
+    e2e_p99_ms: float
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        kind = {"all": "", "drafting": ": drafting", "off": ": switched off"}[self.requests_are]
+        return f"{TITLES.get(self.server, self.server)}{kind}"
+
+
+def figures_of(runs: Sequence[Run]) -> list[LoadFigures]:
+    """Lines of one server under one load; of a mixed load one line for either kind."""
+    if not 0 < runs[0].off_share < 1:
+        return [_line(runs, "all", (False, True))]
+    return [_line(runs, "drafting", (False,)), _line(runs, "off", (True,))]
+
+
+def _line(runs: Sequence[Run], requests_are: str, kinds: tuple[bool, ...]) -> LoadFigures:
+    first_ms: list[float] = []
+    gaps_ms: list[float] = []
+    longest_ms: list[float] = []
+    whole_ms: list[float] = []
+    speeds = []
+    for run in runs:
+        span, num_tokens = run.span, 0
+        for stream in run.streams:
+            if stream.is_off not in kinds:
+                continue
+            num_tokens += _tokens_within(stream, span)
+            if stream.sent in span:
+                first_ms.append(1e3 * (stream.arrivals[0] - stream.sent))
+            gaps_ms += (1e3 * (b - a) for a, b in pairwise(stream.arrivals) if b in span)
+            if stream.arrivals[-1] in span:
+                whole_ms.append(1e3 * (stream.arrivals[-1] - stream.sent))
+                longest_ms.append(_longest_ms(stream))
+        speeds.append(num_tokens / (span.end - span.start))
+    return LoadFigures(
+        server=runs[0].server,
+        concurrency=runs[0].concurrency,
+        off_share=runs[0].off_share,
+        requests_are=requests_are,
+        answers=len(whole_ms),
+        tokens_per_s=round(median(speeds), 1),
+        **{
+            f"{name}_p{share}_ms": _percentile(values, share)
+            for name, values in (
+                ("ttft", first_ms),
+                ("gap", gaps_ms),
+                ("longest", longest_ms),
+                ("e2e", whole_ms),
+            )
+            for share in (50, 99)
+        },
+    )
+
+
+def _tokens_within(stream: Streamed, span: Span) -> int:
+    counts = (0, *stream.tokens)
+    arrived = zip(stream.arrivals, pairwise(counts), strict=True)
+    return sum(after - before for moment, (before, after) in arrived if moment in span)
+
+
+def _longest_ms(stream: Streamed) -> float:
+    return 1e3 * max((b - a for a, b in pairwise(stream.arrivals)), default=0.0)
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return round(float(np.percentile(values, share)), 1) if values else float("nan")

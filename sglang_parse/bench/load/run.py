@@ -1,0 +1,133 @@
+"""The order of events: servers take turns, each under every load, run by run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+
+from rich.console import Console
+from rich.table import Table
+
+from sglang_parse.bench.harness.ask import Asking
+from sglang_parse.bench.harness.conditions import date, machine, versions
+from sglang_parse.bench.harness.lineup import command_of, lineup
+from sglang_parse.bench.harness.pool import Pool
+from sglang_parse.bench.harness.program import Teller, write_json
+from sglang_parse.bench.harness.records import TITLES
+from sglang_parse.bench.harness.tables import make_table
+from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of
+from sglang_parse.bench.load.settings import LoadSettings
+from sglang_parse.bench.load.stream import Load, drive
+from sglang_parse.bench.tasks.demo import demo_assignment
+
+LIMIT_S = 1800.0
+HEADINGS = ("server", "tokens/s", "TTFT", "gap", "longest gap", "end to end")
+KEYS = {
+    "conditions.machine": "processor, CPUs, memory, system, accelerators",
+    "conditions.versions": "of Python and of packages",
+    "conditions.commands": "of every server that was started here",
+    "conditions.date": "when it ended",
+    "conditions.runs": "closed loops per line",
+    "conditions.seconds": "the whole program, server starts included",
+}
+"""Keys of results.json beside ``lines``: key -> meaning."""
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Measure, write results.json, print tables. Raises: BenchError."""
+    settings, say = LoadSettings.read(arguments), Teller(console)
+    own = tuple(name for name in settings.names if name not in settings.remotes)
+    specs = lineup(settings.models, own) if own else []
+    with Pool(
+        specs,
+        settings.output / "logs",
+        remotes=settings.remotes,
+        on_start=lambda name: say(f"start {TITLES.get(name, name)}"),
+    ) as pool:
+        runs = _play(settings, pool, say)
+    lines = [
+        line
+        for concurrency in settings.concurrencies
+        for name in settings.names
+        for share in settings.shares(name)
+        for line in figures_of(runs[name, concurrency, share])
+    ]
+    conditions = {
+        "date": date(),
+        "machine": machine(),
+        "versions": versions(),
+        "commands": {spec.name: command_of(spec) for spec in specs},
+        "runs": settings.runs,
+        "seconds": round(say.seconds),
+    }
+    content = {"lines": [asdict(line) for line in lines], "conditions": conditions}
+    write_json(settings.output / "results.json", content, indent=1)
+    for concurrency in settings.concurrencies:
+        console.print(_table([line for line in lines if line.concurrency == concurrency]))
+    return 0
+
+
+def _play(
+    settings: LoadSettings, pool: Pool, say: Teller
+) -> dict[tuple[str, int, float], list[Run]]:
+    """(Server, concurrency, share switched off) -> its runs."""
+    loads, runs = _Loads(settings), defaultdict(list)
+    for number in range(settings.runs):
+        for name in settings.order(number):
+            say(f"run {number + 1} of {settings.runs}: {TITLES.get(name, name)}")
+            with pool.awake(name) as (endpoint,):
+                if number == 0:
+                    drive(endpoint, loads.warm_up())
+                for concurrency, share in product(settings.concurrencies, settings.shares(name)):
+                    streams = drive(endpoint, loads.load(number, concurrency, share))
+                    runs[name, concurrency, share].append(Run(name, concurrency, share, streams))
+    return runs
+
+
+class _Loads:
+    """The loads of all runs, each with problems of its own."""
+
+    def __init__(self, settings: LoadSettings) -> None:
+        self._settings = settings
+        self._counts = [settings.num_requests(c) for c in settings.concurrencies]
+        self._shares = sorted({0.0, *settings.off_shares})
+        total = settings.runs * sum(self._counts) * len(self._shares)
+        self.task = demo_assignment(total + max(settings.concurrencies), settings.max_tokens)
+        self._asking = Asking(settings.model_name, settings.max_tokens, limit_s=LIMIT_S)
+
+    def warm_up(self) -> Load:
+        """A server's first answers are its slowest, and PARSE learns prices from them."""
+        count = max(self._settings.concurrencies)
+        items = self.task.items[-count:]
+        return Load(items, [False] * count, count, self._asking)
+
+    def load(self, run: int, concurrency: int, off_share: float) -> Load:
+        """The same problems for every server."""
+        settings = self._settings
+        place = settings.concurrencies.index(concurrency)
+        count = self._counts[place]
+        number = run * len(self._shares) + self._shares.index(off_share)
+        start = number * sum(self._counts) + sum(self._counts[:place])
+        # Spread evenly: of a half every second one.
+        is_off = [math.floor((i + 1) * off_share) > math.floor(i * off_share) for i in range(count)]
+        items = self.task.items[start : start + count]
+        return Load(items, is_off, concurrency, self._asking)
+
+
+def _table(lines: Sequence[LoadFigures]) -> Table:
+    title = f"{lines[0].concurrency} at a time; ms, p50 / p99"
+    table = make_table(title, HEADINGS)
+    for line in lines:
+        pairs = (
+            (line.ttft_p50_ms, line.ttft_p99_ms),
+            (line.gap_p50_ms, line.gap_p99_ms),
+            (line.longest_p50_ms, line.longest_p99_ms),
+            (line.e2e_p50_ms, line.e2e_p99_ms),
+        )
+        texts = (f"{middle:.0f} / {high:.0f}" for middle, high in pairs)
+        table.add_row(line.title, f"{line.tokens_per_s:.0f}", *texts)
+    return table
