@@ -50,7 +50,7 @@ compare: setup  ## PARSE beside stock SGLang on the demo pair: build/compare/rep
 
 # Not --quiet: what is not said is not counted, and a broken link would pass.
 docs: setup  ## the documents, into build/docs; a broken link, anchor or reference fails
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	PYTHONPATH=tests NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 test: setup docs  ## every check: ruff, mypy, import-linter, documents, pytest (PYTEST_FLAGS='-m unit' runs a part)
 	$(RUN) -m ruff check .

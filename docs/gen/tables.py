@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -29,9 +28,7 @@ from sglang_parse.core.question import SHORT, QuestionWording, built_in_question
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
-from support import question_rows  # the chat-template families that the tests know
+from support import question_rows  # tests: the chat-template families they know
 
 ROOT = Path(__file__).resolve().parents[2]
 GOAL = tuple(Goal("", 0.0, "at least", 0.0).as_json())

@@ -97,7 +97,7 @@ def test_golden_batch():
     assert flat[94:].all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(BATCHES)
 def test_every_row_sees_its_own_stand_alone_prompt(batch):
     """Mask and position of a row are those of the last token of an ordinary prompt."""
@@ -109,7 +109,7 @@ def test_every_row_sees_its_own_stand_alone_prompt(batch):
         assert layout.positions() == [len(prompt) - 1 for prompt in prompts]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(BATCHES)
 def test_flat_form_is_the_dense_masks_in_order(batch):
     flat = flat_mask(batch)
@@ -125,7 +125,7 @@ def test_flat_form_is_the_dense_masks_in_order(batch):
         offset += layout.num_rows * layout.kv_len
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(BATCHES)
 def test_rows_of_a_batch(batch):
     assert batch.qo_indptr[-1] == batch.num_rows == len(batch.positions())
@@ -137,7 +137,7 @@ def test_rows_of_a_batch(batch):
             assert layout.num_draft_rows <= start <= row == start + length - 1 < layout.num_rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(BATCHES)
 def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
     """Layout ``alias``: context, then causal; every row is in exactly one, in order."""
@@ -155,7 +155,7 @@ def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
     assert seen == flat_mask(batch).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(BATCHES, st.booleans())
 def test_paged_rows_name_those_slots(batch, with_own):
     """The tensors paged kernels take, against the pseudo-sequences written out."""
