@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes is no statement about the code: machines are busy.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# How long an example takes says nothing of the code: machines are busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 # Two threads that wait for each other are slower than one when a server runs beside them.
 torch.set_num_threads(1)
 KINDS = ("unit", "seams", "e2e", "gpu")
