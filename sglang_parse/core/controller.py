@@ -1,0 +1,337 @@
+"""One decision from measured prices: whether to draft, how far, judged where, in what bursts.
+
+A round costs its draft and its pass, then what the target writes after a cut; it yields what it
+emits. Running requests share iterations: those that draft make a burst, the others share one
+forward of the target. Of n requests that follow one plan, each spends a share of its iterations
+drafting, one being judged and the rest continuing. So the mean iteration is known, and the rate:
+
+    tokens/ms = n * emitted / (iterations of a round * mean time of an iteration)
+
+The plan with the highest rate is taken, if that is above the plain target's at the load there is.
+Prices are what stages took lately (``prices``); what a draft is worth follows from where earlier
+ones of the same threshold were cut (``cuts``). Neither load, context length nor an EAGLE-3 head is
+modelled: all are in the prices.
+
+A threshold that nothing is known of begins as its neighbours stand, or with a few short drafts, one
+at a time. Where drafting does not pay, one request tries it again now and then. Numbers only: the
+same observations give the same decisions, on every tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sglang_parse.core.cuts import PRIOR, Cuts, Expected, Judgement
+from sglang_parse.core.prices import Stage, StageCost, Timed
+
+LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
+PREFIXES = (1, 2, 4, 8, 16, 32, 64, 128)
+BURSTS = (4, 8, 16, 32, 64, 128)
+"""What a plan may be, below what the settings allow."""
+PILOT = 16
+"""Draft tokens of a round that is to find out."""
+PILOTS = 3
+"""Rounds of an unknown threshold before drafting is given up: one bad draft says little."""
+PATIENCE = 64
+"""Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
+RETRY_SHARE = 0.015
+"""Most of the plain target's time that later trials may lose."""
+PRICE_EVERY = 256
+"""Drafts after which the plain target's price is taken anew, if nothing else showed it."""
+COMEBACK = 1.05
+"""Expected speedup at which drafting is resumed; it ends below 1."""
+NEWEST = 0.05
+"""Weight of a step in the mean of what a step writes."""
+MAX_THRESHOLDS = 32
+"""Accounts kept, the ones used last: a client may send any threshold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a round is made.
+
+    Attributes:
+        draft_tokens: the draft ends there at the latest.
+        max_prefixes: judged at most.
+        burst: draft tokens per iteration.
+        speedup: expected, as a ratio to the plain target's speed; None where it is to find out.
+    """
+
+    draft_tokens: int
+    max_prefixes: int
+    burst: int
+    speedup: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the settings leave to decide. Each number is the most, or fixed.
+
+    Attributes:
+        draft_tokens, max_prefixes, burst: as in ``Plan``.
+        fixed: the names of those of them that are not to be chosen.
+        question_rows: rows of one question; 0 in token mode.
+        by_token: token mode.
+        gap: what a request that does not draft may wait for its next token while others draft, in
+            plain steps at this load; 0 for any time.
+    """
+
+    draft_tokens: int = 128
+    max_prefixes: int = 16
+    burst: int = 16
+    fixed: frozenset[str] = frozenset()
+    question_rows: float = 0.0
+    by_token: bool = False
+    gap: float = 0.0
+
+    def plans(self, segment: float) -> Iterator[tuple[int, int, int]]:
+        """(draft tokens, prefixes, burst) of all there may be.
+
+        Args:
+            segment: a draft is at least as long: a verdict on half a segment is worth little.
+        """
+        for length in self._values("draft_tokens", LENGTHS, 0 if self.by_token else segment):
+            for prefixes in self._values("max_prefixes", () if self.by_token else PREFIXES):
+                for burst in self._values("burst", BURSTS):
+                    yield length, prefixes, burst
+
+    def _values(self, name: str, known: Sequence[int], least: float = 0) -> list[int]:
+        most: int = getattr(self, name)
+        if name in self.fixed:
+            return [most]
+        return [*(value for value in known if least <= value < most), most]
+
+
+@dataclass(slots=True)
+class Account:
+    """One threshold.
+
+    Attributes:
+        cuts: where its drafts were cut.
+        pilots: rounds it still needs before drafting may be given up.
+        is_off: drafting did not pay when it was last asked.
+        waiting: drafts not begun since a pilot was sent; None while none is under way.
+        to_spend_ms: what a trial may lose by now.
+    """
+
+    cuts: Cuts
+    pilots: int = PILOTS
+    is_off: bool = False
+    waiting: int | None = None
+    to_spend_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Controller:
+    """One per server; every tensor-parallel rank feeds its own with rank 0's times.
+
+    Attributes:
+        limits: what there is to decide.
+        mode: "auto" decides; "always" drafts and "never" does not, as ``limits`` say.
+        num_running: requests that run now, the one asked about included.
+        speedup: what drafting was last expected to bring; None while prices are missing.
+        burst: draft tokens per iteration by the plan made last.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    mode: str = "auto"
+    num_running: int = 1
+    speedup: float | None = None
+    burst: int = 0
+    _burst_step: StageCost = field(default_factory=StageCost)
+    _pass: StageCost = field(default_factory=StageCost)
+    _step: StageCost = field(default_factory=StageCost)
+    _tokens_per_step: float = 1.0
+    _accounts: OrderedDict[float, Account] = field(default_factory=OrderedDict)
+    _drafts_since_price: int = 0
+
+    # -- what was seen ----------------------------------------------------------
+
+    def saw(self, iteration: Iterable[Timed]) -> None:
+        """The stages of one iteration."""
+        for timed in iteration:
+            if timed.stage is Stage.BURST:
+                self._burst_step.add(timed.size, timed.ms / max(1, timed.amount))
+            elif timed.stage is Stage.PASS:
+                self._pass.add(timed.size, timed.ms)
+            else:
+                self._saw_step(timed)
+
+    def _saw_step(self, timed: Timed) -> None:
+        self._step.add(timed.size, timed.ms)
+        self._tokens_per_step += NEWEST * (timed.amount / timed.size - self._tokens_per_step)
+        self._drafts_since_price = 0
+        for account in self._accounts.values():
+            if account.is_off:
+                account.to_spend_ms += RETRY_SHARE * timed.ms
+
+    def saw_round(self, threshold: float, judged: Judgement) -> None:
+        """A draft was judged."""
+        account = self._account(threshold)
+        account.waiting, account.pilots = None, max(0, account.pilots - 1)
+        account.cuts.add(judged)
+
+    def saw_written(self, threshold: float, num_tokens: int) -> None:
+        """The target finished the segment after a cut."""
+        self._account(threshold).cuts.add_written(num_tokens)
+
+    # -- rounds -----------------------------------------------------------------
+
+    def plan(self, threshold: float) -> Plan | None:
+        """How a request with this threshold, about to draft, should; None: it should not.
+
+        A pilot and a trial are promised to whoever is told of them, so ask once per draft.
+        """
+        limits = self.limits
+        if self.mode != "auto":
+            whole = Plan(limits.draft_tokens, limits.max_prefixes, limits.burst)
+            return whole if self.mode == "always" else None
+        if threshold > 1:
+            return None  # nothing of a draft can be kept
+        account = self._account(threshold)
+        if account.pilots == PILOTS:
+            return self._pilot(account)
+        if self._wants_price():
+            return None
+        best = self._best(account.cuts)
+        self.speedup, self.burst = best.speedup, best.burst
+        account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else 1.0)
+        if not account.is_off:
+            return best
+        return self._pilot(account) if account.pilots else self._trial(account)
+
+    def _wants_price(self) -> bool:
+        """Whether it is time to let the plain target write a little, to see what it takes."""
+        self._drafts_since_price += 1
+        return self._step.at(1) is None or self._drafts_since_price > PRICE_EVERY
+
+    def _pilot(self, account: Account) -> Plan | None:
+        """One request finds out; the others wait for what it brings."""
+        if account.waiting is not None and account.waiting < PATIENCE:
+            account.waiting += 1
+            return None
+        account.waiting = 0
+        return self._short()
+
+    def _trial(self, account: Account) -> Plan | None:
+        """One request drafts a little all the same, for a small share of the time."""
+        plan, count = self._short(), self.num_running
+        expected = self._expect(account.cuts, plan.draft_tokens, plan.max_prefixes)
+        # All wait while one request drafts; it saves its share of the steps for what it emits.
+        loss = expected.drafted * (self._burst_step.at(1) or 0.0)
+        loss += self._pass.at(self._rows(expected)) or 0.0
+        steps = (expected.kept + expected.own) / self._tokens_per_step
+        loss -= steps * (self._step.at(count) or 0.0) / count
+        if account.to_spend_ms < max(loss, 0.0):
+            return None
+        account.to_spend_ms = 0.0
+        return plan
+
+    def _short(self) -> Plan:
+        limits = self.limits
+        length = limits.draft_tokens if "draft_tokens" in limits.fixed else PILOT
+        return Plan(min(length, limits.draft_tokens), limits.max_prefixes, limits.burst)
+
+    def _best(self, cuts: Cuts) -> Plan:
+        """The plan of the highest rate at the load there is."""
+        count = self.num_running
+        plain = count * self._tokens_per_step / max(1e-9, self._step.at(count) or 0.0)
+        return max(
+            (
+                Plan(*plan, speedup=self._rate(cuts, *plan) / plain)
+                for plan in self.limits.plans(cuts.segment)
+            ),
+            key=lambda plan: plan.speedup or 0.0,
+        )
+
+    def _rate(self, cuts: Cuts, draft_tokens: int, max_prefixes: int, burst: int) -> float:
+        """Output tokens per ms of all running requests, if all of them follow this plan."""
+        expected, count = self._expect(cuts, draft_tokens, max_prefixes), self.num_running
+        # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
+        # are cut at their start until the target has written its way there.
+        again = max(0.0, expected.spacing / cuts.written - 1) / 2
+        rounds = 1.0 if self.limits.by_token else 1 + expected.cut * again
+        written = 0.0 if self.limits.by_token else (rounds - 1 + expected.cut) * cuts.written
+        bursts = max(1.0, expected.drafted / burst)
+        steps = written / self._tokens_per_step
+        iterations = rounds * (bursts + 1) + steps
+        drafting, judged = rounds * bursts / iterations, rounds / iterations
+        ms = self._iteration_ms(
+            drafting, judged, expected.drafted / bursts, self._rows(expected), count
+        )
+        emitted = expected.kept + expected.own + written
+        return count * emitted / (iterations * max(ms, 1e-9))
+
+    def _iteration_ms(
+        self, drafting: float, judged: float, burst: float, rows: float, count: int
+    ) -> float:
+        """The mean iteration of ``count`` requests.
+
+        Args:
+            drafting, judged: the shares of its iterations that a request spends so; it spends the
+                others continuing.
+            burst: steps of a burst; ``rows``: of one draft's pass.
+        """
+        anyone_drafts, anyone_judged = 1 - (1 - drafting) ** count, 1 - (1 - judged) ** count
+        only_steps = max(0.0, (1 - judged) ** count - drafting**count)
+        stepping = count * (1 - drafting - judged)
+        ms = anyone_drafts * burst * (self._burst_step.at(count * drafting / anyone_drafts) or 0.0)
+        pass_rows = count * judged / anyone_judged * rows + stepping
+        ms += anyone_judged * (self._pass.at(pass_rows) or 0.0)
+        return ms + only_steps * (self._step.at(max(1.0, stepping)) or 0.0)
+
+    def _expect(self, cuts: Cuts, draft_tokens: int, max_prefixes: int) -> Expected:
+        return cuts.expect(draft_tokens, max_prefixes, by_token=self.limits.by_token)
+
+    def _rows(self, expected: Expected) -> float:
+        return 1 + expected.drafted + expected.prefixes * self.limits.question_rows
+
+    # -- iterations -------------------------------------------------------------
+
+    def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
+        """(Draft tokens of the coming burst, how many drafts its pass judges).
+
+        Where nobody waits for a next token, all that is ready. Else as much as keeps the iteration
+        within ``limits.gap`` plain steps, but a token and a draft at least.
+
+        Args:
+            num_drafting: requests that draft.
+            rows: per draft that is over, the rows of its pass; who waited longest comes first.
+            num_stepping: requests that continue or do not draft.
+        """
+        burst = self.burst or self.limits.burst
+        step_ms = self._step.at(self.num_running)
+        if not num_stepping or not self.limits.gap or step_ms is None or self.mode != "auto":
+            return burst, len(rows)
+        budget, total, judged = self.limits.gap * step_ms, num_stepping, 0
+        for more in rows:
+            if judged and (self._pass.at(total + more) or 0.0) > budget:
+                break
+            judged, total = judged + 1, total + more
+        spent = (self._pass if judged else self._step).at(total) or 0.0
+        each = self._burst_step.at(max(1, num_drafting)) or 0.0
+        room = int((budget - spent) / each) if each else burst
+        return max(1, min(burst, room)), judged
+
+    # -- accounts ---------------------------------------------------------------
+
+    def _account(self, threshold: float) -> Account:
+        account = self._accounts.get(threshold)
+        if account is None:
+            account = self._accounts[threshold] = self._opened(threshold)
+        self._accounts.move_to_end(threshold)
+        while len(self._accounts) > MAX_THRESHOLDS:
+            self._accounts.popitem(last=False)
+        return account
+
+    def _opened(self, threshold: float) -> Account:
+        """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less."""
+        known = [value for value, account in self._accounts.items() if not account.pilots]
+        laxer = max((value for value in known if value <= threshold), default=None)
+        stricter = min((value for value in known if value >= threshold), default=None)
+        found = [
+            self._accounts[value].cuts.hazard for value in (laxer, stricter) if value is not None
+        ]
+        return Account(Cuts(sum(found) / len(found) if found else PRIOR))
