@@ -211,8 +211,8 @@ def test_explain_shows_what_the_traces_say(
             for r in one.rounds
         )
         assert one.before + "".join(kept) == one.text
-        for line in one.text.splitlines():
-            assert line in said
+        for text in (segment.text for r in one.rounds for segment in r.segments):
+            assert all(line in said for line in text.splitlines())
     found = shown(page, 1280)
     assert_fits(found, page, 1280)
     assert_says(found, made)

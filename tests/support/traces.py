@@ -36,6 +36,7 @@ def record(
     rejected = num_kept < len(segments)
     return {
         "output_start": start,
+        "anchor_token_id": ord("?"),
         "draft_token_ids": encode("".join(segments) + tail),
         "finished": finished,
         "prefix_ends": ends,
