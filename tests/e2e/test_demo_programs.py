@@ -219,7 +219,7 @@ def test_explain_shows_what_the_traces_say(
     again = ["explain", str(answers), "--tokenizer", str(DEMO / "target")]
     assert cli.main([*again, "--output", str(tmp_path / "again")]) == 0
     (first, second) = (
-        re.sub(r'<p class="low-print">.*?</p>', "", path.read_text(encoding="utf-8"), count=1)
+        re.sub(r'<p class="low">.*?</p>', "", path.read_text(encoding="utf-8"), count=1)
         for path in (page, tmp_path / "again" / "explain.html")
     )
     assert first == second
