@@ -34,5 +34,7 @@ def held_out(count: int) -> list[RenderedProblem]:
                 add_generation_prompt=True,
             ),
         )
-        for problem in problems.held_out_problems(count, seed=1)
+        for problem in problems.held_out_problems(
+            count, seed=8
+        )  # some of the first eight drafts are wrong
     ]
