@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import load_dataset
 from torch.nn import functional
 from transformers import (
     AutoConfig,
@@ -153,18 +153,27 @@ class BlockTrainer(Trainer):
 
 
 @torch.inference_mode()
-def right_by_depth(lm: Any, text: Text, block: int, mask_id: int) -> torch.Tensor:
-    """What a block at every place of an answer would foresee: bool [anchors, block]."""
-    batch = pack([text], [text.anchors], block, mask_id)
-    logits = lm(
-        input_ids=batch["input_ids"].to(lm.device),
-        position_ids=batch["position_ids"].to(lm.device),
-        attention_mask=batch["attention_mask"].to(lm.device),
-        use_cache=False,
-    ).logits[0]
-    hits = logits.argmax(-1).cpu() == batch["labels"][0]
-    masks = hits[len(text.ids) :].view(len(text.anchors), block - 1)
-    return torch.cat([hits[: len(text.ids)][text.anchors, None], masks], dim=1)
+def right_by_depth(
+    lm: Any, text: Text, block: int, mask_id: int, together: int = 64
+) -> torch.Tensor:
+    """What a block at every place of an answer would foresee: bool [anchors, block].
+
+    `together` anchors at a time: each adds `block - 1` rows to a forward.
+    """
+    parts = []
+    for start in range(0, len(text.anchors), together):
+        anchors = list(text.anchors[start : start + together])
+        batch = pack([text], [anchors], block, mask_id)
+        logits = lm(
+            input_ids=batch["input_ids"].to(lm.device),
+            position_ids=batch["position_ids"].to(lm.device),
+            attention_mask=batch["attention_mask"].to(lm.device),
+            use_cache=False,
+        ).logits[0]
+        hits = logits.argmax(-1).cpu() == batch["labels"][0]
+        masks = hits[len(text.ids) :].view(len(anchors), block - 1)
+        parts.append(torch.cat([hits[anchors, None], masks], dim=1))
+    return torch.cat(parts)
 
 
 def num_forwards(right: torch.Tensor, *, behind_every: bool) -> int:
@@ -243,7 +252,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class PackTexts:
-    """The Trainer's collator: anchors are drawn anew each time a text is used."""
+    """The Trainer's collator: anchors are drawn anew each time a text is used.
+
+    Never an answer's last place, whose masks would stand behind its end.
+    """
 
     block: int
     anchors: int
@@ -253,7 +265,7 @@ class PackTexts:
         return pack(texts, [self._draw(text) for text in texts], self.block, self.mask_id)
 
     def _draw(self, text: Text) -> list[int]:
-        order = torch.randperm(len(text.anchors))[: self.anchors]
+        order = torch.randperm(len(text.anchors) - 1)[: self.anchors]
         return [text.anchors[place] for place in order.tolist()]
 
 
@@ -263,14 +275,14 @@ def read_texts(recipe: Recipe, lm: Any, tokenizer: Any) -> list[Text]:
     Raises:
         ValueError: a conversation has no turns of the kind that is needed.
     """
-    conversations = load_dataset("json", data_files=recipe.data, split="train")["messages"]
     prompts, answers = [], []
-    for number, turns in enumerate(conversations, 1):
+    for number, line in enumerate(Path(recipe.data).read_text("utf-8").splitlines(), 1):
+        turns = json.loads(line)["messages"]
         last = next((i for i in reversed(range(len(turns))) if turns[i]["role"] == "user"), None)
         answer = turns[last + 1 : last + 2] if last is not None else []
         if last is None or (recipe.answers == "given" and not answer):
             raise ValueError(
-                f"{recipe.data}: conversation {number} has no user turn"
+                f"{recipe.data}: line {number} has no user turn"
                 + (" with an answer behind it (or take --answers own)" if last is not None else "")
             )
         prompts.append(
@@ -358,6 +370,11 @@ def main() -> None:
     mask_id = find_mask(tokenizer, lm.config.vocab_size, recipe.mask_token)
     texts = read_texts(recipe, lm, tokenizer)
     kept, taught = texts[: recipe.held_out], texts[recipe.held_out :]
+    if not taught:
+        raise ValueError(
+            f"{recipe.data} has {len(texts)} conversations with an answer of two tokens or more; "
+            f"--held-out {recipe.held_out} leaves none to learn from: give more, or hold out fewer"
+        )
     arguments.remove_unused_columns = False
     arguments.use_cache = True  # it is written into the model's config; the loss asks for none
     trainer = BlockTrainer(

@@ -31,6 +31,7 @@ from sglang_parse.doctor.finding import (
     refused,
 )
 from sglang_parse.startup import checks, compat, models
+from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.questions import question_for
 
 SMALL_RATIO = 4.0
@@ -104,11 +105,14 @@ class Start:
         tokenizer = self._or_none(self.tokenizer)
         if tokenizer is None:
             return [*found, *_not_checked(("question", "pass"), "the target's tokenizer")]
-        return [
-            *found,
+        found += [
             examine("question", partial(self.question, tokenizer)),
             examine("pass", partial(self.longest_pass, tokenizer)),
         ]
+        config = self._or_none(ParseConfig.from_env)
+        if pair and config and config.certificate:
+            found.append(examine("certificate", partial(self.certificate, tokenizer, pair[0])))
+        return found
 
     def _of_pair(self, pair: tuple[Any, Any]) -> Iterator[Finding]:
         config, args = self._or_none(ParseConfig.from_env), self.args
@@ -265,6 +269,24 @@ class Start:
                 WARNING,
             )
         return found
+
+    def certificate(self, tokenizer: Any, target: Any) -> str:
+        """Raises: Trouble, when the threshold was certified for another server."""
+        config = ParseConfig.from_env()
+        question = question_for(self.args, tokenizer, config)
+        certified = certified_server(self.args, config, question, str(target.dtype))
+        if certified.mismatch:
+            differences = [
+                f"{name} {wanted}, here {found}"
+                for name, (wanted, found) in certified.mismatch.items()
+            ]
+            raise Trouble(
+                f"{flag('threshold')} {config.threshold} was certified for another server: "
+                f"{'; '.join(differences)}",
+                "run sglang-parse calibrate for this one",
+                WARNING,
+            )
+        return f"{config.threshold} was made for this server: {config.smallest_accepted:g}"
 
     @staticmethod
     def _or_none(look: Callable[[], Any]) -> Any:

@@ -10,11 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_parse.bench.harness.figures import STAGES
 from sglang_parse.bench.harness.traced import DROPPED, KEPT, REJECTED, UNJUDGED, Made, Round
 
+_TEMPLATES = ("sglang_parse.explain", "sglang_parse.bench.harness")
+"""Packages with the page, and with what pages share."""
 MARKS = {KEPT: "✓", REJECTED: "✗", DROPPED: "–", UNJUDGED: "…"}
 """So that nothing is told by colour alone."""
 WIDEST = 9.2
@@ -31,7 +33,7 @@ def render(answers: Sequence[Made], facts: dict[str, Any]) -> str:
         facts: ``date`` and ``source``, for its head.
     """
     environment = Environment(
-        loader=PackageLoader("sglang_parse.explain", "templates"),
+        loader=ChoiceLoader([PackageLoader(name, "templates") for name in _TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

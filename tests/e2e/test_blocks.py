@@ -1,7 +1,7 @@
 """A draft that writes several tokens a forward: its text is what it writes one at a time.
 
 The random pair's draft never learned to fill masks: of its candidates most are wrong, some right
-by chance. Servers of other modules write in blocks too: ``token``, ``equal``,
+by chance. The demo pair's did. Servers of other modules write in blocks too: ``token``, ``equal``,
 those with two ranks, with adapters, with an EAGLE-3 head, and some short of KV slots.
 """
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
+from support.demo_pair import DEMO
 from support.models import load_model
 
 PROMPTS = random_prompts(8, seed=131)
@@ -31,6 +32,11 @@ NEAR_TIE = 1e-4
 @pytest.fixture(scope="module")
 def draft_model(pair: tuple[Path, Path]) -> Any:
     return load_model(pair[1])
+
+
+@pytest.fixture(scope="module")
+def demo_draft_model() -> Any:
+    return load_model(DEMO / "draft")
 
 
 def assert_same_text(
@@ -85,6 +91,38 @@ def test_drafts_are_those_written_one_token_at_a_time(
     assert sum(grown.values()) > 0
     assert all(forwards(blocks)[masks] > 0 for masks in ("last", "every"))
     blocks.assert_nothing_lost()
+
+
+@pytest.mark.parametrize(("concurrency", "count"), [(1, 4), (8, 24)])
+def test_the_demo_draft_writes_what_its_weights_say(
+    demo: Client,
+    demo_draft_model: Any,
+    problems: list,
+    tokenizer: Any,
+    concurrency: int,
+    count: int,
+):
+    """Each draft against one causal forward of plain transformers; stop tokens lie in blocks."""
+    prompts = [
+        tokenizer.encode(problem.prompt, add_special_tokens=False) for problem in problems[:count]
+    ]
+    answers = demo.generate_all(prompts, concurrency, parse=WHOLE, max_new_tokens=256)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        for record in parse_info(answer)["trace"]:
+            before = [*prompt, *answer["output_ids"][: record["output_start"]]]
+            assert_own_choices(demo_draft_model, before, record["draft_token_ids"])
+    infos = [parse_info(answer) for answer in answers]
+    assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
+    demo.assert_nothing_lost()
+
+
+def assert_own_choices(model: Any, before: list[int], draft: list[int]) -> None:
+    """Every token is the model's likeliest behind those before it, or nearly ties with it."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*before, *draft]])).logits[0, len(before) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(draft)[:, None])[:, 0]
+    assert float((logits.amax(-1) - chosen).max()) < NEAR_TIE
 
 
 def test_exact_above_one(blocks: Client, plain: Client):

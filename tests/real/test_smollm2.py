@@ -6,6 +6,7 @@ This is about correctness; nothing here is about speed.
 
 from __future__ import annotations
 
+import html
 import json
 import random
 import shlex
@@ -144,3 +145,16 @@ def test_calibrate_says_what_its_judging_is_worth(
         assert "No threshold qualifies" in printed
     else:
         assert found["errors"] <= found["results"]["errors_allowed"]
+
+
+def test_explain_shows_an_answer(
+    semantic: Client, tokenizer: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+):
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    flags = ["--url", semantic.url, "--prompt", QUESTIONS[6], "--max-tokens", str(LENGTH)]
+    assert cli.main(["explain", *flags, "--output", str(tmp_path)]) == 0
+    assert "draft tokens kept" in capsys.readouterr().out
+    (answer,) = json.loads((tmp_path / "answers.json").read_text())
+    page = (tmp_path / "explain.html").read_text()
+    for text in (answer["prompt"], *tokenizer.decode(answer["output_ids"]).split()[:5]):
+        assert html.escape(text) in page

@@ -9,16 +9,21 @@ import json
 import shutil
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_parse import cli, patches
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.doctor import machine, memory, served, start
 from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
 from sglang_parse.startup import compat, seams
+from sglang_parse.startup.certificates import fingerprint_of
 from support.demo_pair import DEMO
+from support.models import load_model, load_tokenizer
 from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("clean_environment")]
@@ -238,8 +243,6 @@ def test_size_ratio(good: dict[str, Finding], tmp_path: Path):
 
 def test_weights_are_counted_as_they_are_loaded():
     """Against transformers: the files hold numbers of 2 bytes, the server computes in 4."""
-    from support.models import load_model
-
     found = memory.weights_of(str(DEMO / "target"), load_model(DEMO / "target").dtype)
     assert found is not None
     numbers = sum(p.numel() for p in load_model(DEMO / "target").parameters())
@@ -271,6 +274,38 @@ def test_pass(good: dict[str, Finding]):
     assert good["pass"].found.startswith("at most 337 rows")  # 1 + 128 + 16 x 13
     line = look(chunked_prefill_size=256)["pass"]
     assert (line.status, "--parse-max-prefixes" in line.fix) == (WARNING, True)
+
+
+def certificate_for(folder: Path, **others: Any) -> Path:
+    """What calibrate would have written for the demo pair's server, or for one with another
+    fingerprint."""
+    tokenizer = load_tokenizer(DEMO / "target")
+    question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
+    args = SimpleNamespace(
+        model_path=str(DEMO / "target"), speculative_draft_model_path=str(DEMO / "draft")
+    )
+    args.revision = args.speculative_draft_model_revision = args.download_dir = None
+    fingerprint = fingerprint_of(args, ParseConfig(), question, "torch.float32")
+    numbers = {"threshold": 0.9, "alpha": 0.01, "delta": 0.05, "requests": 500, "errors": 0}
+    path = folder / "calibration.json"
+    words = {"loss": "token", "data_set": "problems", "sampling": "greedy"}
+    content = {**numbers, **words, "fingerprint": fingerprint.model_dump() | others}
+    path.write_text(json.dumps({**content, "first_verdicts": [0.5]}))
+    return path
+
+
+def test_certificate(good: dict[str, Finding], tmp_path: Path):
+    assert "certificate" not in good
+    path = certificate_for(tmp_path)
+    line = look(parse_threshold=path)["certificate"]
+    assert (line.status, line.found) == (OK, f"{path} was made for this server: 0.9")
+    (tmp_path / "other").mkdir()  # a file is read once
+    other = certificate_for(tmp_path / "other", draft_tokens=7)
+    line = look(parse_threshold=other)["certificate"]
+    assert (line.status, "draft_tokens 7, here 128" in line.found) == (WARNING, True)
+    assert line.fix == "run sglang-parse calibrate for this one"
+    (line,) = start.findings(flags(parse_threshold=tmp_path / "no.json"))
+    assert (line.check, line.status, "no.json" in line.found) == ("flags", FAILS, True)
 
 
 def test_exit_code_and_table(capsys: pytest.CaptureFixture[str]):

@@ -24,6 +24,7 @@ class RenderedProblem:
 
 
 def held_out(count: int) -> list[RenderedProblem]:
+    """Always the same ones; the draft is wrong about two of the first eight."""
     tokenizer = load_tokenizer(DEMO / "target")
     return [
         RenderedProblem(
@@ -34,5 +35,5 @@ def held_out(count: int) -> list[RenderedProblem]:
                 add_generation_prompt=True,
             ),
         )
-        for problem in problems.held_out_problems(count, seed=1)
+        for problem in problems.held_out_problems(count, seed=8)
     ]

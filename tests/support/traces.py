@@ -8,6 +8,8 @@ from sglang_parse.bench.harness.traced import Made, Traced, take_apart
 from sglang_parse.core.phases import TraceRecord
 
 QUESTION = "<end>\nIs the answer correct so far?\n"
+AT_THE_END = "\nIs the final answer correct?\n"
+"""Behind an answer that has ended."""
 TARGET, DRAFT, ANSWER = "a: 40 + 58 = 98\n", "b: 98 - 72 = 25\n", "Answer: 26<end>"
 
 
@@ -34,12 +36,14 @@ def record(
     """A round whose prefixes are the segments, and a tail that nobody judged."""
     ends = [len(encode("".join(segments[: k + 1]))) for k in range(len(segments))]
     rejected = num_kept < len(segments)
+    questions = [encode(QUESTION)] * (len(ends) - finished) + [encode(AT_THE_END)] * finished
     return {
         "output_start": start,
+        "anchor_token_id": ord("?"),
         "draft_token_ids": encode("".join(segments) + tail),
         "finished": finished,
         "prefix_ends": ends,
-        "question_token_ids": [encode(QUESTION)] * len(ends),
+        "question_token_ids": questions,
         "accept_token_id": ord("y"),
         "reject_token_id": ord("n"),
         "verdicts": list(verdicts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from parallel_draft import (  # examples is on pytest's pythonpath
     IGNORE,
+    Recipe,
     Text,
     find_mask,
     num_forwards,
     pack,
+    read_texts,
     right_by_depth,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -125,3 +128,18 @@ def test_an_unused_id_is_the_mask():
         find_mask(tokenizer, len(tokenizer), None)
     with pytest.raises(ValueError, match="--mask-token 'two words' is no single token"):
         find_mask(tokenizer, len(tokenizer), "two words")
+
+
+def test_given_answers_are_read_and_what_is_missing_is_named(tmp_path: Path):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "draft")
+    ask, answer = {"role": "user", "content": "Start"}, {"role": "assistant", "content": "so far"}
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"messages": t}) + "\n" for t in ([ask, answer], [ask])))
+    recipe = Recipe(model="", data=str(data), answers="given")
+    with pytest.raises(ValueError, match=r"line 2 has no user turn with an answer .*answers own"):
+        read_texts(recipe, None, tokenizer)
+    data.write_text(json.dumps({"messages": [ask, answer, ask, answer]}))
+    (text,) = read_texts(recipe, None, tokenizer)
+    chat = tokenizer.apply_chat_template([ask, answer, ask, answer], tokenize=False)
+    assert tokenizer.decode(text.ids) + "\n" == chat
+    assert tokenizer.decode(text.ids[text.num_prompt :]) == "so far<|im_end|>"

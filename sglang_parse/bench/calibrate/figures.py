@@ -322,7 +322,8 @@ def paired_difference(better: int, worse: int, total: int) -> tuple[float, float
         total: problems.
     """
     up, down = (better + 1) / (total + 2), (worse + 1) / (total + 2)
-    half = stats.norm.ppf(0.975) * math.sqrt((up + down - (up - down) ** 2) / (total + 2))
+    spread = math.sqrt((up + down - (up - down) ** 2) / (total + 2))
+    half = float(stats.norm.ppf(0.975)) * spread
     middle = up - down
     return (better - worse) / total, max(-1.0, middle - half), min(1.0, middle + half)
 

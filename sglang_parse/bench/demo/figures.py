@@ -27,7 +27,7 @@ from sglang_parse.bench.harness.figures import (
 )
 from sglang_parse.bench.harness.records import DRAFT, PARSE, PLAIN, Leg, Way
 
-MIN_SPEEDUP, MIN_LIMIT_SHARE, MIN_SPEEDUP_CONCURRENT = 2.0, 0.85, 1.0
+MIN_SPEEDUP, MIN_LIMIT_SHARE, MIN_SPEEDUP_CONCURRENT = 5.0, 0.9, 1.0
 MAX_ACCURACY_LOSS, MIN_ACCURACY_GAIN = 0.01, 0.1
 
 

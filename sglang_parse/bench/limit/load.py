@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from sglang_parse.bench.harness.ask import timed
-from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
+from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way, one_object
 from sglang_parse.bench.harness.servers import Endpoint
 from sglang_parse.bench.limit.settings import LimitSettings
 from sglang_parse.core.payoff import MIN_ROUNDS
@@ -69,7 +69,7 @@ class Sender:
                 f"{meta['cached_tokens']} of {len(prompt)} tokens of a prompt came from the cache "
                 f"of {self.endpoint.name}; leave --disable-radix-cache and --page-size out"
             )
-        return meta["parse"]["prefill_ms"]
+        return one_object(meta["parse"])["prefill_ms"]
 
     def _ask(
         self, client: httpx.Client, index: int, prompt: Sequence[int], wait_s: float
