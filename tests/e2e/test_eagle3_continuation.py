@@ -22,7 +22,9 @@ PAIR = (DEMO / "target", DEMO / "draft")
 NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 220}
 TARGET, DRAFT, HEAD = range(3)
-TOLERANCE = 1e-3
+TOLERANCE = 2e-2
+"""Of fingerprints that range over 150 and more. In fp32 some tokens are delicate: at one of these
+answers' plain transformers is 0.003 off its own fp64, and a prefill of other chunks 0.006."""
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +251,7 @@ def _assert_own_kv(client: Client, tree: list[dict]) -> None:
             assert [ours[i] for i in same] == pytest.approx(
                 [theirs[i] for i in same], abs=TOLERANCE
             )
-            assert max(ours) - min(ours) > 100 * TOLERANCE
+            assert max(ours) - min(ours) > 5000 * TOLERANCE
 
 
 @pytest.mark.parametrize(
