@@ -19,21 +19,33 @@ same observations give the same decisions, on every tensor-parallel rank.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.cuts import PRIOR, Cuts, Expected, Judgement
+from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, StageCost, Timed
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 PREFIXES = (1, 2, 4, 8, 16, 32, 64, 128)
 BURSTS = (4, 8, 16, 32, 64, 128)
 """What a plan may be, below what the settings allow."""
+CHOSEN = ("draft_tokens", "max_prefixes", "burst_tokens")
+"""The settings a plan chooses."""
+FIRST_BURST = 16
+"""Draft tokens per iteration before prices are known."""
 PILOT = 16
 """Draft tokens of a round that is to find out."""
 PILOTS = 3
 """Rounds of an unknown threshold before drafting is given up: one bad draft says little."""
+RENEW_EVERY = 16
+"""Rounds asked for between two looks at all plans there are."""
+LOADS_PER_OCTAVE = 2
+"""How finely numbers of running requests are told apart meanwhile."""
 PATIENCE = 64
 """Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
 RETRY_SHARE = 0.015
@@ -49,53 +61,73 @@ MAX_THRESHOLDS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How a round is made.
-
-    Attributes:
-        draft_tokens: the draft ends there at the latest.
-        max_prefixes: judged at most.
-        burst: draft tokens per iteration.
-        speedup: expected, as a ratio to the plain target's speed; None where it is to find out.
-    """
-
-    draft_tokens: int
-    max_prefixes: int
-    burst: int
-    speedup: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """What the settings leave to decide. Each number is the most, or fixed.
 
     Attributes:
-        draft_tokens, max_prefixes, burst: as in ``Plan``.
+        draft_tokens, max_prefixes, burst_tokens: as in ``phases.RoundPlan``.
         fixed: the names of those of them that are not to be chosen.
         question_rows: rows of one question; 0 in token mode.
         by_token: token mode.
         gap: what a request that does not draft may wait for its next token while others draft, in
             plain steps at this load; 0 for any time.
+        silence_ms: how long a round may take; 0 for any time.
     """
 
     draft_tokens: int = 128
     max_prefixes: int = 16
-    burst: int = 16
+    burst_tokens: int = 128
     fixed: frozenset[str] = frozenset()
     question_rows: float = 0.0
     by_token: bool = False
     gap: float = 0.0
+    silence_ms: float = 0.0
 
-    def plans(self, segment: float) -> Iterator[tuple[int, int, int]]:
-        """(draft tokens, prefixes, burst) of all there may be.
+    @classmethod
+    def of(cls, config: ParseConfig, question_rows: float, *, is_timed: bool = True) -> Limits:
+        """What a server's settings leave to decide: those that were given are fixed, and what a
+        certificate is about is as it says.
+
+        Args:
+            question_rows: rows of one question.
+            is_timed: whether anything may depend on the clock.
+        """
+        fixed = set(CHOSEN) & config.model_fields_set
+        if config.certificate is not None:
+            fixed |= {"draft_tokens", "max_prefixes"}
+        if not is_timed or config.drafting != "auto":
+            fixed |= set(CHOSEN)
+        is_fixed = "burst_tokens" in fixed
+        return cls(
+            draft_tokens=config.draft_tokens,
+            max_prefixes=config.max_prefixes,
+            burst_tokens=config.burst_tokens if is_fixed else config.draft_tokens,
+            fixed=frozenset(fixed),
+            question_rows=question_rows if config.is_semantic else 0.0,
+            by_token=not config.is_semantic,
+            gap=config.max_gap if is_timed else 0.0,
+            silence_ms=1e3 * config.max_silence if is_timed else 0.0,
+        )
+
+    @property
+    def first_burst(self) -> int:
+        """Before anything is known."""
+        is_fixed = "burst_tokens" in self.fixed
+        return self.burst_tokens if is_fixed else min(FIRST_BURST, self.burst_tokens)
+
+    def drafts(self, segment: float) -> Iterator[tuple[int, int]]:
+        """(Draft tokens, prefixes) of all rounds there may be.
 
         Args:
             segment: a draft is at least as long: a verdict on half a segment is worth little.
         """
         for length in self._values("draft_tokens", LENGTHS, 0 if self.by_token else segment):
             for prefixes in self._values("max_prefixes", () if self.by_token else PREFIXES):
-                for burst in self._values("burst", BURSTS):
-                    yield length, prefixes, burst
+                yield length, prefixes
+
+    def bursts(self) -> list[int]:
+        """Draft tokens per iteration there may be."""
+        return self._values("burst_tokens", BURSTS)
 
     def _values(self, name: str, known: Sequence[int], least: float = 0) -> list[int]:
         most: int = getattr(self, name)
@@ -104,12 +136,27 @@ class Limits:
         return [*(value for value in known if least <= value < most), most]
 
 
+class Pace(NamedTuple):
+    """What a plan is expected to bring.
+
+    Attributes:
+        rate: output tokens per ms of all running requests together.
+        silence_ms: how long a request's draft and its pass take.
+    """
+
+    rate: float
+    silence_ms: float
+
+
 @dataclass(slots=True)
 class Account:
     """One threshold.
 
     Attributes:
         cuts: where its drafts were cut.
+        best: the plan that was best when it was last asked for; None before.
+        num_asked: how often one was asked for since.
+        at_load: the load then, in steps by which it is told apart.
         pilots: rounds it still needs before drafting may be given up.
         is_off: drafting did not pay when it was last asked.
         waiting: drafts not begun since a pilot was sent; None while none is under way.
@@ -117,6 +164,9 @@ class Account:
     """
 
     cuts: Cuts
+    best: RoundPlan | None = None
+    num_asked: int = 0
+    at_load: int = 0
     pilots: int = PILOTS
     is_off: bool = False
     waiting: int | None = None
@@ -131,15 +181,15 @@ class Controller:
         limits: what there is to decide.
         mode: "auto" decides; "always" drafts and "never" does not, as ``limits`` say.
         num_running: requests that run now, the one asked about included.
+        planned: the plan made last; None before the first.
         speedup: what drafting was last expected to bring; None while prices are missing.
-        burst: draft tokens per iteration by the plan made last.
     """
 
     limits: Limits = field(default_factory=Limits)
     mode: str = "auto"
     num_running: int = 1
+    planned: RoundPlan | None = None
     speedup: float | None = None
-    burst: int = 0
     _burst_step: StageCost = field(default_factory=StageCost)
     _pass: StageCost = field(default_factory=StageCost)
     _step: StageCost = field(default_factory=StageCost)
@@ -177,17 +227,25 @@ class Controller:
         """The target finished the segment after a cut."""
         self._account(threshold).cuts.add_written(num_tokens)
 
+    @property
+    def burst_tokens(self) -> int:
+        """Draft tokens per iteration, at most."""
+        return self.planned.burst_tokens if self.planned else self.limits.first_burst
+
     # -- rounds -----------------------------------------------------------------
 
-    def plan(self, threshold: float) -> Plan | None:
+    def plan(self, threshold: float) -> RoundPlan | None:
         """How a request with this threshold, about to draft, should; None: it should not.
 
         A pilot and a trial are promised to whoever is told of them, so ask once per draft.
         """
-        limits = self.limits
+        plan = self._plan(threshold)
+        self.planned = plan or self.planned
+        return plan
+
+    def _plan(self, threshold: float) -> RoundPlan | None:
         if self.mode != "auto":
-            whole = Plan(limits.draft_tokens, limits.max_prefixes, limits.burst)
-            return whole if self.mode == "always" else None
+            return self._whole() if self.mode == "always" else None
         if threshold > 1:
             return None  # nothing of a draft can be kept
         account = self._account(threshold)
@@ -195,8 +253,8 @@ class Controller:
             return self._pilot(account)
         if self._wants_price():
             return None
-        best = self._best(account.cuts)
-        self.speedup, self.burst = best.speedup, best.burst
+        best = self._best_lately(account)
+        self.speedup = best.speedup
         account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else 1.0)
         if not account.is_off:
             return best
@@ -207,7 +265,7 @@ class Controller:
         self._drafts_since_price += 1
         return self._step.at(1) is None or self._drafts_since_price > PRICE_EVERY
 
-    def _pilot(self, account: Account) -> Plan | None:
+    def _pilot(self, account: Account) -> RoundPlan | None:
         """One request finds out; the others wait for what it brings."""
         if account.waiting is not None and account.waiting < PATIENCE:
             account.waiting += 1
@@ -215,7 +273,7 @@ class Controller:
         account.waiting = 0
         return self._short()
 
-    def _trial(self, account: Account) -> Plan | None:
+    def _trial(self, account: Account) -> RoundPlan | None:
         """One request drafts a little all the same, for a small share of the time."""
         plan, count = self._short(), self.num_running
         expected = self._expect(account.cuts, plan.draft_tokens, plan.max_prefixes)
@@ -229,26 +287,49 @@ class Controller:
         account.to_spend_ms = 0.0
         return plan
 
-    def _short(self) -> Plan:
+    def _whole(self) -> RoundPlan:
         limits = self.limits
-        length = limits.draft_tokens if "draft_tokens" in limits.fixed else PILOT
-        return Plan(min(length, limits.draft_tokens), limits.max_prefixes, limits.burst)
+        return RoundPlan(limits.draft_tokens, limits.max_prefixes, limits.first_burst)
 
-    def _best(self, cuts: Cuts) -> Plan:
-        """The plan of the highest rate at the load there is."""
+    def _short(self) -> RoundPlan:
+        whole = self._whole()
+        if "draft_tokens" in self.limits.fixed:
+            return whole
+        return replace(whole, draft_tokens=min(PILOT, whole.draft_tokens))
+
+    def _best_lately(self, account: Account) -> RoundPlan:
+        """``_best``, which takes milliseconds: anew at another load and where something may have
+        changed."""
+        load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
+        account.num_asked += 1
+        is_new = account.cuts.rounds < RENEW_EVERY or account.num_asked >= RENEW_EVERY
+        if account.best is None or is_new or load != account.at_load:
+            account.best, account.at_load = self._best(account.cuts), load
+            account.num_asked = 0
+        return account.best
+
+    def _best(self, cuts: Cuts) -> RoundPlan:
+        """The plan of the highest rate at the load there is, of those that are not silent for too
+        long; if all are, the one that is so for the shortest time."""
         count = self.num_running
         plain = count * self._tokens_per_step / max(1e-9, self._step.at(count) or 0.0)
-        return max(
-            (
-                Plan(*plan, speedup=self._rate(cuts, *plan) / plain)
-                for plan in self.limits.plans(cuts.segment)
-            ),
-            key=lambda plan: plan.speedup or 0.0,
-        )
+        plans = {
+            (length, prefixes, burst): self._pace(cuts, expected, burst)
+            for length, prefixes in self.limits.drafts(cuts.segment)
+            for expected in (self._expect(cuts, length, prefixes),)
+            for burst in self.limits.bursts()
+        }
+        most = self.limits.silence_ms or math.inf
+        allowed = [plan for plan, pace in plans.items() if pace.silence_ms <= most]
+        if allowed:
+            best = max(allowed, key=lambda plan: plans[plan].rate)
+        else:
+            best = min(plans, key=lambda plan: plans[plan].silence_ms)
+        return RoundPlan(*best, speedup=plans[best].rate / plain)
 
-    def _rate(self, cuts: Cuts, draft_tokens: int, max_prefixes: int, burst: int) -> float:
-        """Output tokens per ms of all running requests, if all of them follow this plan."""
-        expected, count = self._expect(cuts, draft_tokens, max_prefixes), self.num_running
+    def _pace(self, cuts: Cuts, expected: Expected, burst: int) -> Pace:
+        """Of all running requests, if such are the rounds of all of them."""
+        count = self.num_running
         # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
         # are cut at their start until the target has written its way there.
         again = max(0.0, expected.spacing / cuts.written - 1) / 2
@@ -262,7 +343,7 @@ class Controller:
             drafting, judged, expected.drafted / bursts, self._rows(expected), count
         )
         emitted = expected.kept + expected.own + written
-        return count * emitted / (iterations * max(ms, 1e-9))
+        return Pace(count * emitted / (iterations * max(ms, 1e-9)), (bursts + 1) * ms)
 
     def _iteration_ms(
         self, drafting: float, judged: float, burst: float, rows: float, count: int
@@ -301,8 +382,7 @@ class Controller:
             rows: per draft that is over, the rows of its pass; who waited longest comes first.
             num_stepping: requests that continue or do not draft.
         """
-        burst = self.burst or self.limits.burst
-        step_ms = self._step.at(self.num_running)
+        burst, step_ms = self.burst_tokens, self._step.at(self.num_running)
         if not num_stepping or not self.limits.gap or step_ms is None or self.mode != "auto":
             return burst, len(rows)
         budget, total, judged = self.limits.gap * step_ms, num_stepping, 0
@@ -310,6 +390,8 @@ class Controller:
             if judged and (self._pass.at(total + more) or 0.0) > budget:
                 break
             judged, total = judged + 1, total + more
+        if "burst_tokens" in self.limits.fixed:
+            return burst, judged
         spent = (self._pass if judged else self._step).at(total) or 0.0
         each = self._burst_step.at(max(1, num_drafting)) or 0.0
         room = int((budget - spent) / each) if each else burst

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
+from sglang_parse.core.block import BlockPlan
+
 NEWEST = 0.1
 """Least weight of an observation in the mean of its size."""
 OUTLIER = 3.0
@@ -30,14 +32,18 @@ class Timed:
 
     Attributes:
         size: requests of a burst or step, rows of a pass.
-        amount: decode steps of a burst, tokens a step wrote; 0 for a pass.
+        amount: tokens a burst wrote per request, tokens a step wrote; 0 for a pass.
         ms: wall time.
+        forwards: of the draft model, in a burst.
+        plan: a burst's.
     """
 
     stage: Stage
     size: int
-    amount: int
+    amount: float
     ms: float
+    forwards: int = 0
+    plan: BlockPlan | None = None
 
 
 @dataclass(slots=True)

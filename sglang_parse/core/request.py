@@ -25,6 +25,7 @@ from sglang_parse.core.phases import (
     Phase,
     Questions,
     Round,
+    RoundPlan,
     Standing,
     Terms,
     TraceRecord,
@@ -45,6 +46,7 @@ class Draft:
             (``block``); their KV never counts.
         prefix_ends, question_ids: what the verification pass will judge; filled by
             ``RequestState.ask`` when drafting is over, empty in token mode.
+        num_segments: segments they stand for; 0 in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -52,6 +54,7 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    num_segments: int = 0
 
     @property
     def num_question_rows(self) -> int:
@@ -99,7 +102,8 @@ class RequestState:
         terms: how it is served.
         phase: what the request does in the next iteration.
         move: what it does in this one.
-        waited: iterations in a row it has waited for KV slots.
+        plan: how its round is made: the one under way, or the last; None before the first.
+        waited: iterations in a row it has waited for KV slots or for its pass.
         draft: the draft under way.
         num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
             read yet.
@@ -123,6 +127,7 @@ class RequestState:
     terms: Terms
     phase: Phase = Phase.DRAFTING
     move: Move = Move.STEP
+    plan: RoundPlan | None = None
     waited: int = 0
     draft: Draft = field(default_factory=Draft)
     num_draft_unread: int = 0
@@ -261,6 +266,7 @@ class RequestState:
         """The draft is over; what its pass will ask."""
         self.draft.prefix_ends = questions.prefix_ends
         self.draft.question_ids = questions.question_ids
+        self.draft.num_segments = questions.num_segments
         self.is_thinking = questions.was_thinking
         self.num_scanned = len(self.output_ids)
 
@@ -307,6 +313,7 @@ class RequestState:
         self.segment_start = standing.segment_start
         self.resumes = standing.resumes
         self.stats.skipped_drafts += standing.skipped_drafts
+        self.plan = standing.plan or self.plan
         self.draft = Draft()
 
     def set_head(self, head: object | None) -> None:

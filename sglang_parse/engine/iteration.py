@@ -24,8 +24,9 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch, Stage, Timed
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Move, Outcome, Phase
+from sglang_parse.core.prices import Stage, Timed
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device
@@ -62,7 +63,7 @@ class Engine:
     verifier: Verifier
     rounds: Rounds
     slots: KvSlots
-    switch: OffSwitch
+    controller: Controller
     tally: Tally
     certified: Certified
     last_read: float = field(default=0.0)
@@ -95,16 +96,17 @@ class Iteration:
 
     # -- launch -----------------------------------------------------------------
 
-    def launch(self, before: Iteration | None = None) -> None:
+    def launch(self, burst_tokens: int, before: Iteration | None = None) -> None:
         """Everything on its way on the device, the burst read if a forward follows it.
 
         Args:
+            burst_tokens: draft tokens of a burst.
             before: the iteration launched last, if it is still unread.
         """
         rows = rows_by_move(self.batch.reqs)
         self._ask(rows[Move.END_DRAFT])
         if rows[Move.BURST]:
-            self._launch_burst(rows[Move.BURST], before)
+            self._launch_burst(rows[Move.BURST], burst_tokens, before)
             if rows[Move.EAGLE] or not self._engine.draft.runs_ahead:
                 self._finish_burst()  # the head's proposals are waited for as well
         if rows[Move.PASS] or rows[Move.EAGLE]:
@@ -112,14 +114,16 @@ class Iteration:
         elif rows[Move.STEP]:
             self._launch_steps(rows, before)
 
-    def _launch_burst(self, rows: Sequence[int], before: Iteration | None) -> None:
+    def _launch_burst(
+        self, rows: Sequence[int], burst_tokens: int, before: Iteration | None
+    ) -> None:
         engine = self._engine
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
         self._burst = engine.bursts.burst(self.batch, rows)
         self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
-            self._burst.launch(engine.config.burst_tokens, before._burst if before else None)
+            self._burst.launch(burst_tokens, before._burst if before else None)
             self.result.can_run_cuda_graph = engine.draft.replays
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
@@ -214,9 +218,10 @@ class Iteration:
         engine = self._engine
         engine.last_read = time.perf_counter()
         timed = share_plain(self._timed)
-        engine.switch.saw(timed)
+        engine.controller.saw(timed)
         engine.bursts.choice.saw(timed)
-        engine.tally.expected_speedup = engine.switch.speedup
+        engine.tally.expected_speedup = engine.controller.speedup
+        engine.tally.planned = engine.controller.planned
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):
                 tokens.clear()

@@ -19,7 +19,7 @@ from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.controller import Controller, Limits
 from sglang_parse.core.question import Question
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.batch import has_ended, is_gone
@@ -78,10 +78,11 @@ class ParseWorker(BaseSpecWorker):
         engine.tally.launched(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
-            engine.switch.num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
+            prefilled = {req.rid for req in batch.reqs}
+            engine.controller.num_running = len(self._running.keys() | prefilled)
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.switch.num_running = len(batch.reqs)
+        engine.controller.num_running = len(batch.reqs)
         engine.tally.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
@@ -162,7 +163,7 @@ def build_engine(
     head = None
     if config.uses_eagle3:
         head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
-    switch = OffSwitch(config.drafting)
+    controller = _controller(config, server_args, question)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
     tally.mismatch = certified.mismatch
     return Engine(
@@ -180,12 +181,26 @@ def build_engine(
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
         verifier=Verifier(target, question, is_masked=is_masked, capture=head is not None),
-        rounds=Rounds(config, tokenizer, question, switch, tally, _drift_watch(certified)),
-        slots=KvSlots(config, question.max_len if question else 0, block.size),
-        switch=switch,
+        rounds=Rounds(config, tokenizer, question, controller, tally, _drift_watch(certified)),
+        slots=KvSlots(config, controller, question.max_len if question else 0, block.size),
+        controller=controller,
         tally=tally,
         certified=certified,
     )
+
+
+def _controller(config: ParseConfig, server_args: Any, question: Question | None) -> Controller:
+    """What decides about drafts; by nothing that is timed where answers must be the same again."""
+    is_timed, mode = not server_args.enable_deterministic_inference, config.drafting
+    if not is_timed and mode == "auto":
+        mode = "always"
+        logger.info(
+            "PARSE: under --enable-deterministic-inference nothing depends on the clock: drafts "
+            "are always begun, of %d tokens with %d prefixes, in bursts of %d.",
+            *(config.draft_tokens, config.max_prefixes, config.burst_tokens),
+        )
+    longest_question = question.max_len if question else 0
+    return Controller(Limits.of(config, longest_question, is_timed=is_timed), mode)
 
 
 def _drift_watch(certified: Certified) -> DriftWatch | None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.controller import Controller, Limits
 from sglang_parse.core.phases import Move, Phase, Terms
 from support.fake_engine import (
     PROMPT,
@@ -187,7 +188,8 @@ def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
     batch.tree_cache = SimpleNamespace(
         token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
     )
-    slots = KvSlots(ParseConfig(burst_tokens=BURST, max_prefixes=1), longest_question=5)
+    config = ParseConfig(burst_tokens=BURST, max_prefixes=1)
+    slots = KvSlots(config, Controller(Limits.of(config, 5)), longest_question=5)
     assert slots.all_burst(batch, reqs) == has_room
 
 

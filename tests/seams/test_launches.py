@@ -119,7 +119,7 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     batch.reqs[3].lora_id = "adapter"
     if question is None:
         for req in batch.reqs:
-            req.parse_state.ask(Questions([], []))
+            req.parse_state.ask(Questions([], [], 0))
     engine = engine_for(batch, is_masked=is_masked, question=question)
     monkeypatch.setattr(engine.head, "propose", lambda *_: {4: [8, 9]})
     iteration, _ = launched(batch, engine)
@@ -144,7 +144,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
         request(num_reqs, Phase.CONTINUING, Move.STEP),
     )
     for req in batch.reqs[:num_reqs]:
-        req.parse_state.ask(Questions([], []))
+        req.parse_state.ask(Questions([], [], 0))
     engine = engine_for(batch, question=None)
     runner = engine.target.runner
     made: list[weakref.ref] = []

@@ -266,7 +266,7 @@ def engine_for(
         verifier=Verifier(target, question, is_masked=is_masked, capture=False),
         rounds=SimpleNamespace(questions=lambda _: None),
         slots=SimpleNamespace(),
-        switch=SimpleNamespace(),
+        controller=SimpleNamespace(),
         tally=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
     )
@@ -278,5 +278,5 @@ def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, A
 
     engine = engine or engine_for(batch)
     iteration = Iteration(engine, batch)
-    iteration.launch(before)
+    iteration.launch(engine.config.burst_tokens, before)
     return iteration, engine

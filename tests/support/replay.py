@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.controller import Controller, Plan
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.cuts import Judgement
+from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, Timed
 from sglang_parse.core.segment import thin_out
 
@@ -33,12 +34,14 @@ class Prices:
         one_pass: rows -> ms of a forward of the target with drafts in it.
         step: requests -> ms of a forward of the target without.
         prefill: requests -> ms.
+        overhead: requests -> ms of an iteration that no stage takes.
     """
 
     burst_step: Price
     one_pass: Price
     step: Price
     prefill: Price
+    overhead: Price = lambda _: 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ Script = Sequence[Segment]
 class Policy(Protocol):
     """What decides: fixed settings, or the controller."""
 
-    def plan(self, num_running: int) -> Plan | None:
+    def plan(self, num_running: int) -> RoundPlan | None:
         """A request may draft: how; None where it should not."""
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -75,9 +78,9 @@ class Fixed:
     burst: int = 16
     drafts: bool = True
 
-    def plan(self, num_running: int) -> Plan | None:
+    def plan(self, num_running: int) -> RoundPlan | None:
         del num_running
-        return Plan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
+        return RoundPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
         del num_drafting, num_stepping
@@ -96,9 +99,9 @@ class Controlled:
 
     controller: Controller
     threshold: float = 0.5
-    taken: Counter[Plan | None] = field(default_factory=Counter)
+    taken: Counter[RoundPlan | None] = field(default_factory=Counter)
 
-    def plan(self, num_running: int) -> Plan | None:
+    def plan(self, num_running: int) -> RoundPlan | None:
         self.controller.num_running = num_running
         plan = self.controller.plan(self.threshold)
         self.taken[plan and replace(plan, speedup=None)] += 1
@@ -127,7 +130,7 @@ class Request:
     behind: list[int] = field(default_factory=list)
     bad_ends: list[int] = field(default_factory=list)
     place: int = 0
-    plan: Plan | None = None
+    plan: RoundPlan | None = None
     drafted: int = 0
     ends: tuple[int, ...] = ()
     judged_ends: tuple[int, ...] = ()
@@ -237,6 +240,7 @@ class Replay:
         stepping = [r for r in self.running if r.plan is None]
         steps, count = self.policy.share(len(drafting), [r.rows for r in over], len(stepping))
         judged = over[:count]
+        self.ms += self.prices.overhead(len(self.running))
         if drafting:
             self._burst(drafting, min(steps, max(r.limit - r.drafted for r in drafting)))
         num_rows = sum(r.rows for r in judged) + len(stepping)
