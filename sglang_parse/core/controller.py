@@ -52,11 +52,15 @@ RETRY_SHARE = 0.015
 """Most of the plain target's time that later trials may lose."""
 PRICE_EVERY = 256
 """Drafts after which the plain target's price is taken anew, if nothing else showed it."""
-COMEBACK = 1.05
-"""Expected speedup at which drafting is resumed; it ends below 1."""
+ENOUGH = 1.05
+"""Expected speedup below which drafting ends: no model is that exact."""
+COMEBACK = 1.1
+"""Expected speedup at which it is resumed."""
 NEWEST = 0.05
 """Weight of a step in the mean of what a step writes."""
-MAX_THRESHOLDS = 32
+MOST_FAILED = 3
+"""Failures in a row that are told apart: one more makes no difference."""
+MAX_ACCOUNTS = 128
 """Accounts kept, the ones used last: a client may send any threshold."""
 
 
@@ -150,7 +154,7 @@ class Pace(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """One threshold.
+    """One threshold, for requests of which so many drafts in a row kept nothing.
 
     Attributes:
         cuts: where its drafts were cut.
@@ -193,8 +197,9 @@ class Controller:
     _burst_step: StageCost = field(default_factory=StageCost)
     _pass: StageCost = field(default_factory=StageCost)
     _step: StageCost = field(default_factory=StageCost)
+    _host: StageCost = field(default_factory=StageCost)
     _tokens_per_step: float = 1.0
-    _accounts: OrderedDict[float, Account] = field(default_factory=OrderedDict)
+    _accounts: OrderedDict[tuple[float, int], Account] = field(default_factory=OrderedDict)
     _drafts_since_price: int = 0
 
     # -- what was seen ----------------------------------------------------------
@@ -206,6 +211,8 @@ class Controller:
                 self._burst_step.add(timed.size, timed.ms / max(1, timed.amount))
             elif timed.stage is Stage.PASS:
                 self._pass.add(timed.size, timed.ms)
+            elif timed.stage is Stage.HOST:
+                self._host.add(timed.size, timed.ms)
             else:
                 self._saw_step(timed)
 
@@ -217,15 +224,15 @@ class Controller:
             if account.is_off:
                 account.to_spend_ms += RETRY_SHARE * timed.ms
 
-    def saw_round(self, threshold: float, judged: Judgement) -> None:
-        """A draft was judged."""
-        account = self._account(threshold)
+    def saw_round(self, threshold: float, judged: Judgement, num_failed: int = 0) -> None:
+        """A draft was judged; for ``num_failed`` see ``plan``."""
+        account = self._account(threshold, num_failed)
         account.waiting, account.pilots = None, max(0, account.pilots - 1)
-        account.cuts.add(judged)
+        account.cuts.add(judged, self.num_running)
 
     def saw_written(self, threshold: float, num_tokens: int) -> None:
         """The target finished the segment after a cut."""
-        self._account(threshold).cuts.add_written(num_tokens)
+        self._account(threshold, 0).cuts.add_written(num_tokens)
 
     @property
     def burst_tokens(self) -> int:
@@ -234,28 +241,31 @@ class Controller:
 
     # -- rounds -----------------------------------------------------------------
 
-    def plan(self, threshold: float) -> RoundPlan | None:
+    def plan(self, threshold: float, num_failed: int = 0) -> RoundPlan | None:
         """How a request with this threshold, about to draft, should; None: it should not.
 
         A pilot and a trial are promised to whoever is told of them, so ask once per draft.
+
+        Args:
+            num_failed: how many of its drafts, up to the last, kept nothing: requests differ.
         """
-        plan = self._plan(threshold)
+        plan = self._plan(threshold, num_failed)
         self.planned = plan or self.planned
         return plan
 
-    def _plan(self, threshold: float) -> RoundPlan | None:
+    def _plan(self, threshold: float, num_failed: int) -> RoundPlan | None:
         if self.mode != "auto":
             return self._whole() if self.mode == "always" else None
         if threshold > 1:
             return None  # nothing of a draft can be kept
-        account = self._account(threshold)
+        account = self._account(threshold, num_failed)
         if account.pilots == PILOTS:
             return self._pilot(account)
         if self._wants_price():
             return None
         best = self._best_lately(account)
         self.speedup = best.speedup
-        account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else 1.0)
+        account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else ENOUGH)
         if not account.is_off:
             return best
         return self._pilot(account) if account.pilots else self._trial(account)
@@ -312,7 +322,8 @@ class Controller:
         """The plan of the highest rate at the load there is, of those that are not silent for too
         long; if all are, the one that is so for the shortest time."""
         count = self.num_running
-        plain = count * self._tokens_per_step / max(1e-9, self._step.at(count) or 0.0)
+        step_ms = (self._step.at(count) or 0.0) + (self._host.at(count) or 0.0)
+        plain = count * self._tokens_per_step / max(1e-9, step_ms)
         plans = {
             (length, prefixes, burst): self._pace(cuts, expected, burst)
             for length, prefixes in self.limits.drafts(cuts.segment)
@@ -358,9 +369,14 @@ class Controller:
         anyone_drafts, anyone_judged = 1 - (1 - drafting) ** count, 1 - (1 - judged) ** count
         only_steps = max(0.0, (1 - judged) ** count - drafting**count)
         stepping = count * (1 - drafting - judged)
-        ms = anyone_drafts * burst * (self._burst_step.at(count * drafting / anyone_drafts) or 0.0)
-        pass_rows = count * judged / anyone_judged * rows + stepping
-        ms += anyone_judged * (self._pass.at(pass_rows) or 0.0)
+        ms = self._host.at(count) or 0.0
+        ms += anyone_drafts * burst * (self._burst_step.at(count * drafting / anyone_drafts) or 0.0)
+        # Passes differ in how many drafts they judge, and the price bends: as dear as two of them,
+        # one standard deviation smaller and larger.
+        mean = count * judged / anyone_judged
+        spread = min(mean - 1, math.sqrt(count * judged * (1 - judged))) if mean > 1 else 0.0
+        sizes = ((mean + side * spread) * rows + stepping for side in (-1, 1))
+        ms += anyone_judged * sum(self._pass.at(size) or 0.0 for size in sizes) / 2
         return ms + only_steps * (self._step.at(max(1.0, stepping)) or 0.0)
 
     def _expect(self, cuts: Cuts, draft_tokens: int, max_prefixes: int) -> Expected:
@@ -399,21 +415,28 @@ class Controller:
 
     # -- accounts ---------------------------------------------------------------
 
-    def _account(self, threshold: float) -> Account:
-        account = self._accounts.get(threshold)
+    def _account(self, threshold: float, num_failed: int) -> Account:
+        key = (threshold, min(num_failed, MOST_FAILED))
+        account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[threshold] = self._opened(threshold)
-        self._accounts.move_to_end(threshold)
-        while len(self._accounts) > MAX_THRESHOLDS:
+            account = self._accounts[key] = self._opened(*key)
+        self._accounts.move_to_end(key)
+        while len(self._accounts) > MAX_ACCOUNTS:
             self._accounts.popitem(last=False)
         return account
 
-    def _opened(self, threshold: float) -> Account:
-        """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less."""
-        known = [value for value, account in self._accounts.items() if not account.pilots]
+    def _opened(self, threshold: float, num_failed: int) -> Account:
+        """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less; and one
+        more failure changes little."""
+        if num_failed:
+            before = self._account(threshold, num_failed - 1)
+            return Account(Cuts(before.cuts.hazard), pilots=0)
+        known = {
+            value: account.cuts.hazard
+            for (value, failed), account in self._accounts.items()
+            if not failed and not account.pilots
+        }
         laxer = max((value for value in known if value <= threshold), default=None)
         stricter = min((value for value in known if value >= threshold), default=None)
-        found = [
-            self._accounts[value].cuts.hazard for value in (laxer, stricter) if value is not None
-        ]
+        found = [known[value] for value in (laxer, stricter) if value is not None]
         return Account(Cuts(sum(found) / len(found) if found else PRIOR))

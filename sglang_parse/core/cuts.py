@@ -17,7 +17,8 @@ from typing import NamedTuple
 BAND_ENDS = (8, 16, 32, 64, 128, 256, 512, 1024, 8192)
 """Depths, in draft tokens, at which a band ends."""
 MEMORY = 2000.0
-"""Draft tokens in which what has been seen fades to a third."""
+"""Draft tokens in which what has been seen fades to a third, of ``FEW`` requests."""
+FEW = 8
 BAND_WEIGHT = 32.0
 """Tokens a band must have seen to count as much as the whole account."""
 PRIOR = 1 / 16
@@ -127,11 +128,15 @@ class Cuts:
         """Wrong tokens per token, at all depths together."""
         return self._wrong.mean(self.prior)
 
-    def add(self, judged: Judgement) -> None:
-        """A draft was judged."""
+    def add(self, judged: Judgement, num_running: int = 1) -> None:
+        """A draft was judged, one of so many requests'.
+
+        Those that run at the same time began together, perhaps, and are as far: what one of them
+        shows is forgotten no sooner than what all show.
+        """
         self.rounds += 1
         for hazard in (self._wrong, self._over):
-            hazard.fade(judged.drafted)
+            hazard.fade(judged.drafted * FEW / max(FEW, num_running))
         # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
         wrong = judged.cut if judged.rejected is None else (judged.cut + judged.rejected - 1) // 2
         self._wrong.add(wrong, has_event=judged.rejected is not None)

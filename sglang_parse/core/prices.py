@@ -24,6 +24,7 @@ class Stage(Enum):
     BURST = "burst"  # a burst of draft tokens
     PASS = "pass"  # a forward of the target in which drafts are judged
     STEP = "step"  # the target writes on, alone or with its EAGLE-3 head, and no draft is judged
+    HOST = "host"  # what is between an iteration and the next, where nothing runs meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Timed:
     """What a stage took in one iteration.
 
     Attributes:
-        size: requests of a burst or step, rows of a pass.
-        amount: tokens a burst wrote per request, tokens a step wrote; 0 for a pass.
+        size: requests of a burst, of a step or of an iteration; rows of a pass.
+        amount: tokens a burst wrote per request, tokens a step wrote; else 0.
         ms: wall time.
         forwards: of the draft model, in a burst.
         plan: a burst's.

@@ -112,7 +112,7 @@ def loads() -> Iterator[Load]:
     none = ("disagreeing", 0.5)
 
     def answers(kind: tuple[str, float], requests: int) -> tuple[int, list[Script]]:
-        return requests, scripts_of(*kind, max(40, 3 * requests))
+        return requests, scripts_of(*kind, max(40, 8 * requests))
 
     blocks, one = prices_of("blocks"), prices_of("one")
     yield Load("1, high", blocks, [answers(high, 1)])

@@ -56,7 +56,7 @@ Script = Sequence[Segment]
 class Policy(Protocol):
     """What decides: fixed settings, or the controller."""
 
-    def plan(self, num_running: int) -> RoundPlan | None:
+    def plan(self, num_running: int, num_failed: int) -> RoundPlan | None:
         """A request may draft: how; None where it should not."""
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class Policy(Protocol):
 
     def saw(self, *iteration: Timed) -> None: ...
 
-    def saw_round(self, judged: Judgement) -> None: ...
+    def saw_round(self, judged: Judgement, num_failed: int) -> None: ...
 
     def saw_written(self, num_tokens: int) -> None: ...
 
@@ -78,8 +78,8 @@ class Fixed:
     burst: int = 16
     drafts: bool = True
 
-    def plan(self, num_running: int) -> RoundPlan | None:
-        del num_running
+    def plan(self, num_running: int, num_failed: int) -> RoundPlan | None:
+        del num_running, num_failed
         return RoundPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class Fixed:
 
     def saw(self, *iteration: Timed) -> None: ...
 
-    def saw_round(self, judged: Judgement) -> None: ...
+    def saw_round(self, judged: Judgement, num_failed: int) -> None: ...
 
     def saw_written(self, num_tokens: int) -> None: ...
 
@@ -101,9 +101,9 @@ class Controlled:
     threshold: float = 0.5
     taken: Counter[RoundPlan | None] = field(default_factory=Counter)
 
-    def plan(self, num_running: int) -> RoundPlan | None:
+    def plan(self, num_running: int, num_failed: int) -> RoundPlan | None:
         self.controller.num_running = num_running
-        plan = self.controller.plan(self.threshold)
+        plan = self.controller.plan(self.threshold, num_failed)
         self.taken[plan and replace(plan, speedup=None)] += 1
         return plan
 
@@ -113,8 +113,8 @@ class Controlled:
     def saw(self, *iteration: Timed) -> None:
         self.controller.saw(iteration)
 
-    def saw_round(self, judged: Judgement) -> None:
-        self.controller.saw_round(self.threshold, judged)
+    def saw_round(self, judged: Judgement, num_failed: int) -> None:
+        self.controller.saw_round(self.threshold, judged, num_failed)
 
     def saw_written(self, num_tokens: int) -> None:
         self.controller.saw_written(self.threshold, num_tokens)
@@ -138,6 +138,7 @@ class Request:
     cut_at: int | None = None
     last_ms: float = 0.0
     is_over: bool = False
+    num_failed: int = 0
 
     def __post_init__(self) -> None:
         self.behind = list(accumulate(segment.length for segment in self.script))
@@ -229,7 +230,7 @@ class Replay:
         request.plan = None
         if request.place >= request.length:
             return
-        request.plan = self.policy.plan(len(self.running))
+        request.plan = self.policy.plan(len(self.running), request.num_failed)
         request.drafted, request.is_over = 0, False
         if request.plan is None:
             request.writes_to = request.segment_end(request.place)
@@ -240,7 +241,7 @@ class Replay:
         stepping = [r for r in self.running if r.plan is None]
         steps, count = self.policy.share(len(drafting), [r.rows for r in over], len(stepping))
         judged = over[:count]
-        self.ms += self.prices.overhead(len(self.running))
+        self._take(Stage.HOST, len(self.running), 0, self.prices.overhead(len(self.running)))
         if drafting:
             self._burst(drafting, min(steps, max(r.limit - r.drafted for r in drafting)))
         num_rows = sum(r.rows for r in judged) + len(stepping)
@@ -280,7 +281,9 @@ class Replay:
         tail = drafted - cut - 1 if cut == last and cut < drafted else 0
         rejected = next((end for end in request.judged_ends if end > cut), None)
         is_end = start + drafted >= request.length
-        self.policy.saw_round(Judgement(drafted, len(request.ends), cut, rejected, is_end))
+        judged = Judgement(drafted, len(request.ends), cut, rejected, is_end)
+        self.policy.saw_round(judged, request.num_failed)
+        request.num_failed = 0 if cut else request.num_failed + 1
         self._emit(request, emitted, is_stepping=False)
         request.is_over = False
         if cut == last:

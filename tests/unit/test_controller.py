@@ -8,7 +8,7 @@ import pytest
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.controller import (
-    MAX_THRESHOLDS,
+    MAX_ACCOUNTS,
     PATIENCE,
     PILOT,
     PILOTS,
@@ -158,10 +158,10 @@ def test_a_new_threshold_begins_as_its_neighbours_stand():
 def test_no_more_accounts_than_there_should_be():
     controller = priced()
     play(controller, BAD, HALF)
-    for i in range(MAX_THRESHOLDS - 1):
+    for i in range(MAX_ACCOUNTS - 1):
         controller.plan(i / 1000)
         assert controller.plan(HALF) is None  # used lately, so kept
-    for i in range(MAX_THRESHOLDS):
+    for i in range(MAX_ACCOUNTS):
         controller.plan(0.6 + i / 1000)
     assert controller.plan(HALF) is not None  # forgotten
 
