@@ -152,6 +152,21 @@ class Pace(NamedTuple):
     silence_ms: float
 
 
+class Shares(NamedTuple):
+    """What requests do in an iteration.
+
+    Attributes:
+        count: those that make rounds; ``resting``: those that do not draft now.
+        drafting, judged: the shares of its iterations that one of the former spends so; it spends
+            the others continuing.
+    """
+
+    count: int
+    resting: int
+    drafting: float
+    judged: float
+
+
 @dataclass(slots=True)
 class Account:
     """One threshold, for requests of which so many drafts in a row kept nothing.
@@ -184,7 +199,8 @@ class Controller:
     Attributes:
         limits: what there is to decide.
         mode: "auto" decides; "always" drafts and "never" does not, as ``limits`` say.
-        num_running: requests that run now, the one asked about included.
+        num_running: requests that run now, the one asked about included; ``num_resting``: those of
+            them that do not draft, because it does not pay or is switched off.
         planned: the plan made last; None before the first.
         speedup: what drafting was last expected to bring; None while prices are missing.
     """
@@ -192,6 +208,7 @@ class Controller:
     limits: Limits = field(default_factory=Limits)
     mode: str = "auto"
     num_running: int = 1
+    num_resting: int = 0
     planned: RoundPlan | None = None
     speedup: float | None = None
     _burst_step: StageCost = field(default_factory=StageCost)
@@ -339,8 +356,9 @@ class Controller:
         return RoundPlan(*best, speedup=plans[best].rate / plain)
 
     def _pace(self, cuts: Cuts, expected: Expected, burst: int) -> Pace:
-        """Of all running requests, if such are the rounds of all of them."""
-        count = self.num_running
+        """Of all running requests, if such are the rounds of all that do not rest."""
+        resting = min(self.num_resting, self.num_running - 1)
+        count = self.num_running - resting
         # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
         # are cut at their start until the target has written its way there.
         again = max(0.0, expected.spacing / cuts.written - 1) / 2
@@ -349,34 +367,26 @@ class Controller:
         bursts = max(1.0, expected.drafted / burst)
         steps = written / self._tokens_per_step
         iterations = rounds * (bursts + 1) + steps
-        drafting, judged = rounds * bursts / iterations, rounds / iterations
-        ms = self._iteration_ms(
-            drafting, judged, expected.drafted / bursts, self._rows(expected), count
-        )
-        emitted = expected.kept + expected.own + written
-        return Pace(count * emitted / (iterations * max(ms, 1e-9)), (bursts + 1) * ms)
+        shares = Shares(count, resting, rounds * bursts / iterations, rounds / iterations)
+        ms = max(1e-9, self._iteration_ms(shares, expected.drafted / bursts, self._rows(expected)))
+        emitted = count * (expected.kept + expected.own + written) / iterations
+        return Pace((emitted + resting * self._tokens_per_step) / ms, (bursts + 1) * ms)
 
-    def _iteration_ms(
-        self, drafting: float, judged: float, burst: float, rows: float, count: int
-    ) -> float:
-        """The mean iteration of ``count`` requests.
+    def _iteration_ms(self, shares: Shares, burst: float, rows: float) -> float:
+        """The mean iteration.
 
         Args:
-            drafting, judged: the shares of its iterations that a request spends so; it spends the
-                others continuing.
             burst: steps of a burst; ``rows``: of one draft's pass.
         """
+        count, resting, drafting, judged = shares
         anyone_drafts, anyone_judged = 1 - (1 - drafting) ** count, 1 - (1 - judged) ** count
-        only_steps = max(0.0, (1 - judged) ** count - drafting**count)
-        stepping = count * (1 - drafting - judged)
-        ms = self._host.at(count) or 0.0
+        only_bursts = 0.0 if resting else drafting**count
+        only_steps = max(0.0, (1 - judged) ** count - only_bursts)
+        stepping = count * (1 - drafting - judged) + resting
+        ms = self._host.at(count + resting) or 0.0
         ms += anyone_drafts * burst * (self._burst_step.at(count * drafting / anyone_drafts) or 0.0)
-        # Passes differ in how many drafts they judge, and the price bends: as dear as two of them,
-        # one standard deviation smaller and larger.
-        mean = count * judged / anyone_judged
-        spread = min(mean - 1, math.sqrt(count * judged * (1 - judged))) if mean > 1 else 0.0
-        sizes = ((mean + side * spread) * rows + stepping for side in (-1, 1))
-        ms += anyone_judged * sum(self._pass.at(size) or 0.0 for size in sizes) / 2
+        pass_rows = count * judged / anyone_judged * rows + stepping
+        ms += anyone_judged * (self._pass.at(pass_rows) or 0.0)
         return ms + only_steps * (self._step.at(max(1.0, stepping)) or 0.0)
 
     def _expect(self, cuts: Cuts, draft_tokens: int, max_prefixes: int) -> Expected:

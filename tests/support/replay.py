@@ -56,7 +56,7 @@ Script = Sequence[Segment]
 class Policy(Protocol):
     """What decides: fixed settings, or the controller."""
 
-    def plan(self, num_running: int, num_failed: int) -> RoundPlan | None:
+    def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
         """A request may draft: how; None where it should not."""
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -78,8 +78,8 @@ class Fixed:
     burst: int = 16
     drafts: bool = True
 
-    def plan(self, num_running: int, num_failed: int) -> RoundPlan | None:
-        del num_running, num_failed
+    def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
+        del num_running, num_resting, num_failed
         return RoundPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -101,8 +101,8 @@ class Controlled:
     threshold: float = 0.5
     taken: Counter[RoundPlan | None] = field(default_factory=Counter)
 
-    def plan(self, num_running: int, num_failed: int) -> RoundPlan | None:
-        self.controller.num_running = num_running
+    def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
+        self.controller.num_running, self.controller.num_resting = num_running, num_resting
         plan = self.controller.plan(self.threshold, num_failed)
         self.taken[plan and replace(plan, speedup=None)] += 1
         return plan
@@ -156,6 +156,10 @@ class Request:
     @property
     def is_drafting(self) -> bool:
         return self.plan is not None and not self.is_over
+
+    @property
+    def is_resting(self) -> bool:
+        return self.plan is None and self.cut_at is None
 
     @property
     def rows(self) -> int:
@@ -230,7 +234,9 @@ class Replay:
         request.plan = None
         if request.place >= request.length:
             return
-        request.plan = self.policy.plan(len(self.running), request.num_failed)
+        like = min(request.num_failed, 3)
+        resting = sum(r.is_resting and min(r.num_failed, 3) != like for r in self.running)
+        request.plan = self.policy.plan(len(self.running), resting, request.num_failed)
         request.drafted, request.is_over = 0, False
         if request.plan is None:
             request.writes_to = request.segment_end(request.place)
