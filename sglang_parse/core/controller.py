@@ -20,7 +20,7 @@ same observations give the same decisions, on every tensor-parallel rank.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -52,10 +52,8 @@ RETRY_SHARE = 0.015
 """Most of the plain target's time that later trials may lose."""
 PRICE_EVERY = 256
 """Drafts after which the plain target's price is taken anew, if nothing else showed it."""
-ENOUGH = 1.05
-"""Expected speedup below which drafting ends: no model is that exact."""
-COMEBACK = 1.1
-"""Expected speedup at which it is resumed."""
+COMEBACK = 1.05
+"""Expected speedup at which drafting is resumed; it ends below 1."""
 NEWEST = 0.05
 """Weight of a step in the mean of what a step writes."""
 MOST_FAILED = 3
@@ -152,16 +150,24 @@ class Pace(NamedTuple):
     silence_ms: float
 
 
+Key = tuple[float, int]
+"""Of an account: its threshold, and how many drafts in a row kept nothing."""
+
+
+def account_of(threshold: float, num_failed: int = 0) -> Key:
+    return threshold, min(num_failed, MOST_FAILED)
+
+
 class Shares(NamedTuple):
     """What requests do in an iteration.
 
     Attributes:
-        count: those that make rounds; ``resting``: those that do not draft now.
+        active: those that make rounds; ``resting``: those that do not draft now.
         drafting, judged: the shares of its iterations that one of the former spends so; it spends
             the others continuing.
     """
 
-    count: int
+    active: int
     resting: int
     drafting: float
     judged: float
@@ -199,8 +205,7 @@ class Controller:
     Attributes:
         limits: what there is to decide.
         mode: "auto" decides; "always" drafts and "never" does not, as ``limits`` say.
-        num_running: requests that run now, the one asked about included; ``num_resting``: those of
-            them that do not draft, because it does not pay or is switched off.
+        num_running: requests that run now, the one asked about included.
         planned: the plan made last; None before the first.
         speedup: what drafting was last expected to bring; None while prices are missing.
     """
@@ -208,7 +213,6 @@ class Controller:
     limits: Limits = field(default_factory=Limits)
     mode: str = "auto"
     num_running: int = 1
-    num_resting: int = 0
     planned: RoundPlan | None = None
     speedup: float | None = None
     _burst_step: StageCost = field(default_factory=StageCost)
@@ -216,10 +220,20 @@ class Controller:
     _step: StageCost = field(default_factory=StageCost)
     _host: StageCost = field(default_factory=StageCost)
     _tokens_per_step: float = 1.0
-    _accounts: OrderedDict[tuple[float, int], Account] = field(default_factory=OrderedDict)
+    _resting: Counter[Key | None] = field(default_factory=Counter)
+    _accounts: OrderedDict[Key, Account] = field(default_factory=OrderedDict)
     _drafts_since_price: int = 0
 
     # -- what was seen ----------------------------------------------------------
+
+    def saw_load(self, num_running: int, resting: Iterable[Key | None] = ()) -> None:
+        """Requests that run now.
+
+        Args:
+            resting: of those that do not draft because it does not pay, their account; None of
+                those that never do. They wait for others' bursts all the same.
+        """
+        self.num_running, self._resting = num_running, Counter(resting)
 
     def saw(self, iteration: Iterable[Timed]) -> None:
         """The stages of one iteration."""
@@ -243,13 +257,13 @@ class Controller:
 
     def saw_round(self, threshold: float, judged: Judgement, num_failed: int = 0) -> None:
         """A draft was judged; for ``num_failed`` see ``plan``."""
-        account = self._account(threshold, num_failed)
+        account = self._account(account_of(threshold, num_failed))
         account.waiting, account.pilots = None, max(0, account.pilots - 1)
         account.cuts.add(judged, self.num_running)
 
     def saw_written(self, threshold: float, num_tokens: int) -> None:
         """The target finished the segment after a cut."""
-        self._account(threshold, 0).cuts.add_written(num_tokens)
+        self._account(account_of(threshold)).cuts.add_written(num_tokens)
 
     @property
     def burst_tokens(self) -> int:
@@ -275,14 +289,15 @@ class Controller:
             return self._whole() if self.mode == "always" else None
         if threshold > 1:
             return None  # nothing of a draft can be kept
-        account = self._account(threshold, num_failed)
+        key = account_of(threshold, num_failed)
+        account = self._account(key)
         if account.pilots == PILOTS:
             return self._pilot(account)
         if self._wants_price():
             return None
-        best = self._best_lately(account)
+        best = self._best_lately(account, self._resting.total() - self._resting[key])
         self.speedup = best.speedup
-        account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else ENOUGH)
+        account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else 1.0)
         if not account.is_off:
             return best
         return self._pilot(account) if account.pilots else self._trial(account)
@@ -324,25 +339,29 @@ class Controller:
             return whole
         return replace(whole, draft_tokens=min(PILOT, whole.draft_tokens))
 
-    def _best_lately(self, account: Account) -> RoundPlan:
+    def _best_lately(self, account: Account, resting: int) -> RoundPlan:
         """``_best``, which takes milliseconds: anew at another load and where something may have
         changed."""
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
         account.num_asked += 1
         is_new = account.cuts.rounds < RENEW_EVERY or account.num_asked >= RENEW_EVERY
         if account.best is None or is_new or load != account.at_load:
-            account.best, account.at_load = self._best(account.cuts), load
+            account.best, account.at_load = self._best(account.cuts, resting), load
             account.num_asked = 0
         return account.best
 
-    def _best(self, cuts: Cuts) -> RoundPlan:
+    def _best(self, cuts: Cuts, resting: int) -> RoundPlan:
         """The plan of the highest rate at the load there is, of those that are not silent for too
-        long; if all are, the one that is so for the shortest time."""
+        long; if all are, the one that is so for the shortest time.
+
+        Args:
+            resting: requests that do not draft, whatever is chosen.
+        """
         count = self.num_running
         step_ms = (self._step.at(count) or 0.0) + (self._host.at(count) or 0.0)
         plain = count * self._tokens_per_step / max(1e-9, step_ms)
         plans = {
-            (length, prefixes, burst): self._pace(cuts, expected, burst)
+            (length, prefixes, burst): self._pace(cuts, expected, burst, resting)
             for length, prefixes in self.limits.drafts(cuts.segment)
             for expected in (self._expect(cuts, length, prefixes),)
             for burst in self.limits.bursts()
@@ -355,9 +374,9 @@ class Controller:
             best = min(plans, key=lambda plan: plans[plan].silence_ms)
         return RoundPlan(*best, speedup=plans[best].rate / plain)
 
-    def _pace(self, cuts: Cuts, expected: Expected, burst: int) -> Pace:
+    def _pace(self, cuts: Cuts, expected: Expected, burst: int, resting: int) -> Pace:
         """Of all running requests, if such are the rounds of all that do not rest."""
-        resting = min(self.num_resting, self.num_running - 1)
+        resting = min(resting, self.num_running - 1)
         count = self.num_running - resting
         # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
         # are cut at their start until the target has written its way there.
@@ -385,8 +404,12 @@ class Controller:
         stepping = count * (1 - drafting - judged) + resting
         ms = self._host.at(count + resting) or 0.0
         ms += anyone_drafts * burst * (self._burst_step.at(count * drafting / anyone_drafts) or 0.0)
-        pass_rows = count * judged / anyone_judged * rows + stepping
-        ms += anyone_judged * (self._pass.at(pass_rows) or 0.0)
+        # Passes differ in how many drafts they judge, and the price bends: as dear as two of them,
+        # one standard deviation smaller and larger.
+        mean = count * judged / anyone_judged
+        spread = min(mean - 1, math.sqrt(count * judged * (1 - judged))) if mean > 1 else 0.0
+        sizes = ((mean + side * spread) * rows + stepping for side in (-1, 1))
+        ms += anyone_judged * sum(self._pass.at(size) or 0.0 for size in sizes) / 2
         return ms + only_steps * (self._step.at(max(1.0, stepping)) or 0.0)
 
     def _expect(self, cuts: Cuts, draft_tokens: int, max_prefixes: int) -> Expected:
@@ -425,8 +448,7 @@ class Controller:
 
     # -- accounts ---------------------------------------------------------------
 
-    def _account(self, threshold: float, num_failed: int) -> Account:
-        key = (threshold, min(num_failed, MOST_FAILED))
+    def _account(self, key: Key) -> Account:
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = self._opened(*key)
@@ -439,7 +461,7 @@ class Controller:
         """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less; and one
         more failure changes little."""
         if num_failed:
-            before = self._account(threshold, num_failed - 1)
+            before = self._account(account_of(threshold, num_failed - 1))
             return Account(Cuts(before.cuts.hazard), pilots=0)
         known = {
             value: account.cuts.hazard

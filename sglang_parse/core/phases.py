@@ -115,6 +115,8 @@ class Standing:
         resumes: whether drafting resumes after this continuation.
         skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
         plan: of the draft that begins here, if one does.
+        rests: a draft was due here and not begun.
+        num_failed: how many drafts in a row, up to the last, kept nothing.
     """
 
     phase: Phase
@@ -122,6 +124,8 @@ class Standing:
     resumes: bool = True
     skipped_drafts: int = 0
     plan: RoundPlan | None = None
+    rests: bool = False
+    num_failed: int = 0
 
 
 class TraceRecord(TypedDict):

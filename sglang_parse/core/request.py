@@ -108,7 +108,7 @@ class RequestState:
         num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
             read yet.
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
-        segment_start, resumes: see ``Standing``.
+        segment_start, resumes, rests, num_failed: see ``Standing``.
         head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
             emitted token; None where there is none.
         output_ids: output tokens that have been read from the device.
@@ -134,6 +134,8 @@ class RequestState:
     draft_kv_len: int = 0
     segment_start: int = 0
     resumes: bool = True
+    rests: bool = False
+    num_failed: int = 0
     head: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
@@ -163,7 +165,13 @@ class RequestState:
 
     @property
     def standing(self) -> Standing:
-        return Standing(self.phase, self.segment_start, self.resumes)
+        return Standing(
+            self.phase,
+            self.segment_start,
+            self.resumes,
+            rests=self.rests,
+            num_failed=self.num_failed,
+        )
 
     # -- prefill ----------------------------------------------------------------
 
@@ -206,7 +214,8 @@ class RequestState:
         elif move is Move.GIVE_UP:
             self.stats.short_drafts += 1
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
-            self._stand(Standing(Phase.CONTINUING, len(self.output_ids)))
+            start = len(self.output_ids)
+            self._stand(Standing(Phase.CONTINUING, start, num_failed=self.num_failed))
             self.move = Move.STEP
 
     # -- draft ------------------------------------------------------------------
@@ -312,6 +321,7 @@ class RequestState:
         self.phase = standing.phase
         self.segment_start = standing.segment_start
         self.resumes = standing.resumes
+        self.rests, self.num_failed = standing.rests, standing.num_failed
         self.stats.skipped_drafts += standing.skipped_drafts
         self.plan = standing.plan or self.plan
         self.draft = Draft()

@@ -52,6 +52,7 @@ class Engine:
 
     Attributes:
         last_read: ``time.perf_counter`` when the last burst or iteration had been read.
+        closed: the same when the last iteration was over; None once something else ran.
     """
 
     config: ParseConfig
@@ -67,6 +68,7 @@ class Engine:
     tally: Tally
     certified: Certified
     last_read: float = field(default=0.0)
+    closed: float | None = None
 
     def ms_since(self, started: float) -> float:
         """What a stage took: not the time it waited for the iteration before."""
@@ -103,6 +105,7 @@ class Iteration:
             burst_tokens: draft tokens of a burst.
             before: the iteration launched last, if it is still unread.
         """
+        self._time_the_host(before)
         rows = rows_by_move(self.batch.reqs)
         self._ask(rows[Move.END_DRAFT])
         if rows[Move.BURST]:
@@ -113,6 +116,13 @@ class Iteration:
             self._launch_pass(rows)
         elif rows[Move.STEP]:
             self._launch_steps(rows, before)
+
+    def _time_the_host(self, before: Iteration | None) -> None:
+        """What was between the iteration before and this one, if nothing runs meanwhile."""
+        closed, self._engine.closed = self._engine.closed, None
+        if closed is not None and before is None:
+            ms = (time.perf_counter() - closed) * 1e3
+            self._timed.append(Timed(Stage.HOST, len(self.batch.reqs), 0, ms))
 
     def _launch_burst(
         self, rows: Sequence[int], burst_tokens: int, before: Iteration | None
@@ -216,7 +226,7 @@ class Iteration:
     def _close(self) -> None:
         """The iteration is over: its tokens are output, its times are learned from."""
         engine = self._engine
-        engine.last_read = time.perf_counter()
+        engine.last_read = engine.closed = time.perf_counter()
         timed = share_plain(self._timed)
         engine.controller.saw(timed)
         engine.bursts.choice.saw(timed)

@@ -149,7 +149,9 @@ class Rounds:
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
         if self.drift is not None and not state.stats.rounds:
             self._compare(self.drift, readout.verdicts)
-        self.controller.saw_round(state.terms.threshold, _judgement(req, cut))
+        self.controller.saw_round(
+            state.terms.threshold, _judgement(req, cut), num_failed=state.num_failed
+        )
         standing = self._after_round(state, cut, tokens)
         tail = () if standing.plan is None else _tail(state.draft, selected, own)
         if standing.plan and tail:  # it has been written: no plan makes it shorter
@@ -176,7 +178,9 @@ class Rounds:
 
     def _after_round(self, state: RequestState, cut: int, tokens: list[int]) -> Standing:
         rejected = cut < (state.draft.prefix_ends or [state.num_drafted])[-1]
-        standing = Standing(Phase.CONTINUING, len(state.output_ids) + cut)
+        num_failed = 0 if cut else state.num_failed + 1
+        start = len(state.output_ids) + cut
+        standing = Standing(Phase.CONTINUING, start, num_failed=num_failed)
         if rejected and self.config.after_cut == "target":
             return replace(standing, resumes=False)
         if not rejected or self.question is None:
@@ -239,10 +243,16 @@ class Rounds:
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
         """Drafting may start; it does where it pays. Else the target writes one segment more."""
-        if plan := self.controller.plan(state.terms.threshold):
-            return replace(standing, phase=Phase.DRAFTING, plan=plan)
-        skipped = standing.skipped_drafts + 1
-        return Standing(Phase.CONTINUING, num_written, skipped_drafts=skipped)
+        if plan := self.controller.plan(state.terms.threshold, standing.num_failed):
+            return replace(standing, phase=Phase.DRAFTING, plan=plan, rests=False)
+        return replace(
+            standing,
+            phase=Phase.CONTINUING,
+            segment_start=num_written,
+            resumes=True,
+            skipped_drafts=standing.skipped_drafts + 1,
+            rests=True,
+        )
 
     # -- what is said -----------------------------------------------------------
 

@@ -6,6 +6,7 @@ Prefills are ``prefill``'s, decode iterations ``overlap.Pipeline``'s.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller, Limits
+from sglang_parse.core.controller import Controller, Key, Limits, account_of
+from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import Question
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.batch import has_ended, is_gone
 from sglang_parse.engine.blocks import Bursts
@@ -79,10 +82,11 @@ class ParseWorker(BaseSpecWorker):
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
             prefilled = {req.rid for req in batch.reqs}
-            engine.controller.num_running = len(self._running.keys() | prefilled)
+            engine.controller.saw_load(len(self._running.keys() | prefilled))
+            engine.closed = None
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.controller.num_running = len(batch.reqs)
+        engine.controller.saw_load(len(batch.reqs), _resting(batch.reqs))
         engine.tally.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
@@ -131,6 +135,16 @@ class ParseWorker(BaseSpecWorker):
             self.pipeline.order_behind_forward(self.engine.target.runner.device)
             with self.engine.draft_guard.contain([r for r, _ in kept]):
                 self.engine.draft.fill(kept)
+
+
+def _resting(reqs: Sequence[Any]) -> Iterator[Key | None]:
+    """The accounts of those that do not draft (see ``Controller.saw_load``)."""
+    for req in reqs:
+        state: RequestState = req.parse_state
+        if state.phase is Phase.PLAIN:
+            yield None
+        elif state.is_stepping and state.rests:
+            yield account_of(state.terms.threshold, state.num_failed)
 
 
 def _enters_cache(req: Any) -> bool:

@@ -131,4 +131,3 @@ def best_fixed(load: Load) -> Mapping[str, float]:
     rate, best = max(rates, key=lambda found: found[0])
     settings = {key: getattr(best, key) for key in ("draft_tokens", "max_prefixes", "burst")}
     return {**settings, "drafts": best.drafts, "tokens_per_s": round(rate, 2)}
-

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.controller import Controller
+from sglang_parse.core.controller import MOST_FAILED, Controller
 from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, Timed
@@ -102,7 +102,7 @@ class Controlled:
     taken: Counter[RoundPlan | None] = field(default_factory=Counter)
 
     def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
-        self.controller.num_running, self.controller.num_resting = num_running, num_resting
+        self.controller.saw_load(num_running, [None] * num_resting)
         plan = self.controller.plan(self.threshold, num_failed)
         self.taken[plan and replace(plan, speedup=None)] += 1
         return plan
@@ -234,8 +234,9 @@ class Replay:
         request.plan = None
         if request.place >= request.length:
             return
-        like = min(request.num_failed, 3)
-        resting = sum(r.is_resting and min(r.num_failed, 3) != like for r in self.running)
+        like = min(request.num_failed, MOST_FAILED)
+        others = (r for r in self.running if min(r.num_failed, MOST_FAILED) != like)
+        resting = sum(r.is_resting for r in others)
         request.plan = self.policy.plan(len(self.running), resting, request.num_failed)
         request.drafted, request.is_over = 0, False
         if request.plan is None:

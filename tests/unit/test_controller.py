@@ -13,6 +13,7 @@ from sglang_parse.core.controller import (
     PILOT,
     PILOTS,
     PRICE_EVERY,
+    RENEW_EVERY,
     RETRY_SHARE,
     Controller,
     Limits,
@@ -120,7 +121,7 @@ def test_load_counts():
     play(controller, GOOD)
     answers = []
     for count in (1, 16, 1):
-        controller.num_running = count
+        controller.saw_load(count)
         answers.append(controller.plan(HALF) is not None)
     assert answers == [True, False, True]
 
@@ -140,6 +141,30 @@ def test_each_threshold_has_its_own_account():
     play(controller, GOOD, LOW, rounds=30)
     assert controller.plan(HALF) is None
     assert controller.plan(LOW) is not None
+
+
+def test_requests_whose_drafts_fail_have_an_account_of_their_own():
+    """Some questions are too hard for the draft model; the others' drafts go on."""
+    controller = priced(burst_step=2.0)
+    play(controller, GOOD, rounds=30)
+    for _ in range(10):
+        controller.saw_round(HALF, BAD, num_failed=1)
+        controller.saw_round(HALF, BAD, num_failed=7)
+    assert controller.plan(HALF) is not None
+    assert controller.plan(HALF, num_failed=1) is None
+    assert controller.plan(HALF, num_failed=3) is None
+
+
+def test_those_that_wait_for_others_bursts_count():
+    """What pays for eight that all draft may not for one beside seven that rest."""
+    controller = priced(burst_step=1.5)
+    play(controller, replace_cut(40, 52), rounds=30)
+    controller.saw_load(8)
+    assert controller.plan(HALF) is not None
+    controller.saw_load(8, [None] * 7)
+    for _ in range(RENEW_EVERY):
+        last = controller.plan(HALF)
+    assert last is None
 
 
 def test_a_new_threshold_begins_as_its_neighbours_stand():
@@ -168,7 +193,7 @@ def test_no_more_accounts_than_there_should_be():
 
 def test_trials_are_single_and_lose_a_bounded_share():
     controller = priced(burst_step=4.0)
-    controller.num_running = 4
+    controller.saw_load(4)
     play(controller, BAD, rounds=30)
     steps = trials = 0
     while trials < 5:
@@ -250,7 +275,7 @@ def test_where_nobody_waits_all_that_is_ready_goes():
 
 def test_who_continues_waits_for_no_more_than_the_bound():
     controller = priced(Limits(gap=2.5, question_rows=10))
-    controller.num_running = 4
+    controller.saw_load(4)
     play(controller, GOOD)
     controller.plan(HALF)
     burst, judged = controller.share(2, [], 2)
