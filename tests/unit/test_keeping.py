@@ -1,0 +1,96 @@
+"""What stays of blocks on the device is what ``block.keep`` says on the host."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_parse.core.block import NO_TOKEN, Block, BlockPlan, Masks, block_of, keep
+from sglang_parse.core.keeping import Ahead, keep_blocks, kept_of
+
+pytestmark = pytest.mark.unit
+
+MASK_ID, FAR = 9, 10_000
+
+
+def wide_choices(plan: BlockPlan, block: Block, choices: list[int], fill: list[int]) -> list[int]:
+    """``choices`` of a block's rows, in a forward of as many candidates as there can be."""
+    real, masks = choices[: block.num_real], iter(choices[block.num_real :])
+    if plan.masks is Masks.LAST:
+        wide = [*real, *masks]
+        return [*wide, *fill[: 2 * plan.size - 1 - len(wide)]]
+    wide = [*real, *fill[: plan.size - len(real)]]
+    proposed = {row: [next(masks) for _ in range(count)] for row, count in block.masks}
+    for row in range(plan.size):
+        wide += proposed.get(row, fill[: plan.size - 1])
+    return wide
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[BlockPlan, list, list[Block], list[list[int]], list[list[int]]]:
+    """Few token ids, so that candidates hold now and then; some could not be computed."""
+    tokens = st.integers(NO_TOKEN, 3) if draw(st.booleans()) else st.integers(0, 2)
+    size, masks = draw(st.integers(2, 5)), draw(st.sampled_from([Masks.LAST, Masks.EVERY]))
+    plan, blocks, chosen, wide = BlockPlan(size, masks), [], [], []
+    for _ in range(draw(st.integers(1, 3))):
+        candidates = draw(st.lists(st.integers(0, 2), max_size=size - 1))
+        written = draw(st.integers(0, 20))
+        block = block_of(
+            plan, written=written, known=written + 1, candidates=candidates, room=size * size
+        )
+        count = len(block.logits_rows)
+        chosen.append(draw(st.lists(tokens, min_size=count, max_size=count)))
+        # What stands in the places of candidates that are missing may say anything.
+        fill = draw(st.lists(st.integers(0, 3), min_size=2 * size, max_size=2 * size))
+        wide.append(wide_choices(plan, block, chosen[-1], fill))
+        blocks.append(block)
+    return plan, blocks, chosen, wide
+
+
+def ahead_of(plan: BlockPlan, blocks: list[Block]) -> Ahead:
+    padded = [
+        [*block.candidates, *[MASK_ID] * (plan.size - 1 - len(block.candidates))]
+        for block in blocks
+    ]
+    return Ahead(
+        torch.tensor([block.layout.prefix_len for block in blocks]),
+        torch.full((len(blocks),), 7),
+        torch.tensor(padded),
+        torch.tensor([len(block.candidates) for block in blocks]),
+    )
+
+
+@given(cases())
+def test_it_is_what_stays_on_the_host(case: tuple):
+    plan, blocks, chosen, wide = case
+    before = ahead_of(plan, blocks)
+    limits = torch.full((len(blocks),), FAR)
+    after, records = keep_blocks(plan.masks, before, torch.tensor(wide), limits, MASK_ID)
+    for i, (block, choices) in enumerate(zip(blocks, chosen, strict=True)):
+        expected = keep(block, choices)
+        found = kept_of(records[i].tolist())
+        assert (found.token_ids, found.candidates) == (expected.token_ids, expected.candidates)
+        assert found.is_faulty == expected.is_faulty
+        if found.is_faulty:
+            assert all(torch.equal(a[i], b[i]) for a, b in zip(after, before, strict=True))
+            continue
+        count = len(expected.candidates)
+        masks = [MASK_ID] * (plan.size - 1 - count)
+        assert int(after.starts[i]) == block.layout.prefix_len + len(expected.token_ids)
+        assert int(after.last[i]) == expected.token_ids[-1]
+        assert after.candidates[i].tolist() == [*expected.candidates, *masks]
+        assert int(after.num_candidates[i]) == count
+
+
+def test_nobody_stands_behind_their_limit():
+    """The one whose next block has no slots makes this one again: the same KV in the same slots."""
+    plan = BlockPlan(3, Masks.LAST)
+    block = block_of(plan, written=4, known=5, candidates=[1, 2], room=9)
+    before = ahead_of(plan, [block, block])
+    choices = torch.tensor([[1, 2, 0, 0, 1]] * 2)
+    limits = torch.tensor([7, 6])
+    after, records = keep_blocks(plan.masks, before, choices, limits, MASK_ID)
+    assert after.starts.tolist() == [7, 4]
+    assert after.last.tolist() == [0, 7]
+    assert [kept_of(record).token_ids for record in records.tolist()] == [(1, 2, 0)] * 2
+    assert after.pick(slice(1, 2)).candidates.tolist() == [[1, 2]]
