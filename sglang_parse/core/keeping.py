@@ -37,7 +37,7 @@ class Ahead(NamedTuple):
 
 
 def keep_blocks(
-    masks: Masks, ahead: Ahead, choices: torch.Tensor, limits: torch.Tensor, mask_id: int
+    masks: Masks, ahead: Ahead, choices: torch.Tensor, mask_id: int
 ) -> tuple[Ahead, torch.Tensor]:
     """What stays of one block of each request, as ``block.keep`` has it.
 
@@ -46,13 +46,11 @@ def keep_blocks(
         ahead: where the blocks stand.
         choices: int64 [n, rows] what each row chose, or ``NO_TOKEN``: K real rows; behind them
             K - 1 masks (``LAST``) or K times K - 1 (``EVERY``).
-        limits: int64 [n] where the last block a request has slots for may stand. Who would stand
-            behind it, and whose tokens could not be computed, stays where it is: its next block is
-            this one again.
         mask_id: the mask token.
 
     Returns:
-        where the next blocks stand, and int64 [n, 2 * K + 1] for ``kept_of``.
+        where the next blocks stand, and int64 [n, 2 * K + 1] for ``kept_of``. A request whose
+        tokens could not be computed stays where it is.
     """
     num_masks = ahead.candidates.shape[1]
     size, place = num_masks + 1, torch.arange(num_masks, device=choices.device)
@@ -60,32 +58,28 @@ def keep_blocks(
     holds = (choices[:, :num_masks] == ahead.candidates) & is_real
     matched = holds.cumprod(1).sum(1)
     if masks is Masks.EVERY:
-        first, proposes = size + matched * num_masks, torch.ones_like(matched)
+        first, proposes = size + matched * num_masks, torch.ones_like(holds[:, 0])
     else:
-        first, proposes = matched + 1, (matched == ahead.num_candidates).to(torch.int64)
+        first, proposes = matched + 1, matched == ahead.num_candidates
     proposed = choices.gather(1, first[:, None] + place)
-    proposed = torch.where(proposes[:, None] > 0, proposed, mask_id)
+    proposed = torch.where(proposes[:, None], proposed, mask_id)
     is_sound = (choices != NO_TOKEN).all(1)
-    num_kept, num_proposed = is_sound * (matched + 1), is_sound * proposes * num_masks
-    record = [num_kept[:, None], num_proposed[:, None], choices[:, :size], proposed]
-    starts = ahead.starts + num_kept
-    goes_on = is_sound & (starts <= limits)
-    behind = Ahead(starts, choices.gather(1, matched[:, None])[:, 0], proposed, num_proposed)
-    return _where(goes_on, behind, ahead), torch.cat(record, 1)
-
-
-def _where(condition: torch.Tensor, one: Ahead, other: Ahead) -> Ahead:
-    return Ahead(
-        *(
-            torch.where(condition if left.dim() == 1 else condition[:, None], left, right)
-            for left, right in zip(one, other, strict=True)
-        )
+    num_kept, num_proposed = is_sound * (matched + 1), proposes * num_masks
+    last = choices.gather(1, matched[:, None])[:, 0]
+    behind = Ahead(
+        ahead.starts + num_kept,
+        torch.where(is_sound, last, ahead.last),
+        torch.where(is_sound[:, None], proposed, ahead.candidates),
+        torch.where(is_sound, num_proposed, ahead.num_candidates),
     )
+    record = [num_kept[:, None], num_proposed[:, None], choices[:, :size], proposed]
+    return behind, torch.cat(record, 1)
 
 
 def kept_of(record: Sequence[int]) -> Kept:
     """What a row of ``keep_blocks``' record says."""
     num_kept, num_proposed, *rest = record
+    if not num_kept:
+        return Kept((), (), is_faulty=True)
     size = len(rest) // 2 + 1
-    proposed = rest[size : size + num_proposed]
-    return Kept(tuple(rest[:num_kept]), tuple(proposed), is_faulty=not num_kept)
+    return Kept(tuple(rest[:num_kept]), tuple(rest[size : size + num_proposed]))

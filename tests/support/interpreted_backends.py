@@ -30,7 +30,7 @@ from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E4
 from sglang_parse.attention.support import SUPPORT  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
 from support.paged_inputs import PagedInputs, attend  # noqa: E402
-from support.paged_pass import (
+from support.paged_pass import (  # noqa: E402
     BLOCKS,
     DIM,
     HEADS,
@@ -38,7 +38,7 @@ from support.paged_pass import (
     LAYOUT,
     UNREAD,
     PagedPass,
-)  # noqa: E402
+)
 
 # SGLang's FlashAttention module wants the kernels' library, which wants a driver.
 with mock.patch.dict(sys.modules, {"sgl_kernel": mock.MagicMock()}):

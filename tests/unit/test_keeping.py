@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core.block import NO_TOKEN, Block, BlockPlan, Masks, block_of, keep
+from sglang_parse.core.block import NO_TOKEN, Block, BlockPlan, Masks, block_of, keep, wide_rows
 from sglang_parse.core.keeping import Ahead, keep_blocks, kept_of
 
 pytestmark = pytest.mark.unit
 
-MASK_ID, FAR = 9, 10_000
+MASK_ID = 9
 
 
 def wide_choices(plan: BlockPlan, block: Block, choices: list[int], fill: list[int]) -> list[int]:
@@ -64,8 +64,7 @@ def ahead_of(plan: BlockPlan, blocks: list[Block]) -> Ahead:
 def test_it_is_what_stays_on_the_host(case: tuple):
     plan, blocks, chosen, wide = case
     before = ahead_of(plan, blocks)
-    limits = torch.full((len(blocks),), FAR)
-    after, records = keep_blocks(plan.masks, before, torch.tensor(wide), limits, MASK_ID)
+    after, records = keep_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
     for i, (block, choices) in enumerate(zip(blocks, chosen, strict=True)):
         expected = keep(block, choices)
         found = kept_of(records[i].tolist())
@@ -82,15 +81,15 @@ def test_it_is_what_stays_on_the_host(case: tuple):
         assert int(after.num_candidates[i]) == count
 
 
-def test_nobody_stands_behind_their_limit():
-    """The one whose next block has no slots makes this one again: the same KV in the same slots."""
-    plan = BlockPlan(3, Masks.LAST)
-    block = block_of(plan, written=4, known=5, candidates=[1, 2], room=9)
-    before = ahead_of(plan, [block, block])
-    choices = torch.tensor([[1, 2, 0, 0, 1]] * 2)
-    limits = torch.tensor([7, 6])
-    after, records = keep_blocks(plan.masks, before, choices, limits, MASK_ID)
-    assert after.starts.tolist() == [7, 4]
-    assert after.last.tolist() == [0, 7]
-    assert [kept_of(record).token_ids for record in records.tolist()] == [(1, 2, 0)] * 2
-    assert after.pick(slice(1, 2)).candidates.tolist() == [[1, 2]]
+@given(cases())
+def test_rows_of_a_block_among_the_rows_of_a_wide_one(case: tuple):
+    """A block that the host laid out is read as one that it did not."""
+    plan, blocks, chosen, _ = case
+    before = ahead_of(plan, blocks)
+    wide = [
+        [choices[row] for row in wide_rows(plan, block)]
+        for block, choices in zip(blocks, chosen, strict=True)
+    ]
+    _, records = keep_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
+    for block, choices, record in zip(blocks, chosen, records.tolist(), strict=True):
+        assert kept_of(record) == keep(block, choices)
