@@ -19,7 +19,7 @@ from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
 from sglang_parse.core.block import BlockPlan, Masks, block_of
 from sglang_parse.core.keeping import Ahead, keep_blocks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import flat_mask_at
+from sglang_parse.core.mask import flat_mask_at, tail_mask
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.draft import DraftModel
@@ -52,8 +52,9 @@ class BlockChain:
         rows: Sequence[int],
     ) -> None:
         self.plan, self._model, self._mask_id = plan, model, mask_id
-        self._is_masked = is_masked and plan.masks is Masks.EVERY
         self._layout, device = wide_layout(plan), sampler.batch.device
+        is_masked = is_masked and plan.masks is Masks.EVERY
+        self._tail = tail_mask(self._layout, device) if is_masked else None
         width = self._layout.num_rows
         reqs = [sampler.batch.reqs[row] for row in rows]
         self._limits_cpu = [req.kv.kv_allocated_len - width for req in reqs]
@@ -65,7 +66,7 @@ class BlockChain:
         sizes = [(width, width)] * len(rows)
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
         self._spans = [
-            _Span(span, sampler, rows[span], plan.size, width)
+            _Span(span, sampler, rows[span], plan.size, self._columns)
             for span in spans_within(sizes, limits)
         ]
 
@@ -92,7 +93,7 @@ class BlockChain:
         """int64 [requests of the span, width] what their rows choose, or ``NO_TOKEN``."""
         runner = self._model.draft_runner
         last = runner.model_config.context_len - 1
-        positions = (ahead.starts[:, None] + self._offsets).clamp_(max=last).flatten()
+        positions = (ahead.starts[:, None] + self._offsets).clamp_(max=last).view(-1)
         forward_batch = self._batch(span, ahead, positions, starts)
         runner.kv_index_translator.bind_own_plan(forward_batch)
         done = runner.forward(forward_batch)
@@ -122,18 +123,16 @@ class BlockChain:
             seq_lens_cpu=torch.tensor(known),
             seq_lens_sum=sum(known),
             orig_seq_lens=seq_lens.to(torch.int32),
-            out_cache_loc=slots.flatten().to(torch.int64),
+            out_cache_loc=slots.view(-1).to(torch.int64),
             positions=positions,
             spec_algorithm=self._model.draft_runner.spec_algorithm,
-            spec_info=self._spec_info(ahead, longest),
+            spec_info=self._spec_info(ahead, longest, span.every_row),
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_logprob=False,
             global_num_token_non_padded_cpu=num_rows,
         )
         forward_batch.extend_prefix_lens = ahead.starts.to(torch.int32)
-        forward_batch.extend_seq_lens = torch.full_like(forward_batch.extend_prefix_lens, width)
-        first = torch.arange(num_reqs, dtype=torch.int32, device=pools.device)
-        forward_batch.extend_start_loc = first * width
+        forward_batch.extend_seq_lens, forward_batch.extend_start_loc = span.widths, span.first_rows
         forward_batch.extend_prefix_lens_cpu = longest
         forward_batch.extend_seq_lens_cpu = [width] * num_reqs
         forward_batch.extend_num_tokens = num_rows
@@ -143,16 +142,15 @@ class BlockChain:
     def _input_ids(self, ahead: Ahead) -> torch.Tensor:
         real = torch.cat((ahead.last[:, None], ahead.candidates), 1)
         num_masks = len(self._columns) - real.shape[1]
-        return torch.nn.functional.pad(real, (0, num_masks), value=self._mask_id).flatten()
+        return torch.nn.functional.pad(real, (0, num_masks), value=self._mask_id).view(-1)
 
-    def _spec_info(self, ahead: Ahead, longest: Sequence[int]) -> ParseVerifyInput:
+    def _spec_info(
+        self, ahead: Ahead, longest: Sequence[int], every_row: torch.Tensor
+    ) -> ParseVerifyInput:
         layout = VerifyLayout.of([self._layout.at(start) for start in longest])
-        device = ahead.starts.device
+        mask = None if self._tail is None else flat_mask_at(layout, ahead.starts, self._tail)
         return ParseVerifyInput(
-            layout=layout,
-            custom_mask=flat_mask_at(layout, ahead.starts) if self._is_masked else None,
-            select_index=torch.arange(layout.num_rows, device=device),
-            starts=ahead.starts,
+            layout=layout, custom_mask=mask, select_index=every_row, starts=ahead.starts
         )
 
 
@@ -170,13 +168,25 @@ class _Span:
         sampler: the draft's.
         rows: [n] their rows of the batch.
         size: K.
-        width: rows of a block.
+        columns: [rows of a block] counted from 0.
+
+    Attributes:
+        every_row: int64 [rows of the forward], counted from 0.
+        widths, first_rows: int32 [n] rows of each request, and the first of them.
     """
 
     def __init__(
-        self, place: slice, sampler: RowSampler, rows: Sequence[int], size: int, width: int
+        self,
+        place: slice,
+        sampler: RowSampler,
+        rows: Sequence[int],
+        size: int,
+        columns: torch.Tensor,
     ) -> None:
-        self.place, self._size, self._width = place, size, width
+        self.place, self._size, self._width = place, size, (width := len(columns))
+        self.every_row = torch.arange(len(rows) * width, device=columns.device)
+        self.first_rows = self.every_row[::width].to(torch.int32)
+        self.widths = torch.full_like(self.first_rows, width)
         self._has_seeds = sampler.batch.sampling_info.sampling_seed is not None
         count = width if self._has_seeds else size
         self._sampled: PreparedRows = sampler.prepare([row for row in rows for _ in range(count)])

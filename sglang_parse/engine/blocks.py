@@ -208,7 +208,7 @@ class BlockBurst:
         """
         if not self._model.runs_ahead:
             return False
-        return not any(self._wants(row, num_tokens - self.plan.size + 1) for row in self._going_on)
+        return not any(self._wants(row, num_tokens - self.plan.size) for row in self._going_on)
 
     def _keep(self, row: int, kept: Kept, num_launched: int) -> None:
         state: RequestState = self.batch.reqs[row].parse_state

@@ -284,4 +284,6 @@ def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, A
     engine = engine or engine_for(batch)
     iteration = Iteration(engine, batch)
     iteration.launch(before)
+    # What raises in the draft model's part is contained, and ends its requests.
+    assert not any(req.parse_state.fault for req in batch.reqs)
     return iteration, engine

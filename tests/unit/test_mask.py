@@ -209,7 +209,7 @@ def test_a_mask_behind_lengths_only_the_device_knows(request, starts, unknown):
     """Requests whose rows are alike."""
     batch = VerifyLayout.of([request.at(start) for start in starts])
     longest = batch.at([start + unknown for start in starts])
-    flat = flat_mask_at(longest, torch.tensor(starts))
+    flat = flat_mask_at(longest, torch.tensor(starts), tail_mask(request))
     assert flat[: batch.mask_size].equal(flat_mask(batch))
     assert len(flat) == longest.mask_size
 
