@@ -1,5 +1,7 @@
 """What stays of blocks on the device is what ``block.keep`` says on the host."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from sglang_parse.core.keeping import Ahead, keep_blocks, kept_of
 
 pytestmark = pytest.mark.unit
 
-MASK_ID = 9
+MASK_ID = 61
 
 
 def wide_choices(plan: BlockPlan, block: Block, choices: list[int], fill: list[int]) -> list[int]:
@@ -93,3 +95,52 @@ def test_rows_of_a_block_among_the_rows_of_a_wide_one(case: tuple):
     _, records = keep_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
     for block, choices, record in zip(blocks, chosen, records.tolist(), strict=True):
         assert kept_of(record) == keep(block, choices)
+
+
+@pytest.mark.parametrize("masks", [Masks.LAST, Masks.EVERY], ids=lambda masks: masks.value)
+@pytest.mark.parametrize("share_right", [0.0, 0.7, 1.0])
+def test_texts_of_blocks_that_nobody_reads(masks: Masks, share_right: float):
+    """Two requests at once, one of which begins with candidates: each text is the model's own."""
+    rng, size, num_blocks = random.Random(3), 4, 12
+
+    def next_token(text: list[int]) -> int:
+        return (31 * text[-1] + 7 * text[-2] + len(text)) % 61
+
+    def foresee(text: list[int], depth: int) -> int:
+        ahead = list(text)
+        for _ in range(depth + 1):
+            ahead.append(next_token(ahead))
+        return ahead[-1] if rng.random() < share_right else 60
+
+    def chosen(text: list[int], candidates: list[int], count: int) -> list[int]:
+        seen = [text + candidates[:row] for row in range(size)]
+        if masks is Masks.EVERY:
+            behind = [foresee(part, depth) for part in seen for depth in range(1, size)]
+            return [*map(next_token, seen), *behind]
+        real = [next_token(part) for part in seen[: count + 1]]
+        return real + [foresee(seen[count], depth) for depth in range(1, 2 * size - 1 - count)]
+
+    texts = [[1, 2], [3, 4, 5]]
+    known = [[], [next_token(texts[1])]]
+    ahead = Ahead(
+        torch.tensor([len(text) - 1 for text in texts]),
+        torch.tensor([text[-1] for text in texts]),
+        torch.tensor([[*part, *[MASK_ID] * (size - 1 - len(part))] for part in known]),
+        torch.tensor([len(part) for part in known]),
+    )
+    expected = [list(text) for text in texts]
+    for text in expected:
+        while len(text) < 80:
+            text.append(next_token(text))
+    for _ in range(num_blocks):
+        parts = zip(texts, ahead.candidates.tolist(), ahead.num_candidates.tolist(), strict=True)
+        choices = torch.tensor([chosen(*part) for part in parts])
+        ahead, records = keep_blocks(masks, ahead, choices, MASK_ID)
+        for text, record in zip(texts, records.tolist(), strict=True):
+            text.extend(kept_of(record).token_ids)
+        assert ahead.starts.tolist() == [len(text) - 1 for text in texts]
+        assert ahead.last.tolist() == [text[-1] for text in texts]
+    for text, own in zip(texts, expected, strict=True):
+        assert text == own[: len(text)]
+        if share_right == 1.0:
+            assert len(text) > (num_blocks - 1) * size
