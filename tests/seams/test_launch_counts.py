@@ -300,6 +300,18 @@ def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
     assert slots.all_burst(batch, reqs) == has_room
 
 
+@pytest.mark.parametrize(("block_size", "rows"), [(1, 0), (4, 16)])
+def test_slots_for_a_block_behind_the_last_token_of_a_burst(block_size: int, rows: int):
+    """One slot fewer, and a block in vain would stand on KV of the draft that counts."""
+    from sglang_parse.engine.kv import KvSlots
+
+    req = drafting(0)
+    req.parse_state.draft.token_ids = [DRAFTED] * 3
+    req.parse_state.launch_draft(4)
+    slots = KvSlots(ParseConfig(burst_tokens=BURST), longest_question=0, block_size=block_size)
+    assert slots._holding(req).tail == 3 + 4 + BURST + rows
+
+
 @pytest.mark.usefixtures("count")
 def test_a_bursts_time_is_not_a_passes(monkeypatch: pytest.MonkeyPatch):
     """Both under way: the burst's began with its own launch, the forward's when that was read."""
