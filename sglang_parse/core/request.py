@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sglang_parse.core.block import Kept
 from sglang_parse.core.phases import (
     STEPPING,
     Move,
@@ -106,7 +107,7 @@ class RequestState:
         waited: iterations in a row it has waited for KV slots or for its pass.
         draft: the draft under way.
         num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
-            read yet.
+            read yet; of blocks, as many as they can bring.
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
         segment_start, resumes, rests, num_failed: see ``Standing``.
         head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
@@ -247,14 +248,24 @@ class RequestState:
         """
         self.stats.draft_forwards += self._extend_draft(token_ids, budget)
 
-    def extend_draft_by_block(
-        self, token_ids: Sequence[int], budget: int, candidates: Sequence[int]
-    ) -> None:
-        """One forward kept these tokens; ``candidates`` may follow them."""
+    def read_block(self, kept: Kept, num_launched: int, budget: int) -> None:
+        """One forward of several tokens has been read.
+
+        Args:
+            kept: what it brought; dropped if the draft is over already.
+            num_launched: how many tokens ``launch_draft`` was told it might bring.
+            budget: draft tokens the round may hold.
+        """
+        self.num_draft_unread -= num_launched
+        if self.phase is not Phase.DRAFTING or self.fault:
+            return
+        if kept.is_faulty:
+            self.fail(NAN_IN_DRAFT)
+            return
         self.stats.draft_forwards += 1
-        self._extend_draft(token_ids, budget)
+        self._extend_draft(kept.token_ids, budget)
         if self.phase is Phase.DRAFTING:
-            self.draft.candidates = tuple(candidates)
+            self.draft.candidates = kept.candidates
 
     def _extend_draft(self, token_ids: Sequence[int], budget: int) -> int:
         """How many tokens there was room for."""
@@ -386,7 +397,8 @@ def tail_len(
         draft_budget: draft tokens this request may hold in this round, at least what it holds.
         continuation_rows: rows of the target forward when no draft is judged: the anchor, and
             what an EAGLE-3 head proposes.
-        block_rows: rows of a draft forward behind the last kept token (``block.BlockPlan``).
+        block_rows: rows of a draft forward that writes several tokens: it may stand behind the
+            draft's last one.
     """
     if state.phase is Phase.DRAFTING:
         num_drafted = state.num_drafted + state.num_draft_unread

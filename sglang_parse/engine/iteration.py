@@ -130,10 +130,11 @@ class Iteration:
         engine = self._engine
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
-        self._burst = engine.bursts.burst(self.batch, rows)
+        unread = before._burst if before else None
+        self._burst = engine.bursts.burst(self.batch, rows, unread)
         self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
-            self._burst.launch(burst_tokens, before._burst if before else None)
+            self._burst.launch(burst_tokens, unread)
             self.result.can_run_cuda_graph = engine.draft.replays
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:

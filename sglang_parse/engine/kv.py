@@ -49,7 +49,7 @@ class KvSlots:
         self.controller = controller
         self.longest_question = longest_question
         self.block_size = block_size
-        self.block_rows = rows_behind(block_size, Masks.EVERY)
+        self.block_rows = 1 + rows_behind(block_size, Masks.EVERY) if block_size > 1 else 0
 
     def required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """Slots the next iteration takes for ``requests``: SGLang's capacity check.

@@ -17,7 +17,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_parse.attention import registry
-from sglang_parse.attention.support import MASK, check_kv
+from sglang_parse.attention.support import MASK, SUPPORT, check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.controller import Controller, Key, Limits, account_of
@@ -190,6 +190,7 @@ def build_engine(
             mask_id=block.mask_id,
             or_one=block.or_one,
             is_masked=is_masked,
+            plans_unread=SUPPORT[server_args.attention_backend].plans_unread,
             draft_tokens=config.draft_tokens,
         ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),

@@ -25,8 +25,9 @@ CHECKS = {
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
 }
 """In the environment of every server under test."""
-MAX_SERVERS = 8
-"""Shared servers alive at a time, per process of tests; modules start more of their own."""
+MAX_SERVERS = 6
+"""Shared servers alive at a time, per process of tests; modules start more of their own. One from
+the nursery takes 0.9 GB, two processes of tests share 24."""
 
 
 @contextlib.contextmanager
