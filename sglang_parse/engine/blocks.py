@@ -58,6 +58,7 @@ class Bursts:
             ``alias``.
         plans_unread: whether attention plans a forward from lengths that only the device knows.
         draft_tokens: most tokens of any draft.
+        is_timed: whether prices decide about the plan; else it is the first there is.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Bursts:
         is_masked: bool,
         plans_unread: bool,
         draft_tokens: int,
+        is_timed: bool = True,
     ) -> None:
         self.model, self.mask_id, self.is_masked = model, mask_id, is_masked
         self.plans_unread, self.draft_tokens = plans_unread, draft_tokens
-        self.choice = PlanChoice(plans_for(size, or_one=or_one))
+        plans = plans_for(size, or_one=or_one)
+        self.choice = PlanChoice(plans if is_timed else plans[:1])
         self._told: BlockPlan | None = None
         self._tell_from = 0
 

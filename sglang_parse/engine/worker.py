@@ -192,6 +192,7 @@ def build_engine(
             is_masked=is_masked,
             plans_unread=SUPPORT[server_args.attention_backend].plans_unread,
             draft_tokens=config.draft_tokens,
+            is_timed=not server_args.enable_deterministic_inference,
         ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
