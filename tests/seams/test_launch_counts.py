@@ -310,7 +310,8 @@ def test_slots_for_a_block_behind_the_last_token_of_a_burst(block_size: int, row
     req = drafting(0)
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
-    slots = KvSlots(ParseConfig(burst_tokens=BURST), longest_question=0, block_size=block_size)
+    config = ParseConfig(burst_tokens=BURST)
+    slots = KvSlots(config, Controller(Limits.of(config, 0)), 0, block_size)
     assert slots._holding(req).tail == 3 + 4 + BURST + rows
 
 
