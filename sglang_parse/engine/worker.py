@@ -86,7 +86,7 @@ class ParseWorker(BaseSpecWorker):
             engine.closed = None
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.controller.saw_load(len(batch.reqs), _resting(batch.reqs))
+        engine.controller.saw_load(len(batch.reqs), [*_resting(batch.reqs)])
         engine.tally.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
