@@ -42,11 +42,13 @@ PILOT = 16
 """Draft tokens of a round that is to find out."""
 PILOTS = 3
 """Rounds of an unknown threshold before drafting is given up: one bad draft says little."""
-RENEW_EVERY = 16
+YOUNG = 32
+"""Rounds of an account in which each is news."""
+RENEW_EVERY = 12
 """Rounds asked for between two looks at all plans there are."""
 LOADS_PER_OCTAVE = 2
 """How finely numbers of running requests are told apart meanwhile."""
-PATIENCE = 64
+PATIENCE = 12
 """Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
 RETRY_SHARE = 0.015
 """Most of the plain target's time that later trials may lose."""
@@ -344,7 +346,7 @@ class Controller:
         changed."""
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
         account.num_asked += 1
-        is_new = account.cuts.rounds < RENEW_EVERY or account.num_asked >= RENEW_EVERY
+        is_new = account.cuts.rounds < YOUNG or account.num_asked >= RENEW_EVERY
         if account.best is None or is_new or load != account.at_load:
             account.best, account.at_load = self._best(account.cuts, resting), load
             account.num_asked = 0
