@@ -28,7 +28,8 @@
 # --parse-draft-block 8        What the draft was trained with; its config.json names the mask token
 #                              (pard_token), or the server does not start.
 # --parse-threshold 0.7        A guess. Measure accuracy and acceptance with your own tasks.
-# --attention-backend flashinfer   triton and fa3 are the others PARSE can use.
+# --attention-backend flashinfer   triton and fa3 are the others PARSE can use; with these the host
+#                                 waits for no block of the draft (docs/gpus.md).
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 set -eu
 

@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.model_executor.cuda_graph_config import (
+    Backend,
+    Phase,
+    check_cuda_graph_backend,
+)
 from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.runtime_context import get_exec, get_spec
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.patches.base import Hook, hook_patch
+from sglang_parse.startup.models import draft_block
 
 
 def _capture_plain_steps(original: Callable, runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -25,8 +31,18 @@ def _capture_plain_steps(original: Callable, runner: Any, *args: Any, **kwargs: 
     try:
         with _states_for_a_head(runner):
             original(runner, *args, **kwargs)
+            if runner.is_draft_worker:
+                _capture_blocks(runner)
     finally:
         runner.spec_algorithm = algorithm
+
+
+def _capture_blocks(runner: Any) -> None:
+    """As ``EagleDraftWorker.init_cuda_graphs`` does for its draft model."""
+    if not check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE):
+        return
+    if draft_block(ParseConfig.from_env(), runner.model_config).size > 1:
+        runner.init_prefill_cuda_graph(force_for_draft_worker=True)
 
 
 @contextmanager
@@ -62,18 +78,20 @@ PATCH = hook_patch(
     why="for every speculative algorithm SGLang captures the target's decode graphs as "
     "verification steps, as wide as the longest pass of all, and none for a draft model. "
     "PARSE's passes are ragged and use those of prefills; what recurs in the same shape "
-    "are the draft's and the target's plain decode steps. And an EAGLE-3 head reads the "
-    "target's hidden states of every forward, which SGLang's graphs keep only on servers "
-    "that return them to clients: a step that asks a graph for more than was captured "
-    "ends the server. Attention backends, and LoRA for mixtures of experts, take memory for "
-    "these steps by `speculative_num_draft_tokens` when they are made, not by the "
+    "are the draft's and the target's plain decode steps. Blocks of a draft run as passes do, "
+    "but SGLang captures graphs of prefills for a draft model only where its worker asks. And "
+    "an EAGLE-3 head reads the target's hidden states of every forward, which SGLang's graphs "
+    "keep only on servers that return them to clients: a step that asks a graph for more than "
+    "was captured ends the server. Attention backends, and LoRA for mixtures of experts, take "
+    "memory for these steps by `speculative_num_draft_tokens` when they are made, not by the "
     "algorithm: Triton a mask of graph batch * n * (context + n) bytes, 9.9 GiB with "
     "n = 1,217 at 32k; FA3 page tables. The number has to be the longest pass all the same: "
     "`get_req_to_token_extra_context_len` widens the rows of slot numbers by it, and "
     "`meta_info`'s `spec_accept_rate` divides by it.",
     how="while a PARSE server's target or draft captures its graphs, its `spec_algorithm` is "
     "`NONE`; for the target beside a head, SGLang's setting for the hidden states that "
-    "are kept is `full` meanwhile, as it is for its own EAGLE-3. While their attention "
+    "are kept is `full` meanwhile, as it is for its own EAGLE-3. A draft that writes several "
+    "tokens a forward then captures those of prefills. While their attention "
     "backends and LoRA are made, the number of draft tokens is `None`, as without "
     "speculation. Other servers call the original.",
     removed_when="an algorithm can say which steps are captured, and with which hidden states, "

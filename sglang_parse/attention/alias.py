@@ -28,7 +28,11 @@ class PagedRows(NamedTuple):
 
 
 def paged_rows(
-    sequences: Sequence[PseudoSequence], slots: torch.Tensor, *, with_own: bool
+    sequences: Sequence[PseudoSequence],
+    slots: torch.Tensor,
+    *,
+    with_own: bool,
+    starts: torch.Tensor | None = None,
 ) -> PagedRows:
     """Describe ``sequences`` to a kernel that reads KV through slot numbers.
 
@@ -37,34 +41,33 @@ def paged_rows(
         slots: [num_requests, width] the requests' rows of ``req_to_token``.
         with_own: whether a sequence's own rows count as columns (kernels that read all KV from
             the pool), or only its context (kernels that take the new rows' KV separately).
+        starts: see ``ParseVerifyInput.starts``. What is past ``kv_indptr[-1]`` is never read then.
     """
     device = slots.device
     kv_lens = [s.kv_len if with_own else s.context for s in sequences]
-    kv_indptr = indptr(kv_lens, device)
-    owner = torch.repeat_interleave(
-        torch.arange(len(sequences), device=device),
-        _sent(kv_lens, device),
-        output_size=sum(kv_lens),  # known here: no wait for the device
-    )
-    place = torch.arange(sum(kv_lens), device=device) - kv_indptr[owner]
-    request, column = _columns(sequences, owner, place)
+    kv_indptr = indptr(kv_lens, device) if starts is None else _indptr(kv_lens, sequences, starts)
+    columns = torch.arange(sum(kv_lens), dtype=torch.int32, device=device)
+    owner = torch.searchsorted(kv_indptr[1:], columns, right=True).clamp_(max=len(sequences) - 1)
+    request, column = _columns(sequences, owner, columns - kv_indptr[owner], starts)
     return PagedRows(
         qo_indptr=indptr([s.num_rows for s in sequences], device),
         kv_indptr=kv_indptr,
-        kv_slots=slots[request, column].to(torch.int32),
+        kv_slots=slots[request, column.clamp(max=slots.shape[1] - 1)].to(torch.int32),
         longest=max(s.num_rows for s in sequences),
     )
 
 
-def page_table(sequences: Sequence[PseudoSequence], slots: torch.Tensor) -> torch.Tensor:
+def page_table(
+    sequences: Sequence[PseudoSequence], slots: torch.Tensor, starts: torch.Tensor | None = None
+) -> torch.Tensor:
     """int32 [n, longest kv_len] slot of every column; what is past a sequence's end is never read.
 
     Args:
-        sequences, slots: see ``paged_rows``.
+        sequences, slots, starts: see ``paged_rows``.
     """
     place = torch.arange(max(s.kv_len for s in sequences), device=slots.device)
     owner = torch.arange(len(sequences), device=slots.device)[:, None]
-    request, column = _columns(sequences, owner, place[None, :])
+    request, column = _columns(sequences, owner, place[None, :], starts)
     return slots[request, column.clamp(max=slots.shape[1] - 1)].to(torch.int32)
 
 
@@ -73,12 +76,39 @@ def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
     return _sent([*accumulate(lengths, initial=0)], device, torch.int32)
 
 
+def kv_offsets(
+    sequences: Sequence[PseudoSequence], device: torch.device, starts: torch.Tensor | None
+) -> torch.Tensor:
+    """int32 [n + 1] CSR offsets of the columns the sequences' last rows see."""
+    kv_lens = [s.kv_len for s in sequences]
+    return indptr(kv_lens, device) if starts is None else _indptr(kv_lens, sequences, starts)
+
+
+def _indptr(
+    lengths: Sequence[int], sequences: Sequence[PseudoSequence], starts: torch.Tensor
+) -> torch.Tensor:
+    """``indptr`` of lengths that begin with a context of which only the device knows the length."""
+    requests = [s.request for s in sequences]
+    beyond = [length - s.prefix_len for length, s in zip(lengths, sequences, strict=True)]
+    owner, behind = _sent([*requests, *beyond], starts.device).view(2, -1).unbind()
+    return torch.nn.functional.pad((starts[owner] + behind).cumsum(0), (1, 0)).to(torch.int32)
+
+
 def _columns(
-    sequences: Sequence[PseudoSequence], owner: torch.Tensor, place: torch.Tensor
+    sequences: Sequence[PseudoSequence],
+    owner: torch.Tensor,
+    place: torch.Tensor,
+    starts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(request, column in it) of the ``place``-th column of the sequences ``owner``."""
-    numbers = [n for s in sequences for n in (s.request, s.context, s.own_start - s.context)]
-    request, context, jump = _sent(numbers, owner.device).view(-1, 3)[owner].unbind(-1)
+    numbers = [
+        number
+        for s in sequences
+        for number in (s.request, s.context, s.own_start - s.context, s.prefix_len)
+    ]
+    request, context, jump, prefix = _sent(numbers, owner.device).view(-1, 4)[owner].unbind(-1)
+    if starts is not None:
+        context = context - prefix + starts[request]
     return request, torch.where(place < context, place, place + jump)
 
 

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
 from sglang.srt.utils import get_device_capability
 
-from sglang_parse.attention.alias import indptr, page_table
+from sglang_parse.attention.alias import indptr, kv_offsets, page_table
 from sglang_parse.attention.spec_input import ParseVerifyInput
 from sglang_parse.attention.support import BackendError
 
@@ -23,16 +23,16 @@ class ParseFlashAttentionBackend(FlashAttentionBackend):
         spec_info = forward_batch.spec_info
         if not isinstance(spec_info, ParseVerifyInput):
             return
-        sequences = spec_info.layout.pseudo_sequences()
+        sequences, starts = spec_info.layout.pseudo_sequences(), spec_info.starts
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
         num_rows = [sequence.num_rows for sequence in sequences]
-        kv_lens = [sequence.kv_len for sequence in sequences]
+        longest = max(sequence.kv_len for sequence in sequences)
         metadata = self.forward_metadata
         metadata.cu_seqlens_q = indptr(num_rows, slots.device)
-        metadata.cu_seqlens_k = indptr(kv_lens, slots.device)
+        metadata.cu_seqlens_k = kv_offsets(sequences, slots.device, starts)
         metadata.cache_seqlens_int32 = torch.diff(metadata.cu_seqlens_k)
-        metadata.max_seq_len_q, metadata.max_seq_len_k = max(num_rows), max(kv_lens)
-        metadata.page_table = page_table(sequences, slots)
+        metadata.max_seq_len_q, metadata.max_seq_len_k = max(num_rows), longest
+        metadata.page_table = page_table(sequences, slots, starts)
 
 
 def create_backend(runner: Any) -> ParseFlashAttentionBackend:

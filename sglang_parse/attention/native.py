@@ -118,9 +118,12 @@ def _masked_parts(forward_batch: Any, req_to_token: torch.Tensor) -> list[Attent
     """The parts of a verification pass; none for any other pass."""
     spec_info = forward_batch.spec_info
     if isinstance(spec_info, ParseVerifyInput):
-        if spec_info.custom_mask is None:
-            return _alias_parts(spec_info.layout, req_to_token[forward_batch.req_pool_indices])
-        masks = split_flat_mask(spec_info.custom_mask, spec_info.layout)
+        layout, flat = spec_info.layout, spec_info.custom_mask
+        if spec_info.starts is not None:  # on a CPU they are no secret
+            layout = layout.at(spec_info.starts.tolist())
+        if flat is None:
+            return _alias_parts(layout, req_to_token[forward_batch.req_pool_indices])
+        masks = split_flat_mask(flat[: layout.mask_size], layout)
     elif spec_info is not None and forward_batch.forward_mode.is_target_verify():
         masks = _tree_masks(spec_info, forward_batch.seq_lens.tolist())
     elif spec_info is not None and forward_batch.forward_mode.is_draft_extend_v2():

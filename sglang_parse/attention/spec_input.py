@@ -47,11 +47,15 @@ class ParseVerifyInput(SpecInput):
         custom_mask: bool [layout.mask_size], see ``mask.flat_mask``; None where the pass runs as
             pseudo-sequences.
         select_index: int64 [n] rows whose logits are computed, in the order they are returned.
+        starts: int64 [num_requests] the lengths of the requests' contexts, where only the device
+            knows them: ``layout`` then has the longest they can be, and ``custom_mask`` is
+            ``mask.flat_mask_at``'s.
     """
 
     layout: VerifyLayout
     custom_mask: torch.Tensor | None
     select_index: torch.Tensor
+    starts: torch.Tensor | None = None
     capture_hidden_mode: CaptureHiddenMode = CaptureHiddenMode.NULL
     hidden_states: torch.Tensor | None = None
     num_tokens_per_req: int = 1

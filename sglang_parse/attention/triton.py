@@ -29,15 +29,25 @@ class ParseTritonBackend(TritonAttnBackend):
             self._plan_alias(spec_info, forward_batch)
         else:
             self.forward_metadata.custom_mask = spec_info.custom_mask
-            self.forward_metadata.mask_indptr = on_device(spec_info.layout.mask_indptr, self.device)
+            self.forward_metadata.mask_indptr = _mask_indptr(spec_info, self.device)
 
     def _plan_alias(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
-        rows = paged_rows(spec_info.layout.pseudo_sequences(), slots, with_own=False)
+        sequences, starts = spec_info.layout.pseudo_sequences(), spec_info.starts
+        rows = paged_rows(sequences, slots, with_own=False, starts=starts)
         metadata = self.forward_metadata
         metadata.qo_indptr, metadata.kv_indptr = rows.qo_indptr, rows.kv_indptr
         metadata.kv_indices = rows.kv_slots.to(torch.int64)
         metadata.max_extend_len = rows.longest
+
+
+def _mask_indptr(spec_info: ParseVerifyInput, device: torch.device) -> torch.Tensor:
+    """int64 [num_requests + 1] offsets of the requests' parts of the mask."""
+    if spec_info.starts is None:
+        return on_device(spec_info.layout.mask_indptr, device)
+    num_rows = spec_info.layout.requests[0].num_rows
+    sizes = num_rows * (spec_info.starts + num_rows)
+    return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
 def create_backend(runner: Any) -> ParseTritonBackend:

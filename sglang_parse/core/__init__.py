@@ -12,7 +12,9 @@
     phases      the words of a request's state machine: phases, moves, what it can be told
     request     one request's state, and every change of it
     slots       who moves how far in the next iteration, and with how many KV slots
-    payoff      does drafting pay now?
+    prices      what stages take, by their size
+    cuts        where drafts were cut: how far the next ones are likely to be right
+    controller  whether, how far and how to draft, from both
     tally       what is counted on the way
     reference   the slow truth, which packed passes are tested against
 

@@ -142,6 +142,22 @@ def block_of(
     return Block(layout, num_pending, tried, masks)
 
 
+def wide_rows(plan: BlockPlan, block: Block) -> tuple[int, ...]:
+    """Which of ``block.logits_rows`` stands for each row of a block with as many candidates and
+    masks as there can be; for those it lacks its first one, whose choice then decides nothing."""
+    real, num_masks = [*range(block.num_real)], plan.size - 1
+    masks = iter(range(block.num_real, len(block.logits_rows)))
+    if plan.masks is Masks.LAST:
+        rows = [*real, *masks]
+        return (*rows, *[0] * (2 * plan.size - 1 - len(rows)))
+    rows = [*real, *[0] * (plan.size - len(real))]
+    counts = dict(block.masks)
+    for row in range(plan.size):
+        found = [*islice(masks, counts.get(row, 0))]
+        rows += [*found, *[0] * (num_masks - len(found))]
+    return tuple(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What a block brought.

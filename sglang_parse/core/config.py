@@ -46,16 +46,18 @@ class ParseConfig(BaseModel):
 
     draft_tokens: int = Field(128, ge=1, le=8192)
     """Draft tokens per round: the draft model writes at most this many, then the target judges
-    them."""
+    them. Given: this many each time; else as many as pay at the load there is, up to the
+    default."""
     burst_tokens: int = Field(16, ge=1, le=1024)
     """Draft tokens per scheduler iteration: larger is faster for one request, smaller lets others
-    in sooner."""
+    in sooner. Given: this many; else as many as pay."""
     draft_block: str = Field("auto", json_schema_extra={"metavar": "N"})
     """Tokens a forward of the draft model writes at most, 1 to 16, by mask tokens that it was
     trained to fill (PARD's drafts are); it verifies them itself. 1 is one token a forward; 'auto'
     goes by the draft's files, and by what is faster at the load there is."""
     max_prefixes: int = Field(16, ge=1, le=256)
-    """Prefixes judged in one verification pass; more segments are merged."""
+    """Prefixes judged in one verification pass; more segments are merged. Given: this many; else
+    as many as pay, up to the default."""
     segment: str = "line"
     """Where a draft may be cut: 'line', 'sentence' or 'tokens:N'."""
     question: str = Field(
@@ -85,8 +87,16 @@ class ParseConfig(BaseModel):
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """The EAGLE-3 head for the target; needed by --parse-continuation eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"
-    """Whether drafts are begun: 'auto' while they pay, by what drafts, passes and plain steps
-    took lately and how much of the drafts was kept; or 'always', or 'never'."""
+    """Whether drafts are begun: 'auto' while they pay, and as long and as finely judged as pays,
+    by what drafts, passes and plain steps took lately and where drafts were cut; 'always', as the
+    other settings say; or 'never'."""
+    max_gap: float = Field(2.5, ge=0, le=1000)
+    """How long a request that continues, or that switched PARSE off, may wait for its next token
+    while others draft, in what a step takes at that load: bursts are shortened and drafts judged
+    one after another. 0 for any time; nothing is bounded under --parse-drafting always."""
+    max_silence: float = Field(0.0, ge=0, le=3600)
+    """Seconds a request may draft and be judged before its client sees the next tokens: drafts are
+    kept as short as it takes. 0 for any time; nothing is bounded under --parse-drafting always."""
     layout: Literal["auto", "mask", "alias"] = "auto"
     """How a verification pass is run: under a 'mask', or as pseudo-sequences that 'alias' their
     request's KV slots; 'auto' knows what the attention backend does best."""
@@ -175,7 +185,8 @@ class ParseConfig(BaseModel):
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         """Publish to this process and the ones it will start."""
-        environ[ENV_VAR] = json.dumps(self.model_dump())
+        # Those that were given: what was not may be chosen.
+        environ[ENV_VAR] = json.dumps(self.model_dump(exclude_unset=True))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> ParseConfig:
@@ -274,14 +285,15 @@ class Setting:
         kind = self.field.annotation
         if kind is bool:
             return "true or false"
-        if kind is float or self.is_number_or_file:
+        if self.name == "threshold":
             number = (
                 "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
             )
             return f"{number}, or calibrate's file" if self.is_number_or_file else number
-        if kind is int:
+        if kind in (int, float):
             limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}
-            return f"a whole number {limits['ge']}..{limits['le']}"
+            number = "a whole number" if kind is int else "a number"
+            return f"{number} {limits['ge']}..{limits['le']}"
         return f"one of {', '.join(self.choices)}" if self.choices else "a text"
 
 
@@ -351,7 +363,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag(setting.name),
             type=setting.read,
-            default=setting.default,
+            default=None,  # so that what was given can be told
             choices=setting.choices or None,
             metavar=setting.metavar,
             help=setting.description,
@@ -362,4 +374,5 @@ def config_from_namespace(namespace: argparse.Namespace) -> ParseConfig | None:
     """The settings on a parsed command line, or None where the parser had no PARSE flags."""
     flags = {name: _FLAG_PREFIX + name for name in ParseConfig.model_fields}
     values = {name: getattr(namespace, key) for name, key in flags.items() if key in namespace}
-    return ParseConfig(**values) if values else None
+    given = {name: value for name, value in values.items() if value is not None}
+    return ParseConfig(**given) if values else None

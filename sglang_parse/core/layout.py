@@ -19,7 +19,7 @@ Two ways to run these rows, equal in result (``--parse-layout``):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 
@@ -40,6 +40,11 @@ class PseudoSequence:
     num_rows: int
     context: int
     own_start: int
+
+    @property
+    def prefix_len(self) -> int:
+        """The request's: columns in front of all its rows."""
+        return self.own_start - self.start
 
     @property
     def kv_len(self) -> int:
@@ -75,6 +80,10 @@ class RequestLayout:
             raise ValueError(f"cuts {self.cuts} outside 0..{self.num_draft_rows}")
         if any(length < 1 for length in self.question_lens):
             raise ValueError(f"empty question in {self.question_lens}")
+
+    def at(self, prefix_len: int) -> RequestLayout:
+        """The same rows behind a context of this length."""
+        return replace(self, prefix_len=prefix_len)
 
     @property
     def num_questions(self) -> int:
@@ -131,6 +140,10 @@ class VerifyLayout:
     @classmethod
     def of(cls, requests: Sequence[RequestLayout]) -> VerifyLayout:
         return cls(tuple(requests))
+
+    def at(self, starts: Sequence[int]) -> VerifyLayout:
+        """The same rows behind contexts of these lengths."""
+        return VerifyLayout(tuple(map(RequestLayout.at, self.requests, starts)))
 
     @property
     def qo_indptr(self) -> list[int]:

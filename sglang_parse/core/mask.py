@@ -75,6 +75,26 @@ def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch
     return flat
 
 
+def flat_mask_at(layout: VerifyLayout, starts: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+    """``flat_mask`` behind contexts of which only the device knows the lengths.
+
+    Args:
+        layout: requests whose rows are alike, each behind the longest context it can have.
+        starts: int64 [num_requests] the lengths.
+        tail: the ``tail_mask`` of each.
+
+    Returns:
+        bool [layout.mask_size] which begins with ``flat_mask(layout.at(starts))``.
+    """
+    num_rows = len(tail)
+    flat = torch.ones(layout.mask_size, dtype=torch.bool, device=tail.device)
+    row = torch.arange(num_rows, device=tail.device)
+    kv_lens = starts + num_rows
+    first = (num_rows * kv_lens).cumsum(0) - num_rows * kv_lens + starts
+    columns = first[:, None, None] + row[:, None] * kv_lens[:, None, None] + row
+    return flat.index_put_((columns,), tail.expand_as(columns))
+
+
 def split_flat_mask(flat: torch.Tensor, layout: VerifyLayout) -> list[torch.Tensor]:
     """Undo ``flat_mask``: one bool [num_rows, kv_len] view per request.
 

@@ -46,11 +46,13 @@ class Questions:
     Attributes:
         prefix_ends: [K] ascending draft offsets.
         question_ids: [K] the questions' tokens.
+        num_segments: segments of the draft; as many prefixes, or fewer.
         was_thinking: a think block is open before the draft.
     """
 
     prefix_ends: list[int]
     question_ids: list[tuple[int, ...]]
+    num_segments: int
     was_thinking: bool = False
 
 
@@ -85,6 +87,24 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """How a round is made. Chosen by ``controller``.
+
+    Attributes:
+        draft_tokens: the draft ends there at the latest.
+        max_prefixes: judged at most.
+        burst_tokens: draft tokens per iteration, at most.
+        speedup: expected, as a ratio to the plain target's speed; None where the round is to find
+            out, or nothing was asked.
+    """
+
+    draft_tokens: int
+    max_prefixes: int
+    burst_tokens: int
+    speedup: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """Where a request stands between two drafts.
 
@@ -94,12 +114,18 @@ class Standing:
             that starts there is.
         resumes: whether drafting resumes after this continuation.
         skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
+        plan: of the draft that begins here, if one does.
+        rests: a draft was due here and not begun.
+        num_failed: how many drafts in a row, up to the last, kept nothing.
     """
 
     phase: Phase
     segment_start: int
     resumes: bool = True
     skipped_drafts: int = 0
+    plan: RoundPlan | None = None
+    rests: bool = False
+    num_failed: int = 0
 
 
 class TraceRecord(TypedDict):
@@ -124,6 +150,8 @@ class TraceRecord(TypedDict):
             kept, or rejects, and the prefix before it is; null where none did (token mode,
             simulated acceptance, nothing accepted under "longest").
         next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
+        plan: how the round was planned: ``draft_tokens``, ``max_prefixes`` and ``burst_tokens`` at
+            most, and the ``speedup`` expected of it; null where it was to find out.
     """
 
     output_start: int
@@ -141,6 +169,7 @@ class TraceRecord(TypedDict):
     cut: int
     decided_by: int | None
     next_token_id: int | None
+    plan: dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sglang_parse.core.block import ONE_TOKEN, BlockPlan, Masks
-from sglang_parse.core.payoff import StageCost, Timed
+from sglang_parse.core.prices import StageCost, Timed
 
 
 def plans_for(size: int, *, or_one: bool) -> tuple[BlockPlan, ...]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sglang_parse.core.block import Kept
 from sglang_parse.core.phases import (
     STEPPING,
     Move,
@@ -25,6 +26,7 @@ from sglang_parse.core.phases import (
     Phase,
     Questions,
     Round,
+    RoundPlan,
     Standing,
     Terms,
     TraceRecord,
@@ -45,6 +47,7 @@ class Draft:
             (``block``); their KV never counts.
         prefix_ends, question_ids: what the verification pass will judge; filled by
             ``RequestState.ask`` when drafting is over, empty in token mode.
+        num_segments: segments they stand for; 0 in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -52,6 +55,7 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    num_segments: int = 0
 
     @property
     def num_question_rows(self) -> int:
@@ -99,12 +103,13 @@ class RequestState:
         terms: how it is served.
         phase: what the request does in the next iteration.
         move: what it does in this one.
-        waited: iterations in a row it has waited for KV slots.
+        plan: how its round is made: the one under way, or the last; None before the first.
+        waited: iterations in a row it has waited for KV slots or for its pass.
         draft: the draft under way.
         num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
-            read yet.
+            read yet; of blocks, as many as they can bring.
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
-        segment_start, resumes: see ``Standing``.
+        segment_start, resumes, rests, num_failed: see ``Standing``.
         head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
             emitted token; None where there is none.
         output_ids: output tokens that have been read from the device.
@@ -123,12 +128,15 @@ class RequestState:
     terms: Terms
     phase: Phase = Phase.DRAFTING
     move: Move = Move.STEP
+    plan: RoundPlan | None = None
     waited: int = 0
     draft: Draft = field(default_factory=Draft)
     num_draft_unread: int = 0
     draft_kv_len: int = 0
     segment_start: int = 0
     resumes: bool = True
+    rests: bool = False
+    num_failed: int = 0
     head: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
@@ -158,7 +166,13 @@ class RequestState:
 
     @property
     def standing(self) -> Standing:
-        return Standing(self.phase, self.segment_start, self.resumes)
+        return Standing(
+            self.phase,
+            self.segment_start,
+            self.resumes,
+            rests=self.rests,
+            num_failed=self.num_failed,
+        )
 
     # -- prefill ----------------------------------------------------------------
 
@@ -201,7 +215,8 @@ class RequestState:
         elif move is Move.GIVE_UP:
             self.stats.short_drafts += 1
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
-            self._stand(Standing(Phase.CONTINUING, len(self.output_ids)))
+            start = len(self.output_ids)
+            self._stand(Standing(Phase.CONTINUING, start, num_failed=self.num_failed))
             self.move = Move.STEP
 
     # -- draft ------------------------------------------------------------------
@@ -233,14 +248,24 @@ class RequestState:
         """
         self.stats.draft_forwards += self._extend_draft(token_ids, budget)
 
-    def extend_draft_by_block(
-        self, token_ids: Sequence[int], budget: int, candidates: Sequence[int]
-    ) -> None:
-        """One forward kept these tokens; ``candidates`` may follow them."""
+    def read_block(self, kept: Kept, num_launched: int, budget: int) -> None:
+        """One forward of several tokens has been read.
+
+        Args:
+            kept: what it brought; dropped if the draft is over already.
+            num_launched: how many tokens ``launch_draft`` was told it might bring.
+            budget: draft tokens the round may hold.
+        """
+        self.num_draft_unread -= num_launched
+        if self.phase is not Phase.DRAFTING or self.fault:
+            return
+        if kept.is_faulty:
+            self.fail(NAN_IN_DRAFT)
+            return
         self.stats.draft_forwards += 1
-        self._extend_draft(token_ids, budget)
+        self._extend_draft(kept.token_ids, budget)
         if self.phase is Phase.DRAFTING:
-            self.draft.candidates = tuple(candidates)
+            self.draft.candidates = kept.candidates
 
     def _extend_draft(self, token_ids: Sequence[int], budget: int) -> int:
         """How many tokens there was room for."""
@@ -261,6 +286,7 @@ class RequestState:
         """The draft is over; what its pass will ask."""
         self.draft.prefix_ends = questions.prefix_ends
         self.draft.question_ids = questions.question_ids
+        self.draft.num_segments = questions.num_segments
         self.is_thinking = questions.was_thinking
         self.num_scanned = len(self.output_ids)
 
@@ -306,7 +332,9 @@ class RequestState:
         self.phase = standing.phase
         self.segment_start = standing.segment_start
         self.resumes = standing.resumes
+        self.rests, self.num_failed = standing.rests, standing.num_failed
         self.stats.skipped_drafts += standing.skipped_drafts
+        self.plan = standing.plan or self.plan
         self.draft = Draft()
 
     def set_head(self, head: object | None) -> None:
@@ -369,7 +397,8 @@ def tail_len(
         draft_budget: draft tokens this request may hold in this round, at least what it holds.
         continuation_rows: rows of the target forward when no draft is judged: the anchor, and
             what an EAGLE-3 head proposes.
-        block_rows: rows of a draft forward behind the last kept token (``block.BlockPlan``).
+        block_rows: rows of a draft forward that writes several tokens: it may stand behind the
+            draft's last one.
     """
     if state.phase is Phase.DRAFTING:
         num_drafted = state.num_drafted + state.num_draft_unread

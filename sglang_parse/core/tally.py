@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sglang_parse.core.phases import Phase
+from sglang_parse.core.phases import Phase, RoundPlan
 from sglang_parse.core.request import RequestState, Stats
 
 # Figure of a request -> the counter it adds to, its label's value, the factor.
@@ -74,7 +74,7 @@ class Tally:
             take them then.
         latest: the requests of the latest iteration; under overlap of the one before, too, whose
             result comes after the launch.
-        expected_speedup: as ``payoff.OffSwitch.speedup``.
+        expected_speedup, planned: as ``controller.Controller``'s.
         simulated: share of every draft that is kept in place of the verdicts (``simulation``).
         mismatch: what the server's certificate was made for and is not so here.
         verdict_drift: how far the latest verdicts are from the certificate's, 0 to 1.
@@ -86,6 +86,7 @@ class Tally:
         self.latest: Sequence[Any] = ()
         self._launched: Sequence[Any] = ()
         self.expected_speedup: float | None = None
+        self.planned: RoundPlan | None = None
         self.simulated: float | None = None
         self.mismatch: Collection[str] = ()
         self.verdict_drift: float | None = None

@@ -30,9 +30,10 @@ def draft_budget(req: Any, draft_tokens: int) -> int:
     """Draft tokens the request's current round may hold, at least 1.
 
     Args:
-        draft_tokens: most tokens of any draft.
+        draft_tokens: most tokens of any draft, for a round without a plan.
     """
-    return max(1, min(draft_tokens, tokens_left(req)))
+    plan = req.parse_state.plan
+    return max(1, min(plan.draft_tokens if plan else draft_tokens, tokens_left(req)))
 
 
 def is_accelerated(req: Any) -> bool:

@@ -9,19 +9,30 @@ draft's own; what lies behind it is overwritten by the next forward, and counted
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
 import torch
 
-from sglang_parse.core.block import ONE_TOKEN, Block, BlockPlan, Kept, Masks, block_of, keep
+from sglang_parse.core.block import (
+    Block,
+    BlockPlan,
+    Kept,
+    Masks,
+    block_of,
+    keep,
+    wide_rows,
+)
+from sglang_parse.core.keeping import Ahead, kept_of
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.plans import PlanChoice, plans_for
-from sglang_parse.core.request import NAN_IN_DRAFT, RequestState
+from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.batch import draft_budget, is_gone, sequence_slice
-from sglang_parse.engine.burst import Burst, LaunchedBurst
+from sglang_parse.engine.block_chain import BlockChain
+from sglang_parse.engine.burst import Burst, LaunchedBurst, is_drafting, length, num_drafted
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import forward_spans, run_pass
@@ -45,7 +56,9 @@ class Bursts:
         or_one: also write one token a forward where that is faster.
         is_masked: forwards with masks behind every row run in the layout ``mask``, otherwise in
             ``alias``.
+        plans_unread: whether attention plans a forward from lengths that only the device knows.
         draft_tokens: most tokens of any draft.
+        is_timed: whether prices decide about the plan; else it is the first there is.
     """
 
     def __init__(
@@ -56,19 +69,27 @@ class Bursts:
         mask_id: int,
         or_one: bool,
         is_masked: bool,
+        plans_unread: bool,
         draft_tokens: int,
+        is_timed: bool = True,
     ) -> None:
         self.model, self.mask_id, self.is_masked = model, mask_id, is_masked
-        self.draft_tokens = draft_tokens
-        self.choice = PlanChoice(plans_for(size, or_one=or_one))
+        self.plans_unread, self.draft_tokens = plans_unread, draft_tokens
+        plans = plans_for(size, or_one=or_one)
+        self.choice = PlanChoice(plans if is_timed else plans[:1])
         self._told: BlockPlan | None = None
         self._tell_from = 0
 
-    def burst(self, batch: Any, rows: Sequence[int]) -> Burst | BlockBurst:
-        """The next burst, of the requests ``rows`` of the batch."""
+    def burst(
+        self, batch: Any, rows: Sequence[int], before: Burst | BlockBurst | None = None
+    ) -> Burst | BlockBurst:
+        """The next burst, of the requests ``rows`` of the batch.
+
+        Args:
+            before: the burst launched last, if it is still unread; what follows it is of its kind.
+        """
         is_unread = any(batch.reqs[row].parse_state.num_draft_unread for row in rows)
-        # Behind tokens that only the device has there is no block.
-        plan = ONE_TOKEN if is_unread else self.choice.choose(len(rows))
+        plan = before.plan if before and is_unread else self.choice.choose(len(rows))
         self._tell(len(rows))
         if plan.masks is Masks.NONE:
             return Burst(self.model, batch, rows, self.draft_tokens)
@@ -87,7 +108,12 @@ class Bursts:
 
 
 class BlockBurst:
-    """Some requests draft on, block by block; each is read before the next is launched.
+    """Some requests draft on, block by block.
+
+    Where the host runs ahead of the device and attention can be planned there, blocks are launched
+    one behind another, as many as can bring the burst's tokens, and the next burst behind the last
+    of them, which is read late (as ``burst`` has it for single tokens). Elsewhere each is read
+    before the next is launched, but for the one that may be the last.
 
     A request leaves the burst when it has kept the burst's tokens (the block that brings the last
     of them is kept whole), at its budget or a stop token; its phase becomes VERIFYING then.
@@ -108,7 +134,8 @@ class BlockBurst:
         self._sampler = RowSampler(self._model.draft_runner, batch)
         self._num_before = {row: batch.reqs[row].parse_state.num_drafted for row in rows}
         self._going_on = list(rows)
-        self._unread: _LaunchedBlocks | None = None
+        self._unread: deque[_LaunchedBlocks | _Chained] = deque()
+        self._ahead: Ahead | None = None
         self._num_kept = 0
 
     @property
@@ -117,42 +144,65 @@ class BlockBurst:
         return self._num_kept / len(self.rows)
 
     def launch(self, num_tokens: int, before: LaunchedBurst | None = None) -> None:
-        """``num_tokens`` more for each request, or a few more; the last block may stay unread."""
-        del before  # it has been read
+        """``num_tokens`` more for each request, or a few more or less.
+
+        Args:
+            before: the burst launched last, if some of it is unread.
+        """
+        if self._runs_ahead:
+            self._launch_chain(num_tokens, before)
+            return
         while True:
             self.read()
             self._going_on = [row for row in self._going_on if self._wants(row, num_tokens)]
             if not self._going_on:
                 return
-            self._unread = self._launch()
-            self.num_forwards += 1
+            blocks, chosen = self._launch()
+            self._unread.append(_LaunchedBlocks(self._going_on, blocks, HostCopy(chosen)))
             if self._may_be_last(num_tokens):
                 return
 
-    def read(self) -> None:
-        """Wait for the last block; what it keeps joins the requests' drafts."""
-        unread, self._unread = self._unread, None
-        if unread is not None:
-            for row, kept in unread.read():
+    def read(self, *, leave: int = 0) -> None:
+        """Wait for its blocks, but for the last ``leave`` pieces; what they keep joins the
+        requests' drafts."""
+        while len(self._unread) > leave:
+            piece = self._unread.popleft()
+            for row, kept in piece.read():
                 if not is_gone(self.batch.reqs[row]):
-                    self._keep(row, kept)
+                    self._keep(row, kept, piece.num_launched)
 
     def may_go_on(self, reqs: Sequence[Any]) -> bool:
-        """Whether the next burst may be launched before this one is read: where it stands is what
-        this one kept."""
-        del reqs
-        return False
+        """Whether all of ``reqs`` surely draft on behind it; waits for all but its last block."""
+        if self._ahead is None:
+            return False
+        drafting = {id(self.batch.reqs[row]) for row in self.rows}
+        if any(id(req) not in drafting for req in reqs):
+            return False
+        self.read(leave=1)
+        return all(
+            is_drafting(req) and num_drafted(req) < self._budget(req) and not is_gone(req)
+            for req in reqs
+        )
 
     def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor:
-        """Never asked for: nothing is launched behind a block that nobody has read."""
+        """Never asked for: single tokens do not follow blocks that nobody has read."""
         raise NotImplementedError
+
+    def ahead(self, reqs: Sequence[Any]) -> Ahead:
+        """Where the next blocks of ``reqs`` stand."""
+        assert self._ahead is not None
+        places = {id(self.batch.reqs[row]): i for i, row in enumerate(self.rows)}
+        return self._ahead.pick(on_device([places[id(req)] for req in reqs], self.batch.device))
+
+    @property
+    def _runs_ahead(self) -> bool:
+        return self._model.runs_ahead and self._bursts.plans_unread
 
     def _wants(self, row: int, num_tokens: int) -> bool:
         req = self.batch.reqs[row]
-        state: RequestState = req.parse_state
-        if is_gone(req) or state.fault or state.phase is not Phase.DRAFTING:
+        if is_gone(req) or not is_drafting(req):
             return False
-        return state.num_drafted - self._num_before[row] < num_tokens
+        return req.parse_state.num_drafted - self._num_before[row] < num_tokens
 
     def _may_be_last(self, num_tokens: int) -> bool:
         """Whether every request may be done with the block under way.
@@ -161,37 +211,90 @@ class BlockBurst:
         """
         if not self._model.runs_ahead:
             return False
-        return not any(self._wants(row, num_tokens - self.plan.size + 1) for row in self._going_on)
+        return not any(self._wants(row, num_tokens - self.plan.size) for row in self._going_on)
 
-    def _keep(self, row: int, kept: Kept) -> None:
-        req = self.batch.reqs[row]
-        state: RequestState = req.parse_state
-        if kept.is_faulty:
-            state.fail(NAN_IN_DRAFT)
-            return
-        before = state.num_drafted
-        state.extend_draft_by_block(kept.token_ids, self._budget(req), kept.candidates)
+    def _keep(self, row: int, kept: Kept, num_launched: int) -> None:
+        state: RequestState = self.batch.reqs[row].parse_state
+        was_drafting, before = state.phase is Phase.DRAFTING, state.num_drafted
+        state.read_block(kept, num_launched, self._budget(self.batch.reqs[row]))
         self._num_kept += state.num_drafted - before
-        if state.phase is Phase.VERIFYING:
+        if was_drafting and state.phase is Phase.VERIFYING:
             self.over.append(row)
 
     def _budget(self, req: Any) -> int:
         return draft_budget(req, self._bursts.draft_tokens)
 
+    # -- one behind another -----------------------------------------------------
+
+    def _launch_chain(self, num_tokens: int, before: LaunchedBurst | None) -> None:
+        """As many blocks as can bring ``num_tokens``, or the longest budget; none is read."""
+        size, reqs = self.plan.size, [self.batch.reqs[row] for row in self.rows]
+        wanted = max(self._budget(req) - num_drafted(req) for req in reqs)
+        num_blocks = max(1, -(-min(num_tokens, wanted) // size))
+        chain = BlockChain(
+            self._model,
+            self.plan,
+            self._bursts.mask_id,
+            is_masked=self._bursts.is_masked,
+            sampler=self._sampler,
+            rows=self.rows,
+        )
+        starts = [length(req) - 1 for req in reqs]
+        if isinstance(before, BlockBurst) and any(r.parse_state.num_draft_unread for r in reqs):
+            ahead, records = before.ahead(reqs), []
+        else:
+            ahead, record = self._first(chain)
+            records = [record]
+        while len(records) < num_blocks:
+            if records and len(records) == num_blocks - 1:
+                self._send(records)
+            longest = [start + size * len(records) for start in starts]
+            ahead, record = chain.launch(ahead, longest)
+            records.append(record)
+            self.num_forwards += 1
+        self._send(records[-1:])
+        self._ahead = ahead
+        for req in reqs:
+            req.parse_state.launch_draft(size * num_blocks)
+
+    def _first(self, chain: BlockChain) -> tuple[Ahead, torch.Tensor]:
+        """The block of which the host knows all: it brings tokens without KV along."""
+        blocks, chosen = self._launch()
+        num_masks, mask_id, first = self.plan.size - 1, self._bursts.mask_id, 0
+        known: list[list[int]] = []
+        for row, block in zip(self.rows, blocks, strict=True):
+            start, num_candidates = length(self.batch.reqs[row]) - 1, len(block.candidates)
+            (last,) = self._tokens(row, start, start + 1)
+            padded = [*block.candidates, *[mask_id] * (num_masks - num_candidates)]
+            wide = [first + place for place in wide_rows(self.plan, block)]
+            known.append([start, last, num_candidates, *padded, *wide])
+            first += len(block.logits_rows)
+        sent = on_device(known, chosen.device)
+        candidates, wide_index = sent[:, 3 : 3 + num_masks], sent[:, 3 + num_masks :]
+        ahead = Ahead(sent[:, 0], sent[:, 1], candidates, sent[:, 2])
+        return chain.keep(ahead, chosen[wide_index])
+
+    def _send(self, records: Sequence[torch.Tensor]) -> None:
+        """They are on their way to the host."""
+        copied = HostCopy(torch.stack([*records], dim=1))
+        self._unread.append(_Chained(self.rows, self.plan.size, copied))
+
     # -- a forward --------------------------------------------------------------
 
-    def _launch(self) -> _LaunchedBlocks:
-        """One block of each request that goes on, in as many forwards as the memory asks for."""
+    def _launch(self) -> tuple[list[Block], torch.Tensor]:
+        """One block of each request that goes on, in as many forwards as the memory asks for; and
+        int64 [rows with logits] what they choose."""
         blocks = [self._block(row) for row in self._going_on]
         parts = [self._rows(*numbered) for numbered in zip(self._going_on, blocks, strict=True)]
         runner = self._model.draft_runner
         chosen = [self._run(parts[span]) for span in forward_spans(runner, parts)]
-        return _LaunchedBlocks(self._going_on, blocks, HostCopy(torch.cat(chosen)))
+        self.num_forwards += 1
+        return blocks, torch.cat(chosen)
 
     def _block(self, row: int) -> Block:
         req = self.batch.reqs[row]
         state: RequestState = req.parse_state
-        known = state.committed_len + 1 + state.num_drafted
+        known = length(req)
         return block_of(
             self.plan,
             written=min(state.draft_kv_len, known - 1),
@@ -201,9 +304,8 @@ class BlockBurst:
         )
 
     def _rows(self, row: int, block: Block) -> VerifyRows:
-        req, written = self.batch.reqs[row], block.layout.prefix_len
-        draft = req.parse_state.draft.token_ids
-        pending = sequence_slice(req, written, written + block.num_pending, draft)
+        written = block.layout.prefix_len
+        pending = self._tokens(row, written, written + block.num_pending)
         return VerifyRows(
             row=row,
             layout=block.layout,
@@ -211,6 +313,10 @@ class BlockBurst:
             logits_rows=block.logits_rows,
             num_cut_rows=block.num_real,
         )
+
+    def _tokens(self, row: int, start: int, end: int) -> list[int]:
+        req = self.batch.reqs[row]
+        return sequence_slice(req, start, end, req.parse_state.draft.token_ids)
 
     def _run(self, parts: Sequence[VerifyRows]) -> torch.Tensor:
         """int64 [rows with logits]: what each says, ``NO_TOKEN`` where its logits held a NaN."""
@@ -260,13 +366,15 @@ def _real_places(parts: Sequence[VerifyRows]) -> list[int]:
 
 
 class _LaunchedBlocks:
-    """Blocks under way.
+    """Blocks under way, laid out by the host.
 
     Args:
         rows: the requests' rows of the batch.
         blocks: theirs.
         choices: what their rows with logits said, in order.
     """
+
+    num_launched = 0
 
     def __init__(self, rows: Sequence[int], blocks: Sequence[Block], choices: HostCopy) -> None:
         self._rows, self._blocks, self._choices = tuple(rows), blocks, choices
@@ -276,3 +384,22 @@ class _LaunchedBlocks:
         choices = iter(self._choices.tolist())
         for row, block in zip(self._rows, self._blocks, strict=True):
             yield row, keep(block, list(islice(choices, len(block.logits_rows))))
+
+
+class _Chained:
+    """Blocks under way, one behind another.
+
+    Args:
+        rows: [n] the requests' rows of the batch.
+        num_launched: tokens that a block can bring.
+        records: [n, blocks, ...] what was kept of them (``kept_of``).
+    """
+
+    def __init__(self, rows: Sequence[int], num_launched: int, records: HostCopy) -> None:
+        self._rows, self.num_launched, self._records = rows, num_launched, records
+
+    def read(self) -> Iterator[tuple[int, Kept]]:
+        """As ``_LaunchedBlocks.read``; each request's blocks in order."""
+        for row, blocks in zip(self._rows, self._records.tolist(), strict=True):
+            for record in blocks:
+                yield row, kept_of(record)

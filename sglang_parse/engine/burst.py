@@ -103,7 +103,7 @@ class Burst:
         """
         while self.num_done < num_steps and self._going_on:
             if self.model.runs_ahead:
-                wanted = max(self._budget(req) - _num_drafted(req) for req in self._reqs())
+                wanted = max(self._budget(req) - num_drafted(req) for req in self._reqs())
                 # One at least: a draft that begins with the last one's tail may be whole.
                 self._launch(max(1, min(num_steps, wanted)), before)
                 return
@@ -114,7 +114,7 @@ class Burst:
     def _launch(self, num_steps: int, before: LaunchedBurst | None) -> None:
         """``num_steps`` steps, each one's tokens the next one's input on the device."""
         reqs, sampled = self._reqs(), self.sampler.prepare(self._going_on)
-        lengths = [[_length(req) + step for req in reqs] for step in range(num_steps)]
+        lengths = [[length(req) + step for req in reqs] for step in range(num_steps)]
         places = Places.of(self.model.req_to_token, reqs, lengths)
         chosen = [_choose(sampled, self._first_logits(places, before), places.positions[0])]
         num_sent, early = 0, num_steps - max(STEPS_AHEAD, self.model.chain_len)
@@ -133,7 +133,7 @@ class Burst:
         reqs = places.reqs
         if before is not None and any(req.parse_state.num_draft_unread for req in reqs):
             return self.model.step(places, 0, before.last_tokens(reqs))
-        return self.model.write_up_to(reqs, [_length(req) for req in reqs])
+        return self.model.write_up_to(reqs, [length(req) for req in reqs])
 
     def _next(
         self, sampled: PreparedRows, places: Places, chosen: Sequence[torch.Tensor]
@@ -182,7 +182,7 @@ class Burst:
             return False
         self.read(leave=1)
         return all(
-            _is_drafting(req) and _num_drafted(req) < self._budget(req) and not is_gone(req)
+            is_drafting(req) and num_drafted(req) < self._budget(req) and not is_gone(req)
             for req in reqs
         )
 
@@ -204,21 +204,21 @@ class Burst:
 
     def _drafts(self, row: int) -> bool:
         req = self.batch.reqs[row]
-        return not is_gone(req) and _is_drafting(req)
+        return not is_gone(req) and is_drafting(req)
 
 
-def _is_drafting(req: Any) -> bool:
+def is_drafting(req: Any) -> bool:
     return req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault
 
 
-def _num_drafted(req: Any) -> int:
+def num_drafted(req: Any) -> int:
     """Draft tokens it has, those that nobody has read included."""
     return req.parse_state.num_drafted + req.parse_state.num_draft_unread
 
 
-def _length(req: Any) -> int:
+def length(req: Any) -> int:
     """Tokens of its sequence before its next draft token is chosen."""
-    return req.parse_state.committed_len + 1 + _num_drafted(req)
+    return req.parse_state.committed_len + 1 + num_drafted(req)
 
 
 def _choose(sampled: PreparedRows, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

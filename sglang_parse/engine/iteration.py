@@ -24,8 +24,9 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch, Stage, Timed
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Move, Outcome, Phase
+from sglang_parse.core.prices import Stage, Timed
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device
@@ -51,6 +52,7 @@ class Engine:
 
     Attributes:
         last_read: ``time.perf_counter`` when the last burst or iteration had been read.
+        closed: the same when the last iteration was over; None once something else ran.
     """
 
     config: ParseConfig
@@ -62,10 +64,11 @@ class Engine:
     verifier: Verifier
     rounds: Rounds
     slots: KvSlots
-    switch: OffSwitch
+    controller: Controller
     tally: Tally
     certified: Certified
     last_read: float = field(default=0.0)
+    closed: float | None = None
 
     def ms_since(self, started: float) -> float:
         """What a stage took: not the time it waited for the iteration before."""
@@ -95,16 +98,18 @@ class Iteration:
 
     # -- launch -----------------------------------------------------------------
 
-    def launch(self, before: Iteration | None = None) -> None:
+    def launch(self, burst_tokens: int, before: Iteration | None = None) -> None:
         """Everything on its way on the device, the burst read if a forward follows it.
 
         Args:
+            burst_tokens: draft tokens of a burst.
             before: the iteration launched last, if it is still unread.
         """
+        self._time_the_host(before)
         rows = rows_by_move(self.batch.reqs)
         self._ask(rows[Move.END_DRAFT])
         if rows[Move.BURST]:
-            self._launch_burst(rows[Move.BURST], before)
+            self._launch_burst(rows[Move.BURST], burst_tokens, before)
             if rows[Move.EAGLE] or not self._engine.draft.runs_ahead:
                 self._finish_burst()  # the head's proposals are waited for as well
         if rows[Move.PASS] or rows[Move.EAGLE]:
@@ -112,14 +117,24 @@ class Iteration:
         elif rows[Move.STEP]:
             self._launch_steps(rows, before)
 
-    def _launch_burst(self, rows: Sequence[int], before: Iteration | None) -> None:
+    def _time_the_host(self, before: Iteration | None) -> None:
+        """What was between the iteration before and this one, if nothing runs meanwhile."""
+        closed, self._engine.closed = self._engine.closed, None
+        if closed is not None and before is None:
+            ms = (time.perf_counter() - closed) * 1e3
+            self._timed.append(Timed(Stage.HOST, len(self.batch.reqs), 0, ms))
+
+    def _launch_burst(
+        self, rows: Sequence[int], burst_tokens: int, before: Iteration | None
+    ) -> None:
         engine = self._engine
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
-        self._burst = engine.bursts.burst(self.batch, rows)
+        unread = before._burst if before else None
+        self._burst = engine.bursts.burst(self.batch, rows, unread)
         self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
-            self._burst.launch(engine.config.burst_tokens, before._burst if before else None)
+            self._burst.launch(burst_tokens, unread)
             self.result.can_run_cuda_graph = engine.draft.replays
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
@@ -212,11 +227,12 @@ class Iteration:
     def _close(self) -> None:
         """The iteration is over: its tokens are output, its times are learned from."""
         engine = self._engine
-        engine.last_read = time.perf_counter()
+        engine.last_read = engine.closed = time.perf_counter()
         timed = share_plain(self._timed)
-        engine.switch.saw(timed)
+        engine.controller.saw(timed)
         engine.bursts.choice.saw(timed)
-        engine.tally.expected_speedup = engine.switch.speedup
+        engine.tally.expected_speedup = engine.controller.speedup
+        engine.tally.planned = engine.controller.planned
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):
                 tokens.clear()

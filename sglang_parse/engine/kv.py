@@ -20,6 +20,7 @@ from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.core.block import Masks, rows_behind
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Move, Phase
 from sglang_parse.core.request import RequestState, tail_len
 from sglang_parse.core.slots import Grant, Holding, cost, pages_up, share_out
@@ -32,15 +33,23 @@ class KvSlots:
 
     Args:
         config: the server's settings.
+        controller: how long bursts are, and how many drafts a pass judges.
         longest_question: tokens of the longest question a pass may ask; 0 in token mode.
         block_size: tokens a draft forward may write.
     """
 
-    def __init__(self, config: ParseConfig, longest_question: int, block_size: int = 1) -> None:
+    def __init__(
+        self,
+        config: ParseConfig,
+        controller: Controller,
+        longest_question: int,
+        block_size: int = 1,
+    ) -> None:
         self.config = config
+        self.controller = controller
         self.longest_question = longest_question
         self.block_size = block_size
-        self.block_rows = rows_behind(block_size, Masks.EVERY)
+        self.block_rows = 1 + rows_behind(block_size, Masks.EVERY) if block_size > 1 else 0
 
     def required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """Slots the next iteration takes for ``requests``: SGLang's capacity check.
@@ -59,18 +68,41 @@ class KvSlots:
         grants = share_out(holdings, _available(batch), page_size)
         return all(grant.move is Move.BURST for grant in grants)
 
-    def grant(self, batch: Any) -> None:
+    def grant(self, batch: Any) -> int:
         """Decide every running request's move and allocate what it needs, and nothing more.
+
+        Returns:
+            Draft tokens of this iteration's burst.
 
         Source: ``sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode``.
         """
         page_size = batch.token_to_kv_pool_allocator.page_size
         holdings = [self._holding(req) for req in batch.reqs]
         grants = share_out(holdings, _available(batch), page_size)
+        burst_tokens = self._make_wait(batch, grants)
         for req, grant in zip(batch.reqs, grants, strict=True):
             req.decode_batch_idx += 1
             _take(batch, req, grant)
         _allocate(batch, grants, page_size)
+        return burst_tokens
+
+    def _make_wait(self, batch: Any, grants: list[Grant]) -> int:
+        """Some drafts wait for their pass where the iteration would keep others waiting too long.
+
+        Returns:
+            Draft tokens of its burst.
+        """
+        moves = [grant.move for grant in grants]
+        over = [i for i, move in enumerate(moves) if move is Move.PASS]
+        over.sort(key=lambda i: -batch.reqs[i].parse_state.waited)
+        burst_tokens, num_judged = self.controller.share(
+            moves.count(Move.BURST),
+            [_pass_rows(batch.reqs[i].parse_state) for i in over],
+            moves.count(Move.STEP) + moves.count(Move.EAGLE),
+        )
+        for i in over[num_judged:]:
+            grants[i] = Grant(Move.WAIT, None)
+        return burst_tokens
 
     def _holding(self, req: Any) -> Holding:
         """What the request holds and wants.
@@ -87,11 +119,12 @@ class KvSlots:
         accelerated = is_accelerated(req)
         rows = 1 + get_spec().speculative_num_steps if accelerated else 1
         budget = draft_budget(req, self.config.draft_tokens)
-        tail = tail_len(state, self.config.burst_tokens, budget, rows, self.block_rows)
+        burst_tokens = self.controller.burst_tokens
+        tail = tail_len(state, burst_tokens, budget, rows, self.block_rows)
         # The block that fills a burst is kept whole.
-        longest_burst = self.config.burst_tokens + self.block_size - 1
-        longest_draft = tail_len(state, longest_burst, budget, rows)
-        num_questions = min(self.config.max_prefixes, longest_draft)
+        longest_draft = tail_len(state, burst_tokens + self.block_size - 1, budget, rows)
+        most = state.plan.max_prefixes if state.plan else self.config.max_prefixes
+        num_questions = min(most, longest_draft)
         return Holding(
             phase=state.phase,
             committed=committed,
@@ -102,6 +135,10 @@ class KvSlots:
             waited=state.waited,
             is_accelerated=accelerated,
         )
+
+
+def _pass_rows(state: RequestState) -> int:
+    return 1 + state.num_drafted + state.draft.num_question_rows
 
 
 def _available(batch: Any) -> int:

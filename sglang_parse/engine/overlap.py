@@ -54,6 +54,7 @@ class Pipeline:
         self.engine = engine
         self.forward_stream: Any = None
         self._underway: deque[Iteration] = deque()
+        self._burst_tokens = 0
 
     # -- SGLang's calls, in their order -----------------------------------------
 
@@ -66,14 +67,14 @@ class Pipeline:
         """Every running request takes its move, and the slots it needs for it."""
         self.before_planning(batch.reqs)
         self._count_penalties(batch)
-        self.engine.slots.grant(batch)
+        self._burst_tokens = self.engine.slots.grant(batch)
 
     def launch(self, batch: Any) -> GenerationBatchResult:
         """The iteration that was planned; without overlap it is over when this returns."""
         before = self._underway[-1] if self._underway else None
         done = _ReadBySglang(self)
         done.iteration = iteration = Iteration(self.engine, batch, done)
-        iteration.launch(before)
+        iteration.launch(self._burst_tokens, before)
         self.add(iteration)
         if not batch.enable_overlap:
             self.finish()

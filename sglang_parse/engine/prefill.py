@@ -16,7 +16,7 @@ from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.config import ParseConfig, RequestOptions
 from sglang_parse.core.phases import Terms
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.batch import stop_ids_of
+from sglang_parse.engine.batch import stop_ids_of, tokens_left
 from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
 from sglang_parse.engine.iteration import Engine
 from sglang_parse.engine.ranks import NO_TOKEN
@@ -88,4 +88,11 @@ def _begin(engine: Engine, batch: Any, first_ids: Sequence[int | None]) -> None:
         if state.fault:
             end_request(req, state.fault)
         elif req is not batch.chunked_req:
-            state.begin(engine.rounds.begin(state), first_id)
+            over = _is_over(req, first_id)
+            state.begin(state.standing if over else engine.rounds.begin(state), first_id)
+
+
+def _is_over(req: Any, first_id: int | None) -> bool:
+    """Whether the first token ends the answer: no draft is due then, and no pilot to be lost."""
+    state: RequestState = req.parse_state
+    return first_id in state.terms.stop_ids or tokens_left(req) <= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 import torch
@@ -181,4 +181,5 @@ def trace_record(
         "cut": selected.cut,
         "decided_by": selected.decided_by,
         "next_token_id": next_token_id,
+        "plan": asdict(state.plan) if state.plan else {},
     }

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.controller import Controller
+from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import LOW_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.segment import prefix_ends, segment_is_done
+from sglang_parse.core.segment import prefix_ends, segment_is_done, thin_out
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -38,7 +39,7 @@ class Rounds:
         config: its settings.
         tokenizer: the target's.
         question: what passes ask; None in token mode.
-        switch: whether drafting pays now; learns from every round.
+        controller: whether and how to draft; learns from every round.
         tally: what is counted.
         drift: what compares verdicts with the certificate's.
     """
@@ -48,12 +49,12 @@ class Rounds:
         config: ParseConfig,
         tokenizer: Any,
         question: Question | None,
-        switch: OffSwitch,
+        controller: Controller,
         tally: Tally,
         drift: DriftWatch | None = None,
     ) -> None:
         self.config = config
-        self.switch = switch
+        self.controller = controller
         self.tally = tally
         self.drift = drift
         self.rule = config.segment_rule
@@ -98,12 +99,9 @@ class Rounds:
             return None
         draft, question = state.draft, self.question
         pieces = [self._piece(token) for token in draft.token_ids]
-        ends = prefix_ends(
-            pieces,
-            self.rule,
-            finished=draft.finished or state.num_drafted >= tokens_left(req),
-            max_prefixes=self.config.max_prefixes,
-        )
+        all_ends = prefix_ends(pieces, self.rule, finished=_is_whole(req), max_prefixes=len(pieces))
+        most = state.plan.max_prefixes if state.plan else self.config.max_prefixes
+        ends = thin_out(all_ends, most)
         was_thinking = self._is_thinking(req)
         ids = [
             question.ids_for(
@@ -114,7 +112,7 @@ class Rounds:
             )
             for end in ends
         ]
-        return Questions(ends, ids, was_thinking)
+        return Questions(ends, ids, len(all_ends), was_thinking)
 
     def _is_thinking(self, req: Any) -> bool:
         """Whether a think block is open behind the output so far; looks only at what is new."""
@@ -151,13 +149,14 @@ class Rounds:
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
         if self.drift is not None and not state.stats.rounds:
             self._compare(self.drift, readout.verdicts)
-        tail = _tail(state.draft, selected, own)
-        # The tail is the next round's: nobody drafts it again.
-        num_drafted = state.num_drafted - len(tail)
-        self.switch.saw_round(state.terms.threshold, num_drafted, len(tokens), part.layout.num_rows)
+        self.controller.saw_round(
+            state.terms.threshold, _judgement(req, cut), num_failed=state.num_failed
+        )
         standing = self._after_round(state, cut, tokens)
-        if standing.phase is not Phase.DRAFTING:
-            tail = ()
+        tail = () if standing.plan is None else _tail(state.draft, selected, own)
+        if standing.plan and tail:  # it has been written: no plan makes it shorter
+            longest = max(standing.plan.draft_tokens, len(tail) + 1)
+            standing = replace(standing, plan=replace(standing.plan, draft_tokens=longest))
         return Outcome(tuple(tokens), len(own), standing, Round(cut, tail, record))
 
     def _select(self, state: RequestState, readout: Readout) -> Selection:
@@ -179,7 +178,9 @@ class Rounds:
 
     def _after_round(self, state: RequestState, cut: int, tokens: list[int]) -> Standing:
         rejected = cut < (state.draft.prefix_ends or [state.num_drafted])[-1]
-        standing = Standing(Phase.CONTINUING, len(state.output_ids) + cut)
+        num_failed = 0 if cut else state.num_failed + 1
+        start = len(state.output_ids) + cut
+        standing = Standing(Phase.CONTINUING, start, num_failed=num_failed)
         if rejected and self.config.after_cut == "target":
             return replace(standing, resumes=False)
         if not rejected or self.question is None:
@@ -237,14 +238,21 @@ class Rounds:
             pieces = [self._piece(token) for token in written[behind_cut:]]
             if not segment_is_done(pieces, self.rule):
                 return standing
+            self.controller.saw_written(state.terms.threshold, len(written) - behind_cut)
         return self._draft_again(state, standing, num_output + len(new_tokens))
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
         """Drafting may start; it does where it pays. Else the target writes one segment more."""
-        if self.switch.should_draft(state.terms.threshold):
-            return replace(standing, phase=Phase.DRAFTING)
-        skipped = standing.skipped_drafts + 1
-        return Standing(Phase.CONTINUING, num_written, skipped_drafts=skipped)
+        if plan := self.controller.plan(state.terms.threshold, standing.num_failed):
+            return replace(standing, phase=Phase.DRAFTING, plan=plan, rests=False)
+        return replace(
+            standing,
+            phase=Phase.CONTINUING,
+            segment_start=num_written,
+            resumes=True,
+            skipped_drafts=standing.skipped_drafts + 1,
+            rests=True,
+        )
 
     # -- what is said -----------------------------------------------------------
 
@@ -287,6 +295,24 @@ class Rounds:
             simulated.fraction,
             100 * simulated.fraction,
         )
+
+
+def _judgement(req: Any, cut: int) -> Judgement:
+    """Where the request's draft was cut, as the controller learns it."""
+    state: RequestState = req.parse_state
+    drafted, ends = state.num_drafted, state.draft.prefix_ends
+    rejected = next((end for end in ends if end > cut), None)
+    if not ends and cut < drafted:  # token mode
+        rejected = cut + 1
+    return Judgement(
+        drafted, state.draft.num_segments or drafted, cut, rejected, is_finished=_is_whole(req)
+    )
+
+
+def _is_whole(req: Any) -> bool:
+    """Whether the answer ends with the draft: the draft model ended it, or its length limit."""
+    state: RequestState = req.parse_state
+    return state.draft.finished or state.num_drafted >= tokens_left(req)
 
 
 def _tail(draft: Draft, selected: Selection, own: Sequence[int]) -> tuple[int, ...]:

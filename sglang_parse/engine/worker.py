@@ -6,6 +6,7 @@ Prefills are ``prefill``'s, decode iterations ``overlap.Pipeline``'s.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_parse.attention import registry
-from sglang_parse.attention.support import MASK, check_kv
+from sglang_parse.attention.support import MASK, SUPPORT, check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.controller import Controller, Key, Limits, account_of
+from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import Question
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.batch import has_ended, is_gone
 from sglang_parse.engine.blocks import Bursts
@@ -78,10 +81,12 @@ class ParseWorker(BaseSpecWorker):
         engine.tally.launched(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
-            engine.switch.num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
+            prefilled = {req.rid for req in batch.reqs}
+            engine.controller.saw_load(len(self._running.keys() | prefilled))
+            engine.closed = None
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.switch.num_running = len(batch.reqs)
+        engine.controller.saw_load(len(batch.reqs), [*_resting(batch.reqs)])
         engine.tally.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
@@ -132,6 +137,16 @@ class ParseWorker(BaseSpecWorker):
                 self.engine.draft.fill(kept)
 
 
+def _resting(reqs: Sequence[Any]) -> Iterator[Key | None]:
+    """The accounts of those that do not draft (see ``Controller.saw_load``)."""
+    for req in reqs:
+        state: RequestState = req.parse_state
+        if state.phase is Phase.PLAIN:
+            yield None
+        elif state.is_stepping and state.rests:
+            yield account_of(state.terms.threshold, state.num_failed)
+
+
 def _enters_cache(req: Any) -> bool:
     return not (req.parse_state.fault or req.skip_radix_cache_insert)
 
@@ -162,7 +177,7 @@ def build_engine(
     head = None
     if config.uses_eagle3:
         head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
-    switch = OffSwitch(config.drafting)
+    controller = _controller(config, server_args, question)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
     tally.mismatch = certified.mismatch
     return Engine(
@@ -175,17 +190,33 @@ def build_engine(
             mask_id=block.mask_id,
             or_one=block.or_one,
             is_masked=is_masked,
+            plans_unread=SUPPORT[server_args.attention_backend].plans_unread,
             draft_tokens=config.draft_tokens,
+            is_timed=not server_args.enable_deterministic_inference,
         ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
         verifier=Verifier(target, question, is_masked=is_masked, capture=head is not None),
-        rounds=Rounds(config, tokenizer, question, switch, tally, _drift_watch(certified)),
-        slots=KvSlots(config, question.max_len if question else 0, block.size),
-        switch=switch,
+        rounds=Rounds(config, tokenizer, question, controller, tally, _drift_watch(certified)),
+        slots=KvSlots(config, controller, question.max_len if question else 0, block.size),
+        controller=controller,
         tally=tally,
         certified=certified,
     )
+
+
+def _controller(config: ParseConfig, server_args: Any, question: Question | None) -> Controller:
+    """What decides about drafts; by nothing that is timed where answers must be the same again."""
+    is_timed, mode = not server_args.enable_deterministic_inference, config.drafting
+    if not is_timed and mode == "auto":
+        mode = "always"
+        logger.info(
+            "PARSE: under --enable-deterministic-inference nothing depends on the clock: drafts "
+            "are always begun, of %d tokens with %d prefixes, in bursts of %d.",
+            *(config.draft_tokens, config.max_prefixes, config.burst_tokens),
+        )
+    longest_question = question.max_len if question else 0
+    return Controller(Limits.of(config, longest_question, is_timed=is_timed), mode)
 
 
 def _drift_watch(certified: Certified) -> DriftWatch | None:

@@ -64,6 +64,14 @@ SEAMS = (
         "reads the tokenizers as the server does",
     ),
     Seam("sglang.srt.model_executor.cuda_graph_config.Backend", (), "names the kinds of graphs"),
+    Seam(
+        "sglang.srt.model_executor.cuda_graph_config.Phase", (), "names what graphs are captured of"
+    ),
+    Seam(
+        "sglang.srt.model_executor.cuda_graph_config.check_cuda_graph_backend",
+        ("phase", "backend"),
+        "says whether there are graphs of prefills",
+    ),
     Seam("sglang.srt.utils.is_confidential_compute", (), "says where overlap is refused"),
     Seam("sglang.srt.runtime_context.get_spec", (), "holds the speculative settings at run time"),
     Seam("sglang.srt.runtime_context.get_exec", (), "says which hidden states CUDA graphs keep"),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_parse.core.block import Masks
@@ -77,6 +77,9 @@ METRICS = (
         "What drafting was last expected to bring over the plain target; below 1 it rests.",
         is_gauge=True,
     ),
+    Metric("planned_draft_tokens", "Longest draft of the round planned last.", is_gauge=True),
+    Metric("planned_prefixes", "Prefixes judged of it at most.", is_gauge=True),
+    Metric("planned_burst_tokens", "Draft tokens of an iteration at most.", is_gauge=True),
     Metric(
         "simulated_acceptance",
         "Share of each draft that is kept where verdicts are ignored, for benchmarks.",
@@ -132,6 +135,9 @@ META_INFO = {
     "request; false where the request asks for a lower threshold, samples or is served plainly, "
     "and where the server is not as certified",
     "tokens_per_draft_forward": "`drafted_tokens` over `draft_forwards`; 0 without a draft",
+    "plan": "how its last round was planned: `draft_tokens`, `max_prefixes` and `burst_tokens` at "
+    "most, and the `speedup` expected of it, null where the round was to find out; not there "
+    "without a draft",
     "trace": "only if asked for; one record per round",
     "fingerprint": "beside a trace: what its verdicts depend on, as in a certificate",
 }
@@ -162,6 +168,8 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     per_forward = shown["drafted_tokens"] / max(1, shown["draft_forwards"])
     shown["tokens_per_draft_forward"] = float(per_forward)
     info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in shown.items()})
+    if state.plan is not None:
+        info["plan"] = asdict(state.plan)
     if state.terms.certified is not None:
         info["certified"] = state.terms.certified
     if state.terms.keep_trace:

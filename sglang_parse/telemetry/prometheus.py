@@ -74,8 +74,12 @@ class ParseMetrics:
             if growth > 0:
                 self._child(by_name[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
+        planned = tally.planned
         gauges = {
             ("expected_speedup", ""): tally.expected_speedup,
+            ("planned_draft_tokens", ""): planned and planned.draft_tokens,
+            ("planned_prefixes", ""): planned and planned.max_prefixes,
+            ("planned_burst_tokens", ""): planned and planned.burst_tokens,
             ("simulated_acceptance", ""): tally.simulated,
             ("verdict_drift", ""): tally.verdict_drift,
             **{("certificate_mismatch", what): 1 for what in tally.mismatch},

@@ -102,9 +102,9 @@ def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
-    """As ``overlap``, but drafts are written in blocks."""
+    """As ``overlap``, but drafts are written in blocks, one launched behind another."""
     flags = parse_flags(block_pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *BLOCKS)
-    yield from served(start_server, "blocks", *flags, "--enable-metrics")
+    yield from served(start_server, "blocks", *flags, "--enable-metrics", **AHEAD)
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,10 @@ from support.servers import AHEAD, OVERLAP, QUESTION, Start, parse_flags, served
 @pytest.fixture(scope="module")
 def alias(start_server: Start) -> Iterator[Client]:
     """As ``demo``: layout ``alias``, overlap, the host ahead of the device, passes of 512 rows,
-    pages of 16 slots, draft steps in fives (on a GPU a graph each), a token each; ``demo``'s come
-    in blocks."""
+    pages of 16 slots, blocks launched one behind another, and draft steps in fives (on a GPU a
+    graph each) where a token each is tried."""
     flags = parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION, "--page-size", "16")
     flags = (*flags, "--chunked-prefill-size", "512", *OVERLAP, "--parse-draft-graph-steps", "5")
-    flags = (*flags, "--parse-draft-block", "1")
     yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias", **AHEAD)
 
 

@@ -2,7 +2,8 @@
 
 The random pair's draft never learned to fill masks: of its candidates most are wrong, some right
 by chance. The demo pair's did. Servers of other modules write in blocks too: ``token``, ``equal``,
-those with two ranks, with adapters, with an EAGLE-3 head, and some short of KV slots.
+those with two ranks, with adapters, with an EAGLE-3 head, and some short of KV slots; there each
+block is read before the next one is launched, here as on a GPU they follow one another unread.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def test_drafts_are_those_written_one_token_at_a_time(
     assert grown["none"] == 0
     assert sum(grown.values()) > 0
     assert all(forwards(blocks)[masks] > 0 for masks in ("last", "every"))
+    assert blocks.look()["overlap"]["bursts_unread"] > 0
     blocks.assert_nothing_lost()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_parse.core.payoff import MIN_ROUNDS
+from sglang_parse.core.controller import PILOTS
 from support.client import EXACT, HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
@@ -56,7 +56,7 @@ def total(answers: list[dict], figure: str) -> float:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], concurrency: int):
-    slow.generate_all(prompts[:MIN_ROUNDS], 1, **LIMIT)
+    slow.generate_all(prompts[:PILOTS], 1, **LIMIT)
     answers = slow.generate_all(prompts, concurrency, **LIMIT)
     assert ids_of(answers) == ids_of(slow.generate_all(prompts, 8, parse=OFF, **LIMIT))
     assert total(answers, "skipped_drafts") > len(prompts)
@@ -66,7 +66,7 @@ def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], 
 
 
 def test_the_state_is_among_the_metrics(slow: Client, prompts: list[str]):
-    slow.generate_all(prompts[: MIN_ROUNDS + 2], 1, **LIMIT)
+    slow.generate_all(prompts[: PILOTS + 2], 1, **LIMIT)
     page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
     (speedup,) = re.findall(r"^sglang:parse_expected_speedup\{.*\} (\S+)", page, re.MULTILINE)
     (skipped,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)

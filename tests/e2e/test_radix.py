@@ -21,7 +21,7 @@ TOLERANCE = 1e-3
 """Of a KV fingerprint; those of different tokens differ by far more, which is checked."""
 
 
-@pytest.mark.parametrize("server", ["semantic", "token"])
+@pytest.mark.parametrize("server", ["semantic", "token", "blocks"])
 def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, server: str):
     client: Client = request.getfixturevalue(server)
     client.flush()

@@ -19,7 +19,8 @@ from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import CHAINS, DTYPES, REAL_SIZES, VARIANTS, Setup
 from support.judged_tokens import gaps
-from support.servers import QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
+from support.random_pair import parallel_draft
+from support.servers import BLOCKS, QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
 
 NEAR_TIE = {"bfloat16": 0.15, "float32": 0.01}
 """As in ``test_servers``."""
@@ -52,6 +53,16 @@ def strict(start_server: Start, random_pair: tuple[Path, Path], setup: Setup) ->
     """As ``token``; a burst that waits for the GPU while it is launched fails."""
     flags = parse_flags(random_pair, *TOKEN, *setup.on_gpu)
     yield from served(start_server, f"strict {setup}".replace(" ", "-"), *flags, **STRICT)
+
+
+@pytest.fixture
+def strict_blocks(
+    start_server: Start, random_pair: tuple[Path, Path], setup: Setup, tmp_path: Path
+) -> Iterator[Any]:
+    """As ``strict``; drafts are written in blocks."""
+    draft = parallel_draft(random_pair[1], tmp_path / "masks")
+    flags = parse_flags((random_pair[0], draft), *TOKEN, *BLOCKS, *setup.on_gpu)
+    yield from served(start_server, f"blocks {setup}".replace(" ", "-"), *flags, **STRICT)
 
 
 @pytest.fixture
@@ -94,6 +105,19 @@ def test_steps_replay_graphs_and_bursts_wait_for_nothing(plain: Any, strict: Any
     assert not seen["forwards"].get("target-step eager")
     assert seen["overlap"]["bursts_unread"] > 0
     strict.assert_nothing_lost()
+
+
+@only(Setup("triton", "auto"), Setup("fa3", "auto"))
+def test_blocks_replay_graphs_and_wait_for_nothing(plain: Any, strict_blocks: Any, setup: Setup):
+    """Graphs of prefills, which SGLang captures for a draft model only where it is asked."""
+    prompts = random_prompts(16, 94)
+    answers = strict_blocks.generate_all(prompts, 16, max_new_tokens=96, ignore_eos=True)
+    assert_the_targets(plain, setup, prompts, answers)
+    seen = strict_blocks.look()
+    assert seen["forwards"]["draft-burst graph"] > 20
+    assert not seen["forwards"].get("draft-burst eager")
+    assert seen["overlap"]["bursts_unread"] > 0
+    strict_blocks.assert_nothing_lost()
 
 
 # -- sizes ----------------------------------------------------------------------------

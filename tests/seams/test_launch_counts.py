@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.controller import Controller, Limits
 from sglang_parse.core.phases import Move, Phase, Terms
 from support.fake_engine import (
     PROMPT,
@@ -140,6 +141,115 @@ def test_a_burst_behind_one_that_is_not_read(count: Count):
     assert [req.parse_state.num_drafted for req in reqs] == [BURST] * 2
 
 
+# -- blocks ---------------------------------------------------------------------------
+
+SIZE, BLOCKS = 8, 4
+
+
+def in_blocks(
+    *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
+) -> tuple[Any, Any]:
+    """As ``bursting``: bursts of blocks."""
+    batch = batch_of(*reqs)
+    config = ParseConfig(draft_tokens=512, burst_tokens=SIZE * num_blocks)
+    engine = engine_for(batch, config=config, block_size=SIZE, **settings)
+    (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
+    engine.bursts.choice.choose = lambda _: plan
+    engine.slots.all_burst = lambda *_: True
+    return batch, engine
+
+
+@pytest.mark.parametrize(
+    ("masks", "is_masked", "copies_in", "kernels"),
+    [("last", True, 10, 162), ("every", False, 10, 166), ("every", True, 19, 319)],
+    ids=["last", "every-alias", "every-mask"],
+)
+@pytest.mark.parametrize("num_reqs", [1, 8])
+def test_a_burst_of_blocks(
+    count: Count, num_reqs: int, masks: str, is_masked: bool, copies_in: int, kernels: int
+):
+    """Was a wait for each block, and a device that had nothing to do meanwhile. Eight masks of the
+    first block, which the host lays out, are made one by one."""
+    batch, engine = in_blocks(*map(drafting, range(num_reqs)), masks=masks, is_masked=is_masked)
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
+    assert_within(found, copies_in=copies_in, copies_out=2, kernels=kernels, waits=0)
+
+
+@pytest.mark.parametrize(
+    ("masks", "is_masked", "kernels"),
+    [("last", True, 40), ("every", False, 41), ("every", True, 53)],
+    ids=["last", "every-alias", "every-mask"],
+)
+def test_one_more_block_in_a_burst(count: Count, masks: str, is_masked: bool, kernels: int):
+    """Where it stands, what it says and keeps never leaves the device."""
+    rows = []
+    for num_blocks in (BLOCKS, BLOCKS + 1):
+        batch, engine = in_blocks(
+            *map(drafting, range(8)), masks=masks, is_masked=is_masked, num_blocks=num_blocks
+        )
+        rows.append(count(lambda b=batch, e=engine: launched(b, e)))
+    less, more = rows
+    assert more.copies_in == less.copies_in
+    assert more.kernels - less.kernels <= kernels
+
+
+def test_a_burst_of_blocks_behind_one_that_is_not_read(count: Count):
+    """The device is never without work."""
+    reqs = [drafting(0), drafting(1)]
+    batch, engine = in_blocks(*reqs)
+    first, _ = launched(batch, engine)
+
+    def next_burst() -> None:
+        assert first.may_be_followed_unread(reqs)
+        launched(batch, engine, first)
+        first._burst.read()
+
+    found = count(next_burst)
+    assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
+    assert_within(found, copies_in=3, copies_out=2, kernels=170, waits=2, drains=0)
+    # Of each block five tokens were kept, and as many proposed.
+    states = [req.parse_state for req in reqs]
+    assert [state.num_drafted for state in states] == [BLOCKS * DRAFTED] * 2
+    assert [state.num_draft_unread for state in states] == [BLOCKS * SIZE] * 2
+    assert [state.draft.candidates for state in states] == [(DRAFTED,) * DRAFTED] * 2
+
+
+@pytest.mark.usefixtures("count")
+def test_blocks_behind_what_ended_a_draft_are_dropped():
+    """At a stop token inside a block, others of its burst and the next burst behind it."""
+    req = drafting(0)
+    batch, engine = in_blocks(req)
+    first, _ = launched(batch, engine)
+    second_at = first._burst.num_forwards
+    first._burst._unread[0].read()
+    second, _ = launched(batch, engine, first)
+    req.parse_state.terms = Terms(threshold=0.5, stop_ids=frozenset({DRAFTED}))
+    for iteration in (first, second):
+        iteration._burst.read()
+    state = req.parse_state
+    assert (state.phase, state.num_draft_unread) == (Phase.VERIFYING, 0)
+    assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
+    assert (first._burst.over, second._burst.over) == ([0], [])
+    assert second_at == second._burst.num_forwards == BLOCKS
+
+
+@pytest.mark.parametrize(("num_drafted", "blocks"), [(0, 4), (20, 2), (29, 1)])
+def test_a_burst_has_no_more_blocks_than_the_longest_budget(
+    count: Count, num_drafted: int, blocks: int
+):
+    """29 tokens are left of the answer; a draft that is whole already takes one block."""
+    req = drafting(0)
+    req.sampling_params.max_new_tokens = 30
+    req.parse_state.draft.token_ids = [DRAFTED] * num_drafted
+    req.parse_state.draft_kv_len += num_drafted
+    batch, engine = in_blocks(req)
+    found = count(lambda: launched(batch, engine)[0]._burst.read())
+    assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
+    expected = (Phase.DRAFTING, Phase.VERIFYING)[num_drafted > 0]
+    assert req.parse_state.phase is expected
+
+
 @pytest.mark.usefixtures("count")
 @pytest.mark.parametrize("ends", ["budget", "stop", "abort", "room"])
 def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
@@ -187,8 +297,22 @@ def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
     batch.tree_cache = SimpleNamespace(
         token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
     )
-    slots = KvSlots(ParseConfig(burst_tokens=BURST, max_prefixes=1), longest_question=5)
+    config = ParseConfig(burst_tokens=BURST, max_prefixes=1)
+    slots = KvSlots(config, Controller(Limits.of(config, 5)), longest_question=5)
     assert slots.all_burst(batch, reqs) == has_room
+
+
+@pytest.mark.parametrize(("block_size", "rows"), [(1, 0), (4, 16)])
+def test_slots_for_a_block_behind_the_last_token_of_a_burst(block_size: int, rows: int):
+    """One slot fewer, and a block in vain would stand on KV of the draft that counts."""
+    from sglang_parse.engine.kv import KvSlots
+
+    req = drafting(0)
+    req.parse_state.draft.token_ids = [DRAFTED] * 3
+    req.parse_state.launch_draft(4)
+    config = ParseConfig(burst_tokens=BURST)
+    slots = KvSlots(config, Controller(Limits.of(config, 0)), 0, block_size)
+    assert slots._holding(req).tail == 3 + 4 + BURST + rows
 
 
 @pytest.mark.usefixtures("count")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Move, Phase, Questions, Terms
 from support import fake_engine
@@ -71,7 +72,7 @@ def test_a_burst():
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
-    """The one that fills a burst stays unread: nothing waits. The earlier ones are read each."""
+    """The first of a burst, of which the host knows all: it brings tokens without KV along."""
     begins = request(0, Phase.DRAFTING, Move.BURST)
     goes_on = request(1, Phase.DRAFTING, Move.BURST, draft=2)
     goes_on.parse_state.draft_kv_len = PROMPT + 2
@@ -91,6 +92,65 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     assert [layout.num_rows for layout in forward.spec_info.layout.requests] == rows
     mask = forward.spec_info.custom_mask
     assert (mask is not None) == (is_masked and masks == "every")
+
+
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+@pytest.mark.parametrize("masks", ["every", "last"])
+@pytest.mark.parametrize("seeds", [False, True], ids=["", "seeded"])
+def test_blocks_behind_unread_blocks(
+    monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool, seeds: bool
+):
+    """Nothing waits within a burst, nor between two; all have the same rows, wherever they are."""
+    reqs = [
+        request(0, Phase.DRAFTING, Move.BURST, allocated=WIDTH),
+        request(1, Phase.DRAFTING, Move.BURST, draft=2, top_k=5, allocated=WIDTH - 10),
+    ]
+    reqs[1].parse_state.draft_kv_len = PROMPT + 2
+    for req in reqs:
+        req.sampling_params.max_new_tokens = 1000
+    batch = batch_of(*reqs)
+    if seeds:
+        batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
+    config = ParseConfig(draft_tokens=64, burst_tokens=12)
+    engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
+    (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
+    monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
+    engine.slots.all_burst = lambda *_: True
+    first, _ = launched(batch, engine)
+    assert [req.parse_state.num_draft_unread for req in reqs] == [12, 12]
+    monkeypatch.setattr(first._burst, "read", lambda **_: None)  # it has no numbers
+    assert first.may_be_followed_unread(reqs[1:])
+    behind = batch_of(*reqs[1:])
+    behind.sampling_info.sampling_seed = None
+    second, _ = launched(behind, engine, first)
+    assert second._burst.plan is first._burst.plan is plan
+    _, *forwards = engine.draft.draft_runner.forwards
+    width = {"last": 7, "every": 16}[masks]
+    for number, forward in enumerate(forwards, 1):
+        num_reqs = 2 if number < 3 else 1
+        layout, mask = forward.spec_info.layout, forward.spec_info.custom_mask
+        assert [part.num_rows for part in layout.requests] == [width] * num_reqs
+        assert len(forward.input_ids) == len(forward.out_cache_loc) == width * num_reqs
+        # The longest they can be behind three tokens more for each block, and within their slots.
+        longest = [PROMPT + 4 * number, PROMPT + 2 + 4 * number][-num_reqs:]
+        owned = [WIDTH, WIDTH - 10][-num_reqs:]
+        bounds = [min(n, own - width) for n, own in zip(longest, owned, strict=True)]
+        assert [part.prefix_len for part in layout.requests] == bounds
+        assert forward.extend_prefix_lens_cpu == bounds
+        assert (mask is not None) == (is_masked and masks == "every")
+    assert len(forwards) == 5
+
+
+def test_blocks_where_attention_plans_on_the_host():
+    """Each is read before the next is launched; so is a burst before the next one."""
+    req = request(0, Phase.DRAFTING, Move.BURST, allocated=WIDTH)
+    req.sampling_params.max_new_tokens = 1000
+    batch = batch_of(req)
+    config = ParseConfig(draft_tokens=64, burst_tokens=4)
+    engine = engine_for(batch, block_size=4, config=config, plans_unread=False)
+    first, _ = launched(batch, engine)
+    assert len(engine.draft.draft_runner.forwards) == 1
+    assert not first._burst.may_go_on([req])
 
 
 def test_steps_behind_unread_steps():
@@ -119,7 +179,7 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     batch.reqs[3].lora_id = "adapter"
     if question is None:
         for req in batch.reqs:
-            req.parse_state.ask(Questions([], []))
+            req.parse_state.ask(Questions([], [], 0))
     engine = engine_for(batch, is_masked=is_masked, question=question)
     monkeypatch.setattr(engine.head, "propose", lambda *_: {4: [8, 9]})
     iteration, _ = launched(batch, engine)
@@ -144,7 +204,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
         request(num_reqs, Phase.CONTINUING, Move.STEP),
     )
     for req in batch.reqs[:num_reqs]:
-        req.parse_state.ask(Questions([], []))
+        req.parse_state.ask(Questions([], [], 0))
     engine = engine_for(batch, question=None)
     runner = engine.target.runner
     made: list[weakref.ref] = []

@@ -1,6 +1,7 @@
 """Patches: what they compute, and that a patch which is not in force stops the server."""
 
 import ctypes
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,44 @@ def test_graphs_are_captured_of_plain_steps():
             _capture_plain_steps(capture, runner, fails=True)
         assert runner.spec_algorithm is algorithm
     assert seen == [(False, 1)] * 2 + [(True, None)] * 2
+
+
+@pytest.mark.parametrize("mask_id", [None, 5])
+@pytest.mark.parametrize("is_draft_worker", [True, False])
+@pytest.mark.parametrize("kind", ["breakable", "disabled"])
+def test_blocks_are_captured_as_prefills(
+    monkeypatch: pytest.MonkeyPatch, kind: str, is_draft_worker: bool, mask_id: int | None
+):
+    """By SGLang's own method for a draft model, where it has graphs of prefills."""
+    from types import SimpleNamespace
+
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from sglang_parse.algorithm import ParseAlgorithm
+    from sglang_parse.core.config import ENV_VAR
+    from sglang_parse.patches.parse import decode_graphs
+
+    monkeypatch.setenv(ENV_VAR, "")
+    graphs = SimpleNamespace(prefill=SimpleNamespace(backend=kind))
+    published = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=graphs))
+    monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: published)
+    captured = []
+
+    def capture(*args: object, **kwargs: object) -> None:
+        bound = inspect.signature(ModelRunner.init_prefill_cuda_graph).bind(None, *args, **kwargs)
+        captured.append(bound.arguments["force_for_draft_worker"])
+
+    config = SimpleNamespace(hf_config=SimpleNamespace(pard_token=mask_id), vocab_size=9)
+    runner = SimpleNamespace(
+        spec_algorithm=object.__new__(ParseAlgorithm),
+        is_draft_worker=is_draft_worker,
+        model_config=config,
+        init_prefill_cuda_graph=capture,
+    )
+    decode_graphs._capture_plain_steps(lambda _: None, runner)
+    expected = kind == "breakable" and is_draft_worker and mask_id is not None
+    assert captured == [True] * expected
 
 
 def test_what_is_made_for_plain_steps_finds_no_draft_tokens(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Outcome, Phase, Questions, Terms
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import Draft, RequestState
@@ -38,7 +38,7 @@ class Round:
         self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
-        self.rounds = Rounds(config, Tokens(), QUESTION, OffSwitch("always"), Tally())
+        self.rounds = Rounds(config, Tokens(), QUESTION, Controller(mode="always"), Tally())
         self.state = RequestState(
             Terms(threshold=0.5, keep_trace=True),
             phase=Phase.VERIFYING,
@@ -146,7 +146,7 @@ def test_the_end_that_nobody_judged_is_dropped(verdict: float, own: int, why: st
 def test_no_draft_no_tail():
     """The target writes to the end: what it writes need not be what the tail says."""
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    one.rounds.switch.mode = "never"
+    one.rounds.controller.mode = "never"
     outcome = one.judge([0.9], own=16)
     one.state.write(outcome.token_ids)
     assert (one.state.phase, one.state.draft) == (Phase.CONTINUING, Draft())

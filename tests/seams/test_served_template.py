@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.payoff import OffSwitch
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Phase, Terms
 from sglang_parse.core.question import QuestionError, QuestionWording, render_question
 from sglang_parse.core.request import Draft, RequestState
@@ -160,7 +160,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     config = ParseConfig(question=str(QUESTIONS / f"{family.question}.json"), segment="sentence")
     tokenizer = family.tokenizer()
     question = render_question(tokenizer, family.wording)
-    rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
+    rounds = Rounds(config, tokenizer, question, Controller(), Tally())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
     questions = rounds.questions(request_of(state))
@@ -174,7 +174,7 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     tokenizer = FAMILIES["qwen3-thinking"].tokenizer()
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
     assert question is not None
-    rounds = Rounds(config, tokenizer, question, OffSwitch(), Tally())
+    rounds = Rounds(config, tokenizer, question, Controller(), Tally())
     state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING)
     req = request_of(state, 5, 6)
 

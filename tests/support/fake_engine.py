@@ -34,7 +34,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import draft, forward, ranks, readout
+    from sglang_parse.engine import block_chain, draft, forward, ranks, readout
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -54,7 +54,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(readout, "share", lambda values: values)
     monkeypatch.setattr(ranks, "share", lambda values: values)
-    for module in (draft, forward):
+    for module in (block_chain, draft, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
     mode = "get_server_return_hidden_states_mode"
@@ -74,7 +74,10 @@ class Runner:
     spec_algorithm = lora_manager = None
     is_draft_worker = False
     model_config = SimpleNamespace(
-        model_is_mrope=False, requires_mm_token_modalities=False, vocab_size=VOCAB
+        model_is_mrope=False,
+        requires_mm_token_modalities=False,
+        vocab_size=VOCAB,
+        context_len=WIDTH,
     )
     ngram_embedding_manager = SimpleNamespace(enabled=False)
     prefill_attention_backend_str = ""
@@ -228,6 +231,7 @@ def engine_for(
     question: Any = QUESTION,
     config: ParseConfig = CONFIG,
     block_size: int = 1,
+    plans_unread: bool = True,
 ) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
     from sglang_parse.engine.blocks import Bursts
@@ -259,6 +263,7 @@ def engine_for(
             mask_id=VOCAB - 1,
             or_one=False,
             is_masked=is_masked,
+            plans_unread=plans_unread,
             draft_tokens=config.draft_tokens,
         ),
         draft_guard=DraftGuard(1),
@@ -266,7 +271,7 @@ def engine_for(
         verifier=Verifier(target, question, is_masked=is_masked, capture=False),
         rounds=SimpleNamespace(questions=lambda _: None),
         slots=SimpleNamespace(),
-        switch=SimpleNamespace(),
+        controller=SimpleNamespace(),
         tally=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
     )
@@ -278,5 +283,7 @@ def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, A
 
     engine = engine or engine_for(batch)
     iteration = Iteration(engine, batch)
-    iteration.launch(before)
+    iteration.launch(engine.config.burst_tokens, before)
+    # What raises in the draft model's part is contained, and ends its requests.
+    assert not any(req.parse_state.fault for req in batch.reqs)
     return iteration, engine

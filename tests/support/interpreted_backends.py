@@ -27,9 +27,18 @@ from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: E402
 
 from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
+from sglang_parse.attention.support import SUPPORT  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
 from support.paged_inputs import PagedInputs, attend  # noqa: E402
-from support.paged_pass import BLOCKS, DIM, HEADS, KV_HEADS, LAYOUT, PagedPass  # noqa: E402
+from support.paged_pass import (  # noqa: E402
+    BLOCKS,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYOUT,
+    UNREAD,
+    PagedPass,
+)
 
 # SGLang's FlashAttention module wants the kernels' library, which wants a driver.
 with mock.patch.dict(sys.modules, {"sgl_kernel": mock.MagicMock()}):
@@ -200,7 +209,8 @@ LAYER = {
 def main() -> None:
     for name, (run, layouts) in PASSES.items():
         for is_masked in layouts:
-            for layout in (LAYOUT, BLOCKS):
+            unread = (UNREAD,) if SUPPORT[name].plans_unread else ()
+            for layout in (LAYOUT, BLOCKS, *unread):
                 given = PagedPass(is_masked, layout)
                 vars(given.layer).update(LAYER)
                 given.check(run(given))

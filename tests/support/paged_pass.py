@@ -12,7 +12,7 @@ import torch
 
 from sglang_parse.core.block import Masks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import flat_mask, may_attend
+from sglang_parse.core.mask import flat_mask, flat_mask_at, may_attend, tail_mask
 from support.passes import block
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
@@ -34,10 +34,17 @@ BLOCKS = VerifyLayout.of(
     ]
 )
 """Forwards of a draft that writes several tokens."""
+UNREAD = VerifyLayout.of([block(length, Masks.EVERY, 3) for length in (9, 0, 20, 7)])
+"""Such forwards of one width, as they follow one another unread."""
+UNKNOWN = 6
+"""By how much the host may think their contexts longer than they are."""
 
 
 class PagedPass:
-    """Pools, tables and inputs of one pass, as SGLang's backends take them."""
+    """Pools, tables and inputs of one pass, as SGLang's backends take them.
+
+    ``UNREAD``: only the device knows the lengths of its contexts.
+    """
 
     def __init__(self, is_masked: bool, layout: VerifyLayout = LAYOUT) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -82,25 +89,33 @@ class PagedPass:
 
         requests = self.layout.requests
         lens = torch.tensor([r.kv_len for r in requests])
+        prefix_lens = [r.prefix_len for r in requests]
+        told, starts, mask = self.layout, None, flat_mask(self.layout)
+        if self.layout is UNREAD:
+            told = self.layout.at([length + UNKNOWN for length in prefix_lens])
+            starts = torch.tensor(prefix_lens)
+            mask = flat_mask_at(told, starts, tail_mask(told.requests[0]))
         spec_info = ParseVerifyInput(
-            layout=self.layout,
-            custom_mask=flat_mask(self.layout) if is_masked else None,
+            layout=told,
+            custom_mask=mask if is_masked else None,
             select_index=torch.tensor([0]),
+            starts=starts,
         )
+        known = torch.tensor([r.kv_len for r in told.requests])
         batch = ForwardBatch(
             forward_mode=VERIFY_MODE,
             batch_size=len(requests),
             input_ids=torch.zeros(self.layout.num_rows, dtype=torch.int64),
             req_pool_indices=self.pool_indices,
             seq_lens=lens,
-            seq_lens_cpu=lens,
-            seq_lens_sum=int(lens.sum()),
+            seq_lens_cpu=known,
+            seq_lens_sum=int(known.sum()),
             out_cache_loc=self.new_slots,
             spec_info=spec_info,
         )
-        batch.extend_prefix_lens_cpu = [r.prefix_len for r in requests]
+        batch.extend_prefix_lens_cpu = [r.prefix_len for r in told.requests]
         batch.extend_seq_lens_cpu = [r.num_rows for r in requests]
-        batch.extend_prefix_lens = torch.tensor(batch.extend_prefix_lens_cpu)
+        batch.extend_prefix_lens = torch.tensor(prefix_lens)
         batch.extend_seq_lens = torch.tensor(batch.extend_seq_lens_cpu)
         return batch
 

@@ -35,6 +35,8 @@ CHANGED = ParseConfig(
     continuation="eagle3",
     eagle3_path="head",
     drafting="never",
+    max_gap=0.0,
+    max_silence=2.0,
     layout="alias",
     overlap="on",
     draft_graph_steps=5,
@@ -258,3 +260,19 @@ def test_published_settings_are_plain_json():
     environ: dict[str, str] = {}
     CHANGED.to_env(environ)
     assert json.loads(environ[ENV_VAR]) == CHANGED.model_dump()
+
+
+def test_what_was_not_given_is_not_published():
+    """Nor is it taken for given behind it: the controller may choose it."""
+    environ: dict[str, str] = {}
+    ParseConfig(draft_tokens=128, threshold=0.5).to_env(environ)
+    assert json.loads(environ[ENV_VAR]) == {"draft_tokens": 128, "threshold": 0.5}
+    assert ParseConfig.from_env(environ).model_fields_set == {"draft_tokens", "threshold"}
+
+
+def test_a_flag_that_was_not_given_is_not_set():
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    settings = config_from_namespace(parser.parse_args(["--parse-max-prefixes", "16"]))
+    assert settings == ParseConfig()
+    assert settings.model_fields_set == {"max_prefixes"}

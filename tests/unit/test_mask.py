@@ -5,9 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.attention.alias import page_table, paged_rows
+from sglang_parse.attention.alias import kv_offsets, page_table, paged_rows
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import dense_mask, flat_mask, may_attend, split_flat_mask, tail_mask
+from sglang_parse.core.mask import (
+    dense_mask,
+    flat_mask,
+    flat_mask_at,
+    may_attend,
+    split_flat_mask,
+    tail_mask,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -156,9 +163,13 @@ def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
 
 
 @settings(max_examples=40)
-@given(BATCHES, st.booleans())
-def test_paged_rows_name_those_slots(batch, with_own):
-    """The tensors paged kernels take, against the pseudo-sequences written out."""
+@given(BATCHES, st.booleans(), st.sampled_from([None, 0, 5]))
+def test_paged_rows_name_those_slots(batch, with_own, unknown):
+    """The tensors paged kernels take, against the pseudo-sequences written out.
+
+    ``unknown``: only the device knows the contexts' lengths, the host that they are no longer than
+    so many tokens more.
+    """
     width = max(request.kv_len for request in batch.requests) + 2
     slots = torch.arange(len(batch.requests) * width).view(-1, width) * 7
     sequences = batch.pseudo_sequences()
@@ -169,16 +180,38 @@ def test_paged_rows_name_those_slots(batch, with_own):
         ]
         for s in sequences
     ]
-    rows = paged_rows(sequences, slots, with_own=with_own)
-    assert rows.kv_slots.tolist() == [slot for one in expected for slot in one]
+    told, starts = sequences, None
+    if unknown is not None:
+        prefixes = [request.prefix_len for request in batch.requests]
+        starts = torch.tensor(prefixes)
+        longest = batch.at([prefix + unknown for prefix in prefixes])
+        assert longest.at(prefixes) == batch
+        told = longest.pseudo_sequences()
+    rows = paged_rows(told, slots, with_own=with_own, starts=starts)
+    num_read = int(rows.kv_indptr[-1])
+    assert rows.kv_slots[:num_read].tolist() == [slot for one in expected for slot in one]
+    assert unknown is not None or num_read == len(rows.kv_slots)
     assert torch.diff(rows.kv_indptr).tolist() == [len(one) for one in expected]
     assert torch.diff(rows.qo_indptr).tolist() == [s.num_rows for s in sequences]
     assert rows.longest == max(s.num_rows for s in sequences)
     if with_own:
-        table = page_table(sequences, slots)
+        table = page_table(told, slots, starts)
+        offsets = kv_offsets(told, slots.device, starts)
+        assert torch.diff(offsets).tolist() == [s.kv_len for s in sequences]
         assert [
             row[: s.kv_len].tolist() for row, s in zip(table, sequences, strict=True)
         ] == expected
+
+
+@settings(max_examples=40)
+@given(request_layouts(), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(0, 4))
+def test_a_mask_behind_lengths_only_the_device_knows(request, starts, unknown):
+    """Requests whose rows are alike."""
+    batch = VerifyLayout.of([request.at(start) for start in starts])
+    longest = batch.at([start + unknown for start in starts])
+    flat = flat_mask_at(longest, torch.tensor(starts), tail_mask(request))
+    assert flat[: batch.mask_size].equal(flat_mask(batch))
+    assert len(flat) == longest.mask_size
 
 
 @pytest.mark.parametrize("extra", [-1, 1])

@@ -20,7 +20,7 @@ from sglang_parse.bench.harness.kv_log import Held
 from sglang_parse.bench.harness.records import Answer, Leg, Way
 from sglang_parse.bench.soak.run import Report
 from sglang_parse.core import config
-from sglang_parse.core.phases import Terms, TraceRecord
+from sglang_parse.core.phases import RoundPlan, Terms, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
@@ -102,7 +102,8 @@ def test_every_key_of_meta_info_is_in_the_table():
         threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3", certified=True
     )
     table = page("responses").partition("## Served plainly")[0]
-    assert first_column(table) == set(response_info(Served(RequestState(terms)), simulated=0.5))
+    state = RequestState(terms, plan=RoundPlan(64, 8, 16))
+    assert first_column(table) == set(response_info(Served(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 
 

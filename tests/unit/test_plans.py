@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from sglang_parse.core.block import BlockPlan
-from sglang_parse.core.payoff import Stage, Timed
 from sglang_parse.core.plans import RETRY_EVERY, TRIALS, PlanChoice, plans_for
+from sglang_parse.core.prices import Stage, Timed
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@
 The limit (``harness.figures``) is of one concurrency: t is the plain target's time per output
 token, all requests together; r is the draft's own on its server / t; v is PARSE's verification_ms
 per output token on a server that always drafts / t; a is the share of every draft that is kept, as
-asked for. PARSE is faster than that where its off switch leaves drafting out.
+asked for. PARSE is faster than that where its controller leaves drafting out.
 """
 
 from __future__ import annotations

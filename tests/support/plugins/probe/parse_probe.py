@@ -59,6 +59,7 @@ def register() -> None:
         (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
         ("sglang_parse.engine.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
         ("sglang_parse.engine.burst.Burst.last_tokens", probe.burst_unread, HookType.BEFORE),
+        ("sglang_parse.engine.blocks.BlockBurst.ahead", probe.burst_unread, HookType.BEFORE),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
@@ -77,9 +78,8 @@ def register() -> None:
     ):
         HookRegistry.register(target, hook, kind)
     if os.environ.get("PARSE_PROBE_STRICT"):
-        HookRegistry.register(
-            "sglang_parse.engine.burst.Burst._launch", without_waits, HookType.AROUND
-        )
+        for launch in ("burst.Burst._launch", "blocks.BlockBurst._launch_chain"):
+            HookRegistry.register(f"sglang_parse.engine.{launch}", without_waits, HookType.AROUND)
     if os.environ.get("PARSE_PROBE_AHEAD"):
         HookRegistry.register(
             "sglang_parse.engine.draft.DraftModel.init_cuda_graphs", draft_ahead, HookType.AFTER

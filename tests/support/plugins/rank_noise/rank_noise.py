@@ -6,7 +6,7 @@ without that variable the plugin does nothing.
 - Every rank but 0 gets noise on all its logits, in both models, and now and then a NaN.
 - ``rank<r>.jsonl`` in the folder: a line per shared decision, the rank's own values and the
   values it acts on.
-- ``rank<r>.times`` there: a line per iteration, the stage times its off switch is told.
+- ``rank<r>.times`` there: a line per iteration, the stage times its controller is told.
 - While a file ``alone`` is in the folder every rank acts on its own values.
 """
 
@@ -36,7 +36,7 @@ def register() -> None:
     for target, hook in (
         ("sglang.srt.model_executor.model_runner.ModelRunner.forward", noise.forward),
         ("sglang_parse.engine.ranks.share", noise.share),
-        ("sglang_parse.core.payoff.OffSwitch.saw", noise.saw),
+        ("sglang_parse.core.controller.Controller.saw", noise.saw),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
 
@@ -67,10 +67,10 @@ class RankNoise:
             lines.write(json.dumps({"own": own, "agreed": agreed.tolist()}) + "\n")
         return agreed
 
-    def saw(self, original: Callable, switch: Any, iteration: Any) -> None:
+    def saw(self, original: Callable, controller: Any, iteration: Any) -> None:
         with (self.folder / f"rank{_rank()}.times").open("a") as lines:
             lines.write(f"{iteration}\n")
-        original(switch, iteration)
+        original(controller, iteration)
 
 
 def _rank() -> int:

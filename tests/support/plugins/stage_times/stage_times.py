@@ -1,4 +1,4 @@
-"""Test-only SGLang plugin: writes down what the off switch of a PARSE server is told.
+"""Test-only SGLang plugin: writes down what the controller of a PARSE server is told.
 
 ``record_stage_times.py`` puts this folder on PYTHONPATH of a server and names a file in
 ``STAGE_TIMES``; without that variable the plugin does nothing.
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.payoff import Timed
+from sglang_parse.core.cuts import Judgement
+from sglang_parse.core.prices import Timed
 
 
 def register() -> None:
@@ -22,10 +23,9 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     record = Record(Path(path))
+    controller = "sglang_parse.core.controller.Controller"
     for method in ("saw", "saw_round"):
-        HookRegistry.register(
-            f"sglang_parse.core.payoff.OffSwitch.{method}", getattr(record, method), HookType.AROUND
-        )
+        HookRegistry.register(f"{controller}.{method}", getattr(record, method), HookType.AROUND)
 
 
 class Record:
@@ -34,15 +34,17 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def saw(self, original: Callable, switch: Any, iteration: Iterable[Timed]) -> None:
+    def saw(self, original: Callable, controller: Any, iteration: Iterable[Timed]) -> None:
         iteration = list(iteration)
         for timed in iteration:
             self._write(timed.stage.value, timed.size, timed.amount, round(timed.ms, 3))
-        original(switch, iteration)
+        original(controller, iteration)
 
-    def saw_round(self, original: Callable, switch: Any, threshold: float, *figures: int) -> None:
-        self._write("round", threshold, *figures)
-        original(switch, threshold, *figures)
+    def saw_round(
+        self, original: Callable, controller: Any, threshold: float, judged: Judgement
+    ) -> None:
+        self._write("round", threshold, *judged)
+        original(controller, threshold, judged)
 
     def _write(self, *values: Any) -> None:
         with self.path.open("a") as lines:

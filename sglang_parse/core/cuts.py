@@ -1,0 +1,183 @@
+"""Where drafts of one threshold were cut: how far the next ones are likely to be right.
+
+Two hazards, events per draft token in bands of depth: that the draft goes wrong here, and that the
+draft model ends its answer here. A cut says that the first wrong token lies between the last prefix
+kept and the first rejected one, and that all before was right. What was seen fades with the tokens
+seen since; a band that few drafts reached is as the whole account, and an account of nothing is as
+its prior. No tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+BAND_ENDS = (8, 16, 32, 64, 128, 256, 512, 1024, 8192)
+"""Depths, in draft tokens, at which a band ends."""
+MEMORY = 2000.0
+"""Draft tokens in which what has been seen fades to a third, of ``FEW`` requests."""
+FEW = 8
+BAND_WEIGHT = 32.0
+"""Tokens a band must have seen to count as much as the whole account."""
+PRIOR = 1 / 16
+"""Wrong tokens per token of a draft that nothing is known of."""
+PRIOR_WEIGHT = 4.0
+"""Tokens a prior counts as."""
+ENDING = 1 / 256
+"""The prior of a draft's end."""
+USUAL_SEGMENT = 12.0
+"""Tokens of a segment before one was seen."""
+NEWEST = 0.1
+"""Weight of an observation in a mean."""
+MOST_PLACES = 64
+"""Places at which a draft judged token by token is looked at."""
+
+
+class Judgement(NamedTuple):
+    """A draft that was judged. Offsets are draft tokens.
+
+    Attributes:
+        drafted: tokens it held; ``segments``: how many segments they were.
+        cut: those that were kept.
+        rejected: the end of the first rejected prefix; None where all that was judged is kept.
+        is_finished: the draft model ended its answer with it.
+    """
+
+    drafted: int
+    segments: int
+    cut: int
+    rejected: int | None
+    is_finished: bool
+
+
+@dataclass(slots=True)
+class Hazard:
+    """Events per token, by depth."""
+
+    events: list[float] = field(default_factory=lambda: [0.0] * len(BAND_ENDS))
+    seen: list[float] = field(default_factory=lambda: [0.0] * len(BAND_ENDS))
+
+    def add(self, depth: float, *, has_event: bool) -> None:
+        """Nothing happened before this depth; then it did, or nobody looked further."""
+        start = 0
+        for band, end in enumerate(BAND_ENDS):
+            self.seen[band] += max(0.0, min(depth, end) - start)
+            if has_event and start <= depth < end:
+                self.events[band] += 1
+            start = end
+
+    def fade(self, num_tokens: float) -> None:
+        """So many tokens more have been seen."""
+        left = math.exp(-num_tokens / MEMORY)
+        self.events = [left * value for value in self.events]
+        self.seen = [left * value for value in self.seen]
+
+    def mean(self, prior: float) -> float:
+        """At all depths together."""
+        return (sum(self.events) + PRIOR_WEIGHT * prior) / (sum(self.seen) + PRIOR_WEIGHT)
+
+    def rates(self, prior: float) -> list[float]:
+        """Per band."""
+        mean = self.mean(prior)
+        return [
+            (events + BAND_WEIGHT * mean) / (seen + BAND_WEIGHT)
+            for events, seen in zip(self.events, self.seen, strict=True)
+        ]
+
+
+class Expected(NamedTuple):
+    """What a round is expected to be: means.
+
+    Attributes:
+        drafted: draft tokens; ``kept``: those of them that are kept.
+        cut: the chance that some of what is judged is rejected.
+        own: the chance that the target's own next token follows.
+        prefixes: how many are judged; ``spacing``: tokens between their ends.
+    """
+
+    drafted: float
+    kept: float
+    cut: float
+    own: float
+    prefixes: float
+    spacing: float
+
+
+@dataclass(slots=True)
+class Cuts:
+    """The account of one threshold.
+
+    Attributes:
+        prior: wrong tokens per token before anything was seen.
+        rounds: judged drafts.
+        segment: mean tokens of a segment.
+        written: mean tokens the target writes after a cut, until its segment is done.
+    """
+
+    prior: float = PRIOR
+    rounds: int = 0
+    segment: float = USUAL_SEGMENT
+    written: float = USUAL_SEGMENT
+    _wrong: Hazard = field(default_factory=Hazard)
+    _over: Hazard = field(default_factory=Hazard)
+
+    @property
+    def hazard(self) -> float:
+        """Wrong tokens per token, at all depths together."""
+        return self._wrong.mean(self.prior)
+
+    def add(self, judged: Judgement, num_running: int = 1) -> None:
+        """A draft was judged, one of so many requests'.
+
+        Those that run at the same time began together, perhaps, and are as far: what one of them
+        shows is forgotten no sooner than what all show.
+        """
+        self.rounds += 1
+        for hazard in (self._wrong, self._over):
+            hazard.fade(judged.drafted * FEW / max(FEW, num_running))
+        # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
+        wrong = judged.cut if judged.rejected is None else (judged.cut + judged.rejected - 1) // 2
+        self._wrong.add(wrong, has_event=judged.rejected is not None)
+        self._over.add(judged.drafted, has_event=judged.is_finished)
+        self.segment += NEWEST * (judged.drafted / max(1, judged.segments) - self.segment)
+
+    def add_written(self, num_tokens: int) -> None:
+        """The target finished the segment after a cut."""
+        self.written += NEWEST * (num_tokens - self.written)
+
+    def expect(self, draft_tokens: int, max_prefixes: int, *, by_token: bool = False) -> Expected:
+        """A round of at most so many draft tokens and prefixes, their ends evenly spaced.
+
+        Args:
+            by_token: every token is judged and no question is asked (token mode).
+        """
+        wrong, over = self._wrong.rates(self.prior), self._over.rates(ENDING)
+        segment = 1.0 if by_token else max(1.0, self.segment)
+        count = max(1, int(draft_tokens / segment))
+        last = min(count * segment, float(draft_tokens))
+        places = min(count, MOST_PLACES if by_token else max_prefixes)
+        drafted = kept = before = 0.0
+        for place in range(1, places + 1):
+            end = last * place / places
+            length = (end - before) * (_still(over, before) + _still(over, end)) / 2
+            drafted += length
+            kept += length * _still(wrong, end)
+            before = end
+        right = _still(wrong, last if places == 1 else drafted)
+        going_on = _still(over, last)
+        drafted += going_on * (draft_tokens - last)
+        asked = max(1.0, places * min(1.0, drafted / draft_tokens))
+        return Expected(drafted, kept, 1 - right, 1 - right * (1 - going_on), asked, last / places)
+
+
+def _still(rates: Sequence[float], depth: float) -> float:
+    """The chance that nothing has happened before this depth."""
+    total, start = 0.0, 0
+    for rate, end in zip(rates, BAND_ENDS, strict=True):
+        if depth <= start:
+            break
+        total += rate * (min(depth, end) - start)
+        start = end
+    return math.exp(-total)

@@ -1,0 +1,117 @@
+"""What stages take, by their size: learned from what they took lately. Numbers only, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+from sglang_parse.core.block import BlockPlan
+
+NEWEST = 0.1
+"""Least weight of an observation in the mean of its size."""
+OUTLIER = 3.0
+"""An observation counts as at most this many times that mean: first calls compile."""
+FIRST = 3
+"""Observations of a size that count in full."""
+SIZES_PER_OCTAVE = 2
+"""How finely sizes are told apart."""
+
+
+class Stage(Enum):
+    BURST = "burst"  # a burst of draft tokens
+    PASS = "pass"  # a forward of the target in which drafts are judged
+    STEP = "step"  # the target writes on, alone or with its EAGLE-3 head, and no draft is judged
+    HOST = "host"  # what is between an iteration and the next, where nothing runs meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What a stage took in one iteration.
+
+    Attributes:
+        size: requests of a burst, of a step or of an iteration; rows of a pass.
+        amount: tokens a burst wrote per request, tokens a step wrote; else 0.
+        ms: wall time.
+        forwards: of the draft model, in a burst.
+        plan: a burst's.
+    """
+
+    stage: Stage
+    size: int
+    amount: float
+    ms: float
+    forwards: int = 0
+    plan: BlockPlan | None = None
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Of the observations of about one size, the latest counting most."""
+
+    size: float = 0.0
+    ms: float = 0.0
+    count: int = 0
+
+    def add(self, size: float, ms: float) -> None:
+        self.count += 1
+        if self.count > FIRST:
+            ms = min(ms, OUTLIER * self.ms)
+        weight = max(NEWEST, 1 / self.count)
+        self.size += weight * (size - self.size)
+        self.ms += weight * (ms - self.ms)
+
+
+@dataclass(slots=True)
+class StageCost:
+    """ms of a stage by its size: never falling with the size, never below nothing.
+
+    Between sizes that were seen it lies on a straight line between them, beyond them on one with
+    the slope that fits them all.
+    """
+
+    _means: dict[int, _Mean] = field(default_factory=dict)
+    _points: list[tuple[float, float]] = field(default_factory=list)
+    _slope: float = 0.0
+
+    def add(self, size: float, ms: float) -> None:
+        """One more observation: a stage of this size took that long."""
+        key = round(SIZES_PER_OCTAVE * math.log2(max(1.0, size)))
+        self._means.setdefault(key, _Mean()).add(size, ms)
+        self._points = []
+
+    def at(self, size: float) -> float | None:
+        """The expected time of a stage of this size; None before the first observation."""
+        if not self._means:
+            return None
+        if not self._points:
+            self._points = _rising(self._means.values())
+            self._slope = _slope(self._points)
+        (first, least), (last, most) = self._points[0], self._points[-1]
+        if size <= first:
+            return max(0.0, least - self._slope * (first - size))
+        for (x0, y0), (x1, y1) in pairwise(self._points):
+            if size <= x1:
+                return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+        return most + self._slope * (size - last)
+
+
+def _rising(means: Iterable[_Mean]) -> list[tuple[float, float]]:
+    """(size, ms) by size; noise must not turn the line round."""
+    points, highest = [], 0.0
+    for mean in sorted(means, key=lambda mean: mean.size):
+        highest = max(highest, mean.ms)
+        points.append((mean.size, highest))
+    return points
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Least squares; none takes none."""
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if not spread:
+        return 0.0
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    return min(max(0.0, slope), min(y / x for x, y in points))

@@ -1,0 +1,179 @@
+"""Makes tests/unit/loads.json: what real servers' stages take, and where their drafts were cut.
+
+    PYTHONPATH=tests:examples/demo_pair python tests/support/record_loads.py
+
+Three servers draft always, 128 tokens that are judged at every segment's end: the demo pair in
+blocks and token by token, and the demo target with an untrained draft of the same shape. Each
+answers held-out problems at several loads. Then servers with other fixed settings do, which
+``replay`` has to predict. Ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.utils.hf_transformers_utils import get_config
+from transformers import AutoModelForCausalLM
+
+from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.bench.harness.lineup import lineup, parse_settings
+from sglang_parse.bench.harness.records import PARSE
+from sglang_parse.bench.harness.servers import Server, free_ports
+from support.client import Client, parse_info
+from support.demo_pair import DEMO, held_out
+from support.loads import best_fixed, loads, recorded
+from support.models import load_tokenizer
+from support.servers import plugin
+
+ROOT = Path(__file__).resolve().parents[2]
+TO = ROOT / "tests" / "unit" / "loads.json"
+LENGTH = {"max_new_tokens": 256}
+EVERYWHERE = parse_settings(draft_tokens=128, max_prefixes=64, burst_tokens=16, drafting="always")
+"""Every segment's end is judged."""
+HIGH, MIDDLE, NONE = 0.5, 0.9985, 1.0
+"""Thresholds that keep most, some and nothing of the demo pair's drafts."""
+PREDICTED = (
+    {"requests": 1, "draft_tokens": 32, "max_prefixes": 4, "burst_tokens": 32},
+    {"requests": 4, "draft_tokens": 64, "max_prefixes": 1, "burst_tokens": 16},
+    {"requests": 8, "draft_tokens": 16, "max_prefixes": 16, "burst_tokens": 4},
+    {"requests": 4, "drafting": "never"},
+)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        untrained = _untrained(Path(folder) / "untrained")
+        pairs = {
+            "blocks": _serve(EVERYWHERE, {HIGH: (1, 4, 16), MIDDLE: (4,)}),
+            "one": _serve((*EVERYWHERE, "--parse-draft-block", "1"), {HIGH: (1, 4, 16)}),
+            "disagreeing": _serve(
+                (*EVERYWHERE, "--speculative-draft-model-path", str(untrained)), {HIGH: (1, 4)}
+            ),
+            "plain": _serve(parse_settings(drafting="never"), {HIGH: (1, 4, 16)}),
+        }
+    real = []
+    for settings in PREDICTED:
+        chosen = {key: value for key, value in settings.items() if key != "requests"}
+        flags = parse_settings(**{"drafting": "always", **chosen})
+        run = _serve(flags, {HIGH: (settings["requests"],)})["runs"][0]
+        real.append({**settings, "tokens_per_s": run["tokens_per_s"]})
+    conditions = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    content = {"conditions": conditions, "pairs": pairs, "real": real}
+    _write(content)
+    # The grid takes a minute; a test plays the best again.
+    _write({**content, "best": {load.name: best_fixed(load) for load in loads()}})
+    print(f"{TO.relative_to(ROOT)}: {TO.stat().st_size / 1e3:.0f} kB")
+
+
+def _write(content: dict[str, Any]) -> None:
+    TO.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    recorded.cache_clear()
+
+
+def _untrained(folder: Path) -> Path:
+    """A draft of the demo draft's shape that knows nothing."""
+    torch.manual_seed(0)
+    config = get_config(str(DEMO / "draft"), trust_remote_code=False)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    load_tokenizer(DEMO / "draft").save_pretrained(folder)
+    return folder
+
+
+def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str, Any]:
+    """What one server saw, load by load: prices by size, and the answers' scripts."""
+    (port,) = free_ports(1)
+    (parse,) = lineup(demo_models(DEMO_PAIR), (PARSE,))
+    spec = replace(parse, flags=(*parse.flags, *flags))
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "lines"
+        with plugin("stage_times", STAGE_TIMES=str(lines)):
+            server = Server(spec, port, Path(folder) / "log")
+        try:
+            server.wait_ready()
+            client = Client(server.url)
+            runs = [
+                _run(client, lines, threshold, count)
+                for threshold, counts in loads.items()
+                for count in counts
+            ]
+        finally:
+            server.stop()
+    stages: dict[str, list[list[float]]] = defaultdict(list)
+    for run in runs:
+        for kind, *line in run.pop("seen"):
+            if kind != "round":
+                stages[kind].append(line)
+    return {"prices": {kind: _by_size(kind, seen) for kind, seen in stages.items()}, "runs": runs}
+
+
+def _run(client: Client, lines: Path, threshold: float, concurrency: int) -> dict[str, Any]:
+    problems = [problem.prompt for problem in held_out(96)]
+    asked = {"parse": {"threshold": threshold, "trace": True}}
+    client.generate_all(problems[-8:], concurrency, **asked, max_new_tokens=64)
+    lines.write_text("")
+    started = time.perf_counter()
+    answers = client.generate_all(
+        problems[: max(24, 4 * concurrency)], concurrency, **asked, **LENGTH
+    )
+    seconds = time.perf_counter() - started
+    seen = [json.loads(line) for line in lines.read_text().splitlines()]
+    infos = [parse_info(answer) for answer in answers]
+    tokens = sum(len(answer["output_ids"]) for answer in answers)
+    counted = sum(ms for kind, *_, ms in seen if kind != "round")
+    prefills = sum(info["prefill_ms"] for info in infos)
+    iterations = sum(kind != "round" for kind, *_ in seen)
+    run = {
+        "threshold": threshold,
+        "requests": concurrency,
+        "tokens_per_s": round(tokens / seconds, 2),
+        "prefill_ms": round(prefills / len(answers), 3),
+        "overhead_ms": round((1e3 * seconds - counted - prefills) / iterations, 3),
+        "scripts": [script_of(answer) for answer in answers if parse_info(answer)["trace"]],
+    }
+    print(f"{concurrency} requests, threshold {threshold}: {run['tokens_per_s']} tokens/s")
+    return {**run, "seen": seen}
+
+
+def _by_size(kind: str, seen: Sequence[Sequence[float]]) -> list[list[float]]:
+    """[[size, median ms]] by size; of a burst, per token. The first of a size warm up."""
+    found: dict[float, list[float]] = defaultdict(list)
+    for size, amount, ms in seen:
+        found[size].append(ms / max(1, amount) if kind == "burst" else ms)
+    medians = ((size, statistics.median(times[1:])) for size, times in found.items() if times[1:])
+    return [[size, round(ms, 3)] for size, ms in sorted(medians)]
+
+
+def script_of(answer: dict[str, Any]) -> list[list[int]]:
+    """[[tokens, 1 where the draft's version of them is rejected]], segment by segment."""
+    script: list[list[int]] = []
+    rounds = parse_info(answer)["trace"]
+    length = len(answer["output_ids"])
+    starts = [record["output_start"] for record in rounds] + [length]
+    if starts[0] > 0:
+        script.append([starts[0], 0])
+    for record, behind in zip(rounds, starts[1:], strict=True):
+        place, start, cut = 0, record["output_start"], record["cut"]
+        for end in record["prefix_ends"]:
+            if end <= cut:
+                script.append([end - place, 0])
+                place = end
+        written = behind - start - cut
+        if written > 0:
+            was_cut = cut < record["prefix_ends"][-1]
+            script.append([written, int(was_cut)])
+    return [segment for segment in script if segment[0] > 0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""The controller's decisions, each on prices and cuts that leave no doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.controller import (
+    MAX_ACCOUNTS,
+    PATIENCE,
+    PILOT,
+    PILOTS,
+    PRICE_EVERY,
+    RENEW_EVERY,
+    RETRY_SHARE,
+    Controller,
+    Limits,
+)
+from sglang_parse.core.cuts import Judgement
+from sglang_parse.core.prices import Stage, Timed
+
+pytestmark = pytest.mark.unit
+
+HALF, LOW = 0.5, 0.25
+GOOD = Judgement(128, segments=10, cut=128, rejected=None, is_finished=False)
+BAD = Judgement(PILOT, segments=1, cut=0, rejected=PILOT, is_finished=False)
+STEP_MS = 8.0
+FREE = Limits()
+
+
+def priced(limits: Limits = FREE, *, burst_step: float = 1.0, per_row: float = 0.02):
+    """A controller that knows what its stages take."""
+    controller = Controller(limits)
+    for size in (1, 2, 4, 8, 16):
+        controller.saw(
+            [
+                Timed(Stage.BURST, size, 16, 16 * burst_step),
+                Timed(Stage.PASS, 200 * size, 0, STEP_MS + per_row * 200 * size),
+                Timed(Stage.STEP, size, size, STEP_MS),
+            ]
+        )
+    return controller
+
+
+def play(controller: Controller, judged: Judgement, threshold: float = HALF, rounds: int = 10):
+    for _ in range(rounds):
+        controller.saw_round(threshold, judged)
+
+
+@pytest.mark.parametrize(("mode", "drafts"), [("always", True), ("never", False)])
+def test_forced_either_way(mode: str, drafts: bool):
+    limits = Limits.of(ParseConfig(drafting=mode, draft_tokens=64), 20)
+    controller = Controller(limits, mode)
+    play(controller, BAD if drafts else GOOD)
+    for threshold in (HALF, 1.5):
+        plan = controller.plan(threshold)
+        assert (plan is not None) is drafts
+        if plan:
+            assert (plan.draft_tokens, plan.max_prefixes, plan.burst_tokens) == (64, 16, 16)
+
+
+def test_nothing_of_a_draft_can_pass_a_threshold_above_one():
+    assert priced().plan(1.5) is None
+    assert priced().plan(1.0) is not None
+
+
+def test_an_unknown_threshold_sends_one_short_pilot_at_a_time():
+    controller = priced()
+    pilot = controller.plan(HALF)
+    assert pilot is not None
+    assert (pilot.draft_tokens, pilot.speedup) == (PILOT, None)
+    asked = [controller.plan(HALF) for _ in range(PATIENCE)]
+    assert asked == [None] * PATIENCE
+    assert controller.plan(HALF) is not None  # that one may be gone
+
+
+def test_three_bad_pilots_and_drafting_rests():
+    controller = priced(burst_step=2.0)
+    for _ in range(PILOTS):
+        assert controller.plan(HALF) is not None
+        controller.saw_round(HALF, BAD)
+    assert controller.plan(HALF) is None
+    assert controller.speedup is not None
+    assert controller.speedup < 1
+
+
+def test_good_drafts_are_long_and_bad_ones_short():
+    good, middling = priced(), priced()
+    play(good, GOOD)
+    cut = Judgement(128, segments=10, cut=26, rejected=38, is_finished=False)
+    play(middling, cut)
+    assert good.plan(HALF).draft_tokens == 128
+    assert middling.plan(HALF).draft_tokens < 128
+
+
+def test_dear_rows_are_asked_fewer_questions():
+    """Every prefix more costs its question's rows."""
+    limits = Limits(question_rows=40)
+    cheap, dear = priced(limits, per_row=0.001), priced(limits, per_row=2.0)
+    for controller in (cheap, dear):
+        play(controller, GOOD, rounds=5)
+        play(controller, replace_cut(64, 77), rounds=1)
+        play(controller, GOOD, rounds=10)
+    assert dear.plan(HALF).max_prefixes < cheap.plan(HALF).max_prefixes
+
+
+def replace_cut(cut: int, rejected: int) -> Judgement:
+    return GOOD._replace(cut=cut, rejected=rejected)
+
+
+def test_load_counts():
+    """The draft model takes as long for each request more, the target not."""
+    controller = Controller()
+    for count in (1, 2, 4, 8, 16):
+        controller.saw(
+            [Timed(Stage.BURST, count, 16, 32.0 * count), Timed(Stage.STEP, count, count, 8.0)]
+        )
+        controller.saw([Timed(Stage.PASS, 200 * count, 0, 60.0 * count)])
+    play(controller, GOOD)
+    answers = []
+    for count in (1, 16, 1):
+        controller.saw_load(count)
+        answers.append(controller.plan(HALF) is not None)
+    assert answers == [True, False, True]
+
+
+def test_a_head_that_makes_the_target_faster_counts():
+    controller = priced(burst_step=3.0)
+    play(controller, GOOD)
+    assert controller.plan(HALF) is not None
+    for _ in range(100):
+        controller.saw([Timed(Stage.STEP, 1, 4, STEP_MS)])
+    assert controller.plan(HALF) is None
+
+
+def test_each_threshold_has_its_own_account():
+    controller = priced()
+    play(controller, BAD, HALF, rounds=30)
+    play(controller, GOOD, LOW, rounds=30)
+    assert controller.plan(HALF) is None
+    assert controller.plan(LOW) is not None
+
+
+def test_requests_whose_drafts_fail_have_an_account_of_their_own():
+    """Some questions are too hard for the draft model; the others' drafts go on."""
+    controller = priced(burst_step=2.0)
+    play(controller, GOOD, rounds=30)
+    for _ in range(10):
+        controller.saw_round(HALF, BAD, num_failed=1)
+        controller.saw_round(HALF, BAD, num_failed=7)
+    assert controller.plan(HALF) is not None
+    assert controller.plan(HALF, num_failed=1) is None
+    assert controller.plan(HALF, num_failed=3) is None
+
+
+def test_those_that_wait_for_others_bursts_count():
+    """What pays for eight that all draft may not for one beside seven that rest."""
+    controller = priced(burst_step=1.5)
+    play(controller, replace_cut(40, 52), rounds=30)
+    controller.saw_load(8)
+    assert controller.plan(HALF) is not None
+    controller.saw_load(8, [None] * 7)
+    for _ in range(RENEW_EVERY):
+        last = controller.plan(HALF)
+    assert last is None
+
+
+def test_a_new_threshold_begins_as_its_neighbours_stand():
+    """A stricter threshold keeps no more: what is known of a laxer one is where it begins."""
+    controller = priced()
+    play(controller, BAD, LOW, rounds=30)
+    controller.saw_round(HALF, BAD)
+    alone = priced()
+    alone.saw_round(HALF, BAD)
+    controller.plan(HALF)
+    informed = controller.speedup
+    alone.plan(HALF)
+    assert informed < alone.speedup
+
+
+def test_no_more_accounts_than_there_should_be():
+    controller = priced()
+    play(controller, BAD, HALF)
+    for i in range(MAX_ACCOUNTS - 1):
+        controller.plan(i / 1000)
+        assert controller.plan(HALF) is None  # used lately, so kept
+    for i in range(MAX_ACCOUNTS):
+        controller.plan(0.6 + i / 1000)
+    assert controller.plan(HALF) is not None  # forgotten
+
+
+def test_trials_are_single_and_lose_a_bounded_share():
+    controller = priced(burst_step=4.0)
+    controller.saw_load(4)
+    play(controller, BAD, rounds=30)
+    steps = trials = 0
+    while trials < 5:
+        steps += 1
+        controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
+        asked = [controller.plan(HALF) for _ in range(4)]
+        assert sum(plan is not None for plan in asked) <= 1
+        for plan in filter(None, asked):
+            assert plan.draft_tokens == PILOT
+            trials += 1
+            controller.saw_round(HALF, BAD)
+    lost = trials * (PILOT * 4.0 + STEP_MS)  # what it emits saves less than a step
+    assert lost <= 1.1 * RETRY_SHARE * steps * STEP_MS + (PILOT * 4.0 + STEP_MS)
+
+
+def test_it_comes_back_when_trials_go_well():
+    controller = priced()
+    play(controller, BAD, rounds=30)
+    trials = 0
+    for _ in range(20_000):
+        controller.saw([Timed(Stage.STEP, 1, 1, STEP_MS)])
+        if controller.plan(HALF):
+            trials += 1
+            controller.saw_round(HALF, GOOD._replace(drafted=PILOT, cut=PILOT, segments=1))
+        if trials == 60:
+            break
+    assert all(controller.plan(HALF) for _ in range(5))
+
+
+def test_the_plain_targets_price_is_taken_anew():
+    controller = Controller()
+    play(controller, GOOD)
+    assert controller.plan(HALF) is None  # not known yet
+    controller.saw([Timed(Stage.STEP, 1, 1, 8.0), Timed(Stage.BURST, 1, 16, 16.0)])
+    asked = [controller.plan(HALF) is not None for _ in range(PRICE_EVERY + 1)]
+    assert asked == [True] * PRICE_EVERY + [False]
+
+
+# -- what settings leave to decide --------------------------------------------------
+
+
+def test_what_was_given_is_fixed():
+    config = ParseConfig(draft_tokens=48, burst_tokens=8)
+    limits = Limits.of(config, 20)
+    assert limits.fixed == {"draft_tokens", "burst_tokens"}
+    controller = priced(limits)
+    assert controller.plan(HALF).draft_tokens == 48  # the pilot, too
+    play(controller, replace_cut(4, 12)._replace(drafted=48))
+    for _ in range(10):
+        if plan := controller.plan(HALF):
+            assert (plan.draft_tokens, plan.burst_tokens) == (48, 8)
+    assert Limits.of(ParseConfig(), 20).fixed == frozenset()
+
+
+def test_nothing_depends_on_the_clock_where_answers_must_be_the_same_again():
+    limits = Limits.of(ParseConfig(), 20, is_timed=False)
+    assert limits.fixed == {"draft_tokens", "max_prefixes", "burst_tokens"}
+    assert (limits.gap, limits.silence_ms, limits.burst_tokens) == (0, 0, 16)
+
+
+def test_a_rounds_silence_has_a_bound():
+    free, bound = priced(), priced(Limits(silence_ms=60.0))
+    for controller in (free, bound):
+        play(controller, GOOD)
+    assert free.plan(HALF).draft_tokens == 128  # 128 ms of drafting
+    assert bound.plan(HALF).draft_tokens <= 52
+    impossible = priced(Limits(silence_ms=1.0))
+    play(impossible, GOOD)
+    assert impossible.plan(HALF).draft_tokens <= 24
+
+
+# -- iterations -------------------------------------------------------------------
+
+
+def test_where_nobody_waits_all_that_is_ready_goes():
+    controller = priced(Limits(gap=2.5))
+    assert controller.share(3, [200, 200], 0) == (16, 2)
+
+
+def test_who_continues_waits_for_no_more_than_the_bound():
+    controller = priced(Limits(gap=2.5, question_rows=10))
+    controller.saw_load(4)
+    play(controller, GOOD)
+    controller.plan(HALF)
+    burst, judged = controller.share(2, [], 2)
+    assert burst * 1.0 + STEP_MS <= 2.5 * STEP_MS + 1
+    assert judged == 0
+    burst, judged = controller.share(0, [600, 600, 600], 1)
+    assert judged == 1  # each pass takes 20 ms
+    assert controller.share(2, [5000], 1) == (1, 1)  # somebody moves, whatever it takes
+
+
+def test_a_fixed_burst_is_not_shortened():
+    limits = Limits(gap=2.5, burst_tokens=64, fixed=frozenset({"burst_tokens"}))
+    controller = priced(limits)
+    assert controller.share(2, [], 2) == (64, 0)
+
+
+def test_without_a_bound_all_goes():
+    controller = replace(priced(), num_running=4)
+    play(controller, GOOD)
+    controller.plan(HALF)
+    assert controller.share(2, [600] * 3, 1) == (controller.burst_tokens, 3)

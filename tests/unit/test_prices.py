@@ -1,0 +1,41 @@
+"""What a stage takes, by its size."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_parse.core.prices import StageCost
+
+pytestmark = pytest.mark.unit
+
+
+def cost_of(*seen: tuple[float, float]) -> StageCost:
+    cost = StageCost()
+    for size, ms in seen:
+        cost.add(size, ms)
+    return cost
+
+
+def test_between_sizes_on_a_line_and_beyond_with_the_slope_of_all():
+    assert StageCost().at(3) is None
+    assert cost_of((4, 20.0)).at(4) == cost_of((4, 20.0)).at(8) == 20.0
+    line = cost_of(*((n, 5 + 2 * n) for n in (1, 2, 4, 8)))
+    assert line.at(3) == pytest.approx(11)
+    assert line.at(16) == pytest.approx(37)
+
+
+def test_noise_turns_no_line_round():
+    """More work takes no less time, and none takes none."""
+    falling = cost_of((1, 10.0), (2, 8.0), (1, 10.0), (2, 8.0))
+    assert falling.at(8) == falling.at(1)
+    steep = cost_of((4, 4.0), (8, 12.0), (4, 4.0), (8, 12.0))
+    assert 0 <= steep.at(0) <= 4
+
+
+def test_what_was_is_forgotten_and_an_outlier_counts_little():
+    cost = cost_of(*[(1, 10.0)] * 50)
+    cost.add(1, 10_000.0)
+    assert cost.at(1) <= 12
+    for _ in range(100):
+        cost.add(1, 20.0)
+    assert cost.at(1) == pytest.approx(20, rel=0.02)
