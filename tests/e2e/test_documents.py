@@ -58,6 +58,7 @@ RUN_BY = {
     "sglang-parse doctor": "test_doctor",
     "sglang-parse explain": "test_explain",
     "examples/parallel_draft.py": "test_parallel_draft",
+    "examples/demo_pair/untrained.py": "test_untrained_draft",
 }
 
 
@@ -210,6 +211,22 @@ def test_parallel_draft(tmp_path: Path):
         name: (value.shape, value.dtype) for name, value in first.items()
     }
     assert any(not torch.equal(saved[name], first[name]) for name in first)
+
+
+def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
+    """A few requests: nothing of the draft is kept, and drafting takes its share of the time."""
+    monkeypatch.setattr(servers, "start_process", nursery.start)
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    first, second = find_block("examples/demo_pair/untrained.py").replace("\\\n", " ").splitlines()
+    draft, output = tmp_path / "untrained", tmp_path / "load"
+    python, program, _ = shlex.split(first)
+    subprocess.run([sys.executable, program, draft], cwd=ROOT, check=True, capture_output=True)
+    words = shlex.split(second.replace("build/untrained ", f"{draft} "))
+    few = ("--concurrency", "1", "--requests", "6", "--runs", "1", "--max-tokens", "48")
+    assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
+    plain, parse = json.loads((output / "results.json").read_text())["lines"]
+    assert (plain["draft_share"], parse["server"]) == (None, "parse")
+    assert 0 < parse["draft_share"] < parse["continuation_share"]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_parse.bench.harness.servers import awake
+from sglang_parse.bench.harness.servers import Remote, awake
+from sglang_parse.bench.load.stages import stage_shares
 from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support import calibration
@@ -304,6 +306,18 @@ def test_stage_seconds(seen: Seen):
         assert from_responses > 0
 
 
+def test_the_load_program_reads_what_stages_took(watched: Watched):
+    client = watched.client
+    with stage_shares(Remote("parse", client.url)) as shares:
+        started = time.perf_counter()
+        infos = [parse_info(client.generate(PROMPTS[0], **LENGTH)) for _ in range(3)]
+        client.wait_idle()
+        seconds = time.perf_counter() - started
+    for stage, share in shares.items():
+        assert share == pytest.approx(total(infos, f"{stage}_ms") / 1e3 / seconds, rel=0.1)
+    assert set(shares) == {"prefill", "draft", "verification", "continuation"}
+
+
 def test_passes_judge_one_draft_or_more(seen: Seen):
     assert 0 < seen.grown["passes_total", ""] < seen.grown["rounds_total", ""]
 
@@ -479,3 +493,6 @@ def test_without_metrics_the_line_is_the_same(unwatched: Watched):
     assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
     assert printed(lines, "continuing") == 0  # in token mode drafting resumes at once
     assert HTTP.get(f"{client.url}/metrics", timeout=60).status_code == 404
+    with stage_shares(Remote("parse", client.url)) as shares:
+        pass
+    assert not shares

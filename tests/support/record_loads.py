@@ -22,18 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from sglang.srt.utils.hf_transformers_utils import get_config
-from transformers import AutoModelForCausalLM
+from untrained import save_untrained  # examples/demo_pair
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
 from sglang_parse.bench.harness.lineup import lineup, parse_settings
 from sglang_parse.bench.harness.records import PARSE
 from sglang_parse.bench.harness.servers import Server, free_ports
 from support.client import Client, parse_info
-from support.demo_pair import DEMO, held_out
+from support.demo_pair import held_out
 from support.loads import best_fixed, loads, recorded
-from support.models import load_tokenizer
 from support.servers import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +50,7 @@ PREDICTED = (
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        untrained = _untrained(Path(folder) / "untrained")
+        untrained = save_untrained(Path(folder) / "untrained")
         pairs = {
             "blocks": _serve(EVERYWHERE, {HIGH: (1, 4, 16), MIDDLE: (4,)}),
             "one": _serve((*EVERYWHERE, "--parse-draft-block", "1"), {HIGH: (1, 4, 16)}),
@@ -79,15 +76,6 @@ def main() -> None:
 def _write(content: dict[str, Any]) -> None:
     TO.write_text(json.dumps(content, separators=(",", ":")) + "\n")
     recorded.cache_clear()
-
-
-def _untrained(folder: Path) -> Path:
-    """A draft of the demo draft's shape that knows nothing."""
-    torch.manual_seed(0)
-    config = get_config(str(DEMO / "draft"), trust_remote_code=False)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    load_tokenizer(DEMO / "draft").save_pretrained(folder)
-    return folder
 
 
 def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str, Any]:

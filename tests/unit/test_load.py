@@ -93,6 +93,14 @@ def test_a_mixed_load_has_a_line_for_either_kind_and_runs_are_put_together():
     assert (drafting.gap_p50_ms, off.gap_p50_ms) == (2000.0, 4500.0)
     assert drafting.tokens_per_s == pytest.approx((2 + 21) / 2 / 10, abs=0.06)
     assert (drafting.answers, off.answers) == (2, 2)
+    assert drafting.draft_share is None
+
+
+def test_stage_shares_are_medians_of_the_runs_that_know_them():
+    answers = [stream(0.0, (1.0, 1), (2.0, 2)), stream(3.0, (4.0, 1))]
+    known = ({"draft": 0.1}, {"draft": 0.3, "verification": 0.2}, {})
+    (line,) = figures_of([Run("parse", 1, 0.0, answers, stages) for stages in known])
+    assert (line.draft_share, line.verification_share, line.prefill_share) == (0.2, 0.2, None)
 
 
 def read(*words: str) -> LoadSettings:
@@ -107,6 +115,8 @@ def test_settings():
     settings = read()
     assert settings.names == SERVERS
     assert [settings.num_requests(c) for c in settings.concurrencies] == [16, 16, 64]
+    more = read("--requests", "50")
+    assert [more.num_requests(c) for c in more.concurrencies] == [50, 50, 64]
     assert settings.shares("plain") == (0.0,)
     assert settings.shares("parse") == (0.0, 0.5)
     assert settings.order(1) == SERVERS[::-1]

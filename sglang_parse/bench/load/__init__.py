@@ -3,6 +3,6 @@
 ``bench_serving`` divides the time between two chunks by the tokens in the second, which hides that
 nothing came for a while. Here a closed loop sends streamed requests and keeps when each chunk came.
 
-stream.py sends one request and notes its chunks; figures.py makes figures of them; run.py is the
-order of events.
+stream.py sends one request and notes its chunks, stages.py reads what the server's stages took;
+figures.py makes figures of them; run.py is the order of events.
 """

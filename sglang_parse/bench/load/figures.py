@@ -5,8 +5,8 @@ Before and after it the server has less to do than the load says. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
@@ -42,12 +42,15 @@ class Run:
         concurrency: requests at a time.
         off_share: share of the requests that switch PARSE off.
         streams: the answers.
+        stages: stage -> its share of the loop's time, beginning and end included; empty where the
+            server publishes none.
     """
 
     server: str
     concurrency: int
     off_share: float
     streams: Sequence[Streamed]
+    stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def span(self) -> Span:
@@ -69,6 +72,9 @@ class LoadFigures:
         gap_p50_ms, gap_p99_ms: a request's silence between two of its chunks.
         longest_p50_ms, longest_p99_ms: each request's longest such silence.
         e2e_p50_ms, e2e_p99_ms: from a request's sending to its last tokens.
+        prefill_share, draft_share, verification_share, continuation_share: what the server's stages
+            took of the loop's time, all of its requests together; median of the runs. None where
+            the server does not say.
     """
 
     server: str
@@ -85,6 +91,10 @@ class LoadFigures:
     longest_p99_ms: float
     e2e_p50_ms: float
     e2e_p99_ms: float
+    prefill_share: float | None
+    draft_share: float | None
+    verification_share: float | None
+    continuation_share: float | None
 
     @property
     def title(self) -> str:
@@ -136,7 +146,16 @@ def _line(runs: Sequence[Run], requests_are: str, kinds: tuple[bool, ...]) -> Lo
             )
             for share in (50, 99)
         },
+        prefill_share=_share(runs, "prefill"),
+        draft_share=_share(runs, "draft"),
+        verification_share=_share(runs, "verification"),
+        continuation_share=_share(runs, "continuation"),
     )
+
+
+def _share(runs: Sequence[Run], stage: str) -> float | None:
+    known = [run.stages[stage] for run in runs if stage in run.stages]
+    return round(median(known), 4) if known else None
 
 
 def _tokens_within(stream: Streamed, span: Span) -> int:

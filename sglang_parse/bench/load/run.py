@@ -21,11 +21,12 @@ from sglang_parse.bench.harness.records import TITLES
 from sglang_parse.bench.harness.tables import make_table
 from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of
 from sglang_parse.bench.load.settings import LoadSettings
+from sglang_parse.bench.load.stages import stage_shares
 from sglang_parse.bench.load.stream import Load, drive
 from sglang_parse.bench.tasks.demo import demo_assignment
 
 LIMIT_S = 1800.0
-HEADINGS = ("server", "tokens/s", "TTFT", "gap", "longest gap", "end to end")
+HEADINGS = ("server", "tokens/s", "TTFT", "gap", "longest gap", "end to end", "draft", "pass")
 KEYS = {
     "conditions.machine": "processor, CPUs, memory, system, accelerators",
     "conditions.versions": "of Python and of packages",
@@ -83,8 +84,10 @@ def _play(
                 if number == 0:
                     drive(endpoint, loads.warm_up())
                 for concurrency, share in product(settings.concurrencies, settings.shares(name)):
-                    streams = drive(endpoint, loads.load(number, concurrency, share))
-                    runs[name, concurrency, share].append(Run(name, concurrency, share, streams))
+                    with stage_shares(endpoint) as stages:
+                        streams = drive(endpoint, loads.load(number, concurrency, share))
+                    run = Run(name, concurrency, share, streams, stages)
+                    runs[name, concurrency, share].append(run)
     return runs
 
 
@@ -119,7 +122,7 @@ class _Loads:
 
 
 def _table(lines: Sequence[LoadFigures]) -> Table:
-    title = f"{lines[0].concurrency} at a time; ms, p50 / p99"
+    title = f"{lines[0].concurrency} at a time; ms, p50 / p99; shares of the time"
     table = make_table(title, HEADINGS)
     for line in lines:
         pairs = (
@@ -129,5 +132,7 @@ def _table(lines: Sequence[LoadFigures]) -> Table:
             (line.e2e_p50_ms, line.e2e_p99_ms),
         )
         texts = (f"{middle:.0f} / {high:.0f}" for middle, high in pairs)
-        table.add_row(line.title, f"{line.tokens_per_s:.0f}", *texts)
+        spent = (line.draft_share, line.verification_share)
+        shares = ("" if share is None else f"{share:.1%}" for share in spent)
+        table.add_row(line.title, f"{line.tokens_per_s:.0f}", *texts, *shares)
     return table

@@ -21,7 +21,8 @@ from sglang_parse.bench.harness.records import (
 from sglang_parse.bench.harness.servers import MODEL_NAME, Remote
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3)
-MIN_REQUESTS, WAVES = 16, 4
+WAVES = 4
+"""Requests at one place, one after another, at least."""
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -66,6 +67,12 @@ class LoadSettings(Flags):
         type=numbers(share),
     )
     runs: int = option(3, "of every server, in turns", type=at_least(1))
+    least_requests: int = option(
+        16,
+        "of a loop at least; four times as many as at a time in any case",
+        name="--requests",
+        type=at_least(1),
+    )
     max_tokens: int = option(256, "per answer", type=at_least(2))
     output: Path = option(Path("build/load"), "folder", type=Path)
 
@@ -83,11 +90,12 @@ class LoadSettings(Flags):
             eagle3=str(self.pair / "eagle3"),
             parse_flags=(*models.parse_flags, *self.parse_flags),
             eagle3_steps=3,
+            common=(*models.common, "--enable-metrics"),
         )
 
     def num_requests(self, concurrency: int) -> int:
         """Requests of one loop: enough that its beginning and end are the smaller part."""
-        return max(MIN_REQUESTS, WAVES * concurrency)
+        return max(self.least_requests, WAVES * concurrency)
 
     def shares(self, server: str) -> tuple[float, ...]:
         """The loads of a server, by their share of requests that switch PARSE off."""
