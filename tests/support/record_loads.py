@@ -36,6 +36,8 @@ from support.servers import plugin
 ROOT = Path(__file__).resolve().parents[2]
 TO = ROOT / "tests" / "unit" / "loads.json"
 LENGTH = {"max_new_tokens": 256}
+NUM_PROBLEMS = 96
+"""Behind as many others: those are what the controller's constants were chosen on."""
 EVERYWHERE = parse_settings(draft_tokens=128, max_prefixes=64, burst_tokens=16, drafting="always")
 """Every segment's end is judged."""
 HIGH, MIDDLE, NONE = 0.5, 0.9985, 1.0
@@ -106,7 +108,7 @@ def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str,
 
 
 def _run(client: Client, lines: Path, threshold: float, concurrency: int) -> dict[str, Any]:
-    problems = [problem.prompt for problem in held_out(96)]
+    problems = [problem.prompt for problem in held_out(2 * NUM_PROBLEMS)[NUM_PROBLEMS:]]
     asked = {"parse": {"threshold": threshold, "trace": True}}
     client.generate_all(problems[-8:], concurrency, **asked, max_new_tokens=64)
     lines.write_text("")
