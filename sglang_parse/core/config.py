@@ -94,6 +94,10 @@ class ParseConfig(BaseModel):
     """How long a request that continues, or that switched PARSE off, may wait for its next token
     while others draft, in what a step takes at that load: bursts are shortened and drafts judged
     one after another. 0 for any time; nothing is bounded under --parse-drafting always."""
+    max_slowdown: float = Field(1.3, ge=0, le=1000)
+    """What a request that switched PARSE off, or that PARSE cannot serve, may take while others
+    draft, in times of what it takes among its like: what an iteration takes longer than this the
+    others wait for afterwards. 0 for any time; nothing is bounded under --parse-drafting always."""
     max_silence: float = Field(0.0, ge=0, le=3600)
     """Seconds a request may draft and be judged before its client sees the next tokens: drafts are
     kept as short as it takes. 0 for any time; nothing is bounded under --parse-drafting always."""

@@ -75,6 +75,8 @@ class Limits:
         by_token: token mode.
         gap: what a request that does not draft may wait for its next token while others draft, in
             plain steps at this load; 0 for any time.
+        slowdown: what a mean iteration may take while requests that never draft run, in the same; 0
+            for any time.
         silence_ms: how long a round may take; 0 for any time.
     """
 
@@ -85,6 +87,7 @@ class Limits:
     question_rows: float = 0.0
     by_token: bool = False
     gap: float = 0.0
+    slowdown: float = 0.0
     silence_ms: float = 0.0
 
     @classmethod
@@ -110,6 +113,7 @@ class Limits:
             question_rows=question_rows if config.is_semantic else 0.0,
             by_token=not config.is_semantic,
             gap=config.max_gap if is_timed else 0.0,
+            slowdown=config.max_slowdown if is_timed else 0.0,
             silence_ms=1e3 * config.max_silence if is_timed else 0.0,
         )
 
@@ -225,6 +229,8 @@ class Controller:
     _resting: Counter[Key | None] = field(default_factory=Counter)
     _accounts: OrderedDict[Key, Account] = field(default_factory=OrderedDict)
     _drafts_since_price: int = 0
+    _has_plain: bool = False
+    _owed_ms: float = 0.0
 
     # -- what was seen ----------------------------------------------------------
 
@@ -239,6 +245,8 @@ class Controller:
 
     def saw(self, iteration: Iterable[Timed]) -> None:
         """The stages of one iteration."""
+        iteration = list(iteration)
+        self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.HOST))
         for timed in iteration:
             if timed.stage is Stage.BURST:
                 self._burst_step.add(timed.size, timed.ms / max(1, timed.amount))
@@ -248,6 +256,14 @@ class Controller:
                 self._host.add(timed.size, timed.ms)
             else:
                 self._saw_step(timed)
+
+    def _owe(self, ms: float) -> None:
+        """What this iteration took too long for those that never draft, the next ones make good."""
+        step_ms = self._step.at(self.num_running)
+        if not self._has_plain or not self.limits.slowdown or step_ms is None:
+            self._owed_ms = 0.0
+        else:
+            self._owed_ms = max(0.0, self._owed_ms + ms - self.limits.slowdown * step_ms)
 
     def _saw_step(self, timed: Timed) -> None:
         self._step.add(timed.size, timed.ms)
@@ -422,21 +438,36 @@ class Controller:
 
     # -- iterations -------------------------------------------------------------
 
-    def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
+    def share(
+        self, num_drafting: int, rows: Sequence[int], num_stepping: int, num_plain: int = 0
+    ) -> tuple[int, int]:
         """(Draft tokens of the coming burst, how many drafts its pass judges).
 
         Where nobody waits for a next token, all that is ready. Else as much as keeps the iteration
-        within ``limits.gap`` plain steps, but a token and a draft at least.
+        within ``limits.gap`` plain steps, but a token and a draft at least; and nothing while
+        requests that never draft are owed time.
 
         Args:
             num_drafting: requests that draft.
             rows: per draft that is over, the rows of its pass; who waited longest comes first.
             num_stepping: requests that continue or do not draft.
+            num_plain: those of them that never do.
         """
+        self._has_plain = num_plain > 0
         burst, step_ms = self.burst_tokens, self._step.at(self.num_running)
-        if not num_stepping or not self.limits.gap or step_ms is None or self.mode != "auto":
+        if not num_stepping or step_ms is None or self.mode != "auto":
             return burst, len(rows)
-        budget, total, judged = self.limits.gap * step_ms, num_stepping, 0
+        if self._has_plain and self._owed_ms:
+            return 0, 0
+        if not self.limits.gap:
+            return burst, len(rows)
+        return self._within(self.limits.gap * step_ms, num_drafting, rows, num_stepping)
+
+    def _within(
+        self, budget: float, num_drafting: int, rows: Sequence[int], num_stepping: int
+    ) -> tuple[int, int]:
+        """What ``share`` gives in so many ms."""
+        burst, total, judged = self.burst_tokens, num_stepping, 0
         for more in rows:
             if judged and (self._pass.at(total + more) or 0.0) > budget:
                 break

@@ -35,7 +35,7 @@ class Move(Enum):
     STEP = "step"  # the target writes one token
     EAGLE = "eagle"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
     END_DRAFT = "end draft"  # no slots to draft on: the draft is over, the next pass judges it
-    WAIT = "wait"  # no slots for its pass now, or nothing left to do
+    WAIT = "wait"  # no slots for its pass now, others' turn, or nothing left to do
     GIVE_UP = "give up"  # the draft is dropped, then as STEP
 
 

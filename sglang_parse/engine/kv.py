@@ -87,20 +87,26 @@ class KvSlots:
         return burst_tokens
 
     def _make_wait(self, batch: Any, grants: list[Grant]) -> int:
-        """Some drafts wait for their pass where the iteration would keep others waiting too long.
+        """Some drafts wait, for their pass or to be written on, where the iteration would keep
+        others waiting too long.
 
         Returns:
             Draft tokens of its burst.
         """
         moves = [grant.move for grant in grants]
+        stepping = [i for i, move in enumerate(moves) if move in (Move.STEP, Move.EAGLE)]
         over = [i for i, move in enumerate(moves) if move is Move.PASS]
         over.sort(key=lambda i: -batch.reqs[i].parse_state.waited)
         burst_tokens, num_judged = self.controller.share(
             moves.count(Move.BURST),
             [_pass_rows(batch.reqs[i].parse_state) for i in over],
-            moves.count(Move.STEP) + moves.count(Move.EAGLE),
+            len(stepping),
+            sum(_is_plain(batch.reqs[i]) for i in stepping),
         )
-        for i in over[num_judged:]:
+        waiting = over[num_judged:]
+        if not burst_tokens:
+            waiting += (i for i, move in enumerate(moves) if move is Move.BURST)
+        for i in waiting:
             grants[i] = Grant(Move.WAIT, None)
         return burst_tokens
 
@@ -135,6 +141,12 @@ class KvSlots:
             waited=state.waited,
             is_accelerated=accelerated,
         )
+
+
+def _is_plain(req: Any) -> bool:
+    """Whether it never drafts; not known before its first prefill has been read."""
+    state: RequestState | None = getattr(req, "parse_state", None)
+    return state is not None and state.phase is Phase.PLAIN
 
 
 def _pass_rows(state: RequestState) -> int:

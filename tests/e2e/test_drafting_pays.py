@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -94,3 +95,16 @@ def test_no_draft_is_begun_that_cannot_be_kept(auto: Client, prompts: list[str])
     answers = auto.generate_all(prompts[:4], 4, parse=EXACT, **LIMIT)
     assert total(answers, "drafted_tokens") == 0
     assert ids_of(answers) == ids_of(auto.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
+
+
+def test_those_switched_off_are_exact_beside_others_that_draft_and_wait(
+    auto: Client, prompts: list[str]
+):
+    """Drafts are held back for their sake (``--parse-max-slowdown``), and none is lost."""
+    alone = auto.generate_all(prompts[::2], 1, parse=OFF, **LIMIT)
+    with ThreadPoolExecutor(2) as pool:
+        off = pool.submit(auto.generate_all, prompts[::2], 3, parse=OFF, **LIMIT)
+        drafting = pool.submit(auto.generate_all, prompts[1::2], 3, **LIMIT)
+    assert ids_of(off.result()) == ids_of(alone)
+    assert total(drafting.result(), "accepted_tokens") > 0
+    auto.assert_nothing_lost()

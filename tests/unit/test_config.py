@@ -36,6 +36,7 @@ CHANGED = ParseConfig(
     eagle3_path="head",
     drafting="never",
     max_gap=0.0,
+    max_slowdown=0.0,
     max_silence=2.0,
     layout="alias",
     overlap="on",

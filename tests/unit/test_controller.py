@@ -297,3 +297,32 @@ def test_without_a_bound_all_goes():
     play(controller, GOOD)
     controller.plan(HALF)
     assert controller.share(2, [600] * 3, 1) == (controller.burst_tokens, 3)
+
+
+def test_what_an_iteration_took_too_long_for_those_that_never_draft_is_made_good():
+    """Over the iterations they take as long as the bound says, whatever one of them takes."""
+    controller = priced(Limits(slowdown=1.5))
+    controller.saw_load(4)
+    waited, total, count = 0, 0.0, 0
+    for _ in range(200):
+        burst, judged = controller.share(2, [600], 1, num_plain=1)
+        assert (burst, judged) in {(controller.burst_tokens, 1), (0, 0)}
+        spent = 60.0 if judged else 0.0
+        waited += not judged
+        bursts = [Timed(Stage.BURST, 2, burst, spent)] if burst else []
+        controller.saw([*bursts, Timed(Stage.STEP, 4, 4, STEP_MS)])
+        total, count = total + spent + STEP_MS, count + 1
+    assert 0 < waited < count
+    assert total / count == pytest.approx(1.5 * STEP_MS, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_plain", "mode"),
+    [(Limits(), 1, "auto"), (Limits(slowdown=1.5), 0, "auto"), (Limits(slowdown=1.5), 1, "always")],
+    ids=["no bound", "all of them draft", "drafting always"],
+)
+def test_otherwise_nobody_is_owed_anything(limits: Limits, num_plain: int, mode: str):
+    controller = replace(priced(limits), mode=mode)
+    for _ in range(3):
+        assert controller.share(2, [600], 1, num_plain) == (controller.burst_tokens, 1)
+        controller.saw([Timed(Stage.BURST, 2, 16, 60.0), Timed(Stage.STEP, 4, 4, STEP_MS)])
