@@ -85,8 +85,11 @@ def _line(points: Sequence[Sequence[float]]) -> Price:
 
 
 def gpu_prices() -> Prices:
-    """An arithmetic-bound GPU: up to 300 rows cost as one, then each costs. A prefill costs as two or
-    three at once do: who begin together end together where nothing is drafted, which is luck."""
+    """An arithmetic-bound GPU: up to 300 rows cost as one, then each costs.
+
+    A prefill costs as two or three at once do: who begin together end together where nothing is
+    drafted, which is luck.
+    """
     return Prices(
         burst_step=lambda count: 1.5 + 0.01 * count,
         one_pass=lambda rows: max(12.0, 0.04 * rows),
