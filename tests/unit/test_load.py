@@ -8,11 +8,12 @@ import pytest
 
 from sglang_parse.bench.harness.loop import closed_loop
 from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.load.figures import Run, Span, figures_of
+from sglang_parse.bench.load.figures import Run, Span, figures_of, title_of
 from sglang_parse.bench.load.run import _Loads
 from sglang_parse.bench.load.settings import SERVERS, LoadSettings
 from sglang_parse.bench.load.stream import Streamed
 from sglang_parse.cli import main
+from sglang_parse.core.simulation import ENV_VAR
 
 pytestmark = pytest.mark.unit
 
@@ -123,6 +124,12 @@ def test_settings():
     remote = read("--url", "parse=http://127.0.0.1:1/v1")
     assert remote.names == ("parse",)
     assert remote.remotes["parse"].url == "http://127.0.0.1:1"
+    simulated = read("--servers", "plain,parse", "--acceptance", "0.3,1")
+    assert simulated.names == ("plain", "parse@0.3", "parse@1")
+    assert simulated.shares("parse@1") == simulated.off_shares
+    kept = [dict(spec.environment).get(ENV_VAR) for spec in simulated.specs]
+    assert kept == [None, "0.3", "1"]
+    assert title_of("parse@0.3") == "PARSE, 30% kept"
     with pytest.raises(BenchError, match="--url is 'x'; use NAME=http"):
         read("--url", "x")
 

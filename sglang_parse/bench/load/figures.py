@@ -13,6 +13,7 @@ from statistics import median
 import numpy as np
 
 from sglang_parse.bench.harness.records import TITLES
+from sglang_parse.bench.load.settings import AT
 from sglang_parse.bench.load.stream import Streamed
 
 
@@ -62,7 +63,7 @@ class LoadFigures:
     """One line of the table: some requests of one server under one load, all runs together.
 
     Attributes:
-        server: its name.
+        server: its name; NAME@SHARE where that share of every draft is kept, simulated.
         concurrency: requests at a time.
         off_share: share of the load's requests that switched PARSE off.
         requests_are: "all", or of a mixed load "drafting" or "off".
@@ -100,7 +101,13 @@ class LoadFigures:
     def title(self) -> str:
         """For people."""
         kind = {"all": "", "drafting": ": drafting", "off": ": switched off"}[self.requests_are]
-        return f"{TITLES.get(self.server, self.server)}{kind}"
+        return f"{title_of(self.server)}{kind}"
+
+
+def title_of(server: str) -> str:
+    """Of a server, for people; ``settings.AT`` is between its name and the share kept there."""
+    name, at, kept = server.partition(AT)
+    return TITLES.get(name, name) + (f", {float(kept):.0%} kept" if at else "")
 
 
 def figures_of(runs: Sequence[Run]) -> list[LoadFigures]:

@@ -14,12 +14,11 @@ from rich.table import Table
 
 from sglang_parse.bench.harness.ask import Asking
 from sglang_parse.bench.harness.conditions import date, machine, versions
-from sglang_parse.bench.harness.lineup import command_of, lineup
+from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
-from sglang_parse.bench.harness.records import TITLES
 from sglang_parse.bench.harness.tables import make_table
-from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of
+from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of, title_of
 from sglang_parse.bench.load.settings import LoadSettings
 from sglang_parse.bench.load.stages import stage_shares
 from sglang_parse.bench.load.stream import Load, drive
@@ -41,14 +40,14 @@ KEYS = {
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, write results.json, print tables. Raises: BenchError."""
     settings, say = LoadSettings.read(arguments), Teller(console)
-    own = tuple(name for name in settings.names if name not in settings.remotes)
-    specs = lineup(settings.models, own) if own else []
+    specs = settings.specs
     with Pool(
         specs,
         settings.output / "logs",
         remotes=settings.remotes,
-        on_start=lambda name: say(f"start {TITLES.get(name, name)}"),
+        on_start=lambda name: say(f"start {title_of(name)}"),
     ) as pool:
+        pool.start_all()
         runs = _play(settings, pool, say)
     lines = [
         line
@@ -79,7 +78,7 @@ def _play(
     loads, runs = _Loads(settings), defaultdict(list)
     for number in range(settings.runs):
         for name in settings.order(number):
-            say(f"run {number + 1} of {settings.runs}: {TITLES.get(name, name)}")
+            say(f"run {number + 1} of {settings.runs}: {title_of(name)}")
             with pool.awake(name) as (endpoint,):
                 if number == 0:
                     drive(endpoint, loads.warm_up())

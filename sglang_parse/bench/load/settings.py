@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
 from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share, split_words
-from sglang_parse.bench.harness.lineup import Models
+from sglang_parse.bench.harness.lineup import Models, lineup
 from sglang_parse.bench.harness.records import (
     EAGLE3,
     PARSE,
@@ -18,15 +18,28 @@ from sglang_parse.bench.harness.records import (
     WITH_PARSE,
     BenchError,
 )
-from sglang_parse.bench.harness.servers import MODEL_NAME, Remote
+from sglang_parse.bench.harness.servers import MODEL_NAME, Remote, ServerSpec
+from sglang_parse.core.simulation import ENV_VAR
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3)
+AT = "@"
+"""Between a server's name and the share of every draft that is kept there."""
 WAVES = 4
 """Requests at one place, one after another, at least."""
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def kind_of(name: str) -> str:
+    """Of a server: its name without the share that is kept there."""
+    return name.partition(AT)[0]
+
+
+def _simulated(name: str) -> tuple[tuple[str, str], ...]:
+    kept = name.partition(AT)[2]
+    return ((ENV_VAR, kept),) if kept else ()
 
 
 def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
@@ -66,6 +79,13 @@ class LoadSettings(Flags):
         name="--off",
         type=numbers(share),
     )
+    acceptances: tuple[float, ...] = option(
+        (),
+        "shares of every draft that are kept, simulated: servers with PARSE are started once for "
+        "each, as NAME@SHARE",
+        name="--acceptance",
+        type=numbers(share),
+    )
     runs: int = option(3, "of every server, in turns", type=at_least(1))
     least_requests: int = option(
         16,
@@ -79,7 +99,22 @@ class LoadSettings(Flags):
     @property
     def names(self) -> tuple[str, ...]:
         """Servers, in their order."""
-        return self.servers or tuple(self.remotes) or SERVERS
+        named = self.servers or tuple(self.remotes) or SERVERS
+        return tuple(name for known in named for name in self._each(known))
+
+    def _each(self, name: str) -> tuple[str, ...]:
+        if name not in WITH_PARSE or name in self.remotes or not self.acceptances:
+            return (name,)
+        return tuple(f"{name}{AT}{share:g}" for share in self.acceptances)
+
+    @property
+    def specs(self) -> list[ServerSpec]:
+        """The servers to start here. Raises: BenchError, when a model is not there."""
+        names = [name for name in self.names if name not in self.remotes]
+        if not names:
+            return []
+        kinds = {spec.name: spec for spec in lineup(self.models, tuple(map(kind_of, names)))}
+        return [replace(kinds[kind_of(n)], name=n, environment=_simulated(n)) for n in names]
 
     @property
     def models(self) -> Models:
@@ -99,7 +134,7 @@ class LoadSettings(Flags):
 
     def shares(self, server: str) -> tuple[float, ...]:
         """The loads of a server, by their share of requests that switch PARSE off."""
-        return self.off_shares if server in WITH_PARSE else (0.0,)
+        return self.off_shares if kind_of(server) in WITH_PARSE else (0.0,)
 
     def order(self, run: int) -> tuple[str, ...]:
         """Who plays when: there and back again, so that no server is always the first."""
