@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,8 @@ from typing import Any
 import pandas
 import pytest
 
+from sglang_parse.bench.calibrate.run import with_loss
+from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.tasks import Options, TaskError, find_task, task_names
 from sglang_parse.bench.tasks.base import Grader, Item
 from sglang_parse.bench.tasks.demo import demo_assignment
@@ -138,6 +141,20 @@ def test_a_command_that_cannot_say_where(tmp_path: Path):
     locate = find_task("prompts").make_locator(options)
     with pytest.raises(TaskError, match="no right_chars for sum.*--loss answer"):
         locate(item, "2", False)
+
+
+def test_where_a_text_goes_wrong_is_asked_for_only_where_that_counts():
+    def locate(item: Item, text: str, finished: bool) -> int | None:
+        raise TaskError("this grader cannot tell")
+
+    able = replace(demo_assignment(1), locate=locate)
+    assert with_loss(able, None) == ("token", able)
+    loss, asked = with_loss(able, "answer")
+    assert (loss, asked.locate) == ("answer", None)
+    unable = replace(able, locate=None)
+    assert with_loss(unable, None) == ("answer", unable)
+    with pytest.raises(BenchError, match="--loss is 'token'.*cannot say where"):
+        with_loss(unable, "token")
 
 
 def test_a_command_that_is_not_there(tmp_path: Path):

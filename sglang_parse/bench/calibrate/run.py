@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -54,10 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         TaskError: the task's file or its grader is not there.
     """
     settings, say = CalibrateSettings.read(arguments), Teller(console)
-    task = _task(settings)
-    loss = settings.loss or (TOKEN if task.locate else ANSWER)
-    if loss == TOKEN and task.locate is None:
-        raise BenchError(f"--loss is {loss!r}, but {task.title} cannot say where a text goes wrong")
+    loss, task = with_loss(_task(settings), settings.loss)
     _say_what_can_be(settings, say)
     specs = [] if settings.remote else lineup(settings.models, (PARSE,))
     if specs:
@@ -97,6 +94,21 @@ def _task(settings: CalibrateSettings) -> Assignment:
     if any(item.follow_ups for item in task.items[: settings.total]):
         raise BenchError(f"{task.title} has problems of several turns, which have no one grade")
     return task
+
+
+def with_loss(task: Assignment, wanted: Loss | None) -> tuple[Loss, Assignment]:
+    """Which error counts, and the task without what is not needed for it: a grader that need not
+    say where a text goes wrong is not asked.
+
+    Raises:
+        BenchError: it would have to, and cannot.
+    """
+    loss: Loss = wanted or (TOKEN if task.locate else ANSWER)
+    if loss == ANSWER:
+        return loss, replace(task, locate=None)
+    if task.locate is None:
+        raise BenchError(f"--loss is {loss!r}, but {task.title} cannot say where a text goes wrong")
+    return loss, task
 
 
 def _say_what_can_be(settings: CalibrateSettings, say: Teller) -> None:
@@ -196,7 +208,8 @@ class _Calibrating:
     def _conditions(self, found: Fingerprint) -> dict[str, Any]:
         task = {"task": self.task.title, "max_tokens": self.task.max_tokens}
         file = str(self.settings.task_file or "")
-        return found.model_dump() | task | {"task_file": file}
+        located = self.task.locate is not None
+        return found.model_dump() | task | {"task_file": file, "located": located}
 
     @contextmanager
     def _bar(self, title: str, total: int) -> Iterator[Callable[[int], None]]:

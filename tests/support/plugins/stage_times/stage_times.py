@@ -1,6 +1,6 @@
 """Test-only SGLang plugin: writes down what the controller of a PARSE server is told.
 
-``record_stage_times.py`` puts this folder on PYTHONPATH of a server and names a file in
+``record_loads.py`` puts this folder on PYTHONPATH of a server and names a file in
 ``STAGE_TIMES``; without that variable the plugin does nothing.
 """
 
@@ -41,10 +41,15 @@ class Record:
         original(controller, iteration)
 
     def saw_round(
-        self, original: Callable, controller: Any, threshold: float, judged: Judgement
+        self,
+        original: Callable,
+        controller: Any,
+        threshold: float,
+        judged: Judgement,
+        num_failed: int = 0,
     ) -> None:
         self._write("round", threshold, *judged)
-        original(controller, threshold, judged)
+        original(controller, threshold, judged, num_failed)
 
     def _write(self, *values: Any) -> None:
         with self.path.open("a") as lines:
