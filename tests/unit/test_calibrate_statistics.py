@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,8 +30,10 @@ from sglang_parse.bench.calibrate.figures import (
     whole_wrong_answers,
 )
 from sglang_parse.bench.calibrate.losses import ANSWER, TOKEN, FirstDraft
+from sglang_parse.bench.calibrate.page import render
 from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.core.selection import SELECTIONS, select
+from support.calibration import FACTS, calibration
 
 pytestmark = pytest.mark.unit
 
@@ -246,3 +249,10 @@ def test_reliability_counts_every_judged_prefix_once():
     assert [one.right.count for one in bins] == [0, 1, 1, 1]
     assert [one.mean for one in bins] == [0.1, 0.8, 0.9, 0.95]
     assert reliability([draft([0.5], right=False)]) == ()  # no grader said where
+
+
+def test_a_page_of_a_grader_that_cannot_say_where_a_text_goes_wrong():
+    figures, certificate = calibration()
+    page = render(replace(figures, bins=()), certificate, FACTS)
+    assert "Whole answers" in page
+    assert "What a verdict means" not in page

@@ -144,10 +144,7 @@ def test_a_command_that_cannot_say_where(tmp_path: Path):
 
 
 def test_where_a_text_goes_wrong_is_asked_for_only_where_that_counts():
-    def locate(item: Item, text: str, finished: bool) -> int | None:
-        raise TaskError("this grader cannot tell")
-
-    able = replace(demo_assignment(1), locate=locate)
+    able = demo_assignment(1)
     assert with_loss(able, None) == ("token", able)
     loss, asked = with_loss(able, "answer")
     assert (loss, asked.locate) == ("answer", None)
