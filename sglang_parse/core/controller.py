@@ -45,7 +45,7 @@ PILOTS = 3
 YOUNG = 32
 """Rounds of an account in which each is news."""
 RENEW_EVERY = 12
-"""Rounds asked for between two looks at all plans there are."""
+"""Rounds asked for, or one for each running request, between two looks at all plans there are."""
 LOADS_PER_OCTAVE = 2
 """How finely numbers of running requests are told apart meanwhile."""
 PATIENCE = 12
@@ -187,7 +187,7 @@ class Account:
         cuts: where its drafts were cut.
         best: the plan that was best when it was last asked for; None before.
         num_asked: how often one was asked for since.
-        at_load: the load then, in steps by which it is told apart.
+        at_load: the load then, in steps by which it is told apart; ``at_rounds``: its rounds then.
         pilots: rounds it still needs before drafting may be given up.
         is_off: drafting did not pay when it was last asked.
         waiting: drafts not begun since a pilot was sent; None while none is under way.
@@ -198,6 +198,7 @@ class Account:
     best: RoundPlan | None = None
     num_asked: int = 0
     at_load: int = 0
+    at_rounds: int = 0
     pilots: int = PILOTS
     is_off: bool = False
     waiting: int | None = None
@@ -362,10 +363,12 @@ class Controller:
         changed."""
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
         account.num_asked += 1
-        is_new = account.cuts.rounds < YOUNG or account.num_asked >= RENEW_EVERY
-        if account.best is None or is_new or load != account.at_load:
+        rounds = account.cuts.rounds
+        is_new = rounds < YOUNG and rounds != account.at_rounds
+        is_old = account.num_asked >= max(RENEW_EVERY, self.num_running)
+        if account.best is None or is_new or is_old or load != account.at_load:
             account.best, account.at_load = self._best(account.cuts, resting), load
-            account.num_asked = 0
+            account.num_asked, account.at_rounds = 0, rounds
         return account.best
 
     def _best(self, cuts: Cuts, resting: int) -> RoundPlan:

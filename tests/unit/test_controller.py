@@ -132,7 +132,21 @@ def test_a_head_that_makes_the_target_faster_counts():
     assert controller.plan(HALF) is not None
     for _ in range(100):
         controller.saw([Timed(Stage.STEP, 1, 4, STEP_MS)])
-    assert controller.plan(HALF) is None
+    assert [controller.plan(HALF) for _ in range(RENEW_EVERY)][-1] is None
+
+
+def test_where_nothing_new_was_seen_the_plans_are_not_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A look takes milliseconds, and those that rest ask again with every segment."""
+    controller, looks = priced(), []
+    look = Controller._best
+    monkeypatch.setattr(Controller, "_best", lambda *call: looks.append(call) or look(*call))
+    controller.saw_load(16)
+    play(controller, BAD, rounds=PILOTS)
+    for _ in range(4 * 16):
+        controller.plan(HALF)
+    assert 1 <= len(looks) <= 5
 
 
 def test_each_threshold_has_its_own_account():
