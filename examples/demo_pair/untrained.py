@@ -1,6 +1,8 @@
 """A draft of the demo draft's shape that knows nothing: what PARSE costs where it cannot pay.
 
-python examples/demo_pair/untrained.py build/untrained
+    python examples/demo_pair/untrained.py build/untrained
+
+Random weights; config and tokenizer are the demo draft's.
 """
 
 from __future__ import annotations

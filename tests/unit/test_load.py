@@ -8,7 +8,8 @@ import pytest
 
 from sglang_parse.bench.harness.loop import closed_loop
 from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.load.figures import Run, Span, figures_of, title_of
+from sglang_parse.bench.load.figures import Run, Span, figures_of
+from sglang_parse.bench.load.names import title_of
 from sglang_parse.bench.load.run import _Loads
 from sglang_parse.bench.load.settings import SERVERS, LoadSettings
 from sglang_parse.bench.load.stream import Streamed

@@ -4,5 +4,6 @@
 nothing came for a while. Here a closed loop sends streamed requests and keeps when each chunk came.
 
 stream.py sends one request and notes its chunks, stages.py reads what the server's stages took;
-figures.py makes figures of them; run.py is the order of events.
+names.py tells simulated servers apart; figures.py makes figures of all; run.py is the order of
+events.
 """

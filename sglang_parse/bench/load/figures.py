@@ -12,8 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from sglang_parse.bench.harness.records import TITLES
-from sglang_parse.bench.load.settings import AT
+from sglang_parse.bench.load.names import title_of
 from sglang_parse.bench.load.stream import Streamed
 
 
@@ -102,12 +101,6 @@ class LoadFigures:
         """For people."""
         kind = {"all": "", "drafting": ": drafting", "off": ": switched off"}[self.requests_are]
         return f"{title_of(self.server)}{kind}"
-
-
-def title_of(server: str) -> str:
-    """Of a server, for people; ``settings.AT`` is between its name and the share kept there."""
-    name, at, kept = server.partition(AT)
-    return TITLES.get(name, name) + (f", {float(kept):.0%} kept" if at else "")
 
 
 def figures_of(runs: Sequence[Run]) -> list[LoadFigures]:

@@ -18,7 +18,8 @@ from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
 from sglang_parse.bench.harness.tables import make_table
-from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of, title_of
+from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of
+from sglang_parse.bench.load.names import title_of
 from sglang_parse.bench.load.settings import LoadSettings
 from sglang_parse.bench.load.stages import stage_shares
 from sglang_parse.bench.load.stream import Load, drive

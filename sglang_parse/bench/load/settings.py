@@ -19,27 +19,15 @@ from sglang_parse.bench.harness.records import (
     BenchError,
 )
 from sglang_parse.bench.harness.servers import MODEL_NAME, Remote, ServerSpec
-from sglang_parse.core.simulation import ENV_VAR
+from sglang_parse.bench.load.names import environment_of, kind_of, names_at
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3)
-AT = "@"
-"""Between a server's name and the share of every draft that is kept there."""
 WAVES = 4
 """Requests at one place, one after another, at least."""
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def kind_of(name: str) -> str:
-    """Of a server: its name without the share that is kept there."""
-    return name.partition(AT)[0]
-
-
-def _simulated(name: str) -> tuple[tuple[str, str], ...]:
-    kept = name.partition(AT)[2]
-    return ((ENV_VAR, kept),) if kept else ()
 
 
 def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
@@ -100,12 +88,11 @@ class LoadSettings(Flags):
     def names(self) -> tuple[str, ...]:
         """Servers, in their order."""
         named = self.servers or tuple(self.remotes) or SERVERS
-        return tuple(name for known in named for name in self._each(known))
-
-    def _each(self, name: str) -> tuple[str, ...]:
-        if name not in WITH_PARSE or name in self.remotes or not self.acceptances:
-            return (name,)
-        return tuple(f"{name}{AT}{share:g}" for share in self.acceptances)
+        return tuple(
+            name
+            for kind in named
+            for name in names_at(kind, () if kind in self.remotes else self.acceptances)
+        )
 
     @property
     def specs(self) -> list[ServerSpec]:
@@ -114,7 +101,7 @@ class LoadSettings(Flags):
         if not names:
             return []
         kinds = {spec.name: spec for spec in lineup(self.models, tuple(map(kind_of, names)))}
-        return [replace(kinds[kind_of(n)], name=n, environment=_simulated(n)) for n in names]
+        return [replace(kinds[kind_of(n)], name=n, environment=environment_of(n)) for n in names]
 
     @property
     def models(self) -> Models:
