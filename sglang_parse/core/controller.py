@@ -244,9 +244,8 @@ class Controller:
         """
         self.num_running, self._resting = num_running, Counter(resting)
 
-    def saw(self, iteration: Iterable[Timed]) -> None:
+    def saw(self, iteration: Sequence[Timed]) -> None:
         """The stages of one iteration."""
-        iteration = list(iteration)
         self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.HOST))
         for timed in iteration:
             if timed.stage is Stage.BURST:
