@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_parse.bench.harness.demo_pair import check_there, is_of_demo_pair, short_path
-from sglang_parse.bench.harness.flags import Flags, at_least, option, split_words
+from sglang_parse.bench.harness.flags import Flags, at_least, option, split_names, split_words
 from sglang_parse.bench.harness.lineup import Models
 from sglang_parse.bench.harness.records import (
     DRAFT,
@@ -39,10 +39,6 @@ OWN_THRESHOLD = ParseConfig().smallest_accepted
 _models = partial(option, group="models and servers")
 _load = partial(option, group="load")
 _task = partial(option, group="task")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
@@ -100,7 +96,7 @@ class CompareSettings(Flags):
     parse_flags: tuple[str, ...] = _models("", "more, for servers with PARSE", read=split_words)
     standalone_steps: int = _models(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = _models(3, "draft tokens", type=at_least(1))
-    servers: tuple[str, ...] = _models("", f"default: {','.join(SERVERS)}", read=_names)
+    servers: tuple[str, ...] = _models("", f"default: {','.join(SERVERS)}", read=split_names)
     remotes: dict[str, Remote] = _models(
         [],
         "a running server instead of one started here; repeatable",

@@ -68,6 +68,11 @@ class Flags:
         return cls(**values)
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """A setting's ``read``: a list such as plain,parse."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def split_words(text: str) -> tuple[str, ...]:
     """A setting's ``read``: as a shell takes a line apart."""
     return tuple(shlex.split(text))

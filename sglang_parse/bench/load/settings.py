@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
-from sglang_parse.bench.harness.flags import Flags, at_least, numbers, option, share, split_words
+from sglang_parse.bench.harness.flags import (
+    Flags,
+    at_least,
+    numbers,
+    option,
+    share,
+    split_names,
+    split_words,
+)
 from sglang_parse.bench.harness.lineup import Models, lineup
 from sglang_parse.bench.harness.records import (
     EAGLE3,
@@ -26,10 +34,6 @@ WAVES = 4
 """Requests at one place, one after another, at least."""
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
     remotes = {}
     for text in texts:
@@ -46,7 +50,7 @@ class LoadSettings(Flags):
 
     pair: Path = option(DEMO_PAIR, "folder with target/, draft/, eagle3/", type=Path)
     servers: tuple[str, ...] = option(
-        "", f"default: {','.join(SERVERS)}, or those of --url", read=_names
+        "", f"default: {','.join(SERVERS)}, or those of --url", read=split_names
     )
     remotes: dict[str, Remote] = option(
         [],
