@@ -6,7 +6,7 @@ Prefills are ``prefill``'s, decode iterations ``overlap.Pipeline``'s.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -82,11 +82,12 @@ class ParseWorker(BaseSpecWorker):
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
             prefilled = {req.rid for req in batch.reqs}
-            engine.controller.saw_load(len(self._running.keys() | prefilled))
+            num_running = len(self._running.keys() | prefilled)
+            engine.controller.saw_load(num_running, _resting(self._running.values()))
             engine.closed = None
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.controller.saw_load(len(batch.reqs), [*_resting(batch.reqs)])
+        engine.controller.saw_load(len(batch.reqs), _resting(batch.reqs))
         engine.tally.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
@@ -137,7 +138,7 @@ class ParseWorker(BaseSpecWorker):
                 self.engine.draft.fill(kept)
 
 
-def _resting(reqs: Sequence[Any]) -> Iterator[Key | None]:
+def _resting(reqs: Iterable[Any]) -> Iterator[Key | None]:
     """The accounts of those that do not draft (see ``Controller.saw_load``)."""
     for req in reqs:
         state: RequestState = req.parse_state

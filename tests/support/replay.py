@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.controller import MOST_FAILED, Controller
+from sglang_parse.core.controller import Controller, account_of
 from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, Timed
@@ -56,7 +56,10 @@ Script = Sequence[Segment]
 class Policy(Protocol):
     """What decides: fixed settings, or the controller."""
 
-    def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
+    def saw_load(self, num_running: int, resting: Sequence[int]) -> None:
+        """Requests that run now; of those that rest, how often each has failed."""
+
+    def plan(self, num_failed: int) -> RoundPlan | None:
         """A request may draft: how; None where it should not."""
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -78,8 +81,10 @@ class Fixed:
     burst: int = 16
     drafts: bool = True
 
-    def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
-        del num_running, num_resting, num_failed
+    def saw_load(self, num_running: int, resting: Sequence[int]) -> None: ...
+
+    def plan(self, num_failed: int) -> RoundPlan | None:
+        del num_failed
         return RoundPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
 
     def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
@@ -101,8 +106,11 @@ class Controlled:
     threshold: float = 0.5
     taken: Counter[RoundPlan | None] = field(default_factory=Counter)
 
-    def plan(self, num_running: int, num_resting: int, num_failed: int) -> RoundPlan | None:
-        self.controller.saw_load(num_running, [None] * num_resting)
+    def saw_load(self, num_running: int, resting: Sequence[int]) -> None:
+        keys = (account_of(self.threshold, num_failed) for num_failed in resting)
+        self.controller.saw_load(num_running, keys)
+
+    def plan(self, num_failed: int) -> RoundPlan | None:
         plan = self.controller.plan(self.threshold, num_failed)
         self.taken[plan and replace(plan, speedup=None)] += 1
         return plan
@@ -221,6 +229,7 @@ class Replay:
         if not new:
             return
         self.ms += self.prices.prefill(len(new))
+        self._say_load(len(new))
         self.running += new
         for request in new:
             self._emit(request, 1, is_stepping=None)  # the prefill's own token
@@ -234,15 +243,17 @@ class Replay:
         request.plan = None
         if request.place >= request.length:
             return
-        like = min(request.num_failed, MOST_FAILED)
-        others = (r for r in self.running if min(r.num_failed, MOST_FAILED) != like)
-        resting = sum(r.is_resting for r in others)
-        request.plan = self.policy.plan(len(self.running), resting, request.num_failed)
+        request.plan = self.policy.plan(request.num_failed)
         request.drafted, request.is_over = 0, False
         if request.plan is None:
             request.writes_to = request.segment_end(request.place)
 
+    def _say_load(self, num_new: int = 0) -> None:
+        resting = [r.num_failed for r in self.running if r.is_resting]
+        self.policy.saw_load(len(self.running) + num_new, resting)
+
     def _iterate(self) -> None:
+        self._say_load()
         drafting = [r for r in self.running if r.is_drafting]
         over = [r for r in self.running if r.is_over]
         stepping = [r for r in self.running if r.plan is None]

@@ -17,6 +17,7 @@ from sglang_parse.core.controller import (
     RETRY_SHARE,
     Controller,
     Limits,
+    account_of,
 )
 from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.prices import Stage, Timed
@@ -207,11 +208,10 @@ def test_no_more_accounts_than_there_should_be():
 
 def test_trials_are_single_and_lose_a_bounded_share():
     controller = priced(burst_step=4.0)
-    controller.saw_load(4)
+    controller.saw_load(4, [account_of(HALF)] * 4)
     play(controller, BAD, rounds=30)
-    steps = trials = 0
-    while trials < 5:
-        steps += 1
+    trials = 0
+    for steps in range(10_000):
         controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
         asked = [controller.plan(HALF) for _ in range(4)]
         assert sum(plan is not None for plan in asked) <= 1
@@ -219,12 +219,34 @@ def test_trials_are_single_and_lose_a_bounded_share():
             assert plan.draft_tokens == PILOT
             trials += 1
             controller.saw_round(HALF, BAD)
+        if trials == 5:
+            break
+    assert trials == 5
     lost = trials * (PILOT * 4.0 + STEP_MS)  # what it emits saves less than a step
     assert lost <= 1.1 * RETRY_SHARE * steps * STEP_MS + (PILOT * 4.0 + STEP_MS)
 
 
+def test_all_accounts_that_rest_share_the_time_for_trials():
+    """Requests differ in how often they failed: their trials together are as rare as one's."""
+
+    def trials(kinds: int) -> int:
+        controller, count = priced(burst_step=4.0), 0
+        controller.saw_load(4, [account_of(HALF, i % kinds) for i in range(4)])
+        play(controller, BAD, rounds=30)
+        for _ in range(4_000):
+            controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
+            for i in range(4):
+                if controller.plan(HALF, i % kinds):
+                    count += 1
+                    controller.saw_round(HALF, BAD, i % kinds)
+        return count
+
+    assert 0 < trials(4) <= 1.2 * trials(1)
+
+
 def test_it_comes_back_when_trials_go_well():
     controller = priced()
+    controller.saw_load(1, [account_of(HALF)])
     play(controller, BAD, rounds=30)
     trials = 0
     for _ in range(20_000):
