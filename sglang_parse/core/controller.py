@@ -46,6 +46,8 @@ YOUNG = 32
 """Rounds of an account in which each is news."""
 RENEW_EVERY = 12
 """Rounds asked for, or one for each running request, between two looks at all plans there are."""
+RENEW_MS = 500.0
+"""Time of stages between them: a look takes milliseconds, and requests that rest ask often."""
 LOADS_PER_OCTAVE = 2
 """How finely numbers of running requests are told apart meanwhile."""
 PATIENCE = 12
@@ -187,7 +189,8 @@ class Account:
         cuts: where its drafts were cut.
         best: the plan that was best when it was last asked for; None before.
         num_asked: how often one was asked for since.
-        at_load: the load then, in steps by which it is told apart; ``at_rounds``: its rounds then.
+        at_load: the load then, in steps by which it is told apart; ``at_rounds``: its rounds then;
+            ``at_ms``: the time of stages by then.
         pilots: rounds it still needs before drafting may be given up.
         is_off: drafting did not pay when it was last asked.
         waiting: drafts not begun since a pilot was sent; None while none is under way.
@@ -199,6 +202,7 @@ class Account:
     num_asked: int = 0
     at_load: int = 0
     at_rounds: int = 0
+    at_ms: float = 0.0
     pilots: int = PILOTS
     is_off: bool = False
     waiting: int | None = None
@@ -232,6 +236,7 @@ class Controller:
     _drafts_since_price: int = 0
     _has_plain: bool = False
     _owed_ms: float = 0.0
+    _seen_ms: float = 0.0
 
     # -- what was seen ----------------------------------------------------------
 
@@ -246,6 +251,7 @@ class Controller:
 
     def saw(self, iteration: Sequence[Timed]) -> None:
         """The stages of one iteration."""
+        self._seen_ms += sum(timed.ms for timed in iteration)
         self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.HOST))
         for timed in iteration:
             if timed.stage is Stage.BURST:
@@ -367,9 +373,10 @@ class Controller:
         rounds = account.cuts.rounds
         is_new = rounds < YOUNG and rounds != account.at_rounds
         is_old = account.num_asked >= max(RENEW_EVERY, self.num_running)
+        is_old = is_old and self._seen_ms - account.at_ms >= RENEW_MS
         if account.best is None or is_new or is_old or load != account.at_load:
             account.best, account.at_load = self._best(account.cuts, resting), load
-            account.num_asked, account.at_rounds = 0, rounds
+            account.num_asked, account.at_rounds, account.at_ms = 0, rounds, self._seen_ms
         return account.best
 
     def _best(self, cuts: Cuts, resting: int) -> RoundPlan:

@@ -122,6 +122,7 @@ class Cuts:
     written: float = USUAL_SEGMENT
     _wrong: Hazard = field(default_factory=Hazard)
     _over: Hazard = field(default_factory=Hazard)
+    _expected: dict[tuple[int, int, bool], Expected] = field(default_factory=dict)
 
     @property
     def hazard(self) -> float:
@@ -135,6 +136,7 @@ class Cuts:
         shows is forgotten no sooner than what all show.
         """
         self.rounds += 1
+        self._expected.clear()
         for hazard in (self._wrong, self._over):
             hazard.fade(judged.drafted * FEW / max(FEW, num_running))
         # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
@@ -153,6 +155,12 @@ class Cuts:
         Args:
             by_token: every token is judged and no question is asked (token mode).
         """
+        key = draft_tokens, max_prefixes, by_token
+        if key not in self._expected:  # asked for often while drafting rests, and as it was
+            self._expected[key] = self._expect(*key)
+        return self._expected[key]
+
+    def _expect(self, draft_tokens: int, max_prefixes: int, by_token: bool) -> Expected:
         wrong, over = self._wrong.rates(self.prior), self._over.rates(ENDING)
         segment = 1.0 if by_token else max(1.0, self.segment)
         count = max(1, int(draft_tokens / segment))

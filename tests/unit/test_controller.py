@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from sglang_parse.core.controller import (
     PILOTS,
     PRICE_EVERY,
     RENEW_EVERY,
+    RENEW_MS,
     RETRY_SHARE,
+    YOUNG,
     Controller,
     Limits,
     account_of,
@@ -177,9 +180,24 @@ def test_those_that_wait_for_others_bursts_count():
     controller.saw_load(8)
     assert controller.plan(HALF) is not None
     controller.saw_load(8, [None] * 7)
-    for _ in range(RENEW_EVERY):
+    for _ in range(math.ceil(RENEW_MS / STEP_MS) + RENEW_EVERY):
+        controller.saw([Timed(Stage.STEP, 8, 8, STEP_MS)])
         last = controller.plan(HALF)
     assert last is None
+
+
+def test_a_look_at_all_plans_is_not_taken_with_every_ask(monkeypatch: pytest.MonkeyPatch):
+    """It takes milliseconds, and each of 16 requests that rest asks with every token it writes."""
+    controller, looks = priced(burst_step=4.0), []
+    controller.saw_load(16, [account_of(HALF)] * 16)
+    play(controller, BAD, rounds=YOUNG)
+    best = Controller._best
+    monkeypatch.setattr(Controller, "_best", lambda *args: looks.append(1) or best(*args))
+    for _ in range(100):
+        controller.saw([Timed(Stage.STEP, 16, 16, STEP_MS)])
+        for _ in range(16):
+            controller.plan(HALF)
+    assert 1 <= len(looks) <= 1 + 100 * STEP_MS / RENEW_MS
 
 
 def test_a_new_threshold_begins_as_its_neighbours_stand():
@@ -210,8 +228,9 @@ def test_trials_are_single_and_lose_a_bounded_share():
     controller = priced(burst_step=4.0)
     controller.saw_load(4, [account_of(HALF)] * 4)
     play(controller, BAD, rounds=30)
-    trials = 0
-    for steps in range(10_000):
+    steps = trials = 0
+    while trials < 5 and steps < 10_000:
+        steps += 1
         controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
         asked = [controller.plan(HALF) for _ in range(4)]
         assert sum(plan is not None for plan in asked) <= 1
@@ -219,8 +238,6 @@ def test_trials_are_single_and_lose_a_bounded_share():
             assert plan.draft_tokens == PILOT
             trials += 1
             controller.saw_round(HALF, BAD)
-        if trials == 5:
-            break
     assert trials == 5
     lost = trials * (PILOT * 4.0 + STEP_MS)  # what it emits saves less than a step
     assert lost <= 1.1 * RETRY_SHARE * steps * STEP_MS + (PILOT * 4.0 + STEP_MS)
