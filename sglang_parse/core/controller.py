@@ -52,7 +52,7 @@ LOADS_PER_OCTAVE = 2
 """How finely numbers of running requests are told apart meanwhile."""
 PATIENCE = 12
 """Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
-RETRY_SHARE = 0.015
+RETRY_SHARE = 0.0075
 """Most of the plain target's time that later trials may lose."""
 PRICE_EVERY = 256
 """Drafts after which the plain target's price is taken anew, if nothing else showed it."""
@@ -275,7 +275,7 @@ class Controller:
         self._step.add(timed.size, timed.ms)
         self._tokens_per_step += NEWEST * (timed.amount / timed.size - self._tokens_per_step)
         self._drafts_since_price = 0
-        # Only those that would ask share: 1.5 % of the time is for all trials together.
+        # Only those that would ask share: one budget is for all trials together.
         resting = (self._accounts.get(key) for key in self._resting if key is not None)
         off = [account for account in resting if account is not None and account.is_off]
         for account in off:

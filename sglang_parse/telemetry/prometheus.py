@@ -22,6 +22,8 @@ from sglang_parse.core.config import ConfigError
 from sglang_parse.core.tally import Totals, Window
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric
 
+BY_NAME = {metric.name: metric for metric in METRICS}
+
 
 class ParseMetrics:
     """Adds PARSE's metrics to a class derived from ``SchedulerMetricsCollector``."""
@@ -37,6 +39,7 @@ class ParseMetrics:
         self._parse_window = Window(self._parse_tally)
         self._parse_published: Totals = defaultdict(float)
         self._parse_metrics = {metric.name: self._make(metric) for metric in METRICS}
+        self._parse_children: dict[tuple[str, str], Any] = {}
 
     def _make(self, metric: Metric) -> Any:
         # As SGLang does: prometheus_client looks for PROMETHEUS_MULTIPROC_DIR when imported.
@@ -52,8 +55,13 @@ class ParseMetrics:
         return make(name=PREFIX + metric.name, documentation=metric.text, labelnames=labels)
 
     def _child(self, metric: Metric, label_value: str) -> Any:
-        own = {metric.label: label_value} if metric.label else {}
-        return self._parse_metrics[metric.name].labels(**self.labels, **own)
+        """Kept once it is made: ``labels`` takes long for what every iteration asks for."""
+        key = metric.name, label_value
+        if key not in self._parse_children:
+            own = {metric.label: label_value} if metric.label else {}
+            child = self._parse_metrics[metric.name].labels(**self.labels, **own)
+            self._parse_children[key] = child
+        return self._parse_children[key]
 
     def increment_realtime_tokens(self, *args: Any, **kwargs: Any) -> None:
         """SGLang's call after every iteration, when its result has been processed."""
@@ -68,11 +76,10 @@ class ParseMetrics:
             tally.keeps_samples = True
             self._show_zeros()
         tally.update_latest()
-        by_name = {metric.name: metric for metric in METRICS}
         for (name, label_value), total in tally.totals.items():
             growth = total - self._parse_published[name, label_value]
             if growth > 0:
-                self._child(by_name[name], label_value).inc(growth)
+                self._child(BY_NAME[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
         planned = tally.planned
         gauges = {
@@ -86,9 +93,9 @@ class ParseMetrics:
         }
         for (name, label_value), value in gauges.items():
             if value is not None:
-                self._child(by_name[name], label_value).set(value)
+                self._child(BY_NAME[name], label_value).set(value)
         for name, values in tally.take_samples().items():
-            child = self._child(by_name[name], "")
+            child = self._child(BY_NAME[name], "")
             for value in values:
                 child.observe(value)
 

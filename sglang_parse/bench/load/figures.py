@@ -99,7 +99,8 @@ class LoadFigures:
     @property
     def title(self) -> str:
         """For people."""
-        kind = {"all": "", "drafting": ": drafting", "off": ": switched off"}[self.requests_are]
+        kinds = {"all": "", "drafting": ": drafting", "off": ": switched off"}
+        kind = ": all switched off" if self.off_share == 1 else kinds[self.requests_are]
         return f"{title_of(self.server)}{kind}"
 
 
