@@ -23,7 +23,7 @@ BAND_WEIGHT = 32.0
 """Tokens a band must have seen to count as much as the whole account."""
 PRIOR = 1 / 16
 """Wrong tokens per token of a draft that nothing is known of."""
-PRIOR_WEIGHT = 4.0
+PRIOR_WEIGHT = 8.0
 """Tokens a prior counts as."""
 ENDING = 1 / 256
 """The prior of a draft's end."""
@@ -39,13 +39,15 @@ class Judgement(NamedTuple):
     """A draft that was judged. Offsets are draft tokens.
 
     Attributes:
-        drafted: tokens it held; ``segments``: how many segments they were.
+        drafted: tokens it held; ``judged``: those of them in front of its last prefix's end.
+        segments: how many segments these were.
         cut: those that were kept.
         rejected: the end of the first rejected prefix; None where all that was judged is kept.
         is_finished: the draft model ended its answer with it.
     """
 
     drafted: int
+    judged: int
     segments: int
     cut: int
     rejected: int | None
@@ -143,7 +145,8 @@ class Cuts:
         wrong = judged.cut if judged.rejected is None else (judged.cut + judged.rejected - 1) // 2
         self._wrong.add(wrong, has_event=judged.rejected is not None)
         self._over.add(judged.drafted, has_event=judged.is_finished)
-        self.segment += NEWEST * (judged.drafted / max(1, judged.segments) - self.segment)
+        # Not of all that was drafted: a short draft ends in the middle of one.
+        self.segment += NEWEST * (judged.judged / max(1, judged.segments) - self.segment)
 
     def add_written(self, num_tokens: int) -> None:
         """The target finished the segment after a cut."""

@@ -305,7 +305,12 @@ def _judgement(req: Any, cut: int) -> Judgement:
     if not ends and cut < drafted:  # token mode
         rejected = cut + 1
     return Judgement(
-        drafted, state.draft.num_segments or drafted, cut, rejected, is_finished=_is_whole(req)
+        drafted=drafted,
+        judged=ends[-1] if ends else drafted,
+        segments=state.draft.num_segments or drafted,
+        cut=cut,
+        rejected=rejected,
+        is_finished=_is_whole(req),
     )
 
 

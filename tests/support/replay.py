@@ -299,7 +299,7 @@ class Replay:
         tail = drafted - cut - 1 if cut == last and cut < drafted else 0
         rejected = next((end for end in request.judged_ends if end > cut), None)
         is_end = start + drafted >= request.length
-        judged = Judgement(drafted, len(request.ends), cut, rejected, is_end)
+        judged = Judgement(drafted, last, len(request.ends), cut, rejected, is_end)
         self.policy.saw_round(judged, request.num_failed)
         request.num_failed = 0 if cut else request.num_failed + 1
         self._emit(request, emitted, is_stepping=False)

@@ -28,8 +28,8 @@ from sglang_parse.core.prices import Stage, Timed
 pytestmark = pytest.mark.unit
 
 HALF, LOW = 0.5, 0.25
-GOOD = Judgement(128, segments=10, cut=128, rejected=None, is_finished=False)
-BAD = Judgement(PILOT, segments=1, cut=0, rejected=PILOT, is_finished=False)
+GOOD = Judgement(128, judged=128, segments=10, cut=128, rejected=None, is_finished=False)
+BAD = Judgement(PILOT, judged=PILOT, segments=1, cut=0, rejected=PILOT, is_finished=False)
 STEP_MS = 8.0
 FREE = Limits()
 
@@ -93,7 +93,7 @@ def test_three_bad_pilots_and_drafting_rests():
 def test_good_drafts_are_long_and_bad_ones_short():
     good, middling = priced(), priced()
     play(good, GOOD)
-    cut = Judgement(128, segments=10, cut=26, rejected=38, is_finished=False)
+    cut = Judgement(128, judged=128, segments=10, cut=26, rejected=38, is_finished=False)
     play(middling, cut)
     assert good.plan(HALF).draft_tokens == 128
     assert middling.plan(HALF).draft_tokens < 128
@@ -270,7 +270,9 @@ def test_it_comes_back_when_trials_go_well():
         controller.saw([Timed(Stage.STEP, 1, 1, STEP_MS)])
         if controller.plan(HALF):
             trials += 1
-            controller.saw_round(HALF, GOOD._replace(drafted=PILOT, cut=PILOT, segments=1))
+            controller.saw_round(
+                HALF, GOOD._replace(drafted=PILOT, judged=PILOT, cut=PILOT, segments=1)
+            )
         if trials == 60:
             break
     assert all(controller.plan(HALF) for _ in range(5))
@@ -294,7 +296,7 @@ def test_what_was_given_is_fixed():
     assert limits.fixed == {"draft_tokens", "burst_tokens"}
     controller = priced(limits)
     assert controller.plan(HALF).draft_tokens == 48  # the pilot, too
-    play(controller, replace_cut(4, 12)._replace(drafted=48))
+    play(controller, replace_cut(4, 12)._replace(drafted=48, judged=48))
     for _ in range(10):
         if plan := controller.plan(HALF):
             assert (plan.draft_tokens, plan.burst_tokens) == (48, 8)
