@@ -21,23 +21,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.cuts import PRIOR, Cuts, Expected, Judgement
+from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, StageCost, Timed
 
-LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
-PREFIXES = (1, 2, 4, 8, 16, 32, 64, 128)
-BURSTS = (4, 8, 16, 32, 64, 128)
-"""What a plan may be, below what the settings allow."""
-CHOSEN = ("draft_tokens", "max_prefixes", "burst_tokens")
-"""The settings a plan chooses."""
-FIRST_BURST = 16
-"""Draft tokens per iteration before prices are known."""
 PILOT = 16
 """Draft tokens of a round that is to find out."""
 PILOTS = 3
@@ -64,86 +56,6 @@ MOST_FAILED = 3
 """Failures in a row that are told apart: one more makes no difference."""
 MAX_ACCOUNTS = 128
 """Accounts kept, the ones used last: a client may send any threshold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the settings leave to decide. Each number is the most, or fixed.
-
-    Attributes:
-        draft_tokens, max_prefixes, burst_tokens: as in ``phases.RoundPlan``.
-        fixed: the names of those of them that are not to be chosen.
-        question_rows: rows of one question; 0 in token mode.
-        by_token: token mode.
-        gap: what a request that does not draft may wait for its next token while others draft, in
-            plain steps at this load; 0 for any time.
-        slowdown: what a mean iteration may take while requests that never draft run, in the same; 0
-            for any time.
-        silence_ms: how long a round may take; 0 for any time.
-    """
-
-    draft_tokens: int = 128
-    max_prefixes: int = 16
-    burst_tokens: int = 128
-    fixed: frozenset[str] = frozenset()
-    question_rows: float = 0.0
-    by_token: bool = False
-    gap: float = 0.0
-    slowdown: float = 0.0
-    silence_ms: float = 0.0
-
-    @classmethod
-    def of(cls, config: ParseConfig, question_rows: float, *, is_timed: bool = True) -> Limits:
-        """What a server's settings leave to decide: those that were given are fixed, and what a
-        certificate is about is as it says.
-
-        Args:
-            question_rows: rows of one question.
-            is_timed: whether anything may depend on the clock.
-        """
-        fixed = set(CHOSEN) & config.model_fields_set
-        if config.certificate is not None:
-            fixed |= {"draft_tokens", "max_prefixes"}
-        if not is_timed or config.drafting != "auto":
-            fixed |= set(CHOSEN)
-        is_fixed = "burst_tokens" in fixed
-        return cls(
-            draft_tokens=config.draft_tokens,
-            max_prefixes=config.max_prefixes,
-            burst_tokens=config.burst_tokens if is_fixed else config.draft_tokens,
-            fixed=frozenset(fixed),
-            question_rows=question_rows if config.is_semantic else 0.0,
-            by_token=not config.is_semantic,
-            gap=config.max_gap if is_timed else 0.0,
-            slowdown=config.max_slowdown if is_timed else 0.0,
-            silence_ms=1e3 * config.max_silence if is_timed else 0.0,
-        )
-
-    @property
-    def first_burst(self) -> int:
-        """Before anything is known."""
-        is_fixed = "burst_tokens" in self.fixed
-        return self.burst_tokens if is_fixed else min(FIRST_BURST, self.burst_tokens)
-
-    def drafts(self, segment: float) -> Iterator[tuple[int, int]]:
-        """(Draft tokens, prefixes) of all rounds there may be.
-
-        Args:
-            segment: a draft is at least as long: a verdict on half a segment is worth little.
-        """
-        for length in self._values("draft_tokens", LENGTHS, 0 if self.by_token else segment):
-            for prefixes in self._values("max_prefixes", () if self.by_token else PREFIXES):
-                yield length, prefixes
-
-    def bursts(self) -> list[int]:
-        """Draft tokens per iteration there may be."""
-        return self._values("burst_tokens", BURSTS)
-
-    def _values(self, name: str, known: Sequence[int], least: float = 0) -> list[int]:
-        most: int = getattr(self, name)
-        if name in self.fixed:
-            return [most]
-        return [*(value for value in known if least <= value < most), most]
 
 
 class Pace(NamedTuple):

@@ -20,7 +20,8 @@ from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT, check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller, Key, Limits, account_of
+from sglang_parse.core.controller import Controller, Key, account_of
+from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller, Limits
+from sglang_parse.core.controller import Controller
+from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import Move, Phase, Terms
 from support.fake_engine import (
     PROMPT,

@@ -10,7 +10,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.controller import Controller, Limits
+from sglang_parse.core.controller import Controller
+from sglang_parse.core.limits import Limits
 from sglang_parse.core.prices import Stage, StageCost
 from support.replay import Controlled, Fixed, Policy, Price, Prices, Replay, Script, Segment
 

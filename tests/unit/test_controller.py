@@ -19,10 +19,10 @@ from sglang_parse.core.controller import (
     RETRY_SHARE,
     YOUNG,
     Controller,
-    Limits,
     account_of,
 )
 from sglang_parse.core.cuts import Judgement
+from sglang_parse.core.limits import Limits
 from sglang_parse.core.prices import Stage, Timed
 
 pytestmark = pytest.mark.unit
