@@ -46,6 +46,9 @@ PATIENCE = 12
 """Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
 RETRY_SHARE = 0.0075
 """Most of the plain target's time that later trials may lose."""
+EARLY = 16
+"""How much sooner a server's first trial comes, the next ones half as much each, where drafting was
+given up after few rounds: those may have compiled kernels, or found the machine busy."""
 PRICE_EVERY = 256
 """Drafts after which the plain target's price is taken anew, if nothing else showed it."""
 COMEBACK = 1.05
@@ -147,6 +150,7 @@ class Controller:
     _accounts: OrderedDict[Key, Account] = field(default_factory=OrderedDict)
     _drafts_since_price: int = 0
     _has_plain: bool = False
+    _num_trials: int = 0
     _owed_ms: float = 0.0
     _seen_ms: float = 0.0
 
@@ -190,8 +194,10 @@ class Controller:
         # Only those that would ask share: one budget is for all trials together.
         resting = (self._accounts.get(key) for key in self._resting if key is not None)
         off = [account for account in resting if account is not None and account.is_off]
+        early = max(1.0, EARLY / 2**self._num_trials)
         for account in off:
-            account.to_spend_ms += RETRY_SHARE * timed.ms / len(off)
+            sooner = early if account.cuts.rounds < YOUNG else 1.0
+            account.to_spend_ms += sooner * RETRY_SHARE * timed.ms / len(off)
 
     def saw_round(self, threshold: float, judged: Judgement, num_failed: int = 0) -> None:
         """A draft was judged; for ``num_failed`` see ``plan``."""
@@ -265,6 +271,7 @@ class Controller:
         if account.to_spend_ms < max(loss, 0.0):
             return None
         account.to_spend_ms = 0.0
+        self._num_trials += 1
         return plan
 
     def _whole(self) -> RoundPlan:

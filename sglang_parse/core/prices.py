@@ -13,7 +13,8 @@ from sglang_parse.core.block import BlockPlan
 NEWEST = 0.1
 """Least weight of an observation in the mean of its size."""
 OUTLIER = 3.0
-"""An observation counts as at most this many times that mean: first calls compile."""
+"""An observation counts as at most this many times that mean: first calls compile. One of less than
+a third says that the mean was of such."""
 FIRST = 3
 """Observations of a size that count in full."""
 SIZES_PER_OCTAVE = 2
@@ -56,12 +57,19 @@ class _Mean:
     count: int = 0
 
     def add(self, size: float, ms: float) -> None:
+        if ms * OUTLIER < self.ms:
+            self.count = 0
         self.count += 1
         if self.count > FIRST:
             ms = min(ms, OUTLIER * self.ms)
         weight = max(NEWEST, 1 / self.count)
         self.size += weight * (size - self.size)
         self.ms += weight * (ms - self.ms)
+
+    def cap(self, ms: float) -> None:
+        """It cannot be worth three times as much as a larger size."""
+        if ms * OUTLIER < self.ms:
+            self.count, self.ms = 1, ms
 
 
 @dataclass(slots=True)
@@ -79,7 +87,12 @@ class StageCost:
     def add(self, size: float, ms: float) -> None:
         """One more observation: a stage of this size took that long."""
         key = round(SIZES_PER_OCTAVE * math.log2(max(1.0, size)))
-        self._means.setdefault(key, _Mean()).add(size, ms)
+        found = self._means.setdefault(key, _Mean())
+        found.add(size, ms)
+        # What is smaller costs no more; it may not have been seen since the server's first calls.
+        for smaller, mean in self._means.items():
+            if smaller < key:
+                mean.cap(found.ms)
         self._points = []
 
     def at(self, size: float) -> float | None:

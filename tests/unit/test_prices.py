@@ -39,3 +39,13 @@ def test_what_was_is_forgotten_and_an_outlier_counts_little():
     for _ in range(100):
         cost.add(1, 20.0)
     assert cost.at(1) == pytest.approx(20, rel=0.02)
+
+
+def test_first_calls_are_forgotten_as_soon_as_one_shows_it():
+    """A server's first passes compile, or share the machine with other servers that start."""
+    cost = cost_of(*[(32, 900.0)] * 3, *[(64, 1000.0)] * 3)
+    cost.add(64, 30.0)
+    assert cost.at(64) == pytest.approx(30)
+    assert cost.at(32) <= 30  # less work takes no longer
+    cost.add(64, 40.0)
+    assert cost.at(64) == pytest.approx(35)
