@@ -120,7 +120,7 @@ def test_settings():
     more = read("--requests", "50")
     assert [more.num_requests(c) for c in more.concurrencies] == [50, 50, 64]
     assert settings.shares("plain") == (0.0,)
-    assert settings.shares("parse") == (0.0, 0.5)
+    assert settings.shares("parse") == (0.0, 0.5, 1.0)
     assert settings.order(1) == SERVERS[::-1]
     remote = read("--url", "parse=http://127.0.0.1:1/v1")
     assert remote.names == ("parse",)

@@ -66,8 +66,9 @@ class LoadSettings(Flags):
         (1, 4, 16), "requests at a time", name="--concurrency", type=numbers(at_least(1))
     )
     off_shares: tuple[float, ...] = option(
-        (0.0, 0.5),
-        "shares of the requests that switch PARSE off, where there is PARSE",
+        (0.0, 0.5, 1.0),
+        "shares of the requests that switch PARSE off, where there is PARSE: those of a mixed load "
+        "beside others that draft, and among their like",
         name="--off",
         type=numbers(share),
     )
