@@ -49,8 +49,9 @@ RETRY_SHARE = 0.0075
 EARLY = 16
 """How much sooner a server's first trial comes, the next ones half as much each, where drafting was
 given up after few rounds: those may have compiled kernels, or found the machine busy."""
-PRICE_EVERY = 256
-"""Drafts after which the plain target's price is taken anew, if nothing else showed it."""
+PRICE_SOON, PRICE_EVERY = 8, 256
+"""Drafts after which the plain target's price is taken anew, if nothing else showed it: soon at
+first, and half as often each time."""
 COMEBACK = 1.05
 """Expected speedup at which drafting is resumed; it ends below 1."""
 NEWEST = 0.05
@@ -149,6 +150,7 @@ class Controller:
     _resting: Counter[Key | None] = field(default_factory=Counter)
     _accounts: OrderedDict[Key, Account] = field(default_factory=OrderedDict)
     _drafts_since_price: int = 0
+    _price_every: int = PRICE_SOON
     _has_plain: bool = False
     _num_trials: int = 0
     _owed_ms: float = 0.0
@@ -190,6 +192,8 @@ class Controller:
     def _saw_step(self, timed: Timed) -> None:
         self._step.add(timed.size, timed.ms)
         self._tokens_per_step += NEWEST * (timed.amount / timed.size - self._tokens_per_step)
+        if self._drafts_since_price > self._price_every:
+            self._price_every = min(2 * self._price_every, PRICE_EVERY)
         self._drafts_since_price = 0
         # Only those that would ask share: one budget is for all trials together.
         resting = (self._accounts.get(key) for key in self._resting if key is not None)
@@ -249,7 +253,7 @@ class Controller:
     def _wants_price(self) -> bool:
         """Whether it is time to let the plain target write a little, to see what it takes."""
         self._drafts_since_price += 1
-        return self._step.at(1) is None or self._drafts_since_price > PRICE_EVERY
+        return self._step.at(1) is None or self._drafts_since_price > self._price_every
 
     def _pilot(self, account: Account) -> RoundPlan | None:
         """One request finds out; the others wait for what it brings."""

@@ -15,6 +15,7 @@ from sglang_parse.core.controller import (
     PILOT,
     PILOTS,
     PRICE_EVERY,
+    PRICE_SOON,
     RENEW_EVERY,
     RENEW_MS,
     RETRY_SHARE,
@@ -260,8 +261,10 @@ def test_the_first_trials_come_soon():
         assert waited < 1000
     controller.saw([replace(slow, ms=STEP_MS), Timed(Stage.BURST, 1, 16, 16.0)])
     controller.saw_round(HALF, GOOD)
-    asked = [controller.plan(HALF) for _ in range(RENEW_EVERY)]
-    assert asked[-1] is not None
+    for _ in range(RENEW_EVERY):
+        controller.saw([Timed(Stage.STEP, 1, 1, STEP_MS)])
+        last = controller.plan(HALF)
+    assert last is not None
 
 
 def test_all_accounts_that_rest_share_the_time_for_trials():
@@ -304,6 +307,12 @@ def test_the_plain_targets_price_is_taken_anew():
     play(controller, GOOD)
     assert controller.plan(HALF) is None  # not known yet
     controller.saw([Timed(Stage.STEP, 1, 1, 8.0), Timed(Stage.BURST, 1, 16, 16.0)])
+    every = PRICE_SOON  # at first: what a server's first steps took may be of its start
+    while every < PRICE_EVERY:
+        asked = [controller.plan(HALF) is not None for _ in range(every + 1)]
+        assert asked == [True] * every + [False]
+        controller.saw([Timed(Stage.STEP, 1, 1, 8.0)])
+        every *= 2
     asked = [controller.plan(HALF) is not None for _ in range(PRICE_EVERY + 1)]
     assert asked == [True] * PRICE_EVERY + [False]
 
