@@ -46,7 +46,7 @@ PATIENCE = 12
 """Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
 RETRY_SHARE = 0.0075
 """Most of the plain target's time that later trials may lose."""
-EARLY = 16
+EARLY = 16.0
 """How much sooner a server's first trial comes, the next ones half as much each, where drafting was
 given up after few rounds: those may have compiled kernels, or found the machine busy."""
 PRICE_SOON, PRICE_EVERY = 8, 256
@@ -152,7 +152,7 @@ class Controller:
     _drafts_since_price: int = 0
     _price_every: int = PRICE_SOON
     _has_plain: bool = False
-    _num_trials: int = 0
+    _sooner: float = EARLY
     _owed_ms: float = 0.0
     _seen_ms: float = 0.0
 
@@ -195,13 +195,15 @@ class Controller:
         if self._drafts_since_price > self._price_every:
             self._price_every = min(2 * self._price_every, PRICE_EVERY)
         self._drafts_since_price = 0
-        # Only those that would ask share: one budget is for all trials together.
+        self._save_for_trials(timed.ms)
+
+    def _save_for_trials(self, step_ms: float) -> None:
+        """Those that would ask share it: one budget is for all trials together."""
         resting = (self._accounts.get(key) for key in self._resting if key is not None)
         off = [account for account in resting if account is not None and account.is_off]
-        early = max(1.0, EARLY / 2**self._num_trials)
         for account in off:
-            sooner = early if account.cuts.rounds < YOUNG else 1.0
-            account.to_spend_ms += sooner * RETRY_SHARE * timed.ms / len(off)
+            sooner = self._sooner if account.cuts.rounds < YOUNG else 1.0
+            account.to_spend_ms += sooner * RETRY_SHARE * step_ms / len(off)
 
     def saw_round(self, threshold: float, judged: Judgement, num_failed: int = 0) -> None:
         """A draft was judged; for ``num_failed`` see ``plan``."""
@@ -275,7 +277,7 @@ class Controller:
         if account.to_spend_ms < max(loss, 0.0):
             return None
         account.to_spend_ms = 0.0
-        self._num_trials += 1
+        self._sooner = max(1.0, self._sooner / 2)
         return plan
 
     def _whole(self) -> RoundPlan:
