@@ -84,11 +84,11 @@ class ParseWorker(BaseSpecWorker):
         if batch.forward_mode.is_extend():
             prefilled = {req.rid for req in batch.reqs}
             num_running = len(self._running.keys() | prefilled)
-            engine.controller.saw_load(num_running, _resting(self._running.values()))
+            engine.controller.saw_load(num_running, [*_resting(self._running.values())])
             engine.closed = None
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.controller.saw_load(len(batch.reqs), _resting(batch.reqs))
+        engine.controller.saw_load(len(batch.reqs), [*_resting(batch.reqs)])
         engine.tally.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
