@@ -14,6 +14,11 @@ from support.client import EXACT, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import AHEAD, OVERLAP, QUESTION, Start, parse_flags, served
 
+FP32 = 1e-4
+"""What the order of sums is worth, as in the other tests. Behind one of these problems' wrong lines
+plain transformers in fp32 is 2.3e-3 in log-odds (3e-5 here) away from itself in fp64, ``alias``
+1.4e-3 and ``mask`` 0.6e-3, whose batches the clock decides: 1e-5 failed at times."""
+
 
 @pytest.fixture(scope="module")
 def alias(start_server: Start) -> Iterator[Client]:
@@ -34,8 +39,8 @@ def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, prob
     for left, right in zip(ours, theirs, strict=True):
         for one, other in zip(parse_info(left)["trace"], parse_info(right)["trace"], strict=True):
             assert one["draft_token_ids"] == other["draft_token_ids"]
-            assert one["verdicts"] == pytest.approx(other["verdicts"], abs=1e-5)
-            assert one["verdict_mass"] == pytest.approx(other["verdict_mass"], abs=1e-5)
+            assert one["verdicts"] == pytest.approx(other["verdicts"], abs=FP32)
+            assert one["verdict_mass"] == pytest.approx(other["verdict_mass"], abs=FP32)
             num_verdicts += len(one["verdicts"])
     assert num_verdicts > 8
     # Drafts end inside a burst, and some begin again: what was drafted past an end is gone.
