@@ -12,8 +12,8 @@ captured what the head needs to follow; no second target forward is made. The he
 chain of tokens, which ride in the next target forward and are kept as far as they are the target's
 own choices. Everything of the head itself (weights, graphs, attention, chains) is SGLang's.
 
-In the radix cache the head's KV of a prefix's last token has seen the first writer's next token,
-where later requests may go on with another: one guess may be worse, the text is the same.
+The radix cache hands out prefixes that end one token before the first that differs: the head's KV
+has seen the next one (patch ``head_prefixes``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ its trained head against the plain demo target, in every phase, and a pool too s
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -22,9 +21,11 @@ PAIR = (DEMO / "target", DEMO / "draft")
 NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 220}
 TARGET, DRAFT, HEAD = range(3)
-TOLERANCE = 2e-2
-"""Of fingerprints that range over 150 and more. In fp32 some tokens are delicate: at one of these
-answers' plain transformers is 0.003 off its own fp64, and a prefill of other chunks 0.006."""
+TOLERANCE = 5e-2
+"""Of fingerprints that range over 150 and more. In fp32 some tokens are delicate: behind one of
+these answers' the target's are 0.003 off its own fp64 in plain transformers, and 0.006 to 0.021 off
+one another in prefills of other chunks. All others, and the draft's and the head's, are within
+0.0003."""
 
 
 @pytest.fixture(scope="module")
@@ -237,21 +238,28 @@ def _assert_own_kv(client: Client, tree: list[dict]) -> None:
     texts = [path["written"][TARGET] for path in tree]
     assert len(tree) == 8
     for path, tokens in zip(tree, texts, strict=True):
-        # Where paths part, the head's KV of the last shared token looks ahead to the token of
-        # whoever wrote it first; likewise at a path's end.
-        parts_at = {len(os.path.commonprefix([tokens, other])) - 1 for other in texts}
         client.generate(tokens, max_new_tokens=1)
-        again = [p for p in client.look()["tree"] if p["written"][TARGET] == tokens]
+        # The head's KV of a token has seen the next one, so the cache keeps no sequence's last.
+        again = [p for p in client.look()["tree"] if p["written"][TARGET] == tokens[:-1]]
         client.flush()
         assert len(again) == 1
         for model in (TARGET, DRAFT, HEAD):
-            ours, theirs = path["fingerprints"][model], again[0]["fingerprints"][model]
-            same = [i for i in range(len(ours)) if model != HEAD or i not in parts_at]
-            assert len(same) > 0.9 * len(ours)
-            assert [ours[i] for i in same] == pytest.approx(
-                [theirs[i] for i in same], abs=TOLERANCE
-            )
-            assert max(ours) - min(ours) > 5000 * TOLERANCE
+            ours, theirs = path["fingerprints"][model][:-1], again[0]["fingerprints"][model]
+            assert ours == pytest.approx(theirs, abs=TOLERANCE)
+            assert max(ours) - min(ours) > 2000 * TOLERANCE
+
+
+def test_behind_a_cached_prefix_the_head_guesses_as_well(eagle: Client, prompts: list):
+    """The patch head_prefixes: problems begin alike and go on differently."""
+    limit = {"parse": OFF, "max_new_tokens": 12}
+    eagle.flush()
+    shared = eagle.generate_all(prompts[:8], 1, **limit)
+    assert sum(answer["meta_info"]["cached_tokens"] > 0 for answer in shared) == 7
+    for prompt, answer in zip(prompts, shared, strict=False):
+        eagle.flush()
+        alone = eagle.generate(prompt, **limit)
+        assert alone["meta_info"]["cached_tokens"] == 0
+        assert parse_info(answer)["eagle3_steps"] == parse_info(alone)["eagle3_steps"]
 
 
 @pytest.mark.parametrize(
@@ -301,21 +309,21 @@ def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     # In one HTTP request: all are there before the first is done, however slow this client is.
     wishes = [
         {"temperature": 0, "max_new_tokens": 90, "custom_params": {"parse": parse}}
-        for parse in (NORMAL, OFF)
+        for parse in (NORMAL, OFF, EXACT)
     ]
     body = {
         "text": [prompt for prompt in prompts for _ in wishes],
         "sampling_params": wishes * len(prompts),
     }
     answers = tight.post("/generate", body).raise_for_status().json()
-    assert ids_of(answers) == [ids[:90] for ids in ids_of(expected) for _ in range(2)]
+    assert ids_of(answers) == [ids[:90] for ids in ids_of(expected) for _ in wishes]
     list(map(assert_adds_up, answers))
     # Not vacuous: slots were short, for some steps the head stood still, for others it did not.
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-    for kind in (answers[::2], answers[1::2]):
+    for kind in (answers[1::3], answers[2::3]):
         assert 1.5 < _accept_length(kind) <= 3
     infos = [parse_info(answer) for answer in answers]
-    assert sum(info["accepted_tokens"] for info in infos) > 0
+    assert sum(info["accepted_tokens"] for info in infos[::3]) > 0
     ahead, written = (sum(i[name] for i in infos) for name in ("eagle3_tokens", "target_tokens"))
     # Alone, the target writes each answer's first token, and at most its last.
     assert ahead < written - 2 * len(infos)
