@@ -2,7 +2,8 @@
 
 Takes the flat mask FlashInfer takes (row-major, query first, full KV length, requests
 concatenated), from PARSE's verification pass and from SGLang's own tree verification, or PARSE's
-pseudo-sequences without one. Everything else goes to the stock backend.
+pseudo-sequences without one. A draft model's extends compute their new rows only. Everything else
+goes to the stock backend.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
+        # The stock backend's extends attend from the whole sequence, and drop the rows that are not
+        # new: for the few tokens a draft model or a head follows by, that is most of it.
+        is_narrow = model_runner.is_draft_worker and model_runner.sliding_window_size is None
+        self._narrow_extends = is_narrow
         self._parts: Sequence[AttentionPart] = ()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._parts = _masked_parts(forward_batch, self.req_to_token_pool.req_to_token)
+        table = self.req_to_token_pool.req_to_token
+        self._parts = _masked_parts(forward_batch, table, self._narrow_extends)
 
     def attend_in(self, parts: Sequence[AttentionPart]) -> None:
         """Use ``parts`` in the next forward pass instead of what its batch says."""
@@ -114,9 +120,11 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         return output.view(query.shape[0], -1)
 
 
-def _masked_parts(forward_batch: Any, req_to_token: torch.Tensor) -> list[AttentionPart]:
-    """The parts of a verification pass; none for any other pass."""
-    spec_info = forward_batch.spec_info
+def _masked_parts(
+    forward_batch: Any, req_to_token: torch.Tensor, narrow_extends: bool
+) -> list[AttentionPart]:
+    """The parts of a verification pass, and of an extend if asked; none for any other pass."""
+    spec_info, mode = forward_batch.spec_info, forward_batch.forward_mode
     if isinstance(spec_info, ParseVerifyInput):
         layout, flat = spec_info.layout, spec_info.custom_mask
         if spec_info.starts is not None:  # on a CPU they are no secret
@@ -124,9 +132,11 @@ def _masked_parts(forward_batch: Any, req_to_token: torch.Tensor) -> list[Attent
         if flat is None:
             return _alias_parts(layout, req_to_token[forward_batch.req_pool_indices])
         masks = split_flat_mask(flat[: layout.mask_size], layout)
-    elif spec_info is not None and forward_batch.forward_mode.is_target_verify():
+    elif spec_info is not None and mode.is_target_verify():
         masks = _tree_masks(spec_info, forward_batch.seq_lens.tolist())
-    elif spec_info is not None and forward_batch.forward_mode.is_draft_extend_v2():
+    elif (spec_info is not None and mode.is_draft_extend_v2()) or (
+        narrow_extends and mode.is_extend()
+    ):
         masks = _causal_masks(
             forward_batch.extend_seq_lens.tolist(), forward_batch.seq_lens.tolist()
         )

@@ -95,6 +95,7 @@ class Iteration:
         self._forward: LaunchedPass | LaunchedSteps | None = None
         self._steps_alone: Steps | None = None
         self._burst_started = self._forward_started = 0.0
+        self._proposing_ms = 0.0  # of the forward's time; charged to those it was for
 
     # -- launch -----------------------------------------------------------------
 
@@ -140,6 +141,7 @@ class Iteration:
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
         engine, self._forward_started = self._engine, time.perf_counter()
         proposals = engine.head.propose(self.batch, rows[Move.EAGLE])
+        self._proposing_ms = (time.perf_counter() - self._forward_started) * 1e3
         launched = engine.verifier.launch(self.batch, rows[Move.PASS], proposals, rows[Move.STEP])
         if rows[Move.PASS]:
             engine.tally.count("passes_total", launched.num_passes)
@@ -251,7 +253,7 @@ class Iteration:
         elapsed_ms = self._engine.ms_since(self._forward_started)
         self._timed.append(self._timed_as(launched, spoken, elapsed_ms))
         judged = {part.row for part, _ in spoken.judged}
-        ms_per_row = elapsed_ms / launched.num_rows
+        ms_per_row = max(0.0, elapsed_ms - self._proposing_ms) / launched.num_rows
         for row, num_rows in launched.rows_of:
             state = self.batch.reqs[row].parse_state
             if row in judged:

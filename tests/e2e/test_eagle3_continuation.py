@@ -102,6 +102,9 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
     assert {(info["mode"], info["reason"]) for info in infos} == {("plain", "switched off")}
     assert {info["drafted_tokens"] for info in infos} == {0}
     assert [info["target_tokens"] for info in infos] == [len(ids) for ids in ids_of(answers)]
+    for answer, info in zip(answers, infos, strict=True):
+        spent_ms = info["prefill_ms"] + info["continuation_ms"]
+        assert 0 < spent_ms < answer["meta_info"]["e2e_latency"] * 1e3
 
 
 def test_drafts_then_the_head(eagle: Client, problems: list):

@@ -35,6 +35,7 @@ def costs(prefix: int, draft: int, num_questions: int) -> list[float]:
     runner = SimpleNamespace(
         device="cpu",
         req_to_token_pool=SimpleNamespace(req_to_token=table),
+        is_draft_worker=False,
         token_to_kv_pool=SimpleNamespace(
             get_key_buffer=lambda _: keys, get_value_buffer=lambda _: values
         ),

@@ -27,6 +27,7 @@ def test_torch_native(is_masked: bool, layout: VerifyLayout):
     given = PagedPass(is_masked, layout)
     runner = SimpleNamespace(
         device="cpu",
+        is_draft_worker=False,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
     )

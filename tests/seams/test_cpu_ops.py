@@ -362,6 +362,8 @@ def cache():
     table = torch.randperm(SLOTS)[:160].view(4, 40).to(torch.int32)
     return SimpleNamespace(
         device="cpu",
+        is_draft_worker=False,
+        sliding_window_size=None,
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         token_to_kv_pool=pool,
         keys=keys,
@@ -442,15 +444,19 @@ def test_a_tree_mask_of_another_size_is_refused(cache):
         MaskedTorchNativeBackend(cache).init_forward_metadata(batch)
 
 
-def test_draft_extend_is_causal(cache):
+@pytest.mark.parametrize("mode", ["DRAFT_EXTEND_V2", "EXTEND"])
+def test_draft_extend_is_causal(cache, monkeypatch, mode):
+    """And a draft model's ordinary extend computes no more than its new rows."""
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
+    cache.is_draft_worker = mode == "EXTEND"
+    monkeypatch.setattr(MaskedTorchNativeBackend, "_run_sdpa_forward_extend", None)
     requests, kv_lens, num = [1, 3], [9, 4], 4
     starts = [n - num for n in kv_lens]
     new = torch.cat([cache.table[r, s : s + num] for r, s in zip(requests, starts, strict=True)])
     batch = _forward_batch(
-        "DRAFT_EXTEND_V2",
-        spec_info=SimpleNamespace(),
+        mode,
+        spec_info=None if mode == "EXTEND" else SimpleNamespace(),
         req_pool_indices=torch.tensor(requests),
         seq_lens=torch.tensor(kv_lens),
         extend_seq_lens=torch.tensor([num, num]),

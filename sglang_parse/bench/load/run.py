@@ -17,6 +17,7 @@ from sglang_parse.bench.harness.conditions import date, machine, versions
 from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
+from sglang_parse.bench.harness.servers import Server
 from sglang_parse.bench.harness.tables import make_table
 from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of
 from sglang_parse.bench.load.names import title_of
@@ -84,6 +85,8 @@ def _play(
                 if number == 0:
                     drive(endpoint, loads.warm_up())
                 for concurrency, share in product(settings.concurrencies, settings.shares(name)):
+                    if isinstance(endpoint, Server):  # not what others may be using
+                        endpoint.flush()
                     with stage_shares(endpoint) as stages:
                         streams = drive(endpoint, loads.load(number, concurrency, share))
                     run = Run(name, concurrency, share, streams, stages)
