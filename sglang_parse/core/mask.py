@@ -42,6 +42,8 @@ def tail_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torc
 
     Tensor operations over row owners; the cost does not depend on the context's length.
     """
+    if not layout.num_questions:  # a chain: a head's proposals, a draft in token mode
+        return torch.ones(2 * (layout.num_rows,), dtype=torch.bool, device=device).tril()
     # Neither the copy nor the repetition, whose size is known here, waits for the device.
     numbers = [[layout.num_draft_rows, *part] for part in (layout.question_lens, layout.cuts)]
     lengths, draft_seen = torch.tensor(numbers).to(device, non_blocking=True)

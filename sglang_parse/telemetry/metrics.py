@@ -74,7 +74,7 @@ METRICS = (
     ),
     Metric(
         "expected_speedup",
-        "What drafting was last expected to bring over the plain target; below 1 it rests.",
+        "What drafting was last expected to bring over the plain target; below 1.05 it rests.",
         is_gauge=True,
     ),
     Metric("planned_draft_tokens", "Longest draft of the round planned last.", is_gauge=True),
