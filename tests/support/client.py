@@ -104,8 +104,12 @@ class Client:
             return list(pool.map(lambda prompt: self.generate(prompt, **kwargs), prompts))
 
     def flush(self) -> None:
-        """Empty the radix cache; SGLang's idle check fails the server on a lost slot."""
-        response = HTTP.post(f"{self.url}/flush_cache", timeout=60)
+        """Empty the radix cache; SGLang's idle check fails the server on a lost slot.
+
+        An answer is sent while its last batch still counts as running (stock SGLang's overlap
+        too), and without a time to wait SGLang refuses the flush that comes right behind it.
+        """
+        response = HTTP.post(f"{self.url}/flush_cache", params={"timeout": 20}, timeout=60)
         assert response.status_code == 200, response.text
 
     def state(self) -> dict[str, Any]:

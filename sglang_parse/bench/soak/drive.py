@@ -190,7 +190,7 @@ def leaks(url: str) -> list[str]:
                 time.sleep(0.1)
             if busy:
                 return [f"{busy} requests still run or wait after {IDLE_LIMIT_S:.0f} s"]
-            flushed = client.post("/flush_cache")
+            flushed = client.post("/flush_cache", params={"timeout": IDLE_LIMIT_S / 2})
             if flushed.status_code != 200:
                 return [f"the cache cannot be emptied: {flushed.text[:200]}"]
             used = sum(load["num_used_tokens"] for load in _loads(client))
