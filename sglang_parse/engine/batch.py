@@ -117,7 +117,7 @@ def select_requests(
     batch: Any,
     rows: Sequence[int],
     seq_lens: Sequence[int],
-    input_ids: Sequence[int] | torch.Tensor,
+    input_ids: Sequence[int] | torch.Tensor | None,
 ) -> Any:
     """A shallow copy of a ``ScheduleBatch`` for a forward of some requests; the original stays.
 
@@ -128,16 +128,18 @@ def select_requests(
         batch: the scheduler's batch.
         rows: [n] indices into ``batch.reqs``.
         seq_lens: [n] lengths with the new rows included.
-        input_ids: the new rows' tokens, requests concatenated; if a tensor, on the device.
+        input_ids: the new rows' tokens, requests concatenated; if a tensor, on the device; None
+            where they are the caller's to set, too.
     """
     view = copy.copy(batch)
     view.reqs = [batch.reqs[row] for row in rows]
-    view.req_pool_indices = batch.req_pool_indices[on_device(rows, batch.device)]
+    if [*rows] != [*range(len(batch.reqs))]:
+        view.req_pool_indices = batch.req_pool_indices[on_device(rows, batch.device)]
     view.seq_lens_cpu = torch.tensor(seq_lens)
     view.seq_lens = on_device(seq_lens, batch.device)
     view.seq_lens_sum = sum(seq_lens)
     view.orig_seq_lens = view.seq_lens.to(torch.int32)
-    if not isinstance(input_ids, torch.Tensor):
+    if input_ids is not None and not isinstance(input_ids, torch.Tensor):
         input_ids = on_device(input_ids, batch.device)
     view.input_ids = input_ids
     view.multimodal_inputs = None

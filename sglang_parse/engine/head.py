@@ -197,8 +197,7 @@ class Eagle3Head:
         started = time.perf_counter()
         reqs = [batch.reqs[row] for row in rows]
         committed = [req.parse_state.committed_len for req in reqs]
-        view = select_requests(batch, rows, committed, ())
-        view.input_ids = None
+        view = select_requests(batch, rows, committed, None)
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.forward_mode = ForwardMode.DECODE
         states = [req.parse_state.head for req in reqs]

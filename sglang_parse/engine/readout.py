@@ -89,16 +89,17 @@ def _measure(
     sampler: RowSampler,
     question: Question | None,
 ) -> torch.Tensor:
-    """float64 [rows of logits, 2]: a token id (exact there) or a verdict and its mass; or NaN."""
+    """float64 [rows of logits, 2]: a token id (exact there) or a verdict and its mass; or NaN.
+    Where nothing was asked, every row is a token's: [rows of logits, 1]."""
     is_bad = nan_rows(logits)
-    values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
-    if question is not None:
+    if question is None:
+        values = _choose(parts, logits, sampler).double()[:, None]
+    else:
+        values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
         asked = on_device(_verdict_rows(parts), logits.device)
         values[asked] = read_verdicts(logits[asked], question).double()
-    cuts = on_device(_cut_rows(parts), logits.device)
-    cut_logits = logits if question is None else logits[cuts]
-    tokens = _choose(parts, cut_logits, sampler)
-    values[cuts, 0] = tokens.double()
+        cuts = on_device(_cut_rows(parts), logits.device)
+        values[cuts, 0] = _choose(parts, logits[cuts], sampler).double()
     return values.masked_fill_(is_bad[:, None], float("nan"))
 
 
@@ -114,12 +115,11 @@ def _choose(
     parts: Sequence[VerifyRows], cut_logits: torch.Tensor, sampler: RowSampler
 ) -> torch.Tensor:
     """The target's own next token at every cut row of every request."""
-    requests: list[int] = []
-    positions: list[int] = []
-    for part in parts:
-        requests.extend([part.row] * part.num_cut_rows)
-        positions.extend(part.layout.prefix_len + cut for cut in part.cut_rows)
-    tokens, _ = sampler.sample(cut_logits, requests, on_device(positions, cut_logits.device))
+    sampled = sampler.prepare([part.row for part in parts for _ in part.cut_rows])
+    if sampled.is_argmax:
+        return cut_logits.argmax(dim=-1)
+    positions = [part.layout.prefix_len + cut for part in parts for cut in part.cut_rows]
+    tokens, _ = sampled.sample(cut_logits, on_device(positions, cut_logits.device))
     return tokens
 
 
@@ -145,11 +145,11 @@ def _starts(parts: Sequence[VerifyRows]) -> Iterator[tuple[int, VerifyRows]]:
 
 
 def _readout(part: VerifyRows, values: Sequence[Sequence[float]]) -> Readout:
-    if any(math.isnan(first) for first, _ in values):
+    if any(math.isnan(value[0]) for value in values):
         return Readout([], [], [], is_faulty=True)
     cuts, verdicts = values[: part.num_cut_rows], values[part.num_cut_rows :]
     return Readout(
-        choices=[int(token) for token, _ in cuts],
+        choices=[int(value[0]) for value in cuts],
         verdicts=[verdict for verdict, _ in verdicts],
         mass=[mass for _, mass in verdicts],
         is_faulty=False,

@@ -39,6 +39,7 @@ class ParseMetrics:
         self._parse_window = Window(self._parse_tally)
         self._parse_published: Totals = defaultdict(float)
         self._parse_metrics = {metric.name: self._make(metric) for metric in METRICS}
+        self._parse_gauges: dict[tuple[str, str], float] = {}
         self._parse_children: dict[tuple[str, str], Any] = {}
 
     def _make(self, metric: Metric) -> Any:
@@ -92,7 +93,8 @@ class ParseMetrics:
             **{("certificate_mismatch", what): 1 for what in tally.mismatch},
         }
         for (name, label_value), value in gauges.items():
-            if value is not None:
+            if value is not None and value != self._parse_gauges.get((name, label_value)):
+                self._parse_gauges[name, label_value] = value
                 self._child(BY_NAME[name], label_value).set(value)
         for name, values in tally.take_samples().items():
             child = self._child(BY_NAME[name], "")
