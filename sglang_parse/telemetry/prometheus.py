@@ -39,7 +39,7 @@ class ParseMetrics:
         self._parse_window = Window(self._parse_tally)
         self._parse_published: Totals = defaultdict(float)
         self._parse_metrics = {metric.name: self._make(metric) for metric in METRICS}
-        self._parse_gauges: dict[tuple[str, str], float] = {}
+        self._parse_gauges: dict[tuple[str, str], Any] = {}
         self._parse_children: dict[tuple[str, str], Any] = {}
 
     def _make(self, metric: Metric) -> Any:
