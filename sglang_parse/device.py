@@ -35,3 +35,10 @@ class HostCopy:
         """The numbers; waits for them, not for what was launched later."""
         self._copied.synchronize()
         return self._host.tolist()
+
+
+def wait_for_device(device: Any) -> None:
+    """Until what has been launched on the current stream is done."""
+    launched = torch.get_device_module(device).Event()
+    launched.record()
+    launched.synchronize()

@@ -179,8 +179,17 @@ class Controller:
                 self._pass.add(timed.size, timed.ms)
             elif timed.stage is Stage.HOST:
                 self._host.add(timed.size, timed.ms)
+            elif timed.stage is Stage.FILL:
+                self._saw_fill(timed)
             else:
                 self._saw_step(timed)
+
+    def _saw_fill(self, timed: Timed) -> None:
+        """What the draft model had to read before a trial is lost with it."""
+        for key in timed.accounts:
+            account = self._accounts.get(key)
+            if account is not None and account.is_off:
+                account.to_spend_ms -= timed.ms / len(timed.accounts)
 
     def _owe(self, ms: float) -> None:
         """What this iteration took too long for those that never draft, the next ones make good."""

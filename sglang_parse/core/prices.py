@@ -22,6 +22,7 @@ SIZES_PER_OCTAVE = 2
 
 
 class Stage(Enum):
+    FILL = "fill"  # the draft model reads what it lacks of sequences it is to write on
     BURST = "burst"  # a burst of draft tokens
     PASS = "pass"  # a forward of the target in which drafts are judged
     STEP = "step"  # the target writes on, alone or with its EAGLE-3 head, and no draft is judged
@@ -33,11 +34,12 @@ class Timed:
     """What a stage took in one iteration.
 
     Attributes:
-        size: requests of a burst, of a step or of an iteration; rows of a pass.
+        size: requests of a burst, of a step or of an iteration; rows of a pass or of a fill.
         amount: tokens a burst wrote per request, tokens a step wrote; else 0.
         ms: wall time.
         forwards: of the draft model, in a burst.
         plan: a burst's.
+        accounts: of a fill, those of its requests (``controller.Key``).
     """
 
     stage: Stage
@@ -46,6 +48,7 @@ class Timed:
     ms: float
     forwards: int = 0
     plan: BlockPlan | None = None
+    accounts: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(slots=True)

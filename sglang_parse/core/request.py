@@ -109,11 +109,13 @@ class RequestState:
         num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
             read yet; of blocks, as many as they can bring.
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
+        draft_kv_found: whether that was looked up since the last prefill; 0 means nothing before.
         segment_start, resumes, rests, num_failed: see ``Standing``.
         head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
             emitted token; None where there is none.
         output_ids: output tokens that have been read from the device.
         committed: leading tokens of the sequence whose KV is final.
+        prefilled_len: those of them that the last prefill left.
         num_unread: tokens the target has written behind them that nobody has read yet.
         is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
             output tokens.
@@ -133,6 +135,7 @@ class RequestState:
     draft: Draft = field(default_factory=Draft)
     num_draft_unread: int = 0
     draft_kv_len: int = 0
+    draft_kv_found: bool = False
     segment_start: int = 0
     resumes: bool = True
     rests: bool = False
@@ -140,6 +143,7 @@ class RequestState:
     head: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
+    prefilled_len: int = 0
     num_unread: int = 0
     is_thinking: bool = False
     num_scanned: int = 0
@@ -177,7 +181,8 @@ class RequestState:
     # -- prefill ----------------------------------------------------------------
 
     def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
-        """After a prefill (the first, or one that follows a retraction): no draft, KV complete.
+        """After a prefill (the first, or one that follows a retraction): no draft, and the target's
+        KV complete.
 
         Args:
             prefilled_len: tokens prefilled so far.
@@ -185,7 +190,8 @@ class RequestState:
         """
         self.phase = Phase.PLAIN if self.terms.is_plain else Phase.DRAFTING
         self.draft = Draft()
-        self.draft_kv_len = self.committed = prefilled_len
+        self.committed = self.prefilled_len = prefilled_len
+        self.draft_kv_len, self.draft_kv_found = 0, False
         self._take_back(len(self.output_ids) - len(output_ids))
         self.output_ids = list(output_ids)
         self.num_unread = self.num_draft_unread = self.num_scanned = 0
@@ -289,6 +295,16 @@ class RequestState:
         self.draft.num_segments = questions.num_segments
         self.is_thinking = questions.was_thinking
         self.num_scanned = len(self.output_ids)
+
+    def find_draft_kv(self, length: int, *, is_sure: bool) -> None:
+        """The draft model's KV of the prompt was found to be right up to ``length`` tokens.
+
+        Args:
+            is_sure: it need not be looked up again.
+        """
+        is_whole = length >= self.prefilled_len
+        self.draft_kv_len = max(length, self.draft_kv_len) if is_whole else length
+        self.draft_kv_found = is_sure
 
     def fill_draft_kv(self, end: int) -> None:
         """The draft model's KV is right up to ``end`` tokens."""

@@ -1,7 +1,7 @@
 """One iteration of a PARSE server. The way a batch takes through this room, from top to bottom:
 
     worker      what SGLang's scheduler calls; makes the parts and hands them their settings
-    prefill     prompts: every model's KV, the first token, how a request is served
+    prefill     prompts: their KV, the first token, how a request is served
     overlap     plan and launch, in SGLang's order; which iterations are under way, and until when
     iteration   launch -> read -> decide -> commit, one step of every running request
     rounds      decide: what the target's numbers mean for each request
@@ -13,7 +13,7 @@
     readout     logits to verdicts and tokens     steps   one token per request
     forward     a forward under PARSE's own layout: a pass of the target, a block of the draft
     rows        a request's rows of a pass        sampling   SGLang's sampler, row by row
-    kv          plan: moves and KV slots
+    kv          plan: moves and KV slots          draft_kv   which slots have the draft's KV
     batch       SGLang's requests, batches and results      ranks   one decision for all ranks
     faults      what ends a request, and what ends the server
 

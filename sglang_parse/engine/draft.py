@@ -1,13 +1,12 @@
 """The draft model: its worker, its KV on the target's slots, and its forwards.
 
 Draft and target share slot numbers (one ``req_to_token`` row per request) with separate buffers.
-The draft model sees every token of the context at its true position. Which of them it writes, and
-when, is ``burst``'s.
+The draft model sees every token of the context at its true position. It reads a sequence when it is
+about to draft (``catch_up``); which tokens it writes, and when, is ``burst``'s.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +24,11 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
+from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import max_forward_rows, sequence_slice, spans_within
+from sglang_parse.engine.batch import max_forward_rows, sequence_slice
 from sglang_parse.engine.chain import DraftChain
+from sglang_parse.engine.draft_kv import DraftKv
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -35,6 +36,9 @@ SMALL_GAP = 3
 """Tokens without draft KV that are caught up with by replayed decode steps: so many cost less than
 a forward that no graph was captured of (estimated for a 1.7B draft model: 1.3 ms a step, 4 to 7 ms
 for the forward)."""
+BURSTS_OWN = 32
+"""Tokens without draft KV that a burst's first forward brings along. More are read before it, by a
+forward that is timed by itself: a prompt says nothing about what drafts cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +141,15 @@ class DraftModel(EagleDraftWorkerBase):
         """Runs several steps at once, if the settings say so."""
         self.replays = False
         """Whether the last forward replayed a CUDA graph."""
+        self.kv: DraftKv
+        """Which slots have its KV; made with the memory pool."""
 
     def draft(self) -> None:
         """Abstract upstream; PARSE drafts with ``burst.Burst``."""
         raise NotImplementedError
 
     def draft_extend(self) -> None:
-        """Abstract upstream; PARSE fills the draft's KV with ``prefill`` and ``fill``."""
+        """Abstract upstream; PARSE fills the draft's KV with ``catch_up``."""
         raise NotImplementedError
 
     def alloc_memory_pool(
@@ -153,6 +159,8 @@ class DraftModel(EagleDraftWorkerBase):
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
         self.req_to_token = req_to_token_pool.req_to_token
+        allocator = token_to_kv_pool_allocator
+        self.kv = DraftKv(self.req_to_token, allocator.size + allocator.page_size)
         self.draft_worker.alloc_memory_pool(
             memory_pool_config=memory_pool_config,
             req_to_token_pool=req_to_token_pool,
@@ -171,28 +179,37 @@ class DraftModel(EagleDraftWorkerBase):
 
     # -- forwards ---------------------------------------------------------------
 
-    def prefill(self, batch: Any) -> None:
-        """Write the draft's KV for a prefill batch: same slots, positions and ids as the target."""
-        view = copy.copy(batch)
-        view.return_logprob = False
-        view.sampling_info = None
-        view.input_embeds = view.multimodal_inputs = None
-        forward_batch = ForwardBatch.init_new(
-            view,
-            self.draft_runner,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            return_hidden_states_before_norm=False,
+    def catch_up(self, reqs: Sequence[Any]) -> list[int]:
+        """Have the draft model read what it lacks of sequences it is to write on: by one forward at
+        most. The last ``BURSTS_OWN`` tokens are left to the burst where nothing else is missing.
+
+        Returns:
+            How many tokens were read of each. Who is not caught up by them needs another forward.
+        """
+        unknown = [req for req in reqs if _begins_unfound(req.parse_state)]
+        if unknown:
+            self.kv.find(unknown)
+        room, num_read = max_forward_rows(), []
+        for req in reqs:
+            missing = _missing(req.parse_state)
+            num_read.append(min(room, missing) if missing > BURSTS_OWN else 0)
+            room -= num_read[-1]
+        self.fill(
+            [
+                (req, req.parse_state.draft_kv_len + count)
+                for req, count in zip(reqs, num_read, strict=True)
+                if count
+            ]
         )
-        self.draft_runner.forward(forward_batch)
+        return num_read
 
     def fill(self, ends: Sequence[tuple[Any, int]]) -> None:
-        """Complete the draft's KV of some requests, each up to so many tokens."""
-        behind = [(req, end) for req, end in ends if req.parse_state.draft_kv_len < end]
-        gaps = [(end - req.parse_state.draft_kv_len,) for req, end in behind]
-        for span in spans_within(gaps, (max_forward_rows(),)):
-            self.write_up_to(*zip(*behind[span], strict=True))
-            for req, end in behind[span]:
-                req.parse_state.fill_draft_kv(end)
+        """Complete the draft's KV of some requests, each up to so many tokens; by one forward."""
+        if not ends:
+            return
+        self.write_up_to(*zip(*ends, strict=True))
+        for req, end in ends:
+            req.parse_state.fill_draft_kv(end)
 
     def write_up_to(self, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
         """Forward the tokens [draft_kv_len, end) of each request, at least one.
@@ -243,7 +260,7 @@ class DraftModel(EagleDraftWorkerBase):
             rows=on_device([req.kv.req_pool_idx for req in reqs], device),
             ids=on_device(ids, device),
             positions=(flat := on_device(positions, device)),
-            slots=self.req_to_token[on_device(owners, device), flat].to(torch.int64),
+            slots=(slots := self.req_to_token[on_device(owners, device), flat].to(torch.int64)),
             seq_lens=(seq_lens := on_device(ends, device)),
             orig_seq_lens=seq_lens.to(torch.int32),
             seq_lens_cpu=torch.tensor(ends),
@@ -260,7 +277,9 @@ class DraftModel(EagleDraftWorkerBase):
         forward_batch.extend_seq_lens_cpu = lens
         forward_batch.extend_num_tokens = sum(lens)
         forward_batch.extend_logprob_start_lens_cpu = lens
-        return self._run(forward_batch)
+        logits = self._run(forward_batch)
+        self.kv.mark(slots)
+        return logits
 
     def step(self, places: Places, step: int, ids: torch.Tensor) -> torch.Tensor:
         """A decode step.
@@ -365,3 +384,18 @@ class DraftModel(EagleDraftWorkerBase):
 def _token_at(req: Any, position: int) -> int:
     draft = req.parse_state.draft.token_ids
     return sequence_slice(req, position, position + 1, draft)[0]
+
+
+def is_caught_up(req: Any) -> bool:
+    """Whether a burst may go on with it."""
+    return _missing(req.parse_state) <= BURSTS_OWN
+
+
+def _missing(state: RequestState) -> int:
+    """Tokens with the target's KV that lack the draft's."""
+    return state.committed_len - state.draft_kv_len
+
+
+def _begins_unfound(state: RequestState) -> bool:
+    """Whether it is about to begin a draft, and nobody knows how far its draft KV goes."""
+    return not (state.draft_kv_found or state.num_drafted or state.num_draft_unread)

@@ -24,16 +24,16 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
+from sglang_parse.core.controller import Controller, account_of
 from sglang_parse.core.phases import Move, Outcome, Phase
 from sglang_parse.core.prices import Stage, Timed
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
-from sglang_parse.device import on_device
+from sglang_parse.device import on_device, wait_for_device
 from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
 from sglang_parse.engine.blocks import BlockBurst, Bursts
 from sglang_parse.engine.burst import Burst
-from sglang_parse.engine.draft import DraftModel
+from sglang_parse.engine.draft import DraftModel, is_caught_up
 from sglang_parse.engine.faults import DraftGuard, end_request
 from sglang_parse.engine.head import GuardedHead
 from sglang_parse.engine.kv import KvSlots, release_tail
@@ -129,6 +129,9 @@ class Iteration:
         self, rows: Sequence[int], burst_tokens: int, before: Iteration | None
     ) -> None:
         engine = self._engine
+        rows = self._catch_up(rows)
+        if not rows:
+            return
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
         unread = before._burst if before else None
@@ -137,6 +140,29 @@ class Iteration:
         with engine.draft_guard.contain(unfinished, is_burst=True):
             self._burst.launch(burst_tokens, unread)
             self.result.can_run_cuda_graph = engine.draft.replays
+
+    def _catch_up(self, rows: Sequence[int]) -> list[int]:
+        """Those of ``rows`` that draft on now: the draft model has read what is before.
+
+        That is waited for: a burst's time is its own.
+        """
+        engine, started = self._engine, time.perf_counter()
+        reqs = [self.batch.reqs[row] for row in rows]
+        with engine.draft_guard.contain(reqs):
+            num_read = engine.draft.catch_up(reqs)
+            if any(num_read):
+                wait_for_device(self.batch.device)
+                self._time_the_fill(reqs, num_read, engine.ms_since(started))
+            return [row for row, req in zip(rows, reqs, strict=True) if is_caught_up(req)]
+        return []
+
+    def _time_the_fill(self, reqs: Sequence[Any], num_read: Sequence[int], ms: float) -> None:
+        readers = [(req, n) for req, n in zip(reqs, num_read, strict=True) if n]
+        for req, n in readers:
+            req.parse_state.charge(draft=ms * n / sum(num_read))
+        states = [req.parse_state for req, _ in readers]
+        accounts = tuple(account_of(s.terms.threshold, s.num_failed) for s in states)
+        self._timed.append(Timed(Stage.FILL, sum(num_read), 0, ms, accounts=accounts))
 
     def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
         engine, self._forward_started = self._engine, time.perf_counter()

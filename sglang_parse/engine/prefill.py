@@ -1,7 +1,7 @@
-"""Prefill: the prompt's KV for every model, the first token, and how a request is served.
+"""Prefill: the prompt's KV, the first token, and how a request is served.
 
-Every model's prefill is launched before the first token is read, the only wait: the draft model's
-runs while the host decides how a request goes on.
+Everything is launched before the first token is read, the only wait. The draft model reads the
+prompt when a draft begins (``draft_kv``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sglang_parse.startup.certificates import Certified
 
 
 def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
-    """Prefill ``batch`` in all models; requests whose prompt is complete begin.
+    """Prefill ``batch``; requests whose prompt is complete begin.
 
     Args:
         engine: the server's.
@@ -69,10 +69,9 @@ def terms_of(req: Any, config: ParseConfig, certified: Certified) -> Terms:
 
 
 def _launch_models(engine: Engine, batch: Any, **kwargs: Any) -> LaunchedPrefill:
-    """Target, draft model and EAGLE-3 head write the same slots."""
+    """Target and EAGLE-3 head write the same slots; the draft model will, if it comes to that."""
     launched = engine.target.prefill(batch, **kwargs)
-    with engine.draft_guard.contain(batch.reqs):
-        engine.draft.prefill(batch)
+    engine.draft.kv.clear(batch.out_cache_loc)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
         req.parse_state.restart(length, req.output_ids)
     engine.head.prefill(batch, launched.result)

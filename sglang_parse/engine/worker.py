@@ -26,7 +26,6 @@ from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
-from sglang_parse.engine.batch import has_ended, is_gone
 from sglang_parse.engine.blocks import Bursts
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard
@@ -121,22 +120,14 @@ class ParseWorker(BaseSpecWorker):
         self.engine.head.init_cuda_graphs()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        """Complete the draft's KV before the radix cache takes a finished request's tokens.
-
-        Without it the next turn drafts from garbage: right text, but nothing is accepted.
-        """
+        """Mark how far the draft's KV goes before the radix cache takes a finished request's
+        tokens: later turns go on from there."""
         del natural_stop
         req = self._running.pop(rid, None)
         if req is None or get_memory().disable_radix_cache:
             return
-        # Those whose end SGLang is about to see come along: one forward for all.
-        others = [r for r in self._running.values() if has_ended(r) and not is_gone(r)]
-        ends = [(req, req.owned_kv_len()), *((r, r.parse_state.committed) for r in others)]
-        kept = [(r, end) for r, end in ends if _enters_cache(r)]
-        if kept:
-            self.pipeline.order_behind_forward(self.engine.target.runner.device)
-            with self.engine.draft_guard.contain([r for r, _ in kept]):
-                self.engine.draft.fill(kept)
+        self.pipeline.order_behind_forward(self.engine.target.runner.device)
+        self.engine.draft.kv.settle(req, req.owned_kv_len())
 
 
 def _resting(reqs: Iterable[Any]) -> Iterator[Key | None]:
@@ -147,10 +138,6 @@ def _resting(reqs: Iterable[Any]) -> Iterator[Key | None]:
             yield None
         elif state.is_stepping and state.rests:
             yield account_of(state.terms.threshold, state.num_failed)
-
-
-def _enters_cache(req: Any) -> bool:
-    return not (req.parse_state.fault or req.skip_radix_cache_insert)
 
 
 def build_engine(

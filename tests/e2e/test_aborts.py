@@ -40,18 +40,19 @@ def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["target-prefill", "draft-prefill", "draft-burst", "target-pass", "target-step"]
+    "place", ["target-prefill", "draft-fill", "draft-burst", "target-pass", "target-step"]
 )
 def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
     """The abort arrives while a forward of that kind runs; others in the batch go on."""
+    is_first = place in ("target-prefill", "draft-fill")
     with (
-        semantic.probe.fault(place, "slow", seconds=0.4, skip=2 * ("prefill" not in place)) as slow,
+        semantic.probe.fault(place, "slow", seconds=0.4, skip=0 if is_first else 2) as slow,
         ThreadPoolExecutor(2) as pool,
     ):
         top = {"rid": f"slow-{place}"}
         job = pool.submit(semantic.generate, PROMPTS[0], parse=EXACT, top=top, **LONG)
-        if "prefill" in place:
-            slow.wait_fired()  # the other's prefill would be the first, before this one is known
+        if is_first:
+            slow.wait_fired()  # the other's would be the first, before this one is known
         other = pool.submit(
             semantic.generate, PROMPTS[1], parse=EXACT, max_new_tokens=6, ignore_eos=True
         )

@@ -240,16 +240,20 @@ def _assert_own_kv(client: Client, tree: list[dict]) -> None:
     client.flush()
     texts = [path["written"][TARGET] for path in tree]
     assert len(tree) == 8
-    for path, tokens in zip(tree, texts, strict=True):
-        client.generate(tokens, max_new_tokens=1)
-        # The head's KV of a token has seen the next one, so the cache keeps no sequence's last.
-        again = [p for p in client.look()["tree"] if p["written"][TARGET] == tokens[:-1]]
+    marked = [sum(path["marked"]) for path in tree]
+    # Who never drafted shares no more than the first words of a prompt with those who did.
+    assert min(marked) < 10 < sorted(marked)[len(tree) // 2]
+    for path, tokens, count in zip(tree, texts, marked, strict=True):
+        client.generate(tokens, max_new_tokens=4, ignore_eos=True, parse=EXACT)
+        paths = client.look()["tree"]
         client.flush()
-        assert len(again) == 1
-        for model in (TARGET, DRAFT, HEAD):
-            ours, theirs = path["fingerprints"][model][:-1], again[0]["fingerprints"][model]
+        # The head's KV of a token has seen the next one: what is behind the last is another's.
+        length = len(tokens) - 1
+        (again,) = (p for p in paths if p["written"][TARGET][:length] == tokens[:length])
+        for model, end in ((TARGET, length), (DRAFT, min(count, length)), (HEAD, length)):
+            ours, theirs = (p["fingerprints"][model][:end] for p in (path, again))
             assert ours == pytest.approx(theirs, abs=TOLERANCE)
-            assert max(ours) - min(ours) > 2000 * TOLERANCE
+            assert not ours or max(ours) - min(ours) > 2000 * TOLERANCE
 
 
 def test_behind_a_cached_prefix_the_head_guesses_as_well(eagle: Client, prompts: list):

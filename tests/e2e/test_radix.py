@@ -43,19 +43,28 @@ def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, 
     # answer is there, and nothing more.
     page = client.page_size()
     kept = sorted(text[: (len(text) - 1) // page * page] for text in texts)
-    for model in (TARGET, DRAFT):
-        assert sorted(path["written"][model] for path in tree) == kept
+    assert sorted(path["written"][TARGET] for path in tree) == kept
+    marked = [sum(path["marked"]) for path in tree]
+    for path, count in zip(tree, marked, strict=True):
+        # What the draft model has read, from the start; where it never drafted, nothing.
+        assert path["marked"] == [True] * count + [False] * (len(path["slots"]) - count)
+        assert path["written"][DRAFT][:count] == path["written"][TARGET][:count]
+    never_drafted, drafted = sorted(marked)[:2], sorted(marked)[2:]
+    assert never_drafted == [0, 0]
+    assert min(drafted) >= min(map(len, prompts))
     _assert_own_kv(client, tree)
 
 
 def _assert_own_kv(client: Client, tree: list[dict]) -> None:
-    """The KV in the tree's slots is what a fresh prefill writes for the same tokens."""
+    """The KV in the tree's slots is what others write for the same tokens in one piece."""
     client.flush()
-    client.generate_all([path["written"][TARGET] for path in tree], 8, max_new_tokens=1)
-    fresh = {tuple(path["written"][TARGET]): path for path in client.look()["tree"]}
-    for path in tree:
-        again = fresh[tuple(path["written"][TARGET])]
-        for model in (TARGET, DRAFT):
-            values = path["fingerprints"][model]
-            assert values == pytest.approx(again["fingerprints"][model], abs=TOLERANCE)
-            assert max(values) - min(values) > 1000 * TOLERANCE
+    texts = [path["written"][TARGET] for path in tree]
+    client.generate_all(texts, 8, ignore_eos=True, max_new_tokens=4)
+    fresh = client.look()["tree"]
+    for path, tokens in zip(tree, texts, strict=True):
+        (again,) = (p for p in fresh if p["written"][TARGET][: len(tokens)] == tokens)
+        assert all(again["marked"][: len(tokens)])
+        for model, count in ((TARGET, len(tokens)), (DRAFT, sum(path["marked"]))):
+            values = path["fingerprints"][model][:count]
+            assert values == pytest.approx(again["fingerprints"][model][:count], abs=TOLERANCE)
+            assert not values or max(values) - min(values) > 1000 * TOLERANCE

@@ -377,7 +377,7 @@ def test_a_pass(count: Count, is_masked: bool, copies_in: int, kernels: int):
 
 
 def test_a_prefill(count: Count):
-    """Was three waits, the last one for the draft model's prefill."""
+    """Was three waits, the last one for the draft model's prefill; there is none of that now."""
     from sglang_parse.engine.prefill import prefill
 
     batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Move.BURST) for i in range(8)))
@@ -391,27 +391,48 @@ def test_a_prefill(count: Count):
         set_hicache_consumer=lambda _: None, forward_batch_generation=forward
     )
     found = count(lambda: prefill(engine, batch))
-    assert found.forwards == {"EXTEND": 2}
-    assert_within(found, copies_in=4, copies_out=1, kernels=12, waits=1, drains=0)
+    assert found.forwards == {"EXTEND": 1}
+    assert_within(found, copies_in=2, copies_out=1, kernels=11, waits=1)
     assert [req.parse_state.output_ids for req in batch.reqs] == [[DRAFTED]] * 8
 
 
-@pytest.mark.parametrize(("gap", "extends"), [(2, 0), (SMALL_GAP + 2, 1)])
-def test_the_ends_of_requests(count: Count, gap: int, extends: int):
-    """Eight of one iteration. Was 8 copies in and an eager forward each."""
-    batch, engine = bursting(*(drafting(i, gap=gap) for i in range(8)))
-    found = count(lambda: engine.draft.fill([(req, PROMPT) for req in batch.reqs]))
-    assert found.forwards == ({"EXTEND": 1} if extends else {"DECODE": gap})
-    assert_within(found, copies_in=8 if extends else 2, copies_out=0, kernels=4, waits=0)
-    assert {req.parse_state.draft_kv_len for req in batch.reqs} == {PROMPT}
+def test_the_end_of_a_request(count: Count):
+    """Was a forward, for what the draft model had not read. Marks of what it has, and has not."""
+    batch, engine = bursting(drafting(0, gap=5))
+    found = count(lambda: engine.draft.kv.settle(batch.reqs[0], PROMPT))
+    assert found.num_forwards == 0
+    assert_within(found, copies_in=0, copies_out=0, kernels=4, waits=0)
+
+
+def test_what_drafts_begin_with(count: Count, monkeypatch: Any):
+    """Eight prompts that the draft model has not read: one forward, one look at the marks."""
+    from sglang_parse.engine import draft
+
+    monkeypatch.setattr(draft, "BURSTS_OWN", 3)
+    reqs = [drafting(i, gap=PROMPT) for i in range(8)]
+    for req in reqs:
+        req.parse_state.draft_kv_found = False
+    batch, engine = bursting(*reqs)
+    found = count(lambda: engine.draft.catch_up(batch.reqs))
+    assert found.forwards == {"EXTEND": 1}
+    assert_within(found, copies_in=11, copies_out=1, kernels=16, waits=1)
 
 
 def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: Any):
+    """Who finds no room is read for in the next iterations."""
     from sglang_parse.engine import draft
 
     monkeypatch.setattr(draft, "max_forward_rows", lambda: 20)
-    batch, engine = bursting(*(drafting(i, gap=10) for i in range(5)))
-    found = count(lambda: engine.draft.fill([(req, PROMPT) for req in batch.reqs]))
+    monkeypatch.setattr(draft, "BURSTS_OWN", 3)
+    batch, engine = bursting(*(drafting(i, gap=gap) for i, gap in enumerate((2, 12, 10, 10, 30))))
+    read = []
+
+    def until_all_draft() -> None:
+        while any(counts := engine.draft.catch_up(batch.reqs)):
+            read.append(counts)
+
+    found = count(until_all_draft)
+    assert read == [[0, 12, 8, 0, 0], [0, 0, 0, 10, 10], [0, 0, 0, 0, 20]]
     assert found.forwards == {"EXTEND": 3}
 
 

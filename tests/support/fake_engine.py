@@ -165,7 +165,9 @@ def request(
         move=move,
         output_ids=[7],
         committed=PROMPT,
+        prefilled_len=PROMPT,
         draft_kv_len=PROMPT,
+        draft_kv_found=True,
         draft=Draft(token_ids=[5] * draft, **questions),
     )
     return req
@@ -236,6 +238,7 @@ def engine_for(
     """What a server's iterations work with, over runners that compute nothing."""
     from sglang_parse.engine.blocks import Bursts
     from sglang_parse.engine.draft import DraftModel
+    from sglang_parse.engine.draft_kv import DraftKv
     from sglang_parse.engine.faults import DraftGuard
     from sglang_parse.engine.head import GuardedHead
     from sglang_parse.engine.iteration import Engine
@@ -251,6 +254,7 @@ def engine_for(
         runs_ahead=True,
         graph_reqs=8,
         req_to_token=table,
+        kv=DraftKv(table, len(batch.reqs) * WIDTH),
         chain=None,
     )
     return Engine(

@@ -4,7 +4,8 @@ The tests put this folder on PYTHONPATH of the servers they start, with a folder
 each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
 
 - ``/server_info`` answers with ``internal_states[0]["probe"]``: the radix tree (slots, the tokens
-  whose KV was written there and its fingerprint, in every model) and the running requests.
+  whose KV was written there and its fingerprint, in every model, and PARSE's marks of what the
+  draft model has written) and the running requests.
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
 - With ``PARSE_PROBE_STRICT`` set, a burst that waits for a GPU while it is launched fails.
@@ -29,16 +30,15 @@ PLACES = (
     "target-prefill",
     "target-pass",
     "target-step",
-    "draft-prefill",
-    "draft-burst",
     "draft-fill",
+    "draft-burst",
     "head-prefill",
     "head-propose",
     "head-follow",
 )
 """Whose forward, and when: a burst's steps, a verification pass, a target step without a draft,
-a prefill, and the draft's catch-up outside the worker's iteration (a request's end). An EAGLE-3
-head proposes, and follows what was written."""
+a prefill, and what the draft model reads of a sequence before it writes on it. An EAGLE-3 head
+proposes, and follows what was written."""
 
 
 class InjectedError(RuntimeError):
@@ -172,6 +172,7 @@ class Probe:
                 "slots": path,
                 "written": [[self.written[model_of(r)].get(s) for s in path] for r in runners],
                 "fingerprints": [kv_fingerprint(runner, path) for runner in runners],
+                "marked": engine.draft.kv._written[path].tolist() if engine else None,
             }
             for path in tree_paths(slots, previous)
         ]
@@ -207,7 +208,7 @@ class Probe:
                 return "head-prefill"
             return f"head-{'propose' if forward_batch.forward_mode.is_decode() else 'follow'}"
         if runner.is_draft_worker:
-            return f"draft-{'burst' if self.stage == 'decode' else self.stage}"
+            return f"draft-{'fill' if forward_batch.forward_mode.name == 'EXTEND' else 'burst'}"
         if self.stage == "decode":
             return "target-step" if forward_batch.forward_mode.is_decode() else "target-pass"
         return f"target-{self.stage}"
