@@ -253,7 +253,7 @@ def _assert_own_kv(client: Client, tree: list[dict]) -> None:
         for model, end in ((TARGET, length), (DRAFT, min(count, length)), (HEAD, length)):
             ours, theirs = (p["fingerprints"][model][:end] for p in (path, again))
             assert ours == pytest.approx(theirs, abs=TOLERANCE)
-            assert not ours or max(ours) - min(ours) > 2000 * TOLERANCE
+            assert len(ours) < 10 or max(ours) - min(ours) > 2000 * TOLERANCE
 
 
 def test_behind_a_cached_prefix_the_head_guesses_as_well(eagle: Client, prompts: list):
