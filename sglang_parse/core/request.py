@@ -78,7 +78,7 @@ class Stats:
         eagle3_steps, eagle3_tokens: target forwards with an EAGLE-3 head ahead, and the
             ``target_tokens`` they wrote; only with ``--parse-continuation eagle3``.
         prefill_ms, draft_ms, verification_ms, continuation_ms: the request's share of each stage's
-            wall time.
+            wall time; what the draft model reads before it writes is drafting.
     """
 
     rounds: int = 0

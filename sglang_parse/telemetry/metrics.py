@@ -68,7 +68,7 @@ METRICS = (
     Metric("skipped_drafts_total", "Drafts not begun because drafting did not pay."),
     Metric(
         "stage_seconds_total",
-        "Wall time of each stage.",
+        "Wall time of each stage; draft: what the draft model reads before it writes included.",
         "stage",
         ("prefill", "draft", "verification", "continuation"),
     ),
