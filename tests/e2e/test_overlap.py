@@ -165,12 +165,16 @@ def test_log_probabilities_are_those_of_the_tokens(overlap: Client, plain: Clien
 
 
 def test_the_next_turn_drafts_from_what_the_last_one_left(overlap: Client):
-    """The draft's KV is completed while another iteration may be under way."""
+    """What the draft model has read is marked, while another iteration may be under way."""
     first = overlap.generate_all(PROMPTS, 6, parse={"threshold": 0.3}, **LONG)
     turns = [prompt + ids for prompt, ids in zip(PROMPTS, ids_of(first), strict=True)]
     look = overlap.look()["tree"]
+    drafted = sum(sum(path["marked"]) >= min(map(len, PROMPTS)) for path in look)
+    assert drafted >= len(PROMPTS)
     for path in look:
-        target, draft = path["written"]
-        assert draft == target, "the cache holds KV that the draft model has not written"
+        # A tree keeps who came first: behind the slots of a request that never drafted there may
+        # be those of one that did.
+        for target, draft, is_marked in zip(*path["written"], path["marked"], strict=True):
+            assert draft == target or not is_marked, "marked, but the draft model read another"
     again = overlap.generate_all(turns, 6, parse={"threshold": 0.3}, **LONG)
     assert all(answer["meta_info"]["cached_tokens"] > 0 for answer in again)
