@@ -76,9 +76,11 @@ def test_all_end_whatever_happens(pool: Pool, started: list[Sleeper]):
     assert sorted(ended(started)) == ["a.log", "broken.log"]
 
 
-def test_all_start_at_the_same_time(pool: Pool, started: list[Sleeper]):
+def test_all_start_few_at_a_time(pool: Pool, started: list[Sleeper]):
+    at_once: list[int] = []
     with pytest.raises(RuntimeError, match="never ready"), pool:
-        pool.start_all()
+        pool.start_all(lambda: at_once.append(sum(not s.is_suspended for s in started)))
     assert [server.is_suspended for server in started] == [True, True, True, False]
+    assert at_once == [1, 1, 1]  # beside the one that has just become ready
     assert len({server.port for server in started}) == 4
     assert len(ended(started)) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from sglang_parse.bench.harness.servers import (
     awake,
     free_ports,
 )
+
+STARTS_AT_ONCE = 2
+"""Most of a start is imports, and there are two cores or more. But SGLang sizes its KV by what of the
+memory is left while it loads: with nine starts at once one may find none."""
 
 Launch = Callable[[ServerSpec, int, Path], Server]
 
@@ -64,20 +69,26 @@ class Pool:
             self._alive.popitem()[1].stop(self._stop_limit_s)
 
     def start_all(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start every server at the same time: most of a start is imports, and there are two cores
-        or more.
+        """Start every server, ``STARTS_AT_ONCE`` at the same time.
 
         Raises:
             BenchError: a server does not start.
         """
         ports = free_ports(len(self._specs))
-        started = [
-            self._start(spec, port) for spec, port in zip(self._specs.values(), ports, strict=True)
-        ]
-        for server in started:
+        starting: deque[Server] = deque()
+
+        def settle() -> None:
+            server = starting.popleft()
             server.wait_ready()
             server.suspend()
             on_ready()
+
+        for spec, port in zip(self._specs.values(), ports, strict=True):
+            if len(starting) == STARTS_AT_ONCE:
+                settle()
+            starting.append(self._start(spec, port))
+        while starting:
+            settle()
 
     def server(self, spec: ServerSpec) -> Server:
         """The server of that name; if it is not there it is started, and then suspended.
