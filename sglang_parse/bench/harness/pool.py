@@ -18,8 +18,8 @@ from sglang_parse.bench.harness.servers import (
 )
 
 STARTS_AT_ONCE = 2
-"""Most of a start is imports, and there are two cores or more. But SGLang sizes its KV by what of the
-memory is left while it loads: with nine starts at once one may find none."""
+"""Most of a start is imports, and there are two cores or more. But SGLang sizes its KV by what of
+the memory is left while it loads: with nine starts at once one may find none."""
 
 Launch = Callable[[ServerSpec, int, Path], Server]
 
