@@ -8,9 +8,14 @@ the target's states there and the token at p + 1, in the slot of the target's to
     head KV           (t0,t1) (t1,t2) (t2,t3)     complete whenever a request's token is chosen
 
 So whoever writes tokens (a prefill, a verification pass, a step), the forward that chose them has
-captured what the head needs to follow; no second target forward is made. The head then proposes a
-chain of tokens, which ride in the next target forward and are kept as far as they are the target's
-own choices. Everything of the head itself (weights, graphs, attention, chains) is SGLang's.
+captured what the head needs to follow; no second target forward is made. Behind a step whose
+requests all had a whole chain in it, the head follows all of its rows, as SGLang's own speculation
+does: that is one shape, and so one CUDA graph. What it writes behind what was kept is overwritten.
+Behind all else it follows as behind a prefill.
+
+The head then proposes a chain of tokens, which ride in the next target forward and are kept as far
+as they are the target's own choices. Everything of the head itself (weights, graphs, attention,
+steps) is SGLang's; only the tree of alternatives that SGLang puts around a chain is not made.
 
 The radix cache hands out prefixes that end one token before the first that differs: the head's KV
 has seen the next one (patch ``head_prefixes``).
@@ -26,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
@@ -38,6 +44,7 @@ from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state imp
 )
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
@@ -69,7 +76,8 @@ class Written:
     Attributes:
         row: index of the request in the scheduler's batch.
         token_ids: [n >= 1] the tokens.
-        hidden: [n, width] the target's states at the positions that led to them.
+        hidden: [n or more, width] the target's states of all rows it had, in order, the first n
+            those that led to the tokens.
     """
 
     row: int
@@ -95,6 +103,11 @@ class Eagle3Head:
                 is_draft_worker=False,
             )
             self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+
+    @property
+    def _chain_rows(self) -> int:
+        """Rows a request has in a pass that checks a whole chain."""
+        return self.worker.speculative_num_draft_tokens
 
     @contextmanager
     def _as_eagle3(self) -> Iterator[None]:
@@ -148,7 +161,7 @@ class Eagle3Head:
         view.return_logprob = False
         view.sampling_info = None
         view.input_embeds = view.multimodal_inputs = None
-        self._extend(view, hidden, next_token_ids)
+        self._go_on(view.reqs, self._extend(view, hidden, next_token_ids))
 
     def follow(self, batch: Any, written: Sequence[Written]) -> None:
         """Write the head's KV for tokens of a decode iteration; their requests go on from there."""
@@ -157,6 +170,47 @@ class Eagle3Head:
         reqs = [batch.reqs[part.row] for part in written]
         for req in reqs:
             req.parse_state.set_head(None)  # until the forward below has succeeded
+        if all(len(part.hidden) == self._chain_rows for part in written):
+            output = self._follow_chains(batch, reqs, written)
+        else:
+            output = self._follow_runs(batch, reqs, written)
+        self._go_on(reqs, output)
+
+    def _follow_chains(self, batch: Any, reqs: Sequence[Any], written: Sequence[Written]) -> Any:
+        """All rows of what was checked: the same number for everyone, and their slots are held."""
+        starts = [req.parse_state.committed_len for req in reqs]
+        num_rows, lens = self._chain_rows, [len(part.token_ids) for part in written]
+        ids = [
+            token
+            for part, length in zip(written, lens, strict=True)
+            for token in (*part.token_ids, *[0] * (num_rows - length))
+        ]
+        last_rows = [i * num_rows + length - 1 for i, length in enumerate(lens)]
+        view = select_requests(batch, [part.row for part in written], starts, None)
+        view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        num_kept = on_device(lens, batch.device, torch.int32)
+        output = EagleDraftInput()
+        result = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(
+                next_token_logits=None, hidden_states=_joined([part.hidden for part in written])
+            ),
+            accept_lens=num_kept,
+            prepared_draft_extend_inputs=(
+                num_kept - 1,
+                on_device(last_rows, batch.device),
+                on_device(ids, batch.device),
+            ),
+            next_draft_input=output,
+        )
+        with self._forward():
+            self.worker._draft_extend_for_decode(view, result)
+        # The next replay of SGLang's graph writes there, for whoever is in it.
+        output.hidden_states = output.hidden_states.clone()
+        return output
+
+    def _follow_runs(self, batch: Any, reqs: Sequence[Any], written: Sequence[Written]) -> Any:
+        """Just what was written: any number of tokens for each."""
         starts = [req.parse_state.committed_len for req in reqs]
         lens = [len(part.token_ids) for part in written]
         ends = [start + length for start, length in zip(starts, lens, strict=True)]
@@ -175,12 +229,16 @@ class Eagle3Head:
         view.extend_logprob_start_lens = lens
         view.chunked_req_next_prompt_token = None
         last = on_device([part.token_ids[-1] for part in written], batch.device)
-        self._extend(view, torch.cat([part.hidden for part in written]), last)
+        hidden = _joined([part.hidden[: len(part.token_ids)] for part in written])
+        return self._extend(view, hidden, last)
 
-    def _extend(self, view: Any, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> None:
+    def _extend(self, view: Any, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> Any:
         with self._forward():
-            output = self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
-        for i, req in enumerate(view.reqs):
+            return self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
+
+    def _go_on(self, reqs: Sequence[Any], output: Any) -> None:
+        """Those that continue with the head keep what it said last."""
+        for i, req in enumerate(reqs):
             if req.parse_state.terms.continuation == "eagle3":
                 place = slice(i, i + 1)
                 req.parse_state.set_head(
@@ -210,12 +268,38 @@ class Eagle3Head:
             ),
         )
         with self._forward():
-            chains = self.worker.draft(view).draft_token
-        tokens = share(chains.to(torch.int64)).view(len(rows), -1)[:, 1:].tolist()
+            chains = self._run_chains(view)
+        tokens = share(chains.to(torch.int64)).tolist()
         elapsed_ms = (time.perf_counter() - started) * 1e3 / len(rows)
         for req in reqs:
             req.parse_state.charge(continuation=elapsed_ms)
         return [chain[: tokens_left(req) - 1] for req, chain in zip(reqs, tokens, strict=True)]
+
+    def _run_chains(self, view: Any) -> torch.Tensor:
+        """[n, num_steps] the head's steps. Source: ``EagleDraftWorker.draft``, whose trees and
+        masks the target's pass does not need."""
+        worker = self.worker
+        forward_batch, replays, _ = prepare_for_draft(
+            view.spec_info,
+            worker.req_to_token_pool,
+            view,
+            worker.cuda_graph_runner,
+            worker.draft_runner,
+            topk=1,
+            num_steps=worker.speculative_num_steps,
+        )
+        if replays:
+            *_, tokens, _ = worker.cuda_graph_runner.execute(forward_batch)
+            return tokens
+        if worker.speculative_num_steps > 1:
+            worker.draft_attn_backend.init_forward_metadata(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+        *_, tokens, _ = worker.draft_forward(forward_batch)
+        return tokens
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 class GuardedHead:
@@ -255,22 +339,22 @@ class GuardedHead:
     def follow(
         self,
         batch: Any,
-        places: Sequence[tuple[int, int]],
+        places: Sequence[tuple[int, slice]],
         hidden: torch.Tensor | None,
         emitted: Sequence[Sequence[int]],
     ) -> None:
         """Follow what has been written.
 
         Args:
-            places: (row in the batch, its first row in ``hidden``) of the requests.
+            places: (row in the batch, its rows of ``hidden``) of the requests.
             hidden: the target's captured states; None without a head.
             emitted: per row of the batch its new tokens.
         """
         if self.head is None or hidden is None:
             return
         written = [
-            Written(row, emitted[row], hidden[start : start + len(emitted[row])])
-            for row, start in places
+            Written(row, emitted[row], hidden[place])
+            for row, place in places
             if emitted[row] and not batch.reqs[row].lora_id
         ]
         with self._guard.contain([batch.reqs[part.row] for part in written]):

@@ -52,9 +52,9 @@ class LaunchedSteps:
         return self.steps.rows
 
     @property
-    def places(self) -> list[tuple[int, int]]:
+    def places(self) -> list[tuple[int, slice]]:
         """(row of the batch, its row of the forward)."""
-        return [(row, place) for place, row in enumerate(self.steps.rows)]
+        return [(row, slice(i, i + 1)) for i, row in enumerate(self.steps.rows)]
 
     def read(self) -> Spoken:
         """Wait for the tokens."""

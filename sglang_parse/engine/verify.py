@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -91,10 +91,10 @@ class LaunchedPass:
         return [*self.proposals, *(self.steps.rows if self.steps else ())]
 
     @property
-    def places(self) -> list[tuple[int, int]]:
-        """(row of the batch, its first row of the pass) of everyone in it."""
-        starts = accumulate((part.layout.num_rows for part in self.parts), initial=0)
-        return [(part.row, start) for part, start in zip(self.parts, starts, strict=False)]
+    def places(self) -> list[tuple[int, slice]]:
+        """(row of the batch, its rows of the pass) of everyone in it."""
+        bounds = pairwise(accumulate((part.layout.num_rows for part in self.parts), initial=0))
+        return [(part.row, slice(*span)) for part, span in zip(self.parts, bounds, strict=True)]
 
     def read(self) -> Spoken:
         """Wait for its numbers."""

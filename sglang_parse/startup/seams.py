@@ -266,9 +266,27 @@ SEAMS = (
         "runs the EAGLE-3 head beside PARSE's draft model",
     ),
     Seam(
-        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker.draft",
-        ("self", "batch"),
+        f"{_SPEC}.eagle_worker_common.prepare_for_draft",
+        (
+            "draft_input",
+            "req_to_token_pool",
+            "batch",
+            "cuda_graph_runner",
+            "draft_model_runner",
+            "topk",
+            "num_steps",
+        ),
+        "finds slots for the head's proposals",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        ("self", "forward_batch"),
         "makes the head's proposals",
+    ),
+    Seam(
+        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode",
+        ("self", "batch", "batch_result"),
+        "lets the head follow the chains it proposed",
     ),
     Seam(
         f"{_SPEC}.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill",

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from support.fake_engine import (
     CONFIG,
     PROMPT,
     QUESTION,
+    VOCAB,
     WIDTH,
     Runner,
     batch_of,
@@ -328,8 +330,20 @@ def test_flashinfer_plans_pseudo_sequences_from_the_host():
     backend._plan(SimpleNamespace(spec_info=spec_info, req_pool_indices=requests))
 
 
-def test_a_head_follows_what_was_written(monkeypatch: pytest.MonkeyPatch):
-    """SGLang's EAGLE-3 worker extends the head's KV; the host goes on meanwhile."""
+CHAIN = 3
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "mode"),
+    [((2, 1), "EXTEND"), ((CHAIN, CHAIN), "DRAFT_EXTEND_V2"), ((CHAIN, CHAIN - 1), "EXTEND")],
+    ids=["runs", "chains", "a chain and a run"],
+)
+def test_a_head_follows_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, num_rows: tuple[int, int], mode: str
+):
+    """SGLang's EAGLE-3 worker extends the head's KV; the host goes on meanwhile. Whole chains have
+    one shape, which SGLang has a CUDA graph for."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -340,28 +354,51 @@ def test_a_head_follows_what_was_written(monkeypatch: pytest.MonkeyPatch):
 
         def forward(self, forward_batch: Any) -> Any:
             result = super().forward(forward_batch)
-            num_reqs = len(forward_batch.seq_lens)
-            result.logits_output.hidden_states = torch.zeros(num_reqs, 16, device=GPU)
+            output, (num_tokens,) = result.logits_output, forward_batch.input_ids.shape
+            assert len(forward_batch.out_cache_loc) == num_tokens
+            kept = num_tokens if mode == "DRAFT_EXTEND_V2" else len(forward_batch.seq_lens)
+            output.next_token_logits = torch.zeros(kept, VOCAB, device=GPU)
+            output.hidden_states = torch.zeros(kept, 16, device=GPU)
             return result
 
     settings = SimpleNamespace(speculative_use_rejection_sampling=False)
     monkeypatch.setattr(eagle_worker_v2, "get_spec", lambda: settings)
     monkeypatch.setattr(Eagle3Head, "_forward", lambda _: nullcontext())
+    prepare = eagle_worker_v2.prepare_for_draft_extend
+
+    def prepare_with_lengths(extend_input: Any, view: Any, *args: Any, **kwargs: Any) -> Any:
+        # SGLang reads the host's lengths, which have no values here.
+        view.seq_lens_cpu = np.array([req.parse_state.committed_len for req in view.reqs])
+        return prepare(extend_input, view, *args, **kwargs)
+
+    monkeypatch.setattr(eagle_worker_v2, "prepare_for_draft_extend", prepare_with_lengths)
     batch = batch_of(*(request(i, Phase.CONTINUING, Move.EAGLE) for i in range(3)))
+    batch.model_config = Runner.model_config
+    batch.forward_mode = ForwardMode.DECODE
     head, worker = (object.__new__(kind) for kind in (Eagle3Head, eagle_worker_v2.EagleDraftWorker))
     head.worker = worker
+    runner = HeadRunner(batch.req_to_token_pool.req_to_token)
+    runner.attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)
+    runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
     vars(worker).update(
         draft_worker=None,
-        draft_runner=HeadRunner(batch.req_to_token_pool.req_to_token),
+        draft_runner=runner,
         topk=1,
         speculative_algorithm=SpeculativeAlgorithm.EAGLE3,
+        speculative_num_draft_tokens=CHAIN,
+        cuda_graph_runner_for_draft_extend=None,
+        plan_stream=None,
+        plan_stream_ctx=nullcontext(),
+        device=GPU,
         seed_dsa_topk_from_draft_extend=False,
     )
     for req in batch.reqs:
         req.parse_state.terms = Terms(threshold=0.5, continuation="eagle3")
-    states = torch.zeros(3, 48, device=GPU)
-    head.follow(batch, [Written(0, [5, 6], states[:2]), Written(2, [7], states[2:])])
+    first, last = (torch.zeros(count, 48, device=GPU) for count in num_rows)
+    head.follow(batch, [Written(0, [5, 6], first), Written(2, [7], last)])
+    assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
     first, untouched, last = (req.parse_state.head for req in batch.reqs)
     assert untouched is None
     for state in (first, last):
         assert {part.device for part in (state.topk_p, state.topk_index, state.hidden)} == {GPU}
+        assert (len(state.topk_index), state.hidden.shape) == (1, (1, 16))

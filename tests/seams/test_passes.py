@@ -3,6 +3,7 @@ the end."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -92,8 +93,8 @@ def test_as_few_passes_as_the_limits_allow(verify, monkeypatch, limits: dict, nu
     assert [len(part.hidden) for part in several.passes] == num_rows
     assert told(several) == told(whole)
     assert told(whole)[0] == ([0, 1], [0, 2, 100, 102])
-    starts = [0, 3, 7, 16, 17, 18]
-    assert several.places == whole.places == list(enumerate(starts))
+    bounds = pairwise([0, 3, 7, 16, 17, 18, 23])
+    assert several.places == whole.places == [(i, slice(*span)) for i, span in enumerate(bounds)]
     assert several.num_rows == 23
     assert torch.equal(several.hidden, whole.hidden)
     assert launch(verify, monkeypatch, capture=False, **limits).hidden is None
