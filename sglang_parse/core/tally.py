@@ -150,6 +150,11 @@ class Tally:
         for req in self.latest:
             self.update(req)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a request of the latest iteration has."""
+        return any(req.finished() for req in self.latest)
+
     def phases(self) -> dict[str, int]:
         """Requests still running after the latest iteration, by phase."""
         counts = {phase.value: 0 for phase in Phase}

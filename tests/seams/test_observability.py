@@ -3,6 +3,7 @@
 import inspect
 import logging
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +51,54 @@ def test_another_collector_is_refused_unless_it_has_parses_metrics():
     with pytest.raises(ConfigError, match=r"Theirs.*Fix: .*ParseMetrics"):
         with_parse_metrics({ROLE: Theirs})
     assert with_parse_metrics({ROLE: Both}) == {ROLE: Both}
+
+
+class Child:
+    """A counter's or gauge's value, in place of Prometheus's."""
+
+    def __init__(self, **_: object) -> None:
+        self.value = 0.0
+
+    def labels(self, **_: object) -> "Child":
+        return self
+
+    def inc(self, amount: float) -> None:
+        self.value += amount
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+    observe = set
+
+
+def test_what_an_ended_request_added_is_shown_at_once(monkeypatch: pytest.MonkeyPatch):
+    """All else ten times a second."""
+    from sglang_parse.telemetry import prometheus
+
+    class Theirs:
+        _counter_cls = _gauge_cls = _histogram_cls = Child
+
+        def __init__(self, labels: dict) -> None:
+            self.labels = labels
+
+        def increment_realtime_tokens(self) -> None:
+            pass
+
+    class Both(prometheus.ParseMetrics, Theirs):
+        pass
+
+    tally, clock = Tally(), [100.0]
+    monkeypatch.setattr(prometheus, "process_context", lambda: SimpleNamespace(tally=tally))
+    monkeypatch.setattr(prometheus.time, "monotonic", lambda: clock[0])
+    collector = Both({})
+    ended = SimpleNamespace(finished=lambda: True)
+    shown = []
+    for now, latest in ((100, []), (100.05, []), (100.06, [ended]), (100.1, []), (100.17, [])):
+        clock[0], tally.latest = now, latest
+        tally.count("rounds_total")
+        collector.increment_realtime_tokens()
+        shown.append(collector._parse_children["rounds_total", ""].value)
+    assert shown == [1, 1, 3, 3, 5]
 
 
 def test_the_decode_line_has_the_part_that_is_replaced():
