@@ -44,7 +44,7 @@ LOADS_PER_OCTAVE = 2
 """How finely numbers of running requests are told apart meanwhile."""
 PATIENCE = 12
 """Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
-RETRY_SHARE = 0.0075
+RETRY_SHARE = 0.005
 """Most of the plain target's time that later trials may lose."""
 EARLY = 16.0
 """How much sooner a server's first trial comes, the next ones half as much each, where drafting was
