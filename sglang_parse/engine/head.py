@@ -287,6 +287,8 @@ class Eagle3Head:
             worker.draft_runner,
             topk=1,
             num_steps=worker.speculative_num_steps,
+            target_translator=worker.target_worker.model_runner.kv_index_translator,
+            num_draft_tokens=self._chain_rows,
         )
         if replays:
             *_, tokens, _ = worker.cuda_graph_runner.execute(forward_batch)

@@ -275,6 +275,8 @@ SEAMS = (
             "draft_model_runner",
             "topk",
             "num_steps",
+            "target_translator",
+            "num_draft_tokens",
         ),
         "finds slots for the head's proposals",
     ),

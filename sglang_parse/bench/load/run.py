@@ -27,6 +27,9 @@ from sglang_parse.bench.load.stream import Load, drive
 from sglang_parse.bench.tasks.demo import demo_assignment
 
 LIMIT_S = 1800.0
+WARM_UP = 8
+"""Answers of a server before it is timed, at least: its first ones are its slowest, and PARSE
+learns prices from them, and tries drafts more often."""
 HEADINGS = ("server", "tokens/s", "TTFT", "gap", "longest gap", "end to end", "draft", "pass")
 KEYS = {
     "conditions.machine": "processor, CPUs, memory, system, accelerators",
@@ -34,6 +37,7 @@ KEYS = {
     "conditions.commands": "of every server that was started here",
     "conditions.date": "when it ended",
     "conditions.runs": "closed loops per line",
+    "conditions.fresh": "whether servers were started anew for each of them",
     "conditions.seconds": "the whole program, server starts included",
 }
 """Keys of results.json beside ``lines``: key -> meaning."""
@@ -49,7 +53,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         remotes=settings.remotes,
         on_start=lambda name: say(f"start {title_of(name)}"),
     ) as pool:
-        pool.start_all()
         runs = _play(settings, pool, say)
     lines = [
         line
@@ -64,6 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "versions": versions(),
         "commands": {spec.name: command_of(spec) for spec in specs},
         "runs": settings.runs,
+        "fresh": settings.fresh,
         "seconds": round(say.seconds),
     }
     content = {"lines": [asdict(line) for line in lines], "conditions": conditions}
@@ -79,10 +83,14 @@ def _play(
     """(Server, concurrency, share switched off) -> its runs."""
     loads, runs = _Loads(settings), defaultdict(list)
     for number in range(settings.runs):
+        starts = number == 0 or settings.fresh
+        if starts:
+            pool.stop()
+            pool.start_all()
         for name in settings.order(number):
             say(f"run {number + 1} of {settings.runs}: {title_of(name)}")
             with pool.awake(name) as (endpoint,):
-                if number == 0:
+                if starts:
                     drive(endpoint, loads.warm_up())
                 for concurrency, share in product(settings.concurrencies, settings.shares(name)):
                     if isinstance(endpoint, Server):  # not what others may be using
@@ -102,14 +110,15 @@ class _Loads:
         self._counts = [settings.num_requests(c) for c in settings.concurrencies]
         self._shares = sorted({0.0, *settings.off_shares})
         total = settings.runs * sum(self._counts) * len(self._shares)
-        self.task = demo_assignment(total + max(settings.concurrencies), settings.max_tokens)
+        self._num_warm_up = max(WARM_UP, *settings.concurrencies)
+        self.task = demo_assignment(total + self._num_warm_up, settings.max_tokens)
         self._asking = Asking(settings.model_name, settings.max_tokens, limit_s=LIMIT_S)
 
     def warm_up(self) -> Load:
-        """A server's first answers are its slowest, and PARSE learns prices from them."""
-        count = max(self._settings.concurrencies)
-        items = self.task.items[-count:]
-        return Load(items, [False] * count, count, self._asking)
+        """What comes before the first timed answer."""
+        items = self.task.items[-self._num_warm_up :]
+        at_once = max(self._settings.concurrencies)
+        return Load(items, [False] * len(items), at_once, self._asking)
 
     def load(self, run: int, concurrency: int, off_share: float) -> Load:
         """The same problems for every server."""

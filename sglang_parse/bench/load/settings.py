@@ -80,6 +80,12 @@ class LoadSettings(Flags):
         type=numbers(share),
     )
     runs: int = option(3, "of every server, in turns", type=at_least(1))
+    fresh: bool = option(
+        False,
+        "start the servers anew for every run: the same forward may take some percent longer in "
+        "one process than in the next",
+        action="store_true",
+    )
     least_requests: int = option(
         16,
         "of a loop at least; four times as many as at a time in any case",
