@@ -10,7 +10,7 @@ from sglang_parse.bench.harness.loop import closed_loop
 from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.bench.load.figures import Run, Span, figures_of
 from sglang_parse.bench.load.names import title_of
-from sglang_parse.bench.load.run import _Loads
+from sglang_parse.bench.load.run import WARM_UP, _Loads
 from sglang_parse.bench.load.settings import SERVERS, LoadSettings
 from sglang_parse.bench.load.stream import Streamed
 from sglang_parse.cli import main
@@ -146,7 +146,7 @@ def test_loads_share_no_problem_and_half_is_every_second_one():
                 seen += [item.key for item in load.items]
                 assert sum(load.is_off) == share * len(load.items)
                 assert load.is_off[:4] == [False, share > 0, False, share > 0]
-    assert len(seen) == len(set(seen)) == 4 + 2 * 2 * 32
+    assert len(seen) == len(set(seen)) == WARM_UP + 2 * 2 * 32
 
 
 def test_the_command_is_there(capsys: pytest.CaptureFixture):
