@@ -186,7 +186,7 @@ class DraftModel(EagleDraftWorkerBase):
         Returns:
             How many tokens were read of each. Who is not caught up by them needs another forward.
         """
-        unknown = [req for req in reqs if _begins_unfound(req.parse_state)]
+        unknown = [req for req in reqs if _is_unfound(req.parse_state)]
         if unknown:
             self.kv.find(unknown)
         room, num_read = max_forward_rows(), []
@@ -396,6 +396,7 @@ def _missing(state: RequestState) -> int:
     return state.committed_len - state.draft_kv_len
 
 
-def _begins_unfound(state: RequestState) -> bool:
-    """Whether it is about to begin a draft, and nobody knows how far its draft KV goes."""
-    return not (state.draft_kv_found or state.num_drafted or state.num_draft_unread)
+def _is_unfound(state: RequestState) -> bool:
+    """Whether nobody knows for sure how far its draft KV goes. In the middle of a draft, too: since
+    it began SGLang may have put others' slots, of the same tokens, in the place of the prompt's."""
+    return not (state.draft_kv_found or state.num_draft_unread)

@@ -305,6 +305,9 @@ class Iteration:
         numbers: plain steps alone, for requests that need nothing of them, or a burst alone, for
         requests that surely draft on."""
         if self._burst is not None and self._forward is None:
+            # Where a draft began before its prompt had its slots, the next burst looks for its KV.
+            if not all(req.parse_state.draft_kv_found for req in reqs):
+                return False
             has_room = self._engine.slots.all_burst
             return self._burst.may_go_on(reqs) and has_room(self.batch, reqs)
         if self._steps_alone is None or self._engine.head.captures:
