@@ -193,7 +193,7 @@ class Eagle3Head:
         output = EagleDraftInput()
         result = GenerationBatchResult(
             logits_output=LogitsProcessorOutput(
-                next_token_logits=None, hidden_states=_joined([part.hidden for part in written])
+                next_token_logits=None, hidden_states=torch.cat([part.hidden for part in written])
             ),
             accept_lens=num_kept,
             prepared_draft_extend_inputs=(
@@ -229,7 +229,7 @@ class Eagle3Head:
         view.extend_logprob_start_lens = lens
         view.chunked_req_next_prompt_token = None
         last = on_device([part.token_ids[-1] for part in written], batch.device)
-        hidden = _joined([part.hidden[: len(part.token_ids)] for part in written])
+        hidden = torch.cat([part.hidden[: len(part.token_ids)] for part in written])
         return self._extend(view, hidden, last)
 
     def _extend(self, view: Any, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> Any:
@@ -298,10 +298,6 @@ class Eagle3Head:
             forward_batch.mark_forward_metadata_ready()
         *_, tokens, _ = worker.draft_forward(forward_batch)
         return tokens
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 class GuardedHead:

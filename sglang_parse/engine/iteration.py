@@ -280,12 +280,13 @@ class Iteration:
         self._timed.append(self._timed_as(launched, spoken, elapsed_ms))
         judged = {part.row for part, _ in spoken.judged}
         ms_per_row = max(0.0, elapsed_ms - self._proposing_ms) / launched.num_rows
-        for row, num_rows in launched.rows_of:
+        for row, place in launched.places:
             state = self.batch.reqs[row].parse_state
+            share_ms = ms_per_row * (place.stop - place.start)
             if row in judged:
-                state.charge(verification=ms_per_row * num_rows)
+                state.charge(verification=share_ms)
             else:
-                state.charge(continuation=ms_per_row * num_rows)
+                state.charge(continuation=share_ms)
 
     def _timed_as(
         self, launched: LaunchedPass | LaunchedSteps, spoken: Spoken, elapsed_ms: float

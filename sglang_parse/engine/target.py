@@ -43,11 +43,6 @@ class LaunchedSteps:
         return len(self.steps.rows)
 
     @property
-    def rows_of(self) -> list[tuple[int, int]]:
-        """(row of the batch, how many rows of the forward are its own)."""
-        return [(row, 1) for row in self.steps.rows]
-
-    @property
     def writing(self) -> Sequence[int]:
         return self.steps.rows
 

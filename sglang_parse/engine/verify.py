@@ -81,11 +81,6 @@ class LaunchedPass:
         return all(part.replays for part in self.passes)
 
     @property
-    def rows_of(self) -> list[tuple[int, int]]:
-        """(row of the batch, how many rows of the pass are its own) of everyone in it."""
-        return [(part.row, part.layout.num_rows) for part in self.parts]
-
-    @property
     def writing(self) -> list[int]:
         """Rows of the batch that write on without a draft, in the pass or beside it."""
         return [*self.proposals, *(self.steps.rows if self.steps else ())]
