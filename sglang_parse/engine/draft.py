@@ -219,6 +219,7 @@ class DraftModel(EagleDraftWorkerBase):
         """
         starts = [req.parse_state.draft_kv_len for req in reqs]
         gap = max(end - start for start, end in zip(starts, ends, strict=True)) - 1
+        self.kv.read(zip(reqs, starts, ends, strict=True))
         if gap <= (SMALL_GAP if len(reqs) <= self.graph_reqs else 0):
             return self._step_up_to(reqs, starts, ends, gap)
         return self._extend(reqs, starts, ends)
@@ -260,7 +261,7 @@ class DraftModel(EagleDraftWorkerBase):
             rows=on_device([req.kv.req_pool_idx for req in reqs], device),
             ids=on_device(ids, device),
             positions=(flat := on_device(positions, device)),
-            slots=(slots := self.req_to_token[on_device(owners, device), flat].to(torch.int64)),
+            slots=self.req_to_token[on_device(owners, device), flat].to(torch.int64),
             seq_lens=(seq_lens := on_device(ends, device)),
             orig_seq_lens=seq_lens.to(torch.int32),
             seq_lens_cpu=torch.tensor(ends),
@@ -277,9 +278,7 @@ class DraftModel(EagleDraftWorkerBase):
         forward_batch.extend_seq_lens_cpu = lens
         forward_batch.extend_num_tokens = sum(lens)
         forward_batch.extend_logprob_start_lens_cpu = lens
-        logits = self._run(forward_batch)
-        self.kv.mark(slots)
-        return logits
+        return self._run(forward_batch)
 
     def step(self, places: Places, step: int, ids: torch.Tensor) -> torch.Tensor:
         """A decode step.

@@ -11,7 +11,7 @@ take: a prefill's when it begins (nothing is written), an answer's when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,24 +36,26 @@ class DraftKv:
         """Other tokens are in these slots from here on: int [n], on the device."""
         self._written[slots] = False
 
-    def mark(self, slots: torch.Tensor) -> None:
-        """The draft model has written the KV of the tokens there: int [n], on the device."""
-        self._written[slots] = True
+    def read(self, spans: Iterable[tuple[Any, int, int]]) -> None:
+        """The draft model reads tokens of requests: (request, start, end) each. What is the
+        prompt's of them is marked; what an answer's slots hold, ``settle`` will know."""
+        slots = [
+            self._table[req.kv.req_pool_idx, start : min(end, req.parse_state.prefilled_len)]
+            for req, start, end in spans
+            if start < req.parse_state.prefilled_len
+        ]
+        if slots:
+            self._mark(torch.cat(slots))
 
     def settle(self, req: Any, end: int) -> None:
-        """An answer is over, and the radix cache may take its first ``end`` tokens.
-
-        Its prompt has marks. Those behind what the draft model has read stay: the prompt's slots
-        may be others', too.
-        """
+        """An answer is over, and the radix cache may take its first ``end`` tokens."""
         state: RequestState = req.parse_state
-        row, known = self._table[req.kv.req_pool_idx], min(state.draft_kv_len, end)
-        first = 0 if state.draft_kv_found else state.prefilled_len
+        row, first = self._table[req.kv.req_pool_idx], state.prefilled_len
+        known = max(first, min(state.draft_kv_len, end))
         if known > first:
-            self.mark(row[first:known])
-        behind = max(known, state.prefilled_len)
-        if end > behind:
-            self.clear(row[behind:end])
+            self._mark(row[first:known])
+        if end > known:
+            self.clear(row[known:end])
 
     def find(self, reqs: Sequence[Any]) -> None:
         """How far the draft's KV of their prompts goes before the first token that lacks it; waits
@@ -72,6 +74,10 @@ class DraftKv:
         marks = self._written[self._table[rows, :longest]]
         marks &= torch.arange(longest, device=device) < ends[:, None]
         return HostCopy(marks.to(torch.int32).cumprod(dim=1).sum(dim=1)).tolist()
+
+    def _mark(self, slots: torch.Tensor) -> None:
+        """The draft model has written the KV of the tokens there: int [n], on the device."""
+        self._written[slots] = True
 
 
 def _is_prefill_processed(req: Any) -> bool:

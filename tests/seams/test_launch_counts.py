@@ -117,7 +117,9 @@ def test_a_step_of_a_burst(count: Count, top_k: int, kernels: int):
 def test_draft_kv_catches_up_by_steps(count: Count, gap: int, extends: int):
     """After an accepted draft one token lacks draft KV. Was an eager forward for the whole batch,
     and 84 copies in."""
-    batch, engine = bursting(drafting(0, gap=gap), drafting(1))
+    behind = drafting(0, gap=gap)
+    behind.parse_state.prefilled_len -= gap  # the answer's tokens, not the prompt's
+    batch, engine = bursting(behind, drafting(1))
     found = count(lambda: launched(batch, engine))
     assert found.forwards["EXTEND"] == extends
     assert found.forwards["DECODE"] == BURST + (-1 if extends else gap)
