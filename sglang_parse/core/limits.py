@@ -44,16 +44,25 @@ class Limits:
     silence_ms: float = 0.0
 
     @classmethod
-    def of(cls, config: ParseConfig, question_rows: float, *, is_timed: bool = True) -> Limits:
+    def of(
+        cls,
+        config: ParseConfig,
+        question_rows: float,
+        *,
+        is_timed: bool = True,
+        is_simulated: bool = False,
+    ) -> Limits:
         """What a server's settings leave to decide: those that were given are fixed, and what a
         certificate is about is as it says.
 
         Args:
             question_rows: rows of one question.
             is_timed: whether anything may depend on the clock.
+            is_simulated: whether a share of each draft is kept, whatever its length: then shorter
+                drafts are no better than long ones, as those of a draft model are.
         """
         fixed = set(CHOSEN) & config.model_fields_set
-        if config.certificate is not None:
+        if config.certificate is not None or is_simulated:
             fixed |= {"draft_tokens", "max_prefixes"}
         if not is_timed or config.drafting != "auto":
             fixed |= set(CHOSEN)

@@ -290,10 +290,11 @@ class Rounds:
         self.tally.simulated = simulated.fraction
         logger.warning(
             "PARSE: acceptance is simulated (%s=%g): verdicts are computed and ignored, %.0f %% of "
-            "every draft is kept. For benchmarks only: answers mean nothing.",
+            "every draft of up to %d tokens is kept. For benchmarks only: answers mean nothing.",
             SIMULATION,
             simulated.fraction,
             100 * simulated.fraction,
+            self.config.draft_tokens,
         )
 
 

@@ -25,6 +25,7 @@ from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.blocks import Bursts
 from sglang_parse.engine.draft import DraftModel
@@ -204,8 +205,13 @@ def _controller(config: ParseConfig, server_args: Any, question: Question | None
             "are always begun, of %d tokens with %d prefixes, in bursts of %d.",
             *(config.draft_tokens, config.max_prefixes, config.burst_tokens),
         )
-    longest_question = question.max_len if question else 0
-    return Controller(Limits.of(config, longest_question, is_timed=is_timed), mode)
+    limits = Limits.of(
+        config,
+        question.max_len if question else 0,
+        is_timed=is_timed,
+        is_simulated=SimulatedAcceptance.from_env(config) is not None,
+    )
+    return Controller(limits, mode)
 
 
 def _drift_watch(certified: Certified) -> DriftWatch | None:

@@ -333,6 +333,13 @@ def test_what_was_given_is_fixed():
     assert Limits.of(ParseConfig(), 20).fixed == frozenset()
 
 
+def test_a_simulated_share_is_of_drafts_as_long_as_the_settings_say():
+    """Of short ones it would be the same share, which no draft model's drafts have."""
+    limits = Limits.of(ParseConfig(), 20, is_simulated=True)
+    assert limits.fixed == {"draft_tokens", "max_prefixes"}
+    assert priced(limits).plan(HALF).draft_tokens == ParseConfig().draft_tokens  # the pilot, too
+
+
 def test_nothing_depends_on_the_clock_where_answers_must_be_the_same_again():
     limits = Limits.of(ParseConfig(), 20, is_timed=False)
     assert limits.fixed == {"draft_tokens", "max_prefixes", "burst_tokens"}
