@@ -67,7 +67,7 @@ def test_what_counts_lies_between_all_places_taken_and_the_last_sent():
     ]
     run = Run("plain", 2, 0.0, streams)
     assert run.span == Span(1.0, 7.0)
-    (line,) = figures_of([run])
+    (line,) = figures_of([run], [run])
     # 9 tokens of the first (the one at 0.5 s came too early), 12, 1 and none.
     assert line.tokens_per_s == pytest.approx(22 / 6, abs=0.05)
     assert line.answers == 2
@@ -90,7 +90,8 @@ def test_a_mixed_load_has_a_line_for_either_kind_and_runs_are_put_together():
         stream(0.0, (1.0, 1), (6.0, 2), is_off=True),
         stream(10.0, (11.0, 1)),
     ]
-    drafting, off = figures_of([Run("parse", 2, 0.5, part) for part in (first, second)])
+    runs = [Run("parse", 2, 0.5, part) for part in (first, second)]
+    drafting, off = figures_of(runs, runs)
     assert (drafting.title, off.title) == ("PARSE: drafting", "PARSE: switched off")
     assert (drafting.gap_p50_ms, off.gap_p50_ms) == (2000.0, 4500.0)
     assert drafting.tokens_per_s == pytest.approx((2 + 21) / 2 / 10, abs=0.06)
@@ -101,8 +102,23 @@ def test_a_mixed_load_has_a_line_for_either_kind_and_runs_are_put_together():
 def test_stage_shares_are_medians_of_the_runs_that_know_them():
     answers = [stream(0.0, (1.0, 1), (2.0, 2)), stream(3.0, (4.0, 1))]
     known = ({"draft": 0.1}, {"draft": 0.3, "verification": 0.2}, {})
-    (line,) = figures_of([Run("parse", 1, 0.0, answers, stages) for stages in known])
+    runs = [Run("parse", 1, 0.0, answers, stages) for stages in known]
+    (line,) = figures_of(runs, runs)
     assert (line.draft_share, line.verification_share, line.prefill_share) == (0.2, 0.2, None)
+
+
+def test_speeds_are_compared_run_by_run():
+    """A machine that is at half its speed for a run is so for all servers."""
+
+    def runs(server: str, *seconds: float) -> list[Run]:
+        return [
+            Run(server, 1, 0.0, [stream(0.0, (1.0, 1), (s, 12)), stream(s, (s + 1, 1))])
+            for s in seconds
+        ]
+
+    first, other = runs("plain", 4.0, 8.0, 40.0), runs("parse", 2.0, 4.0, 20.0)
+    assert [line.over_first for line in figures_of(other, first)] == [2.0]
+    assert [line.over_first for line in figures_of(first, first)] == [1.0]
 
 
 def read(*words: str) -> LoadSettings:

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import truediv
 from statistics import median
 
 import numpy as np
 
 from sglang_parse.bench.load.names import title_of
 from sglang_parse.bench.load.stream import Streamed
+
+_ALL = (False, True)
+"""Requests with and without PARSE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class LoadFigures:
         requests_are: "all", or of a mixed load "drafting" or "off".
         answers: how many ended while the load was whole.
         tokens_per_s: output tokens per second of these requests together; median of the runs.
+        over_first: the same over that of the first server's first load, run by run; their median.
         ttft_p50_ms, ttft_p99_ms: from a request's sending to its first tokens.
         gap_p50_ms, gap_p99_ms: a request's silence between two of its chunks.
         longest_p50_ms, longest_p99_ms: each request's longest such silence.
@@ -83,6 +88,7 @@ class LoadFigures:
     requests_are: str
     answers: int
     tokens_per_s: float
+    over_first: float
     ttft_p50_ms: float
     ttft_p99_ms: float
     gap_p50_ms: float
@@ -104,32 +110,42 @@ class LoadFigures:
         return f"{title_of(self.server)}{kind}"
 
 
-def figures_of(runs: Sequence[Run]) -> list[LoadFigures]:
-    """Lines of one server under one load; of a mixed load one line for either kind."""
+def figures_of(runs: Sequence[Run], first: Sequence[Run]) -> list[LoadFigures]:
+    """Lines of one server under one load; of a mixed load one line for either kind.
+
+    Args:
+        runs: its.
+        first: of the first server as many, each beside one of ``runs``: a machine may be slower a
+            minute later.
+    """
+    per_s = [_speed(run, _ALL) for run in first]
     if not 0 < runs[0].off_share < 1:
-        return [_line(runs, "all", (False, True))]
-    return [_line(runs, "drafting", (False,)), _line(runs, "off", (True,))]
+        return [_line(runs, "all", _ALL, per_s)]
+    return [
+        _line(runs, "drafting", (False,), per_s),
+        _line(runs, "off", (True,), per_s),
+    ]
 
 
-def _line(runs: Sequence[Run], requests_are: str, kinds: tuple[bool, ...]) -> LoadFigures:
+def _line(
+    runs: Sequence[Run], requests_are: str, kinds: tuple[bool, ...], first_per_s: Sequence[float]
+) -> LoadFigures:
     first_ms: list[float] = []
     gaps_ms: list[float] = []
     longest_ms: list[float] = []
     whole_ms: list[float] = []
-    speeds = []
+    speeds = [_speed(run, kinds) for run in runs]
     for run in runs:
-        span, num_tokens = run.span, 0
+        span = run.span
         for stream in run.streams:
             if stream.is_off not in kinds:
                 continue
-            num_tokens += _tokens_within(stream, span)
             if stream.sent in span:
                 first_ms.append(1e3 * (stream.arrivals[0] - stream.sent))
             gaps_ms += (1e3 * (b - a) for a, b in pairwise(stream.arrivals) if b in span)
             if stream.arrivals[-1] in span:
                 whole_ms.append(1e3 * (stream.arrivals[-1] - stream.sent))
                 longest_ms.append(_longest_ms(stream))
-        speeds.append(num_tokens / (span.end - span.start))
     return LoadFigures(
         server=runs[0].server,
         concurrency=runs[0].concurrency,
@@ -137,6 +153,7 @@ def _line(runs: Sequence[Run], requests_are: str, kinds: tuple[bool, ...]) -> Lo
         requests_are=requests_are,
         answers=len(whole_ms),
         tokens_per_s=round(median(speeds), 1),
+        over_first=round(median(map(truediv, speeds, first_per_s)), 3),
         **{
             f"{name}_p{share}_ms": _percentile(values, share)
             for name, values in (
@@ -152,6 +169,14 @@ def _line(runs: Sequence[Run], requests_are: str, kinds: tuple[bool, ...]) -> Lo
         verification_share=_share(runs, "verification"),
         continuation_share=_share(runs, "continuation"),
     )
+
+
+def _speed(run: Run, kinds: tuple[bool, ...]) -> float:
+    """Output tokens per second of these requests together."""
+    span = run.span
+    streams = (stream for stream in run.streams if stream.is_off in kinds)
+    num_tokens = sum(_tokens_within(stream, span) for stream in streams)
+    return num_tokens / (span.end - span.start)
 
 
 def _share(runs: Sequence[Run], stage: str) -> float | None:

@@ -30,7 +30,17 @@ LIMIT_S = 1800.0
 WARM_UP = 8
 """Answers of a server before it is timed, at least: its first ones are its slowest, and PARSE
 learns prices from them, and tries drafts more often."""
-HEADINGS = ("server", "tokens/s", "TTFT", "gap", "longest gap", "end to end", "draft", "pass")
+HEADINGS = (
+    "server",
+    "tokens/s",
+    "over first",
+    "TTFT",
+    "gap",
+    "longest gap",
+    "end to end",
+    "draft",
+    "pass",
+)
 KEYS = {
     "conditions.machine": "processor, CPUs, memory, system, accelerators",
     "conditions.versions": "of Python and of packages",
@@ -54,12 +64,16 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         on_start=lambda name: say(f"start {title_of(name)}"),
     ) as pool:
         runs = _play(settings, pool, say)
+    first = settings.names[0]
     lines = [
         line
         for concurrency in settings.concurrencies
         for name in settings.names
         for share in settings.shares(name)
-        for line in figures_of(runs[name, concurrency, share])
+        for line in figures_of(
+            runs[name, concurrency, share],
+            runs[first, concurrency, settings.shares(first)[0]],
+        )
     ]
     conditions = {
         "date": date(),
@@ -146,5 +160,6 @@ def _table(lines: Sequence[LoadFigures]) -> Table:
         texts = (f"{middle:.0f} / {high:.0f}" for middle, high in pairs)
         spent = (line.draft_share, line.verification_share)
         shares = ("" if share is None else f"{share:.1%}" for share in spent)
-        table.add_row(line.title, f"{line.tokens_per_s:.0f}", *texts, *shares)
+        speeds = (f"{line.tokens_per_s:.0f}", f"{line.over_first:.2f}x")
+        table.add_row(line.title, *speeds, *texts, *shares)
     return table
