@@ -124,7 +124,7 @@ def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
 
 
 def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]:
-    """The layout of every verification pass of a server, and the reason in words.
+    """The layout of a server's passes that ask questions, and the reason in words.
 
     Args:
         setting: ``--parse-layout``: "auto", "mask" or "alias".
