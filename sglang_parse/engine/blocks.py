@@ -285,14 +285,14 @@ class BlockBurst:
         """One block of each request that goes on, in as many forwards as the memory asks for; and
         int64 [rows with logits] what they choose."""
         blocks = [self._block(row) for row in self._going_on]
-        self._model.kv.read(
-            (self.batch.reqs[row], start := block.layout.prefix_len, start + block.num_pending)
-            for row, block in zip(self._going_on, blocks, strict=True)
-        )
         parts = [self._rows(*numbered) for numbered in zip(self._going_on, blocks, strict=True)]
         runner = self._model.draft_runner
         chosen = [self._run(parts[span]) for span in forward_spans(runner, parts)]
         self.num_forwards += 1
+        self._model.kv.mark_read(
+            (self.batch.reqs[row], start := block.layout.prefix_len, start + block.num_pending)
+            for row, block in zip(self._going_on, blocks, strict=True)
+        )
         return blocks, torch.cat(chosen)
 
     def _block(self, row: int) -> Block:

@@ -219,10 +219,12 @@ class DraftModel(EagleDraftWorkerBase):
         """
         starts = [req.parse_state.draft_kv_len for req in reqs]
         gap = max(end - start for start, end in zip(starts, ends, strict=True)) - 1
-        self.kv.read(zip(reqs, starts, ends, strict=True))
         if gap <= (SMALL_GAP if len(reqs) <= self.graph_reqs else 0):
-            return self._step_up_to(reqs, starts, ends, gap)
-        return self._extend(reqs, starts, ends)
+            logits = self._step_up_to(reqs, starts, ends, gap)
+        else:
+            logits = self._extend(reqs, starts, ends)
+        self.kv.mark_read(zip(reqs, starts, ends, strict=True))
+        return logits
 
     def _step_up_to(
         self, reqs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], gap: int

@@ -5,8 +5,9 @@ draft, and those whose drafts do not pay, cost it nothing. The radix cache hands
 wrote them; so there is a mark for each, and a request's drafts begin with the question how far the
 marks go. What is missing behind them is ``DraftModel.catch_up``'s.
 
-Marks are read only of slots that a sequence has, and set of all slots that the radix cache may
-take: a prefill's when it begins (nothing is written), an answer's when it ends.
+Marks are read only of slots that a sequence has, and right for all slots that the radix cache may
+take: a prefill's when it begins (nothing is written) and when the draft model reads of it, an
+answer's when it ends.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class DraftKv:
         """Other tokens are in these slots from here on: int [n], on the device."""
         self._written[slots] = False
 
-    def read(self, spans: Iterable[tuple[Any, int, int]]) -> None:
-        """The draft model reads tokens of requests: (request, start, end) each. What is the
+    def mark_read(self, spans: Iterable[tuple[Any, int, int]]) -> None:
+        """The draft model has read tokens of requests: (request, start, end) each. What is the
         prompt's of them is marked; what an answer's slots hold, ``settle`` will know."""
         slots = [
             self._table[req.kv.req_pool_idx, start : min(end, req.parse_state.prefilled_len)]
