@@ -289,10 +289,11 @@ class BlockBurst:
         runner = self._model.draft_runner
         chosen = [self._run(parts[span]) for span in forward_spans(runner, parts)]
         self.num_forwards += 1
-        self._model.kv.mark_read(
+        spans = [
             (self.batch.reqs[row], start := block.layout.prefix_len, start + block.num_pending)
             for row, block in zip(self._going_on, blocks, strict=True)
-        )
+        ]
+        self._model.kv.mark_read(spans)
         return blocks, torch.cat(chosen)
 
     def _block(self, row: int) -> Block:

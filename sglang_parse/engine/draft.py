@@ -223,7 +223,7 @@ class DraftModel(EagleDraftWorkerBase):
             logits = self._step_up_to(reqs, starts, ends, gap)
         else:
             logits = self._extend(reqs, starts, ends)
-        self.kv.mark_read(zip(reqs, starts, ends, strict=True))
+        self.kv.mark_read([*zip(reqs, starts, ends, strict=True)])
         return logits
 
     def _step_up_to(

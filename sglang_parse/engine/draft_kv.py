@@ -12,7 +12,7 @@ answer's when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class DraftKv:
         """Other tokens are in these slots from here on: int [n], on the device."""
         self._written[slots] = False
 
-    def mark_read(self, spans: Iterable[tuple[Any, int, int]]) -> None:
+    def mark_read(self, spans: Sequence[tuple[Any, int, int]]) -> None:
         """The draft model has read tokens of requests: (request, start, end) each. What is the
         prompt's of them is marked; what an answer's slots hold, ``settle`` will know."""
         slots = [
