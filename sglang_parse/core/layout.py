@@ -86,6 +86,11 @@ class RequestLayout:
         return replace(self, prefix_len=prefix_len)
 
     @property
+    def is_causal(self) -> bool:
+        """Whether each row sees all before it: a mask would say no more."""
+        return not self.question_lens
+
+    @property
     def num_questions(self) -> int:
         return len(self.cuts)
 
@@ -159,6 +164,11 @@ class VerifyLayout:
     def mask_indptr(self) -> list[int]:
         """[len(requests) + 1] offsets of the requests' parts of the flat mask."""
         return list(accumulate((r.num_rows * r.kv_len for r in self.requests), initial=0))
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether each row sees all of its request's before it."""
+        return all(request.is_causal for request in self.requests)
 
     def pseudo_sequences(self) -> list[PseudoSequence]:
         """The whole pass without a mask; the rows keep their order."""

@@ -16,7 +16,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
-from sglang_parse.core.block import BlockPlan, Masks, block_of
+from sglang_parse.core.block import BlockPlan, block_of
 from sglang_parse.core.keeping import Ahead, keep_blocks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, tail_mask
@@ -53,8 +53,8 @@ class BlockChain:
     ) -> None:
         self.plan, self._model, self._mask_id = plan, model, mask_id
         self._layout, device = wide_layout(plan), sampler.batch.device
-        is_masked = is_masked and plan.masks is Masks.EVERY
-        self._tail = tail_mask(self._layout, device) if is_masked else None
+        has_mask = is_masked and not self._layout.is_causal
+        self._tail = tail_mask(self._layout, device) if has_mask else None
         width = self._layout.num_rows
         reqs = [sampler.batch.reqs[row] for row in rows]
         self._limits_cpu = [req.kv.kv_allocated_len - width for req in reqs]

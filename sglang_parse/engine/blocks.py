@@ -325,9 +325,8 @@ class BlockBurst:
 
     def _run(self, parts: Sequence[VerifyRows]) -> torch.Tensor:
         """int64 [rows with logits]: what each says, ``NO_TOKEN`` where its logits held a NaN."""
-        # With masks behind the last row a forward is plainly causal.
-        is_masked = self._bursts.is_masked and self.plan.masks is Masks.EVERY
-        output = run_pass(self._model.draft_runner, self.batch, parts, is_masked=is_masked)
+        is_masked, runner = self._bursts.is_masked, self._model.draft_runner
+        output = run_pass(runner, self.batch, parts, is_masked=is_masked)
         self._model.replays = output.replays
         is_bad = nan_rows(output.logits)
         return share_choices(self._choose(parts, output.logits), is_bad)

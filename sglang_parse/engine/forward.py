@@ -80,7 +80,7 @@ def run_pass(
 
     Args:
         runner: the model runner of the target or the draft.
-        is_masked: in the layout ``mask``, otherwise in ``alias``.
+        is_masked: in the layout ``mask``, if it is not causal anyway; otherwise in ``alias``.
         capture: keep the hidden states of all rows.
     """
     layout = VerifyLayout.of([part.layout for part in parts])
@@ -93,7 +93,7 @@ def run_pass(
     starts.append(len(select))
     spec_info = ParseVerifyInput(
         layout=layout,
-        custom_mask=flat_mask(layout, device) if is_masked else None,
+        custom_mask=flat_mask(layout, device) if is_masked and not layout.is_causal else None,
         select_index=on_device(select, device),
     )
     view = _batch_view(batch, parts, layout, spec_info)

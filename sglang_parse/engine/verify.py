@@ -168,9 +168,7 @@ class Verifier:
     def _run(self, batch: Any, parts: Sequence[VerifyRows], kinds: Sequence[_Kind]) -> MeasuredPass:
         """One target forward, measured on the device before the next one begins there."""
         runner = self.target.runner
-        # Where nothing is asked every row sees all before it: a mask would say no more.
-        is_masked = self.is_masked and any(part.layout.question_lens for part in parts)
-        output = run_pass(runner, batch, parts, is_masked=is_masked, capture=self.capture)
+        output = run_pass(runner, batch, parts, is_masked=self.is_masked, capture=self.capture)
         num_judged, num_checked = kinds.count(_Kind.JUDGED), kinds.count(_Kind.CHECKED)
         num_measured = num_judged + num_checked
         of_judged, of_checked, of_riding = output.split(num_judged, num_checked)

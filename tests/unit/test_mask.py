@@ -134,6 +134,17 @@ def test_flat_form_is_the_dense_masks_in_order(batch):
 
 @settings(max_examples=40)
 @given(BATCHES)
+def test_what_is_causal_needs_no_mask(batch):
+    causal = [layout for layout in batch.requests if layout.is_causal]
+    assert batch.is_causal == (len(causal) == len(batch.requests))
+    for layout in causal:
+        everything = torch.ones(layout.num_rows, layout.kv_len, dtype=torch.bool)
+        assert torch.equal(dense_mask(layout), everything.tril(layout.prefix_len))
+    assert not GOLDEN_LAYOUT.is_causal
+
+
+@settings(max_examples=40)
+@given(BATCHES)
 def test_rows_of_a_batch(batch):
     assert batch.qo_indptr[-1] == batch.num_rows == len(batch.positions())
     for layout in batch.requests:
