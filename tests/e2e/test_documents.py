@@ -214,7 +214,8 @@ def test_parallel_draft(tmp_path: Path):
 
 
 def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
-    """A few requests: nothing of the draft is kept, and drafting takes its share of the time."""
+    """A few requests: drafting takes less than writing on; nothing where the answers before the
+    first timed one were enough to see that nothing is kept."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     first, second = find_block("examples/demo_pair/untrained.py").replace("\\\n", " ").splitlines()
@@ -226,7 +227,7 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["lines"]
     assert (plain["draft_share"], parse["server"]) == (None, "parse")
-    assert 0 < parse["draft_share"] < parse["continuation_share"]
+    assert 0 <= parse["draft_share"] < parse["continuation_share"]
 
 
 @pytest.fixture(scope="module")
