@@ -52,6 +52,9 @@ given up after few rounds: those may have compiled kernels, or found the machine
 PRICE_SOON, PRICE_EVERY = 8, 256
 """Drafts after which the plain target's price is taken anew, if nothing else showed it: soon at
 first, and half as often each time."""
+SURE, SURE_TIMES = 1.5, 8
+"""Expected speedup from which the plain target's price is wanted that many times as seldom: all
+that ask meanwhile write a segment without a draft."""
 WORTH, COMEBACK = 1.05, 1.1
 """Expected speedup below which drafting ends, and at which it is resumed: what is expected was 4 to
 6 % more than what came of it where drafts were about even (simulated shares of 10 and 30 %)."""
@@ -76,7 +79,7 @@ class Pace(NamedTuple):
 
 
 Key = tuple[float, int]
-"""Of an account: its threshold, and how many drafts in a row kept nothing."""
+"""Of an account: its threshold, and how many drafts in a row were good for nothing."""
 
 
 def account_of(threshold: float, num_failed: int = 0) -> Key:
@@ -100,7 +103,7 @@ class Shares(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """One threshold, for requests of which so many drafts in a row kept nothing.
+    """One threshold, for requests of which so many drafts in a row were good for nothing.
 
     Attributes:
         cuts: where its drafts were cut.
@@ -221,9 +224,9 @@ class Controller:
         account.waiting, account.pilots = None, max(0, account.pilots - 1)
         account.cuts.add(judged, self.num_running)
 
-    def saw_written(self, threshold: float, num_tokens: int) -> None:
+    def saw_rest(self, threshold: float, num_tokens: int) -> None:
         """The target finished the segment after a cut."""
-        self._account(account_of(threshold)).cuts.add_written(num_tokens)
+        self._account(account_of(threshold)).cuts.add_rest(num_tokens)
 
     @property
     def burst_tokens(self) -> int:
@@ -238,7 +241,8 @@ class Controller:
         A pilot and a trial are promised to whoever is told of them, so ask once per draft.
 
         Args:
-            num_failed: how many of its drafts, up to the last, kept nothing: requests differ.
+            num_failed: how many of its drafts in a row, up to the last, were good for nothing:
+                requests differ.
         """
         plan = self._plan(threshold, num_failed)
         self.planned = plan or self.planned
@@ -265,7 +269,8 @@ class Controller:
     def _wants_price(self) -> bool:
         """Whether it is time to let the plain target write a little, to see what it takes."""
         self._drafts_since_price += 1
-        return self._step.at(1) is None or self._drafts_since_price > self._price_every
+        most = self._price_every * (SURE_TIMES if (self.speedup or 0.0) >= SURE else 1)
+        return self._step.at(1) is None or self._drafts_since_price > most
 
     def _pilot(self, account: Account) -> RoundPlan | None:
         """One request finds out; the others wait for what it brings."""
@@ -282,7 +287,9 @@ class Controller:
         # All wait while one request drafts; it saves its share of the steps for what it emits.
         loss = expected.drafted * (self._burst_step.at(1) or 0.0)
         loss += self._pass.at(self._rows(expected)) or 0.0
-        steps = (expected.kept + expected.own) / self._tokens_per_step
+        emitted = expected.kept + expected.own
+        emitted += expected.cut * account.cuts.behind(expected).matched
+        steps = emitted / self._tokens_per_step
         loss -= steps * (self._step.at(count) or 0.0) / count
         if account.to_spend_ms < max(loss, 0.0):
             return None
@@ -342,17 +349,20 @@ class Controller:
         """Of all running requests, if such are the rounds of all that do not rest."""
         resting = min(resting, self.num_running - 1)
         count = self.num_running - resting
+        behind = cuts.behind(expected)
         # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
-        # are cut at their start until the target has written its way there.
-        again = max(0.0, expected.spacing / cuts.written - 1) / 2
+        # are cut at their start until the target has come there: from anywhere in the stretch.
+        advance = behind.reach + behind.written
+        again = max(0.0, expected.spacing - advance) ** 2 / (2 * expected.spacing * advance)
         rounds = 1.0 if self.limits.by_token else 1 + expected.cut * again
-        written = 0.0 if self.limits.by_token else (rounds - 1 + expected.cut) * cuts.written
+        num_cuts = 0.0 if self.limits.by_token else rounds - 1 + expected.cut
         bursts = max(1.0, expected.drafted / burst)
-        steps = written / self._tokens_per_step
+        steps = num_cuts * behind.written / self._tokens_per_step
         iterations = rounds * (bursts + 1) + steps
         shares = Shares(count, resting, rounds * bursts / iterations, rounds / iterations)
         ms = max(1e-9, self._iteration_ms(shares, expected.drafted / bursts, self._rows(expected)))
-        emitted = count * (expected.kept + expected.own + written) / iterations
+        emitted = expected.kept + expected.own + num_cuts * (behind.matched + behind.written)
+        emitted *= count / iterations
         return Pace((emitted + resting * self._tokens_per_step) / ms, (bursts + 1) * ms)
 
     def _iteration_ms(self, shares: Shares, burst: float, rows: float) -> float:
@@ -380,28 +390,40 @@ class Controller:
         return cuts.expect(draft_tokens, max_prefixes, by_token=self.limits.by_token)
 
     def _rows(self, expected: Expected) -> float:
-        return 1 + expected.drafted + expected.prefixes * self.limits.question_rows
+        return 1 + expected.judged + expected.prefixes * self.limits.question_rows
 
     # -- iterations -------------------------------------------------------------
 
     def share(
-        self, num_drafting: int, rows: Sequence[int], num_stepping: int, num_plain: int = 0
+        self,
+        num_drafting: int,
+        rows: Sequence[int],
+        num_stepping: int,
+        num_plain: int = 0,
+        *,
+        may_join: bool = False,
     ) -> tuple[int, int]:
         """(Draft tokens of the coming burst, how many drafts its pass judges).
 
-        Where nobody waits for a next token, all that is ready. Else as much as keeps the iteration
-        within ``limits.gap`` plain steps, but a token and a draft at least; and nothing while
-        requests that never draft are owed time.
+        Where nobody waits for a next token, all that is ready; or nothing yet, where the others may
+        join that pass and the next draft: two halves in turns pay for twice as many forwards. Else
+        as much as keeps the iteration within ``limits.gap`` plain steps, but a token and a draft at
+        least; and nothing while requests that never draft are owed time.
 
         Args:
             num_drafting: requests that draft.
             rows: per draft that is over, the rows of its pass; who waited longest comes first.
             num_stepping: requests that continue or do not draft.
             num_plain: those of them that never do.
+            may_join: the burst ends all drafts under way, and no other has waited for them yet.
         """
         self._has_plain = num_plain > 0
         burst, step_ms = self.burst_tokens, self._step.at(self.num_running)
-        if not num_stepping or step_ms is None or self.mode != "auto":
+        if self.mode != "auto":
+            return burst, len(rows)
+        if not num_stepping:
+            return burst, 0 if may_join and num_drafting else len(rows)
+        if step_ms is None:
             return burst, len(rows)
         if self._has_plain and self._owed_ms:
             return 0, 0

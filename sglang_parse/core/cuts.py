@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sglang_parse.core.agreement import Agreement, Behind
+
 BAND_ENDS = (8, 16, 32, 64, 128, 256, 512, 1024, 8192)
 """Depths, in draft tokens, at which a band ends."""
 MEMORY = 2000.0
@@ -29,6 +31,8 @@ ENDING = 1 / 256
 """The prior of a draft's end."""
 USUAL_SEGMENT = 12.0
 """Tokens of a segment before one was seen."""
+GUESSED = 4
+"""Tokens that match by luck."""
 NEWEST = 0.1
 """Weight of an observation in a mean."""
 MOST_PLACES = 64
@@ -44,6 +48,8 @@ class Judgement(NamedTuple):
         cut: those that were kept.
         rejected: the end of the first rejected prefix; None where all that was judged is kept.
         is_finished: the draft model ended its answer with it.
+        matched: of those behind the cut, how many the target would have written, too.
+        differing: of those that were kept, how many it would have written otherwise.
     """
 
     drafted: int
@@ -52,6 +58,13 @@ class Judgement(NamedTuple):
     cut: int
     rejected: int | None
     is_finished: bool
+    matched: int = 0
+    differing: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it was good for nothing, but for a few tokens that anybody would have guessed."""
+        return not self.cut and self.matched < GUESSED
 
 
 @dataclass(slots=True)
@@ -70,9 +83,8 @@ class Hazard:
                 self.events[band] += 1
             start = end
 
-    def fade(self, num_tokens: float) -> None:
-        """So many tokens more have been seen."""
-        left = math.exp(-num_tokens / MEMORY)
+    def fade(self, left: float) -> None:
+        """What was seen counts that much less."""
         self.events = [left * value for value in self.events]
         self.seen = [left * value for value in self.seen]
 
@@ -93,16 +105,20 @@ class Expected(NamedTuple):
     """What a round is expected to be: means.
 
     Attributes:
-        drafted: draft tokens; ``kept``: those of them that are kept.
+        drafted: draft tokens; ``judged``: those in front of the last prefix's end; ``kept``: those
+            that are kept.
         cut: the chance that some of what is judged is rejected.
         own: the chance that the target's own next token follows.
+        behind: of what is judged, tokens behind a cut, where there is one.
         prefixes: how many are judged; ``spacing``: tokens between their ends.
     """
 
     drafted: float
+    judged: float
     kept: float
     cut: float
     own: float
+    behind: float
     prefixes: float
     spacing: float
 
@@ -115,13 +131,15 @@ class Cuts:
         prior: wrong tokens per token before anything was seen.
         rounds: judged drafts.
         segment: mean tokens of a segment.
-        written: mean tokens the target writes after a cut, until its segment is done.
+        rest: mean tokens from a cut to where the target ends its segment.
+        agreement: how far the target agrees behind a cut.
     """
 
     prior: float = PRIOR
     rounds: int = 0
     segment: float = USUAL_SEGMENT
-    written: float = USUAL_SEGMENT
+    rest: float = USUAL_SEGMENT
+    agreement: Agreement = field(default_factory=Agreement)
     _wrong: Hazard = field(default_factory=Hazard)
     _over: Hazard = field(default_factory=Hazard)
     _expected: dict[tuple[int, int, bool], Expected] = field(default_factory=dict)
@@ -139,18 +157,22 @@ class Cuts:
         """
         self.rounds += 1
         self._expected.clear()
-        for hazard in (self._wrong, self._over):
-            hazard.fade(judged.drafted * FEW / max(FEW, num_running))
+        left = math.exp(-judged.drafted * FEW / max(FEW, num_running) / MEMORY)
+        for seen in (self._wrong, self._over, self.agreement):
+            seen.fade(left)
         # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
         wrong = judged.cut if judged.rejected is None else (judged.cut + judged.rejected - 1) // 2
         self._wrong.add(wrong, has_event=judged.rejected is not None)
         self._over.add(judged.drafted, has_event=judged.is_finished)
+        self.agreement.saw_kept(judged.cut, judged.differing)
+        if judged.rejected is not None:
+            self.agreement.saw_cut(judged.rejected - judged.cut, judged.matched)
         # Not of all that was drafted: a short draft ends in the middle of one.
         self.segment += NEWEST * (judged.judged / max(1, judged.segments) - self.segment)
 
-    def add_written(self, num_tokens: int) -> None:
+    def add_rest(self, num_tokens: int) -> None:
         """The target finished the segment after a cut."""
-        self.written += NEWEST * (num_tokens - self.written)
+        self.rest += NEWEST * (num_tokens - self.rest)
 
     def expect(self, draft_tokens: int, max_prefixes: int, *, by_token: bool = False) -> Expected:
         """A round of at most so many draft tokens and prefixes, their ends evenly spaced.
@@ -169,18 +191,25 @@ class Cuts:
         count = max(1, int(draft_tokens / segment))
         last = min(count * segment, float(draft_tokens))
         places = min(count, MOST_PLACES if by_token else max_prefixes)
-        drafted = kept = before = 0.0
+        judged = kept = before = 0.0
         for place in range(1, places + 1):
             end = last * place / places
             length = (end - before) * (_still(over, before) + _still(over, end)) / 2
-            drafted += length
+            judged += length
             kept += length * _still(wrong, end)
             before = end
-        right = _still(wrong, last if places == 1 else drafted)
+        right = _still(wrong, last if places == 1 else judged)
+        behind = judged - (kept - right * judged) / max(1e-9, 1 - right)
         going_on = _still(over, last)
-        drafted += going_on * (draft_tokens - last)
+        drafted = judged + going_on * (draft_tokens - last)
         asked = max(1.0, places * min(1.0, drafted / draft_tokens))
-        return Expected(drafted, kept, 1 - right, 1 - right * (1 - going_on), asked, last / places)
+        own = 1 - right * (1 - going_on)
+        behind = min(max(0.0, behind), judged)
+        return Expected(drafted, judged, kept, 1 - right, own, behind, asked, last / places)
+
+    def behind(self, expected: Expected) -> Behind:
+        """What follows a cut in such a round."""
+        return self.agreement.behind(expected.spacing, expected.behind, self.rest)
 
 
 def _still(rates: Sequence[float], depth: float) -> float:

@@ -116,7 +116,7 @@ class Standing:
         skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
         plan: of the draft that begins here, if one does.
         rests: a draft was due here and not begun.
-        num_failed: how many drafts in a row, up to the last, kept nothing.
+        num_failed: how many drafts in a row, up to the last, were good for nothing.
     """
 
     phase: Phase
@@ -150,6 +150,10 @@ class TraceRecord(TypedDict):
             kept, or rejects, and the prefix before it is; null where none did (token mode,
             simulated acceptance, nothing accepted under "longest").
         next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
+        own_token_ids: what is output behind the kept part: the draft's tokens as far as the target
+            would have written them itself, then its next one; empty if the answer ends before.
+        target_token_ids: [judged tokens + 1] what the target itself would write behind the draft's
+            first k tokens.
         plan: how the round was planned: ``draft_tokens``, ``max_prefixes`` and ``burst_tokens`` at
             most, and the ``speedup`` expected of it; null where it was to find out.
     """
@@ -169,6 +173,8 @@ class TraceRecord(TypedDict):
     cut: int
     decided_by: int | None
     next_token_id: int | None
+    own_token_ids: list[int]
+    target_token_ids: list[int]
     plan: dict[str, float | None]
 
 
@@ -178,12 +184,15 @@ class Round:
 
     Attributes:
         cut: how many of its tokens are kept.
+        matched: how many of those behind them the target would have written itself: they come as
+            its own.
         tail: those that nobody judged and that stand behind the target's own token as they would
             in a new draft: the next draft begins with them.
         record: the trace's, where one is kept.
     """
 
     cut: int
+    matched: int = 0
     tail: tuple[int, ...] = ()
     record: TraceRecord | None = None
 

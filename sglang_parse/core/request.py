@@ -58,8 +58,18 @@ class Draft:
     num_segments: int = 0
 
     @property
-    def num_question_rows(self) -> int:
-        return sum(map(len, self.question_ids))
+    def num_judged(self) -> int:
+        """Tokens that its pass has rows for: nobody asks about those behind the last prefix."""
+        return self.prefix_ends[-1] if self.prefix_ends else len(self.token_ids)
+
+    @property
+    def judged_ids(self) -> list[int]:
+        return self.token_ids[: self.num_judged]
+
+    @property
+    def num_rows(self) -> int:
+        """Of its pass: the last output token, what is judged, the questions."""
+        return 1 + self.num_judged + sum(map(len, self.question_ids))
 
 
 @dataclass(slots=True)
@@ -72,6 +82,8 @@ class Stats:
         draft_forwards: forwards of the draft model that wrote them: fewer, where it writes several
             tokens a forward.
         accepted_tokens: those of them that were kept.
+        matched_tokens: those of them behind a cut that the target would have written itself; they
+            are among its ``target_tokens``.
         short_drafts: drafts ended early or given up because KV slots were short.
         skipped_drafts: how often a draft could have begun and did not, because it was not expected
             to pay (asked at each segment's end, in token mode at each token).
@@ -85,6 +97,7 @@ class Stats:
     drafted_tokens: int = 0
     draft_forwards: int = 0
     accepted_tokens: int = 0
+    matched_tokens: int = 0
     short_drafts: int = 0
     skipped_drafts: int = 0
     eagle3_steps: int = 0
@@ -121,7 +134,8 @@ class RequestState:
             output tokens.
         fault: why the request must end with an error.
         wrote_at: when it last emitted tokens, if the target has been writing on since; in seconds.
-        target_run: how many tokens at the end of the last emitted run are the target's own.
+        target_run: how many tokens at the end of the last emitted run are the target's own;
+            ``matched_run``: the first of those, which the draft had, too.
         stats: the counters that go to ``meta_info``.
         trace: one record per round.
         counted: what a ``tally.Tally`` has counted of it.
@@ -150,6 +164,7 @@ class RequestState:
     fault: str = ""
     wrote_at: float | None = None
     target_run: int = 1
+    matched_run: int = 0
     stats: Stats = field(default_factory=Stats)
     trace: list[TraceRecord] = field(default_factory=list)
     counted: dict[str, float] = field(default_factory=dict)
@@ -199,7 +214,9 @@ class RequestState:
 
     def _take_back(self, num_lost: int) -> None:
         """A retraction under overlap loses the last run: SGLang had not processed it yet."""
-        self.stats.accepted_tokens -= max(0, num_lost - self.target_run)
+        accepted, matched = self.at_the_end(num_lost)
+        self.stats.accepted_tokens -= accepted
+        self.stats.matched_tokens -= matched
         start = len(self.output_ids) - num_lost
         self.trace = [record for record in self.trace if record["output_start"] < start]
 
@@ -326,6 +343,7 @@ class RequestState:
             self.draft = Draft()
             return
         self.target_run = outcome.num_own
+        self.matched_run = outcome.round.matched if outcome.round else 0
         self.stats.eagle3_steps += outcome.eagle3_steps
         self.stats.eagle3_tokens += outcome.eagle3_steps * len(outcome.token_ids)
         if outcome.standing is not None:
@@ -336,11 +354,12 @@ class RequestState:
     def _close_round(self, judged: Round) -> None:
         self.stats.rounds += 1
         self.stats.accepted_tokens += judged.cut
+        self.stats.matched_tokens += judged.matched
         if judged.record is not None:
             self.trace.append(judged.record)
         # The draft's KV is right up to its own kept tokens; the target's next token is new, unless
         # it is the draft's too: then all of the draft's is.
-        kept = judged.cut + len(judged.tail)
+        kept = judged.cut + judged.matched + len(judged.tail)
         self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + kept)
         self.draft.token_ids.extend(judged.tail)
 
@@ -370,6 +389,11 @@ class RequestState:
         return gap
 
     # -- accounting -------------------------------------------------------------
+
+    def at_the_end(self, num_tokens: int) -> tuple[int, int]:
+        """How many of the last run's last tokens were accepted, and how many matched."""
+        drafted = max(0, num_tokens - (self.target_run - self.matched_run))
+        return max(0, num_tokens - self.target_run), min(drafted, self.matched_run)
 
     def fail(self, reason: str) -> None:
         """The request must end with this error."""
@@ -420,5 +444,6 @@ def tail_len(
         num_drafted = state.num_drafted + state.num_draft_unread
         return min(num_drafted + burst_tokens, draft_budget) + block_rows
     if state.phase is Phase.VERIFYING:
-        return 1 + len(state.draft.token_ids) + state.draft.num_question_rows
+        # Who goes on with a draft's unjudged end needs the draft model's KV of it.
+        return max(1 + state.num_drafted, state.draft.num_rows)
     return continuation_rows

@@ -22,6 +22,7 @@ _COUNTERS = {
     "drafted_tokens": ("drafted_tokens_total", "", 1.0),
     "draft_forwards": ("draft_forwards_total", "", 1.0),
     "accepted_tokens": ("accepted_tokens_total", "", 1.0),
+    "matched_tokens": ("matched_tokens_total", "", 1.0),
     "target_tokens": ("target_tokens_total", "parse", 1.0),
     "eagle3_steps": ("eagle3_steps_total", "", 1.0),
     "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),
@@ -42,15 +43,12 @@ def figures(req: Any) -> dict[str, float]:
     num_visible = len(req.parse_state.output_ids)
     if req.finished():
         num_visible = len(req.output_ids_through_stop)
-        values["accepted_tokens"] -= _accepted_behind_the_stop(req, num_visible)
+        # A stop inside the last run cut these off; nobody sees them.
+        accepted, matched = req.parse_state.at_the_end(len(req.output_ids) - num_visible)
+        values["accepted_tokens"] -= accepted
+        values["matched_tokens"] -= matched
     values["target_tokens"] = num_visible - values["accepted_tokens"]
     return values
-
-
-def _accepted_behind_the_stop(req: Any, num_visible: int) -> int:
-    """Accepted draft tokens that a stop inside the last run cut off; nobody sees them."""
-    num_cut_off = len(req.output_ids) - num_visible
-    return max(0, num_cut_off - req.parse_state.target_run)
 
 
 def slots_held(req: Any) -> int:

@@ -97,18 +97,26 @@ class KvSlots:
         stepping = [i for i, move in enumerate(moves) if move in (Move.STEP, Move.EAGLE)]
         over = [i for i, move in enumerate(moves) if move is Move.PASS]
         over.sort(key=lambda i: -batch.reqs[i].parse_state.waited)
+        drafting = [i for i, move in enumerate(moves) if move is Move.BURST]
+        has_waited = any(batch.reqs[i].parse_state.waited for i in over)
         burst_tokens, num_judged = self.controller.share(
-            moves.count(Move.BURST),
-            [_pass_rows(batch.reqs[i].parse_state) for i in over],
+            len(drafting),
+            [batch.reqs[i].parse_state.draft.num_rows for i in over],
             len(stepping),
             sum(_is_plain(batch.reqs[i]) for i in stepping),
+            may_join=not has_waited and all(self._ends_soon(batch.reqs[i]) for i in drafting),
         )
-        waiting = over[num_judged:]
-        if not burst_tokens:
-            waiting += (i for i, move in enumerate(moves) if move is Move.BURST)
+        waiting = over[num_judged:] if burst_tokens else [*over[num_judged:], *drafting]
         for i in waiting:
             grants[i] = Grant(Move.WAIT, None)
         return burst_tokens
+
+    def _ends_soon(self, req: Any) -> bool:
+        """Whether a burst more ends the request's draft."""
+        state: RequestState = req.parse_state
+        num_drafted = state.num_drafted + state.num_draft_unread
+        budget = draft_budget(req, self.config.draft_tokens)
+        return num_drafted + self.controller.burst_tokens >= budget
 
     def _holding(self, req: Any) -> Holding:
         """What the request holds and wants.
@@ -147,10 +155,6 @@ def _is_plain(req: Any) -> bool:
     """Whether it never drafts; not known before its first prefill has been read."""
     state: RequestState | None = getattr(req, "parse_state", None)
     return state is not None and state.phase is Phase.PLAIN
-
-
-def _pass_rows(state: RequestState) -> int:
-    return 1 + state.num_drafted + state.draft.num_question_rows
 
 
 def _available(batch: Any) -> int:

@@ -25,7 +25,7 @@ class Readout:
     """What the target says about one request's draft.
 
     Attributes:
-        choices: [num_cut_rows] the target's own next token at every place the draft can be cut.
+        choices: [judged tokens + 1] the target's own next token behind the draft's first k tokens.
         verdicts: [num_prefixes] p(accept) / (p(accept) + p(reject)); empty in token mode.
         mass: [num_prefixes] p(accept) + p(reject).
         is_faulty: some logits held a NaN; the rest then means nothing.
@@ -99,7 +99,7 @@ def _measure(
         asked = on_device(_verdict_rows(parts), logits.device)
         values[asked] = read_verdicts(logits[asked], question).double()
         cuts = on_device(_cut_rows(parts), logits.device)
-        values[cuts, 0] = _choose(parts, logits[cuts], sampler).double()
+        values[cuts, 0] = _choose(parts, logits, sampler, cuts).double()
     return values.masked_fill_(is_bad[:, None], float("nan"))
 
 
@@ -112,14 +112,23 @@ def read_verdicts(logits: torch.Tensor, question: Question) -> torch.Tensor:
 
 
 def _choose(
-    parts: Sequence[VerifyRows], cut_logits: torch.Tensor, sampler: RowSampler
+    parts: Sequence[VerifyRows],
+    logits: torch.Tensor,
+    sampler: RowSampler,
+    cuts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The target's own next token at every cut row of every request."""
+    """The target's own next token at every cut row of every request.
+
+    Args:
+        cuts: those of ``logits`` that are; None where all are.
+    """
     sampled = sampler.prepare([part.row for part in parts for _ in part.cut_rows])
-    if sampled.is_argmax:
-        return cut_logits.argmax(dim=-1)
+    if sampled.is_argmax:  # of all: a copy of theirs would take as much memory again
+        tokens = logits.argmax(dim=-1)
+        return tokens if cuts is None else tokens[cuts]
+    cut_logits = logits if cuts is None else logits[cuts]
     positions = [part.layout.prefix_len + cut for part in parts for cut in part.cut_rows]
-    tokens, _ = sampled.sample(cut_logits, on_device(positions, cut_logits.device))
+    tokens, _ = sampled.sample(cut_logits, on_device(positions, logits.device))
     return tokens
 
 
@@ -160,10 +169,10 @@ def trace_record(
     state: RequestState,
     readout: Readout,
     selected: Selection,
-    next_token_id: int | None,
+    own: Sequence[int],
     question: Question | None,
 ) -> TraceRecord:
-    """One round for ``meta_info``."""
+    """One round for ``meta_info``; ``own`` is what the target writes behind what is kept."""
     draft = state.draft
     return {
         "output_start": len(state.output_ids),
@@ -180,6 +189,8 @@ def trace_record(
         "selection": selected.rule,
         "cut": selected.cut,
         "decided_by": selected.decided_by,
-        "next_token_id": next_token_id,
+        "next_token_id": own[0] if own else None,
+        "own_token_ids": list(own),
+        "target_token_ids": readout.choices,
         "plan": asdict(state.plan) if state.plan else {},
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import ne
 from typing import Any
 
 from sglang_parse.core.config import ParseConfig
@@ -17,7 +18,7 @@ from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import LOW_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.segment import prefix_ends, segment_is_done, thin_out
+from sglang_parse.core.segment import prefix_ends, segment_ends, segment_is_done, thin_out
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -26,7 +27,6 @@ from sglang_parse.engine.batch import is_gone, tokens_left
 from sglang_parse.engine.faults import NAN_IN_TARGET
 from sglang_parse.engine.ranks import NO_TOKEN
 from sglang_parse.engine.readout import Readout, Spoken, trace_record
-from sglang_parse.engine.rows import VerifyRows
 from sglang_parse.telemetry.drift import DriftWatch
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Rounds:
         reqs, outcomes = batch.reqs, {}
         for part, readout in spoken.judged:
             if not is_gone(reqs[part.row]):
-                outcomes[part.row] = self.judged(reqs[part.row], part, readout)
+                outcomes[part.row] = self.judged(reqs[part.row], readout)
         for row, proposed, readout in spoken.checked:
             if not is_gone(reqs[row]):
                 outcomes[row] = self.checked(reqs[row], proposed, readout)
@@ -125,14 +125,13 @@ class Rounds:
             before = thinking.is_open_after(req.origin_input_ids)
         return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
 
-    def judged(self, req: Any, part: VerifyRows, readout: Readout) -> Outcome:
-        """A draft was judged: the kept part of it, then the target's own next token, unless the
-        kept part ends the answer.
+    def judged(self, req: Any, readout: Readout) -> Outcome:
+        """A draft was judged: what is kept of it, then what the target writes behind that, unless
+        the answer ends there.
 
         Args:
             req: the request.
-            part: its rows of the pass.
-            readout: what the target says about them.
+            readout: what the target says about its rows of the pass.
         """
         if readout.is_faulty:
             return Outcome(fault=NAN_IN_TARGET)
@@ -140,24 +139,24 @@ class Rounds:
         self._watch_mass(readout)
         selected = self._select(state, readout)
         cut = selected.cut
-        own = [] if _ends_answer(req, cut) else [readout.choices[part.cut_rows.index(cut)]]
-        tokens = [*state.draft.token_ids[:cut], *own]
+        own = self._own(req, cut, readout)
+        matched = matching_tokens(state.draft.judged_ids[cut:], own)
         record = None
         if state.terms.keep_trace:
-            next_token = own[0] if own else None
-            record = trace_record(state, readout, selected, next_token, self.question)
+            record = trace_record(state, readout, selected, own, self.question)
         self.tally.judged(state.num_drafted, cut, readout.verdicts)
         if self.drift is not None and not state.stats.rounds:
             self._compare(self.drift, readout.verdicts)
-        self.controller.saw_round(
-            state.terms.threshold, _judgement(req, cut), num_failed=state.num_failed
-        )
-        standing = self._after_round(state, cut, tokens)
+        judgement = _judgement(req, cut, matched, readout.choices)
+        self.controller.saw_round(state.terms.threshold, judgement, num_failed=state.num_failed)
+        num_failed = state.num_failed + 1 if judgement.has_failed else 0
+        standing = self._after_round(state, cut, own, num_failed)
         tail = () if standing.plan is None else _tail(state.draft, selected, own)
         if standing.plan and tail:  # it has been written: no plan makes it shorter
             longest = max(standing.plan.draft_tokens, len(tail) + 1)
             standing = replace(standing, plan=replace(standing.plan, draft_tokens=longest))
-        return Outcome(tuple(tokens), len(own), standing, Round(cut, tail, record))
+        tokens = (*state.draft.token_ids[:cut], *own)
+        return Outcome(tokens, len(own), standing, Round(cut, matched, tail, record))
 
     def _select(self, state: RequestState, readout: Readout) -> Selection:
         """What is kept of the draft.
@@ -176,16 +175,35 @@ class Rounds:
             is_finished=draft.finished,
         )
 
-    def _after_round(self, state: RequestState, cut: int, tokens: list[int]) -> Standing:
-        rejected = cut < (state.draft.prefix_ends or [state.num_drafted])[-1]
-        num_failed = 0 if cut else state.num_failed + 1
+    def _own(self, req: Any, cut: int, readout: Readout) -> Sequence[int]:
+        """What the pass says the target writes behind what is kept: its next token, and before it
+        the draft's, as far as the target would have written them itself."""
+        if _ends_answer(req, cut):
+            return ()
+        state: RequestState = req.parse_state
+        choices = readout.choices[cut:]
+        # A simulated share is all that a draft is worth.
+        judged = () if self._simulated else state.draft.judged_ids[cut:]
+        own = choices[: matching_tokens(judged, choices) + 1][: tokens_left(req) - cut]
+        for end, token in enumerate(own, start=1):
+            if token in state.terms.stop_ids:
+                return own[:end]
+        return own
+
+    def _after_round(
+        self, state: RequestState, cut: int, own: Sequence[int], num_failed: int
+    ) -> Standing:
+        rejected = cut < state.draft.num_judged
         start = len(state.output_ids) + cut
         standing = Standing(Phase.CONTINUING, start, num_failed=num_failed)
         if rejected and self.config.after_cut == "target":
             return replace(standing, resumes=False)
-        if not rejected or self.question is None:
-            return self._draft_again(state, standing, len(state.output_ids) + len(tokens))
-        return self._resume_if_done(state, standing, tokens)
+        if rejected and self.question is not None:
+            ends = segment_ends([self._piece(token) for token in own], self.rule)
+            if not ends:
+                return standing
+            self.controller.saw_rest(state.terms.threshold, ends[0])
+        return self._draft_again(state, standing, start + len(own))
 
     # -- the target's own tokens ------------------------------------------------
 
@@ -238,7 +256,7 @@ class Rounds:
             pieces = [self._piece(token) for token in written[behind_cut:]]
             if not segment_is_done(pieces, self.rule):
                 return standing
-            self.controller.saw_written(state.terms.threshold, len(written) - behind_cut)
+            self.controller.saw_rest(state.terms.threshold, len(written) - behind_cut)
         return self._draft_again(state, standing, num_output + len(new_tokens))
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
@@ -298,7 +316,7 @@ class Rounds:
         )
 
 
-def _judgement(req: Any, cut: int) -> Judgement:
+def _judgement(req: Any, cut: int, matched: int, choices: Sequence[int]) -> Judgement:
     """Where the request's draft was cut, as the controller learns it."""
     state: RequestState = req.parse_state
     drafted, ends = state.num_drafted, state.draft.prefix_ends
@@ -312,6 +330,8 @@ def _judgement(req: Any, cut: int) -> Judgement:
         cut=cut,
         rejected=rejected,
         is_finished=_is_whole(req),
+        matched=matched,
+        differing=sum(map(ne, state.draft.token_ids[:cut], choices)),
     )
 
 
@@ -325,13 +345,14 @@ def _tail(draft: Draft, selected: Selection, own: Sequence[int]) -> tuple[int, .
     """The end of a draft that a new one would begin with.
 
     A draft that its budget ended in the middle of a segment has an end that nobody judged. Where
-    all else is kept and the target goes on with the same token, the draft model would write the
+    all else is output and the target goes on with the same token, the draft model would write the
     rest again, at the same places of the sequence: its KV is there.
     """
-    if selected.decided_by is None or selected.cut < draft.prefix_ends[-1]:
+    last = selected.cut + len(own) - 1
+    if selected.decided_by is None or last < draft.num_judged:
         return ()
-    unjudged = draft.token_ids[selected.cut :]
-    return tuple(unjudged[1:]) if unjudged[:1] == [*own] else ()
+    unjudged = draft.token_ids[last:]
+    return tuple(unjudged[1:]) if unjudged[:1] == [*own[-1:]] else ()
 
 
 def _ends_answer(req: Any, cut: int) -> bool:

@@ -52,14 +52,14 @@ def proposed_rows(row: int, req: Any, proposed: Sequence[int]) -> VerifyRows:
 
 
 def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
-    """A request whose draft is judged.
+    """A request whose draft is judged: as far as its last prefix.
 
-    In semantic mode logits are needed at every cut (row 0: nothing kept) and every question's
-    last row; in token mode at the anchor and every draft token.
+    Logits are needed wherever the target may write on, which is behind the anchor and behind every
+    token, and at every question's last row.
     """
     committed = req.parse_state.committed_len
     draft = req.parse_state.draft
-    num_draft_rows = 1 + len(draft.token_ids)
+    num_draft_rows = 1 + draft.num_judged
     layout = RequestLayout(
         prefix_len=committed,
         num_draft_rows=num_draft_rows,
@@ -69,5 +69,5 @@ def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
     ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)
     for question in draft.question_ids:
         ids.extend(question)
-    cut_rows = (0, *draft.prefix_ends) if semantic else tuple(range(num_draft_rows))
+    cut_rows = tuple(range(num_draft_rows))
     return VerifyRows(row, layout, ids, cut_rows + layout.verdict_rows, len(cut_rows))

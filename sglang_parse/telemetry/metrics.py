@@ -55,6 +55,11 @@ METRICS = (
     Metric("judged_tokens_total", "Drafted tokens that a verification pass judged."),
     Metric("accepted_tokens_total", "Drafted tokens that were kept: output."),
     Metric(
+        "matched_tokens_total",
+        "Drafted tokens behind a cut that the target would have written itself: output, some of "
+        "target_tokens_total.",
+    ),
+    Metric(
         "target_tokens_total",
         "Output tokens the target wrote itself; with the accepted ones they are all of the output.",
         "mode",

@@ -31,6 +31,8 @@ def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model
             if record["next_token_id"] is not None:
                 places = (0, *record["prefix_ends"])
                 assert record["next_token_id"] == int(judged.next_token_ids[places.index(cut)])
+            end = record["output_start"] + cut + len(record["own_token_ids"])
+            assert output[:end][record["output_start"] :] == draft[:cut] + record["own_token_ids"]
             num_cut += cut < record["prefix_ends"][-1]
             assert record["accept_token_id"] == question.accept_id
             _check_prefixes(draft, record["prefix_ends"], tokenizer)
@@ -57,6 +59,10 @@ def test_exact_above_one(
     prompts = [problem.prompt for problem in problems[:count]]
     ours = demo.generate_all(prompts, concurrency, parse=EXACT, max_new_tokens=90)
     assert [answer["output_ids"] for answer in ours] == plain_answers[:count]
+    counts = [parse_info(answer) for answer in ours]
+    assert not any(info["accepted_tokens"] for info in counts)
+    # The draft is often right, and what the target would have written as well is its own.
+    assert all(info["matched_tokens"] > info["target_tokens"] / 2 for info in counts)
 
 
 def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Client, problems: list):

@@ -95,7 +95,8 @@ def test_trace_adds_up_to_the_output(semantic: Client):
     output = answer["output_ids"]
     for record in parse_info(answer)["trace"]:
         kept = record["draft_token_ids"][: record["cut"]]
-        tokens = kept + ([] if record["next_token_id"] is None else [record["next_token_id"]])
+        tokens = kept + record["own_token_ids"]
+        assert [record["next_token_id"]] == (record["own_token_ids"][:1] or [None])
         assert any(output[i : i + len(tokens)] == tokens for i in range(len(output)))
         assert record["cut"] in (0, *record["prefix_ends"])
         assert len(record["verdicts"]) == len(record["prefix_ends"])

@@ -12,6 +12,7 @@ from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Outcome, Phase, Questions, Terms
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.tally import Tally
 from sglang_parse.engine.readout import Readout
 from sglang_parse.engine.rounds import Rounds
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.seams
 
 OUTPUT = [1, 2]
 QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
-NOT_THE_DRAFTS = 77
+NOT_THE_DRAFTS, STOP = 77, 0
 
 
 class Tokens:
@@ -40,7 +41,7 @@ class Round:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
         self.rounds = Rounds(config, Tokens(), QUESTION, Controller(mode="always"), Tally())
         self.state = RequestState(
-            Terms(threshold=0.5, keep_trace=True),
+            Terms(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
             draft=Draft(list(draft), finished=finished),
             output_ids=list(OUTPUT),
@@ -62,11 +63,24 @@ class Round:
     def judge(self, verdicts: list[float], own: int = NOT_THE_DRAFTS) -> Outcome:
         """The target's verdicts, and the token it would write itself, wherever that is."""
         self.ask()
+        return self.decide(verdicts, [own] * (1 + self.state.draft.num_judged))
+
+    def agree(self, verdicts: list[float], but_at: int | None = None) -> Outcome:
+        """The target's verdicts; it would itself write what the draft has, but for one place."""
+        self.ask()
+        ids = self.state.draft.token_ids
+        choices = [*ids, NOT_THE_DRAFTS][: 1 + self.state.draft.num_judged]
+        if but_at is not None:
+            choices[but_at] = NOT_THE_DRAFTS
+        return self.decide(verdicts, choices)
+
+    def decide(self, verdicts: list[float], choices: list[int]) -> Outcome:
         part = verifying_rows(0, self.req, semantic=True)
-        choices = [own] * part.num_cut_rows
+        assert part.cut_rows == tuple(range(len(choices)))
         readout = Readout(choices, verdicts, [1.0] * len(verdicts), is_faulty=False)
-        outcome = self.rounds.judged(self.req, part, readout)
+        outcome = self.rounds.judged(self.req, readout)
         self.state.apply(outcome)
+        self.state.write(outcome.token_ids)
         return outcome
 
 
@@ -110,6 +124,62 @@ def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
     assert (outcome.token_ids, outcome.num_own) == ((11, 12, 13, 14, 15), 0)
 
 
+# -- what the target would have written as well ------------------------------------------
+
+
+def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_it():
+    one = Round([11, 12, 13, 14, 15, 16])
+    outcome = one.agree([0.9, 0.1, 0.1], but_at=4)
+    assert outcome.token_ids == (11, 12, 13, 14, NOT_THE_DRAFTS)
+    assert outcome.num_own == 3
+    state = one.state
+    assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
+    # Of all but the token that is new the draft model has written the KV.
+    assert (state.committed, state.draft_kv_len) == (25, 25)
+    (record,) = state.trace
+    assert (record["cut"], record["next_token_id"]) == (2, 13)
+    assert record["own_token_ids"] == [13, 14, NOT_THE_DRAFTS]
+    assert record["target_token_ids"] == [11, 12, 13, 14, NOT_THE_DRAFTS, 16, NOT_THE_DRAFTS]
+
+
+@pytest.mark.parametrize(("but_at", "phase"), [(1, Phase.CONTINUING), (2, Phase.DRAFTING)])
+def test_drafting_resumes_where_it_ends_the_segment(but_at: int, phase: Phase):
+    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one.agree([0.1, 0.1], but_at=but_at)
+    assert one.state.phase is phase
+
+
+def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
+    """Its unjudged end, too, is where the next one begins."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    outcome = one.agree([0.1])
+    assert outcome.token_ids == (11, 12, 13, 14, 15, 16)
+    state = one.state
+    assert state.stats.accepted_tokens == 0
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.committed, state.draft_kv_len) == (26, 28)
+
+
+def test_the_targets_own_end_of_the_answer_ends_it():
+    one = Round([11, 12, 13, STOP], finished=True)
+    assert one.agree([0.1, 0.1]).token_ids == (11, 12, 13, STOP)
+    other = Round([11, 12, 13, 14])
+    assert other.judge([0.1, 0.1], own=STOP).token_ids == (STOP,)
+
+
+@pytest.mark.parametrize(("limit", "output"), [(4, 4), (5, 5)])
+def test_no_more_comes_than_the_limit_allows(limit: int, output: int):
+    one = Round([11, 12, 13, 14], limit=limit)
+    outcome = one.agree([0.1, 0.1])
+    assert len(outcome.token_ids) == outcome.num_own == output
+
+
+def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(SIMULATION, "0.5")
+    one = Round([11, 12, 13, 14])
+    assert one.agree([0.1, 0.1]).token_ids == (11, 12, 13)
+
+
 # -- drafts that the budget ends --------------------------------------------------------
 
 
@@ -119,7 +189,6 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     outcome = one.judge([0.9], own=16)
     assert outcome.token_ids == (11, 12, 13, 14, 15, 16)
     state = one.state
-    state.write(outcome.token_ids)
     assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
     assert (state.committed, state.draft_kv_len) == (26, 28)
     assert state.draft_kv_len == state.committed + state.num_drafted
@@ -137,8 +206,7 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
 )
 def test_the_end_that_nobody_judged_is_dropped(verdict: float, own: int, why: str):
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    outcome = one.judge([verdict], own)
-    one.state.write(outcome.token_ids)
+    one.judge([verdict], own)
     assert one.state.draft == Draft(), why
     assert one.state.draft_kv_len <= one.state.committed
 
@@ -147,7 +215,6 @@ def test_no_draft_no_tail():
     """The target writes to the end: what it writes need not be what the tail says."""
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     one.rounds.controller.mode = "never"
-    outcome = one.judge([0.9], own=16)
-    one.state.write(outcome.token_ids)
+    one.judge([0.9], own=16)
     assert (one.state.phase, one.state.draft) == (Phase.CONTINUING, Draft())
     assert one.state.draft_kv_len <= one.state.committed

@@ -102,7 +102,7 @@ def gpu_prices() -> Prices:
 def scripts_of(pair: str, threshold: float, count: int) -> list[Script]:
     """Answers of a recorded server at one threshold, over and over."""
     found = [
-        [Segment(length, bool(is_bad)) for length, is_bad in script]
+        [Segment(length, bool(is_bad), agreed) for length, is_bad, agreed in script]
         for run in recorded()["pairs"][pair]["runs"]
         if run["threshold"] == threshold
         for script in run["scripts"]
@@ -117,7 +117,7 @@ def loads() -> Iterator[Load]:
     none = ("disagreeing", 0.5)
 
     def answers(kind: tuple[str, float], requests: int) -> tuple[int, list[Script]]:
-        return requests, scripts_of(*kind, max(40, 8 * requests))
+        return requests, scripts_of(*kind, max(80, 16 * requests))
 
     blocks, one = prices_of("blocks"), prices_of("one")
     yield Load("1, high", blocks, [answers(high, 1)])

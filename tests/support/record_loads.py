@@ -4,8 +4,8 @@
 
 Three servers draft always, 128 tokens that are judged at every segment's end: the demo pair in
 blocks and token by token, and the demo target with an untrained draft of the same shape. Each
-answers held-out problems at several loads. Then servers with other fixed settings do, which
-``replay`` has to predict. Ten minutes.
+answers held-out problems at several loads. Then servers with other fixed settings do, three times,
+which ``replay`` has to predict. Ten minutes, on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
 from sglang_parse.bench.harness.lineup import lineup, parse_settings
 from sglang_parse.bench.harness.records import PARSE
 from sglang_parse.bench.harness.servers import Server, free_ports
+from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info
 from support.demo_pair import held_out
 from support.loads import best_fixed, loads, recorded
@@ -65,8 +66,10 @@ def main() -> None:
     for settings in PREDICTED:
         chosen = {key: value for key, value in settings.items() if key != "requests"}
         flags = parse_settings(**{"drafting": "always", **chosen})
-        run = _serve(flags, {HIGH: (settings["requests"],)})["runs"][0]
-        real.append({**settings, "tokens_per_s": run["tokens_per_s"]})
+        runs = _serve(flags, {HIGH: 3 * (settings["requests"],)})["runs"]
+        real.append(
+            {**settings, "tokens_per_s": statistics.median(r["tokens_per_s"] for r in runs)}
+        )
     conditions = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     content = {"conditions": conditions, "pairs": pairs, "real": real}
     _write(content)
@@ -145,24 +148,34 @@ def _by_size(kind: str, seen: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def script_of(answer: dict[str, Any]) -> list[list[int]]:
-    """[[tokens, 1 where the draft's version of them is rejected]], segment by segment."""
+    """[[tokens, 1 where the draft's version of them is rejected, how many of that version's first
+    the target would write, too]], segment by segment."""
     script: list[list[int]] = []
     rounds = parse_info(answer)["trace"]
     length = len(answer["output_ids"])
     starts = [record["output_start"] for record in rounds] + [length]
     if starts[0] > 0:
-        script.append([starts[0], 0])
+        script.append([starts[0], 0, starts[0]])
     for record, behind in zip(rounds, starts[1:], strict=True):
-        place, start, cut = 0, record["output_start"], record["cut"]
-        for end in record["prefix_ends"]:
-            if end <= cut:
-                script.append([end - place, 0])
-                place = end
-        written = behind - start - cut
-        if written > 0:
-            was_cut = cut < record["prefix_ends"][-1]
-            script.append([written, int(was_cut)])
+        script += _segments(record, behind - record["output_start"])
     return [segment for segment in script if segment[0] > 0]
+
+
+def _segments(record: dict[str, Any], num_tokens: int) -> Iterator[list[int]]:
+    """What was output between one draft's start and the next one's."""
+    draft, target = record["draft_token_ids"], record["target_token_ids"]
+    ends, cut, place = record["prefix_ends"], record["cut"], 0
+    output = cut + matching_tokens(draft[cut : ends[-1]], record["own_token_ids"])
+    for end, verdict in zip(ends, record["verdicts"], strict=True):
+        if end > output:
+            break
+        is_bad = end > cut and verdict < record["threshold"]
+        agreed = matching_tokens(draft[place:end], target[place:end])
+        yield [end - place, int(is_bad), agreed]
+        place = end
+    is_bad = output < ends[-1]
+    rest = num_tokens - place
+    yield [rest, int(is_bad), output - place if is_bad else rest]
 
 
 if __name__ == "__main__":

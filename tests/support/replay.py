@@ -1,16 +1,17 @@
 """Servers replayed: what the engine would do with recorded answers, prices and other settings.
 
 No model runs. An answer is a script: its segments, each with whether the draft's version of it is
-rejected (then the target writes it itself). Drafts of any length, judged at any prefixes, in bursts
-of any size, move along the script as ``engine.iteration`` would; stages take what a price list
-says. What a draft holds behind its first rejected segment is taken to be as long as the script.
+rejected (then the target writes it itself) and where in it the target would write another token.
+Drafts of any length, judged at any prefixes, in bursts of any size, move along the script as
+``engine.iteration`` would; stages take what a price list says. What a draft holds behind its first
+rejected segment is taken to be as long as the script.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
@@ -46,15 +47,31 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
+    """Tokens of an answer.
+
+    Attributes:
+        length: how many.
+        is_bad: the draft's version of them is rejected.
+        agreed: how many of that version's first tokens the target would write, too.
+    """
+
     length: int
     is_bad: bool
+    agreed: int
 
 
 Script = Sequence[Segment]
 
 
 class Policy(Protocol):
-    """What decides: fixed settings, or the controller."""
+    """What decides: fixed settings, or the controller.
+
+    Attributes:
+        burst: draft tokens per iteration, at most.
+    """
+
+    @property
+    def burst(self) -> int: ...
 
     def saw_load(self, num_running: int, resting: Sequence[int]) -> None:
         """Requests that run now; of those that rest, how often each has failed."""
@@ -62,14 +79,16 @@ class Policy(Protocol):
     def plan(self, num_failed: int) -> RoundPlan | None:
         """A request may draft: how; None where it should not."""
 
-    def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
+    def share(
+        self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
+    ) -> tuple[int, int]:
         """As ``Controller.share``."""
 
     def saw(self, *iteration: Timed) -> None: ...
 
     def saw_round(self, judged: Judgement, num_failed: int) -> None: ...
 
-    def saw_written(self, num_tokens: int) -> None: ...
+    def saw_rest(self, num_tokens: int) -> None: ...
 
 
 @dataclass
@@ -87,15 +106,17 @@ class Fixed:
         del num_failed
         return RoundPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
 
-    def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
-        del num_drafting, num_stepping
+    def share(
+        self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
+    ) -> tuple[int, int]:
+        del num_drafting, num_stepping, may_join
         return self.burst, len(rows)
 
     def saw(self, *iteration: Timed) -> None: ...
 
     def saw_round(self, judged: Judgement, num_failed: int) -> None: ...
 
-    def saw_written(self, num_tokens: int) -> None: ...
+    def saw_rest(self, num_tokens: int) -> None: ...
 
 
 @dataclass
@@ -115,8 +136,14 @@ class Controlled:
         self.taken[plan and replace(plan, speedup=None)] += 1
         return plan
 
-    def share(self, num_drafting: int, rows: Sequence[int], num_stepping: int) -> tuple[int, int]:
-        return self.controller.share(num_drafting, rows, num_stepping)
+    def share(
+        self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
+    ) -> tuple[int, int]:
+        return self.controller.share(num_drafting, rows, num_stepping, may_join=may_join)
+
+    @property
+    def burst(self) -> int:
+        return self.controller.burst_tokens
 
     def saw(self, *iteration: Timed) -> None:
         self.controller.saw(iteration)
@@ -124,8 +151,8 @@ class Controlled:
     def saw_round(self, judged: Judgement, num_failed: int) -> None:
         self.controller.saw_round(self.threshold, judged, num_failed)
 
-    def saw_written(self, num_tokens: int) -> None:
-        self.controller.saw_written(self.threshold, num_tokens)
+    def saw_rest(self, num_tokens: int) -> None:
+        self.controller.saw_rest(self.threshold, num_tokens)
 
 
 @dataclass
@@ -136,7 +163,6 @@ class Request:
     question_rows: int
     started: float
     behind: list[int] = field(default_factory=list)
-    bad_ends: list[int] = field(default_factory=list)
     place: int = 0
     plan: RoundPlan | None = None
     drafted: int = 0
@@ -147,12 +173,10 @@ class Request:
     last_ms: float = 0.0
     is_over: bool = False
     num_failed: int = 0
+    has_waited: bool = False
 
     def __post_init__(self) -> None:
         self.behind = list(accumulate(segment.length for segment in self.script))
-        self.bad_ends = [
-            end for end, segment in zip(self.behind, self.script, strict=True) if segment.is_bad
-        ]
         self.length, self.last_ms = self.behind[-1], self.started
 
     @property
@@ -171,7 +195,7 @@ class Request:
 
     @property
     def rows(self) -> int:
-        return 1 + self.drafted + len(self.judged_ends) * self.question_rows
+        return 1 + self.judged_ends[-1] + len(self.judged_ends) * self.question_rows
 
     def segment_end(self, place: int) -> int:
         """Where the segment that holds the token at ``place`` ends."""
@@ -183,14 +207,49 @@ class Request:
         last = bisect_right(self.behind, self.place + drafted)
         return tuple(end - self.place for end in self.behind[first:last]) or (drafted,)
 
+    @property
+    def ahead(self) -> Iterator[tuple[int, Segment]]:
+        """(Start, segment) of the text from here on, as a draft has it.
+
+        Where the target has written another token than the draft had, the next draft goes on from
+        that: it is right, and the target would write the same.
+        """
+        for end, segment in zip(self.behind, self.script, strict=True):
+            start = end - segment.length
+            if start >= self.place:
+                yield start, segment
+            elif end > self.place:
+                rest = end - self.place
+                agreed = max(0, start + segment.agreed - self.place)
+                is_right = start + segment.agreed < self.place
+                yield (
+                    self.place,
+                    Segment(rest, segment.is_bad and not is_right, rest if is_right else agreed),
+                )
+
     def good_until(self) -> int:
         """How far a draft that starts here holds no rejected segment."""
-        at = bisect_right(self.bad_ends, self.place)
-        if at == len(self.bad_ends):
-            return self.length - self.place
-        index = bisect_right(self.behind, self.bad_ends[at] - 1)
-        start = self.behind[index - 1] if index else 0
-        return max(start - self.place, 0)
+        bad = (start for start, segment in self.ahead if segment.is_bad)
+        return next(bad, self.length) - self.place
+
+    def agreed_from(self, cut: int) -> int:
+        """How many tokens the target would write, too, behind the first ``cut`` of a draft that
+        starts here."""
+        agreed = 0
+        for start, segment in self.ahead:
+            skipped = max(0, self.place + cut - start)
+            if skipped >= segment.length:
+                continue
+            agreed += max(0, segment.agreed - skipped)
+            if segment.agreed < segment.length:
+                break
+        return agreed
+
+    def differing(self, cut: int) -> int:
+        """Of so many tokens that are kept, those the target would have written otherwise: one of a
+        segment, where it does not agree with all."""
+        kept = (found for start, found in self.ahead if start < self.place + cut)
+        return sum(segment.agreed < segment.length for segment in kept)
 
 
 class Replay:
@@ -238,7 +297,7 @@ class Replay:
     def _ask(self, request: Request) -> None:
         """Drafting may begin; else the target writes one segment more."""
         if request.cut_at is not None:
-            self.policy.saw_written(request.place - request.cut_at)
+            self.policy.saw_rest(min(request.place, request.writes_to) - request.cut_at)
             request.cut_at = None
         request.plan = None
         if request.place >= request.length:
@@ -257,8 +316,14 @@ class Replay:
         drafting = [r for r in self.running if r.is_drafting]
         over = [r for r in self.running if r.is_over]
         stepping = [r for r in self.running if r.plan is None]
-        steps, count = self.policy.share(len(drafting), [r.rows for r in over], len(stepping))
+        may_join = not any(r.has_waited for r in over)
+        may_join = may_join and all(r.limit - r.drafted <= self.policy.burst for r in drafting)
+        steps, count = self.policy.share(
+            *(len(drafting), [r.rows for r in over], len(stepping)), may_join=may_join
+        )
         judged = over[:count]
+        for i, request in enumerate(over):
+            request.has_waited = i >= count
         self._take(Stage.HOST, len(self.running), 0, self.prices.overhead(len(self.running)))
         if drafting:
             self._burst(drafting, min(steps, max(r.limit - r.drafted for r in drafting)))
@@ -295,13 +360,18 @@ class Replay:
         good = request.good_until()
         cut = max((end for end in request.judged_ends if end <= good), default=0)
         is_finished = start + cut >= request.length
-        emitted = cut + (not is_finished)
+        matched = min(request.agreed_from(cut), last - cut)
+        emitted = cut + matched + (not is_finished)
         tail = drafted - cut - 1 if cut == last and cut < drafted else 0
         rejected = next((end for end in request.judged_ends if end > cut), None)
         is_end = start + drafted >= request.length
-        judged = Judgement(drafted, last, len(request.ends), cut, rejected, is_end)
+        judged = Judgement(
+            *(drafted, last, len(request.ends), cut, rejected, is_end),
+            matched=matched,
+            differing=request.differing(cut),
+        )
         self.policy.saw_round(judged, request.num_failed)
-        request.num_failed = 0 if cut else request.num_failed + 1
+        request.num_failed = request.num_failed + 1 if judged.has_failed else 0
         self._emit(request, emitted, is_stepping=False)
         request.is_over = False
         if cut == last:

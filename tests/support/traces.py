@@ -36,6 +36,7 @@ def record(
     """A round whose prefixes are the segments, and a tail that nobody judged."""
     ends = [len(encode("".join(segments[: k + 1]))) for k in range(len(segments))]
     rejected = num_kept < len(segments)
+    own = [] if finished and not rejected else [ord("?")]
     questions = [encode(QUESTION)] * (len(ends) - finished) + [encode(AT_THE_END)] * finished
     return {
         "output_start": start,
@@ -52,7 +53,9 @@ def record(
         "selection": rule,
         "cut": ends[num_kept - 1] if num_kept else 0,
         "decided_by": None if rule is None else num_kept - (not rejected),
-        "next_token_id": None if finished and not rejected else ord("?"),
+        "next_token_id": own[0] if own else None,
+        "own_token_ids": own,
+        "target_token_ids": [ord("?")] * (1 + sum(map(len, segments))),
     }
 
 

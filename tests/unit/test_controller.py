@@ -19,6 +19,7 @@ from sglang_parse.core.controller import (
     RENEW_EVERY,
     RENEW_MS,
     RETRY_SHARE,
+    SURE_TIMES,
     YOUNG,
     Controller,
     account_of,
@@ -99,6 +100,15 @@ def test_good_drafts_are_long_and_bad_ones_short():
     play(middling, cut)
     assert good.plan(HALF).draft_tokens == 128
     assert middling.plan(HALF).draft_tokens < 128
+
+
+def test_drafts_pay_that_are_rejected_and_that_the_target_would_have_written():
+    """Nothing is kept, and most of it comes with the cut."""
+    controller, alike = priced(), BAD._replace(matched=PILOT - 2)
+    play(controller, BAD, LOW, rounds=30)
+    play(controller, alike, HALF, rounds=30)
+    assert controller.plan(LOW) is None
+    assert controller.plan(HALF) is not None
 
 
 def test_dear_rows_are_asked_fewer_questions():
@@ -216,7 +226,7 @@ def test_a_new_threshold_begins_as_its_neighbours_stand():
 
 
 def test_no_more_accounts_than_there_should_be():
-    controller = priced()
+    controller = priced(burst_step=2.0)
     play(controller, BAD, HALF)
     for i in range(MAX_ACCOUNTS - 1):
         controller.plan(i / 1000)
@@ -302,19 +312,21 @@ def test_it_comes_back_when_trials_go_well():
     assert all(controller.plan(HALF) for _ in range(5))
 
 
-def test_the_plain_targets_price_is_taken_anew():
+@pytest.mark.parametrize(("burst_ms", "times"), [(96.0, 1), (16.0, SURE_TIMES)])
+def test_the_plain_targets_price_is_taken_anew(burst_ms: float, times: int):
+    """More seldom where it would have to be far off to matter."""
     controller = Controller()
     play(controller, GOOD)
     assert controller.plan(HALF) is None  # not known yet
-    controller.saw([Timed(Stage.STEP, 1, 1, 8.0), Timed(Stage.BURST, 1, 16, 16.0)])
-    every = PRICE_SOON  # at first: what a server's first steps took may be of its start
-    while every < PRICE_EVERY:
+    controller.saw([Timed(Stage.STEP, 1, 1, 8.0), Timed(Stage.BURST, 1, 16, burst_ms)])
+    every = times * PRICE_SOON  # at first: what a server's first steps took may be of its start
+    while every < times * PRICE_EVERY:
         asked = [controller.plan(HALF) is not None for _ in range(every + 1)]
         assert asked == [True] * every + [False]
         controller.saw([Timed(Stage.STEP, 1, 1, 8.0)])
         every *= 2
-    asked = [controller.plan(HALF) is not None for _ in range(PRICE_EVERY + 1)]
-    assert asked == [True] * PRICE_EVERY + [False]
+    asked = [controller.plan(HALF) is not None for _ in range(every + 1)]
+    assert asked == [True] * every + [False]
 
 
 # -- what settings leave to decide --------------------------------------------------
@@ -363,6 +375,14 @@ def test_a_rounds_silence_has_a_bound():
 def test_where_nobody_waits_all_that_is_ready_goes():
     controller = priced(Limits(gap=2.5))
     assert controller.share(3, [200, 200], 0) == (16, 2)
+
+
+def test_those_who_could_join_a_pass_are_waited_for_where_nobody_writes():
+    controller = priced(Limits(gap=2.5))
+    assert controller.share(3, [200, 200], 0, may_join=True) == (16, 0)
+    assert controller.share(0, [200, 200], 0, may_join=True) == (16, 2)  # nobody is left
+    assert controller.share(3, [200], 1, may_join=True)[1] == 1
+    assert replace(controller, mode="always").share(3, [200], 0, may_join=True)[1] == 1
 
 
 def test_who_continues_waits_for_no_more_than_the_bound():

@@ -11,8 +11,9 @@ COUNTERS = {
     "mode": "parse",
     "rounds": 2,
     "drafted_tokens": 100,
-    "accepted_tokens": 80,
-    "target_tokens": 19,
+    "accepted_tokens": 75,
+    "matched_tokens": 5,
+    "target_tokens": 24,
     "draft_ms": 200.0,
     "verification_ms": 100.0,
     "continuation_ms": 150.0,
@@ -43,7 +44,7 @@ def legs(parse_seconds: tuple[float, ...] = (1.0, 0.8, 5.0)) -> list[Leg]:
 
 def test_limit_of_one_run_by_hand():
     limit = run_limit(leg("parse", 0, 1, 1.0), leg("plain", 0, 1, 2.0))
-    # t = 2 s / 200 tokens; per token 2 ms of drafting, 1 ms of verification, 80 % accepted.
+    # t = 2 s / 200 tokens; per token 2 ms of drafting, 1 ms of verification, 80 % the draft's.
     assert limit.plain_ms_per_token == pytest.approx(10.0)
     assert (limit.r, limit.v, limit.a) == pytest.approx((0.2, 0.1, 0.8))
     assert limit.limit == pytest.approx(2.0)
@@ -63,8 +64,8 @@ def test_medians_are_over_runs_and_ratios_within_a_run():
 
 def test_stage_figures_are_per_request():
     stages = make_figures(legs(), 8).servers["parse"].stages_one
-    assert stages.draft_share == pytest.approx(0.8)
-    assert stages.accepted_of_drafted == pytest.approx(0.8)
+    assert stages.draft_share == pytest.approx(0.75)
+    assert stages.accepted_of_drafted == pytest.approx(0.75)
     assert stages.passes_per_request == 2
     assert stages.ms_per_request == {
         "prefill": 20.0,

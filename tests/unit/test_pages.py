@@ -126,6 +126,7 @@ def test_trace_keys_are_documented():
 
 def test_demo_json_keys_are_documented():
     counters = {"rounds": 1, "drafted_tokens": 9, "accepted_tokens": 8, "target_tokens": 1}
+    counters["matched_tokens"] = 0
     stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
     parse = counters | dict.fromkeys(stages, 0.1)
     answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)

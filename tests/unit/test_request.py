@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.phases import Outcome, Phase, Standing, Terms
+from sglang_parse.core.phases import Outcome, Phase, Round, Standing, Terms
 from sglang_parse.core.request import Draft, RequestState, tail_len
 
 pytestmark = pytest.mark.unit
@@ -123,6 +123,21 @@ def test_what_is_written_is_output_and_committed():
     state.output_ids.append(5)  # the prefill's token: it has no KV yet
     state.write([6, 7])
     assert (state.output_ids, state.committed) == ([5, 6, 7], 14)
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "accepted", "matched"),
+    [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 0, 2), (5, 2, 2)],
+)
+def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
+    cut_off: int, accepted: int, matched: int
+):
+    state = busy()
+    state.apply(Outcome((6, 6, 7, 7, 8), num_own=3, round=Round(cut=2, matched=2)))
+    assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
+    assert state.at_the_end(cut_off) == (accepted, matched)
+    state.apply(Outcome((9,), num_own=1))
+    assert state.at_the_end(1) == (0, 0)
 
 
 def test_a_retraction_takes_back_a_run_that_was_never_sent():

@@ -71,7 +71,7 @@ class Limit:
         plain_ms_per_token: t, ms per output token of the plain target.
         r: drafting per output token / t.
         v: verification per output token / t.
-        a: output tokens that are accepted draft tokens, 0 to 1.
+        a: output tokens that are draft tokens, 0 to 1.
         limit: 1 / (r + v + 1 - a).
         share_reached: PARSE's ratio at one request / the limit.
     """
@@ -161,7 +161,7 @@ def run_limit(parse: Leg, plain: Leg) -> Limit:
     t = 1e3 / plain.tokens_per_s
     r = parse.per_token("draft_ms") / t
     v = parse.per_token("verification_ms") / t
-    a = parse.per_token("accepted_tokens")
+    a = parse.per_token("accepted_tokens") + parse.per_token("matched_tokens")
     limit = limit_of(r, v, a)
     return Limit(t, r, v, a, limit, parse.tokens_per_s / plain.tokens_per_s / limit)
 

@@ -4,7 +4,7 @@ Notation, wherever a limit is told:
     t  ms per output token of the plain target, prefill included
     r  ms of drafting per output token / t
     v  ms of verification per output token / t
-    a  accepted draft tokens / output tokens
+    a  draft tokens that are output, accepted or matched / output tokens
 The limit 1 / (r + v + 1 - a) is the speedup PARSE would reach if nothing but drafting, verification
 and the target's own tokens took time. What r, v and a are measured by, each program says.
 """

@@ -3,7 +3,8 @@
     output   | before | kept | instead | kept | instead | ...
     drafts            | segment | segment | ... | unjudged |      round 0, then round 1, ...
 
-``before`` and ``instead`` are the target's own; a draft's segments behind the cut are in no output.
+``before`` and ``instead`` are the target's own, which may begin as the draft's segments behind the
+cut do; those are in no output.
 """
 
 from __future__ import annotations

@@ -175,7 +175,11 @@ class _Measured:
                 bounds.step_work(settings.draft, concurrency, context, size),
                 bounds.step_work(settings.target, concurrency, context, size),
                 bounds.pass_work(
-                    settings.target, layout, concurrency, 1 + 2 * settings.prefixes, size
+                    settings.target,
+                    layout,
+                    concurrency,
+                    layout.num_draft_rows + settings.prefixes,
+                    size,
                 ),
             )
             times = run_ms(self.legs, concurrency, settings)
