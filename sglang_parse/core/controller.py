@@ -9,8 +9,9 @@ drafting, one being judged and the rest continuing. So the mean iteration is kno
 
 The plan with the highest rate is taken, if that is above the plain target's at the load there is.
 Prices are what stages took lately (``prices``); what a draft is worth follows from where earlier
-ones of the same threshold were cut (``cuts``). Neither load, context length nor an EAGLE-3 head is
-modelled: all are in the prices.
+ones of the same threshold were cut (``cuts``), and how far the target agreed with them behind the
+cut (``agreement``). Neither load, context length nor an EAGLE-3 head is modelled: all are in the
+prices.
 
 A threshold that nothing is known of begins as its neighbours stand, or with a few short drafts, one
 at a time. Where drafting does not pay, one request tries it again now and then. Numbers only: the

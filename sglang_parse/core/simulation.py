@@ -2,6 +2,7 @@
 
 Models without trained weights have their real sizes and meaningless verdicts. The pass, its
 questions and their readout stay as they are, so the time is real; only the place of the cut is not.
+Behind it the target writes alone, whatever the draft has there: a share is all that is kept.
 The length of drafts is as the settings say: a share of any length would make long ones always best.
 In the spirit of SGLang's ``SGLANG_SIMULATE_ACC_LEN``. Pure.
 """

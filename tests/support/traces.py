@@ -32,11 +32,16 @@ def record(
     finished: bool = False,
     rule: str | None = "first-reject",
     threshold: float = 0.5,
+    own: str = "?",
 ) -> TraceRecord:
-    """A round whose prefixes are the segments, and a tail that nobody judged."""
+    """A round whose prefixes are the segments, and a tail that nobody judged.
+
+    Args:
+        own: what the pass said the target writes behind the cut.
+    """
     ends = [len(encode("".join(segments[: k + 1]))) for k in range(len(segments))]
     rejected = num_kept < len(segments)
-    own = [] if finished and not rejected else [ord("?")]
+    own_ids = [] if finished and not rejected else encode(own)
     questions = [encode(QUESTION)] * (len(ends) - finished) + [encode(AT_THE_END)] * finished
     return {
         "output_start": start,
@@ -53,8 +58,8 @@ def record(
         "selection": rule,
         "cut": ends[num_kept - 1] if num_kept else 0,
         "decided_by": None if rule is None else num_kept - (not rejected),
-        "next_token_id": own[0] if own else None,
-        "own_token_ids": own,
+        "next_token_id": own_ids[0] if own_ids else None,
+        "own_token_ids": own_ids,
         "target_token_ids": [ord("?")] * (1 + sum(map(len, segments))),
     }
 

@@ -49,6 +49,12 @@ def test_reading_order():
     assert one.verdict_words == ("y", "n")
 
 
+def test_what_came_with_the_pass():
+    round_ = record(0, ["x\n", "abc\n"], [0.9, 0.1], 1, own="abX")
+    (one,) = take_apart(traced("?", "x\nabXd\n", round_), decode).rounds
+    assert (one.instead, one.num_instead, one.num_matched) == ("abXd\n", 5, 2)
+
+
 def test_nothing_kept():
     made = take_apart(traced("?", "ab", record(1, ["x\n"], [0.1], 0)), decode)
     (one,) = made.rounds

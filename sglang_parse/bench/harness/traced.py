@@ -20,7 +20,7 @@ from rich.text import Text
 
 from sglang_parse.bench.harness.records import BenchError
 from sglang_parse.core.phases import TraceRecord
-from sglang_parse.core.selection import select
+from sglang_parse.core.selection import matching_tokens, select
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Token ids of several texts -> the texts, special tokens among them."""
@@ -91,6 +91,7 @@ class Round:
         segments: of the draft.
         instead: the target's own text up to the next draft; "" where it wrote none.
         num_instead: tokens of it.
+        num_matched: those of them that came with the pass, as the draft had them.
         verdict_words: accept and reject token as texts; () where no question was asked.
         keeps: at every threshold, ascending; () where verdicts made no cut.
     """
@@ -99,6 +100,7 @@ class Round:
     segments: tuple[Segment, ...]
     instead: str
     num_instead: int
+    num_matched: int
     verdict_words: tuple[str, ...]
     keeps: tuple[Keeps, ...]
 
@@ -236,9 +238,15 @@ def _round(record: TraceRecord, numbers: _Numbers, found: Sequence[str]) -> Roun
         segments=tuple(segments),
         instead=found[numbers.instead],
         num_instead=numbers.num_instead,
+        num_matched=_num_matched(record),
         verdict_words=tuple(found[number] for number in numbers.words),
         keeps=tuple(_keeps(record)),
     )
+
+
+def _num_matched(record: TraceRecord) -> int:
+    judged = record["draft_token_ids"][: max(record["prefix_ends"], default=0)]
+    return matching_tokens(judged[record["cut"] :], record.get("own_token_ids", ()))
 
 
 def _fate(end: int, record: TraceRecord, is_cut: bool, is_unjudged: bool) -> str:
