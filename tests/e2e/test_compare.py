@@ -82,7 +82,8 @@ def test_stage_times_follow_the_threshold(results: dict):
     assert time[1.5]["draft_share"] == 0
     assert time[0.0]["draft_share"] > 0.9
     assert time[0.0]["ms_per_request"]["draft"] > 0
-    assert time[1.5]["ms_per_request"]["continuation"] > time[0.0]["ms_per_request"]["continuation"]
+    # Rejected drafts that the target would have written cost it no step: nor do kept ones.
+    assert time[1.5]["rounds_per_request"] >= time[0.0]["rounds_per_request"] >= 1
 
 
 def test_conditions_are_told(results: dict):

@@ -8,16 +8,16 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from sglang_parse.bench.harness.servers import awake
 from support.client import EXACT, HTTP, Client, assert_adds_up, assert_same, ids_of, parse_info
-from support.demo_pair import DEMO
+from support.demo_pair import DEMO, disturbed_draft
 from support.servers import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
 
 EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
-PAIR = (DEMO / "target", DEMO / "draft")
 NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 220}
 TARGET, DRAFT, HEAD = range(3)
@@ -28,20 +28,30 @@ one another in prefills of other chunks. All others, and the draft's and the hea
 0.0003."""
 
 
-@pytest.fixture(scope="module")
-def eagle(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "demo-eagle3", *parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED))
+REST = 1.3
+"""Tokens a forward where the target writes what is left of a line: often it ends before them."""
 
 
 @pytest.fixture(scope="module")
-def tight(start_server: Start) -> Iterator[Client]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A draft that is wrong in every third line: the target, with its head, has much to write."""
+    return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
+
+
+@pytest.fixture(scope="module")
+def eagle(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    yield from served(start_server, "demo-eagle3", *parse_flags(pair, *QUESTION, *EAGLE3, *SEED))
+
+
+@pytest.fixture(scope="module")
+def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Token mode; after a cut the target, with its head, writes to the end. Too few KV slots."""
     with pytest.MonkeyPatch.context() as environ:
         # Admits many more requests than the pool can hold.
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
         server = start_server(
             "tight-eagle3",
-            *parse_flags(PAIR, "--parse-verification", "token", "--parse-after-cut", "target"),
+            *parse_flags(pair, "--parse-verification", "token", "--parse-after-cut", "target"),
             *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-burst-tokens", "6"),
             *("--max-total-tokens", "720", "--page-size", "4", "--speculative-num-steps", "2"),
         )
@@ -51,8 +61,8 @@ def tight(start_server: Start) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(start_server: Start) -> Iterator[Client]:
-    flags = parse_flags(PAIR, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
+def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
     with two_ranks_environment():
         server = start_server("two-ranks-eagle3", *flags)
     with awake(server):
@@ -78,17 +88,17 @@ def _accept_length(answers: list[dict]) -> float:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurrency: int):
-    """Nothing of any draft is kept: the target writes each segment, with its head, and no more."""
+    """Nothing of any draft is kept: the target writes what comes with the passes and, with its
+    head, the rest of each segment, and no more."""
     count = 2 if concurrency == 1 else 8
     answers = eagle.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
     assert ids_of(answers) == ids_of(expected[:count])
-    assert _accept_length(answers) > 2
+    assert _accept_length(answers) > REST
     for answer in answers:
         info = parse_info(answer)
         assert (info["mode"], info["continuation"]) == ("parse", "eagle3")
         assert info["accepted_tokens"] == 0
-        # Each segment begins with the pass's own token and ends where the text's line does.
-        assert info["rounds"] >= answer["text"].count("\n")
+        assert 0 < info["eagle3_tokens"] < info["target_tokens"] - info["matched_tokens"]
         assert_adds_up(answer)
 
 
@@ -116,7 +126,7 @@ def test_drafts_then_the_head(eagle: Client, problems: list):
     infos = [parse_info(answer) for answer in answers]
     accepted = sum(info["accepted_tokens"] for info in infos)
     assert accepted > 0.5 * sum(len(ids) for ids in ids_of(answers))
-    assert _accept_length(answers) > 1.5
+    assert _accept_length(answers) > REST
     list(map(assert_adds_up, answers))
 
 
