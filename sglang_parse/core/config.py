@@ -94,7 +94,7 @@ class ParseConfig(BaseModel):
     """How long a request that continues, or that switched PARSE off, may wait for its next token
     while others draft, in what a step takes at that load: bursts are shortened and drafts judged
     one after another. 0 for any time; nothing is bounded under --parse-drafting always."""
-    max_slowdown: float = Field(1.3, ge=0, le=1000)
+    max_slowdown: float = Field(1.2, ge=0, le=1000)
     """What a request that switched PARSE off, or that PARSE cannot serve, may take while others
     draft, in times of what it takes among its like: what an iteration takes longer than this the
     others wait for afterwards. 0 for any time; nothing is bounded under --parse-drafting always."""
