@@ -195,6 +195,12 @@ class Controller:
             if account is not None and account.is_off:
                 account.to_spend_ms -= timed.ms / len(timed.accounts)
 
+    def saw_prefill(self, ms: float) -> None:
+        """Prompts of requests that may draft were read: others waited, and more often than among
+        their like, as drafts end sooner."""
+        if self._has_plain and self.limits.slowdown:
+            self._owed_ms += ms
+
     def _owe(self, ms: float) -> None:
         """What this iteration took too long for those that never draft, the next ones make good."""
         step_ms = self._step.at(self.num_running)

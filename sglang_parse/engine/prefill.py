@@ -19,7 +19,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.engine.batch import stop_ids_of, tokens_left
 from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
 from sglang_parse.engine.iteration import Engine
-from sglang_parse.engine.ranks import NO_TOKEN
+from sglang_parse.engine.ranks import NO_TOKEN, share_plain
 from sglang_parse.engine.target import LaunchedPrefill
 from sglang_parse.startup import fallback
 from sglang_parse.startup.certificates import Certified
@@ -42,6 +42,8 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     share_ms = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
     for req in batch.reqs:
         req.parse_state.charge(prefill=share_ms)
+    num_drafting = sum(not req.parse_state.terms.is_plain for req in batch.reqs)
+    engine.controller.saw_prefill(share_plain(num_drafting * share_ms))
     _begin(engine, batch, first_ids)
     result = launched.result
     result.next_draft_input = ParseDraftInput()

@@ -428,6 +428,20 @@ def test_what_an_iteration_took_too_long_for_those_that_never_draft_is_made_good
     assert total / count == pytest.approx(1.5 * STEP_MS, rel=0.1)
 
 
+def test_prefills_of_requests_that_draft_are_made_good_too():
+    controller = priced(Limits(slowdown=1.5))
+    controller.saw_load(4)
+    controller.share(2, [], 1)
+    controller.saw_prefill(60.0)
+    assert controller.share(2, [600], 1, num_plain=1) != (0, 0)  # nobody was there to wait for it
+    controller.saw_prefill(60.0)
+    waited = 0
+    while controller.share(2, [600], 1, num_plain=1) == (0, 0):
+        controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
+        waited += 1
+    assert waited == math.ceil(60.0 / (0.5 * STEP_MS))
+
+
 @pytest.mark.parametrize(
     ("limits", "num_plain", "mode"),
     [(Limits(), 1, "auto"), (Limits(slowdown=1.5), 0, "auto"), (Limits(slowdown=1.5), 1, "always")],
