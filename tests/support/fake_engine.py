@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Move, Phase, Terms
 from sglang_parse.core.request import Draft, RequestState
 from support.fake_gpu import GPU, fake_gpu
@@ -34,7 +35,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import block_chain, draft, forward, ranks, readout
+    from sglang_parse.engine import block_chain, draft, forward, prefill, ranks, readout
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -54,6 +55,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(readout, "share", lambda values: values)
     monkeypatch.setattr(ranks, "share", lambda values: values)
+    monkeypatch.setattr(prefill, "share_plain", lambda value: value)
     for module in (block_chain, draft, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
@@ -275,7 +277,7 @@ def engine_for(
         verifier=Verifier(target, question, is_masked=is_masked, capture=False),
         rounds=SimpleNamespace(questions=lambda _: None),
         slots=SimpleNamespace(),
-        controller=SimpleNamespace(),
+        controller=Controller(),
         tally=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
     )
