@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 DIFFERING, DIFFERING_WEIGHT = 1 / 16, 8.0
 """Other choices per token of right text before any was seen, and the tokens that counts as."""
-THROUGH, WHOLE, CUTS_WEIGHT = 0.25, 0.0, 1.0
-"""How far into a rejected stretch the target agrees, and how often all through, before a cut was
-seen; and the cuts that counts as."""
+THROUGH, CUTS_WEIGHT = 0.25, 1.0
+"""How far into a rejected stretch the target agrees, and never all through, before a cut was seen;
+and the cuts that counts as."""
 
 
 class Behind(NamedTuple):
@@ -81,7 +81,7 @@ class Agreement:
         """
         rate = self.differing + DIFFERING_WEIGHT * DIFFERING
         rate /= self.kept + DIFFERING_WEIGHT
-        whole = (self.whole + CUTS_WEIGHT * WHOLE) / (self.cuts + CUTS_WEIGHT)
+        whole = self.whole / (self.cuts + CUTS_WEIGHT)
         through = self.through + CUTS_WEIGHT * THROUGH
         through *= stretch / (self.cuts - self.whole + CUTS_WEIGHT)
 

@@ -99,12 +99,14 @@ class KvSlots:
         over.sort(key=lambda i: -batch.reqs[i].parse_state.waited)
         drafting = [i for i, move in enumerate(moves) if move is Move.BURST]
         has_waited = any(batch.reqs[i].parse_state.waited for i in over)
+        # Asked of nobody in an iteration of bursts alone: there are many.
+        may_join = bool(over) and not stepping and not has_waited
         burst_tokens, num_judged = self.controller.share(
             len(drafting),
             [batch.reqs[i].parse_state.draft.num_rows for i in over],
             len(stepping),
             sum(_is_plain(batch.reqs[i]) for i in stepping),
-            may_join=not has_waited and all(self._ends_soon(batch.reqs[i]) for i in drafting),
+            may_join=may_join and all(self._ends_soon(batch.reqs[i]) for i in drafting),
         )
         waiting = over[num_judged:] if burst_tokens else [*over[num_judged:], *drafting]
         for i in waiting:

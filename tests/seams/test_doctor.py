@@ -346,9 +346,8 @@ def answered(**parse: Any) -> served._Served:
     from sglang_parse.bench.harness.records import Answer, Leg, Way
 
     counters = {"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10}
-    stages = {"draft_ms": 100.0, "verification_ms": 50.0, "accepted_tokens": 8}
+    stages = {"draft_ms": 100.0, "verification_ms": 50.0, "accepted_tokens": 8, "matched_tokens": 0}
     record = {"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5}
-    stages["matched_tokens"] = 0
     meta = counters | stages | {"trace": [record]} | parse
     found = served._Served(None, None, {})  # type: ignore[arg-type]
     legs = [

@@ -28,6 +28,8 @@ from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
 from sglang_parse.bench.harness.lineup import lineup, parse_settings
 from sglang_parse.bench.harness.records import PARSE
 from sglang_parse.bench.harness.servers import Server, free_ports
+from sglang_parse.bench.harness.traced import num_matched
+from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info
 from support.demo_pair import held_out
@@ -161,11 +163,11 @@ def script_of(answer: dict[str, Any]) -> list[list[int]]:
     return [segment for segment in script if segment[0] > 0]
 
 
-def _segments(record: dict[str, Any], num_tokens: int) -> Iterator[list[int]]:
+def _segments(record: TraceRecord, num_tokens: int) -> Iterator[list[int]]:
     """What was output between one draft's start and the next one's."""
     draft, target = record["draft_token_ids"], record["target_token_ids"]
     ends, cut, place = record["prefix_ends"], record["cut"], 0
-    output = cut + matching_tokens(draft[cut : ends[-1]], record["own_token_ids"])
+    output = cut + num_matched(record)
     for end, verdict in zip(ends, record["verdicts"], strict=True):
         if end > output:
             break

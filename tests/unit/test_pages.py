@@ -125,8 +125,8 @@ def test_trace_keys_are_documented():
 
 
 def test_demo_json_keys_are_documented():
-    counters = {"rounds": 1, "drafted_tokens": 9, "accepted_tokens": 8, "target_tokens": 1}
-    counters["matched_tokens"] = 0
+    kept = {"accepted_tokens": 8, "matched_tokens": 0, "target_tokens": 1}
+    counters = {"rounds": 1, "drafted_tokens": 9, **kept}
     stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
     parse = counters | dict.fromkeys(stages, 0.1)
     answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)

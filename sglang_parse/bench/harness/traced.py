@@ -238,13 +238,14 @@ def _round(record: TraceRecord, numbers: _Numbers, found: Sequence[str]) -> Roun
         segments=tuple(segments),
         instead=found[numbers.instead],
         num_instead=numbers.num_instead,
-        num_matched=_num_matched(record),
+        num_matched=num_matched(record),
         verdict_words=tuple(found[number] for number in numbers.words),
         keeps=tuple(_keeps(record)),
     )
 
 
-def _num_matched(record: TraceRecord) -> int:
+def num_matched(record: TraceRecord) -> int:
+    """Draft tokens behind the cut that came with the pass; 0 in traces that do not say."""
     judged = record["draft_token_ids"][: max(record["prefix_ends"], default=0)]
     return matching_tokens(judged[record["cut"] :], record.get("own_token_ids", ()))
 
