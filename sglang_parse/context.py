@@ -18,6 +18,8 @@ from sglang_parse.core.tally import Tally
 class Pipeline(Protocol):
     """What SGLang asks of the iterations under way (``engine.overlap.Pipeline``)."""
 
+    def receive(self, req: Any) -> None: ...
+
     def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int: ...
 
     def plan(self, batch: Any) -> None: ...
@@ -40,7 +42,7 @@ class Context:
     def running_pipeline(self) -> Pipeline:
         """Raises: RuntimeError, in a process without PARSE's worker."""
         if self.pipeline is None:
-            raise RuntimeError("PARSE: a batch is planned in a process without PARSE's worker")
+            raise RuntimeError("PARSE: requests are served in a process without PARSE's worker")
         return self.pipeline
 
 

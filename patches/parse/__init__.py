@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_parse.patches.base import Patch
 from sglang_parse.patches.parse import (
+    arrivals,
     cli_flags,
     decode_graphs,
     decode_log,
@@ -24,6 +25,7 @@ from sglang_parse.patches.parse import (
 )
 
 PATCHES: tuple[Patch, ...] = (
+    arrivals.PATCH,
     cli_flags.PATCH,
     decode_graphs.PATCH,
     decode_log.PATCH,

@@ -30,6 +30,7 @@ from sglang_parse.core.cuts import PRIOR, Cuts, Expected, Judgement
 from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, StageCost, Timed
+from sglang_parse.core.reading import Reading
 
 PILOT = 16
 """Draft tokens of a round that is to find out."""
@@ -140,6 +141,7 @@ class Controller:
         num_running: requests that run now, the one asked about included.
         planned: the plan made last; None before the first.
         speedup: what drafting was last expected to bring; None while prices are missing.
+        reading: what is known of an EAGLE-3 head's.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -147,6 +149,7 @@ class Controller:
     num_running: int = 1
     planned: RoundPlan | None = None
     speedup: float | None = None
+    reading: Reading = field(default_factory=Reading)
     _burst_step: StageCost = field(default_factory=StageCost)
     _pass: StageCost = field(default_factory=StageCost)
     _step: StageCost = field(default_factory=StageCost)
@@ -195,9 +198,15 @@ class Controller:
             if account is not None and account.is_off:
                 account.to_spend_ms -= timed.ms / len(timed.accounts)
 
-    def saw_prefill(self, ms: float) -> None:
+    def saw_prefill(self, ms: float, num_read: int = 0, read_ms: float = 0.0) -> None:
         """Prompts of requests that may draft were read: others waited, and more often than among
-        their like, as drafts end sooner."""
+        their like, as drafts end sooner.
+
+        Args:
+            num_read: tokens of all prompts that an EAGLE-3 head read, in ``read_ms``.
+        """
+        if num_read:
+            self.reading.saw_cost(num_read, read_ms)
         if self._has_plain and self.limits.slowdown:
             self._owed_ms += ms
 
@@ -398,6 +407,15 @@ class Controller:
 
     def _rows(self, expected: Expected) -> float:
         return 1 + expected.judged + expected.prefixes * self.limits.question_rows
+
+    # -- requests ---------------------------------------------------------------
+
+    def head_reads(self, threshold: float) -> bool:
+        """Whether an EAGLE-3 head reads along with a request that may draft, about to begin."""
+        step_ms = self._step.at(self.num_running)
+        if self.mode != "auto" or step_ms is None:
+            return True
+        return self.reading.pays(threshold, step_ms / self.num_running / self._tokens_per_step)
 
     # -- iterations -------------------------------------------------------------
 

@@ -65,7 +65,9 @@ class Terms:
         keep_trace: collect one record per round.
         plain_reason: why the request is served plainly; "" under PARSE.
         continuation: under ``--parse-continuation eagle3``, what writes when no draft does:
-            "eagle3", or "target" where the head cannot serve the request faithfully; else "".
+            "eagle3", or "target" where the head cannot serve the request faithfully, or would read
+            it for nothing; else "".
+        head_reads: the head reads its prompt and its answer, for itself or for later turns.
         steps_unread: whether plain steps may be launched before the last one's token is read.
         stop_ids: tokens at which SGLang ends the answer; none where the request ignores them.
         certified: whether the server's certificate is about such a request; None without one.
@@ -76,6 +78,7 @@ class Terms:
     keep_trace: bool = False
     plain_reason: str = ""
     continuation: str = ""
+    head_reads: bool = False
     steps_unread: bool = True
     stop_ids: frozenset[int] = frozenset()
     certified: bool | None = None

@@ -130,6 +130,7 @@ class RequestState:
         committed: leading tokens of the sequence whose KV is final.
         prefilled_len: those of them that the last prefill left.
         num_unread: tokens the target has written behind them that nobody has read yet.
+        num_stepped: output tokens that steps of the target wrote, not passes.
         is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
             output tokens.
         fault: why the request must end with an error.
@@ -159,6 +160,7 @@ class RequestState:
     committed: int = 0
     prefilled_len: int = 0
     num_unread: int = 0
+    num_stepped: int = 0
     is_thinking: bool = False
     num_scanned: int = 0
     fault: str = ""
@@ -348,7 +350,9 @@ class RequestState:
         self.stats.eagle3_tokens += outcome.eagle3_steps * len(outcome.token_ids)
         if outcome.standing is not None:
             self._stand(outcome.standing)
-        if outcome.round is not None:
+        if outcome.round is None:
+            self.num_stepped += len(outcome.token_ids)
+        else:
             self._close_round(outcome.round)
 
     def _close_round(self, judged: Round) -> None:

@@ -1,8 +1,9 @@
 """One iteration of a PARSE server. The way a batch takes through this room, from top to bottom:
 
     worker      what SGLang's scheduler calls; makes the parts and hands them their settings
-    prefill     prompts: their KV, the first token, how a request is served
+    prefill     prompts: their KV, the first token
     overlap     plan and launch, in SGLang's order; which iterations are under way, and until when
+    arrival     how a request is served, before anything is done for it
     iteration   launch -> read -> decide -> commit, one step of every running request
     rounds      decide: what the target's numbers mean for each request
     verify      a verification pass: launched, measured, read

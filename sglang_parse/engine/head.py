@@ -317,14 +317,23 @@ class GuardedHead:
         """Whether the target's forwards must keep what a head reads."""
         return self.head is not None
 
-    def prefill(self, batch: Any, result: GenerationBatchResult) -> None:
-        """Follow the target's prefill; takes the captured states out of ``result``."""
+    def prefill(self, batch: Any, result: GenerationBatchResult) -> int:
+        """Follow the target's prefill, if it has a request that the head is to read; takes the
+        captured states out of ``result``.
+
+        Returns:
+            How many tokens were read.
+        """
         if self.head is None:
-            return
+            return 0
         output = result.logits_output
         hidden, output.hidden_states = output.hidden_states, None  # nobody asked for them
-        with self._guard.contain(batch.reqs):
+        readers = [req for req in batch.reqs if req.parse_state.terms.head_reads]
+        if not readers:
+            return 0
+        with self._guard.contain(readers):
             self.head.prefill(batch, hidden, result.next_token_ids)
+        return len(hidden)
 
     def propose(self, batch: Any, rows: Sequence[int]) -> dict[int, list[int]]:
         """Row -> what the head proposes; nothing where it failed."""
@@ -353,7 +362,7 @@ class GuardedHead:
         written = [
             Written(row, emitted[row], hidden[place])
             for row, place in places
-            if emitted[row] and not batch.reqs[row].lora_id
+            if emitted[row] and batch.reqs[row].parse_state.terms.head_reads
         ]
         with self._guard.contain([batch.reqs[part.row] for part in written]):
             self.head.follow(batch, written)

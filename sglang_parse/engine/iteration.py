@@ -311,7 +311,7 @@ class Iteration:
                 return False
             has_room = self._engine.slots.all_burst
             return self._burst.may_go_on(reqs) and has_room(self.batch, reqs)
-        if self._steps_alone is None or self._engine.head.captures:
+        if self._steps_alone is None or any(req.parse_state.terms.head_reads for req in reqs):
             return False
         stepping = {id(self.batch.reqs[row]) for row in self._steps_alone.rows}
         return all(

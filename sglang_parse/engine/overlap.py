@@ -37,6 +37,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.context import process_context
 from sglang_parse.device import on_device
+from sglang_parse.engine import arrival
 from sglang_parse.engine.iteration import Engine, Iteration
 
 
@@ -57,6 +58,10 @@ class Pipeline:
         self._burst_tokens = 0
 
     # -- SGLang's calls, in their order -----------------------------------------
+
+    def receive(self, req: Any) -> None:
+        """A request is about to wait for its prefill."""
+        arrival.receive(self.engine, req)
 
     def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """SGLang's capacity check: slots the next iteration of ``requests`` takes."""

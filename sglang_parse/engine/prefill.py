@@ -1,4 +1,4 @@
-"""Prefill: the prompt's KV, the first token, and how a request is served.
+"""Prefill: the prompt's KV, and the first token.
 
 Everything is launched before the first token is read, the only wait. The draft model reads the
 prompt when a draft begins (``draft_kv``).
@@ -13,16 +13,12 @@ from typing import Any
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
-from sglang_parse.core.config import ParseConfig, RequestOptions
-from sglang_parse.core.phases import Terms
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.batch import stop_ids_of, tokens_left
+from sglang_parse.engine.batch import tokens_left
 from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
 from sglang_parse.engine.iteration import Engine
 from sglang_parse.engine.ranks import NO_TOKEN, share_plain
 from sglang_parse.engine.target import LaunchedPrefill
-from sglang_parse.startup import fallback
-from sglang_parse.startup.certificates import Certified
 
 
 def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
@@ -36,14 +32,14 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     started = time.perf_counter()
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
-            req.parse_state = RequestState(terms_of(req, engine.config, engine.certified))
-    launched = _launch_models(engine, batch, **kwargs)
+            req.parse_state = RequestState(req.parse_terms)
+    launched, reading = _launch_models(engine, batch, **kwargs)
     first_ids = launched.read(len(batch.reqs))
     share_ms = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
     for req in batch.reqs:
         req.parse_state.charge(prefill=share_ms)
     num_drafting = sum(not req.parse_state.terms.is_plain for req in batch.reqs)
-    engine.controller.saw_prefill(share_plain(num_drafting * share_ms))
+    engine.controller.saw_prefill(*share_plain((num_drafting * share_ms, *reading)))
     _begin(engine, batch, first_ids)
     result = launched.result
     result.next_draft_input = ParseDraftInput()
@@ -51,33 +47,22 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     return result
 
 
-def terms_of(req: Any, config: ParseConfig, certified: Certified) -> Terms:
-    """How a request is served: decided once, before its first prefill."""
-    options = RequestOptions.read(req.sampling_params.custom_params, config)
-    wish = fallback.special_wish(req)
-    plain_reason = fallback.plain_reason(wish, options)
-    return Terms(
-        threshold=options.threshold,
-        keep_trace=options.trace,
-        plain_reason=plain_reason,
-        continuation=fallback.continuation(wish, config),
-        steps_unread=not wish,
-        stop_ids=stop_ids_of(req),
-        certified=certified.covers(
-            options.threshold, greedy=req.sampling_params.top_k <= 1, plain=bool(plain_reason)
-        ),
-        fingerprint=certified.fingerprint.model_dump() if options.trace else None,
-    )
+def _launch_models(
+    engine: Engine, batch: Any, **kwargs: Any
+) -> tuple[LaunchedPrefill, tuple[int, float]]:
+    """Target and EAGLE-3 head write the same slots; the draft model will, if it comes to that.
 
-
-def _launch_models(engine: Engine, batch: Any, **kwargs: Any) -> LaunchedPrefill:
-    """Target and EAGLE-3 head write the same slots; the draft model will, if it comes to that."""
+    Returns:
+        The prefill, and what the head read of it: tokens, and ms (where a device works beside the
+        host, those of the launch: less than it costs).
+    """
     launched = engine.target.prefill(batch, **kwargs)
     engine.draft.kv.clear(batch.out_cache_loc)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
         req.parse_state.restart(length, req.output_ids)
-    engine.head.prefill(batch, launched.result)
-    return launched
+    started = time.perf_counter()
+    num_read = engine.head.prefill(batch, launched.result)
+    return launched, (num_read, (time.perf_counter() - started) * 1e3)
 
 
 def _begin(engine: Engine, batch: Any, first_ids: Sequence[int | None]) -> None:

@@ -27,6 +27,7 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.core.tally import Tally
+from sglang_parse.engine import arrival
 from sglang_parse.engine.blocks import Bursts
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard
@@ -121,11 +122,14 @@ class ParseWorker(BaseSpecWorker):
         self.engine.head.init_cuda_graphs()
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        """Mark how far the draft's KV goes before the radix cache takes a finished request's
-        tokens: later turns go on from there."""
+        """What a finished request's steps wrote is learned from. And how far the draft's KV goes is
+        marked, before the radix cache takes its tokens: later turns go on from there."""
         del natural_stop
         req = self._running.pop(rid, None)
-        if req is None or get_memory().disable_radix_cache:
+        if req is None:
+            return
+        arrival.learn(self.engine, req)
+        if get_memory().disable_radix_cache:
             return
         self.pipeline.order_behind_forward(self.engine.target.runner.device)
         self.engine.draft.kv.settle(req, req.owned_kv_len())

@@ -52,8 +52,8 @@ def plain_reason(wish: str, options: RequestOptions) -> str:
     return wish if options.enabled else "switched off"
 
 
-def continuation(wish: str, config: ParseConfig) -> str:
-    """What writes when no draft does, for ``RequestState.continuation``."""
+def continuation(wish: str, config: ParseConfig, *, head_reads: bool) -> str:
+    """What writes when no draft does, for ``Terms.continuation``."""
     if not config.uses_eagle3:
         return ""
-    return "target" if wish else "eagle3"
+    return "eagle3" if head_reads and not wish else "target"

@@ -69,6 +69,11 @@ METRICS = (
     Metric("passes_total", "Verification passes: target forwards that judged drafts."),
     Metric("eagle3_steps_total", "Target forwards of one request with an EAGLE-3 head ahead."),
     Metric("eagle3_tokens_total", "Output tokens those wrote, some of target_tokens_total."),
+    Metric(
+        "unread_requests_total",
+        "Requests that the EAGLE-3 head did not read: too few of their tokens were expected to be "
+        "the target's steps.",
+    ),
     Metric("short_drafts_total", "Drafts ended or given up because KV slots were short."),
     Metric("skipped_drafts_total", "Drafts not begun because drafting did not pay."),
     Metric(
@@ -133,7 +138,7 @@ META_INFO = {
     "simulated": "only under simulated acceptance: the share of each draft that is kept; the "
     "answer means nothing",
     "continuation": "only with `--parse-continuation eagle3`: `eagle3`, or `target` for requests "
-    "that step token by token",
+    "that step token by token, because the head cannot serve them or would read them for nothing",
     "target_tokens": "output tokens the target wrote itself; with `accepted_tokens` they are all "
     "of the output",
     "certified": "only with a certificate for the threshold: whether its promise is about this "

@@ -61,6 +61,14 @@ def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
+def choosing(start_server: Start) -> Iterator[Client]:
+    """The demo pair as it is: passes bring nearly all of an answer. And the server decides."""
+    pair = (DEMO / "target", DEMO / "draft")
+    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--parse-drafting", "auto")
+    yield from served(start_server, "choosing-eagle3", *flags)
+
+
+@pytest.fixture(scope="module")
 def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
     with two_ranks_environment():
@@ -277,6 +285,32 @@ def test_behind_a_cached_prefix_the_head_guesses_as_well(eagle: Client, prompts:
         alone = eagle.generate(prompt, **limit)
         assert alone["meta_info"]["cached_tokens"] == 0
         assert parse_info(answer)["eagle3_steps"] == parse_info(alone)["eagle3_steps"]
+
+
+def test_the_head_reads_no_answer_for_nothing(
+    choosing: Client, problems: list, prompts: list, expected: list
+):
+    """Those it does not read are not found by those it does: KV without the head's."""
+    choosing.generate_all([problem.prompt for problem in problems[12:60]], 8, **LIMIT)
+    before = choosing.look()["forwards"]
+    answers = choosing.generate_all(prompts, 8, **LIMIT)
+    after = choosing.look()["forwards"]
+    read = [info["continuation"] for info in map(parse_info, answers)].count("eagle3")
+    assert read <= 1  # now and then one
+    assert after["head-prefill eager"] - before["head-prefill eager"] <= read
+    assert sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False)) >= 11
+    plainly = choosing.generate_all(prompts[:6], 2, parse=OFF, **LIMIT)
+    assert ids_of(plainly) == ids_of(expected[:6])
+    assert {parse_info(answer)["continuation"] for answer in plainly} == {"eagle3"}
+    assert _accept_length(plainly) > 2.5
+    # Of the prompts just seen, they share the first words with one another.
+    cached = [answer["meta_info"]["cached_tokens"] for answer in plainly]
+    assert sorted(cached)[-2] < 10
+    again = choosing.generate_all(prompts[:6], 2, **LIMIT)
+    lengths = [answer["meta_info"]["prompt_tokens"] for answer in again]
+    cached = [answer["meta_info"]["cached_tokens"] for answer in again]
+    assert sum(count > length / 2 for count, length in zip(cached, lengths, strict=True)) >= 5
+    choosing.assert_nothing_lost()
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def test_a_head_follows_what_was_written(
         seed_dsa_topk_from_draft_extend=False,
     )
     for req in batch.reqs:
-        req.parse_state.terms = Terms(threshold=0.5, continuation="eagle3")
+        req.parse_state.terms = Terms(threshold=0.5, continuation="eagle3", head_reads=True)
     first, last = (torch.zeros(count, 48, device=GPU) for count in num_rows)
     head.follow(batch, [Written(0, [5, 6], first), Written(2, [7], last)])
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
