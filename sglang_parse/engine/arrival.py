@@ -31,7 +31,7 @@ def receive(engine: Engine, req: Any) -> None:
         return
     terms = req.parse_terms = terms_of(engine, req)
     # An adapter's requests have a part of the cache of their own anyway.
-    if engine.head.captures and not terms.head_reads and not req.lora_id:
+    if engine.head.is_there and not terms.head_reads and not req.lora_id:
         req.extra_key = "|".join(filter(None, (UNREAD, req.extra_key)))
         engine.tally.count("unread_requests_total")
 
@@ -39,7 +39,7 @@ def receive(engine: Engine, req: Any) -> None:
 def learn(engine: Engine, req: Any) -> None:
     """A request is over: how much of its answer steps wrote."""
     state: RequestState = req.parse_state
-    if engine.head.captures and not state.terms.is_plain:
+    if engine.head.is_there and not state.terms.is_plain:
         num_prompt = len(req.origin_input_ids) - req.cached_tokens
         engine.controller.reading.saw_answer(
             state.terms.threshold, num_prompt + len(state.output_ids), state.num_stepped
@@ -71,7 +71,7 @@ def terms_of(engine: Engine, req: Any) -> Terms:
 def _head_reads(engine: Engine, req: Any, options: RequestOptions, *, is_plain: bool) -> bool:
     """Whether the server's head, if it has one, reads along: for what it saves this request, or for
     others that may find its KV in the radix cache or in their session."""
-    if not engine.head.captures or req.lora_id:
+    if not engine.head.is_there or req.lora_id:
         return False
     if is_plain or req.session is not None:
         return True

@@ -313,8 +313,7 @@ class GuardedHead:
         self._guard = DraftGuard(num_ranks, model="the EAGLE-3 head")
 
     @property
-    def captures(self) -> bool:
-        """Whether the target's forwards must keep what a head reads."""
+    def is_there(self) -> bool:
         return self.head is not None
 
     def prefill(self, batch: Any, result: GenerationBatchResult) -> int:
@@ -326,11 +325,11 @@ class GuardedHead:
         """
         if self.head is None:
             return 0
-        output = result.logits_output
-        hidden, output.hidden_states = output.hidden_states, None  # nobody asked for them
         readers = [req for req in batch.reqs if req.parse_state.terms.head_reads]
         if not readers:
             return 0
+        output = result.logits_output
+        hidden, output.hidden_states = output.hidden_states, None  # nobody asked for them
         with self._guard.contain(readers):
             self.head.prefill(batch, hidden, result.next_token_ids)
         return len(hidden)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.device import HostCopy
-from sglang_parse.engine.batch import select_requests
+from sglang_parse.engine.batch import are_read, select_requests
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.ranks import share_choices
 from sglang_parse.engine.readout import Spoken
@@ -77,10 +77,8 @@ class LaunchedPrefill:
 class PlainTarget:
     """The target model through SGLang's own prefill and decode paths."""
 
-    def __init__(self, target_worker: TpModelWorker, *, capture: bool = False) -> None:
-        """``capture``: keep what an EAGLE-3 head reads of every token."""
+    def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker
-        self._capture_mode = CaptureHiddenMode.FULL if capture else None
         self.runner = target_worker.model_runner
 
     def prefill(self, batch: Any, **kwargs: Any) -> LaunchedPrefill:
@@ -93,7 +91,7 @@ class PlainTarget:
         forward_batch = ForwardBatch.init_new(
             batch,
             self.runner,
-            capture_hidden_mode=self._capture_mode,
+            capture_hidden_mode=_capture_mode(batch.reqs),
             return_hidden_states_before_norm=False,
         )
         if forward_batch.is_prefill_only:
@@ -132,10 +130,15 @@ class PlainTarget:
         forward_batch = ForwardBatch.init_new(
             _decode_view(batch, rows, last_ids),
             self.runner,
-            capture_hidden_mode=self._capture_mode,
+            capture_hidden_mode=_capture_mode(batch.reqs[row] for row in rows),
             return_hidden_states_before_norm=False,
         )
         return self.runner.forward(forward_batch)
+
+
+def _capture_mode(reqs: Iterable[Any]) -> CaptureHiddenMode | None:
+    """What an EAGLE-3 head reads of every token, where it reads any of the requests."""
+    return CaptureHiddenMode.FULL if are_read(reqs) else None
 
 
 def _decode_view(batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sglang_parse.core.question import Question
+from sglang_parse.engine.batch import are_read
 from sglang_parse.engine.forward import forward_spans, run_pass
 from sglang_parse.engine.readout import Measured, Spoken
 from sglang_parse.engine.rows import (
@@ -115,14 +116,10 @@ class Verifier:
         target: the target.
         question: what is asked; None in token mode.
         is_masked: where questions are asked in the layout ``mask``, otherwise in ``alias``.
-        capture: keep the hidden states of all rows, for an EAGLE-3 head.
     """
 
-    def __init__(
-        self, target: PlainTarget, question: Question | None, *, is_masked: bool, capture: bool
-    ) -> None:
-        self.target, self.question = target, question
-        self.is_masked, self.capture = is_masked, capture
+    def __init__(self, target: PlainTarget, question: Question | None, *, is_masked: bool) -> None:
+        self.target, self.question, self.is_masked = target, question, is_masked
 
     def launch(
         self,
@@ -154,8 +151,9 @@ class Verifier:
             *[_Kind.CHECKED] * len(checked),
             *[_Kind.RIDING] * len(continuing),
         ]
+        capture = are_read(reqs[part.row] for part in parts)
         passes = [
-            self._run(batch, parts[span], kinds[span])
+            self._run(batch, parts[span], kinds[span], capture=capture)
             for span in forward_spans(self.target.runner, parts)
         ]
         return LaunchedPass(
@@ -165,10 +163,17 @@ class Verifier:
             steps=self._steps(batch, riding, alone, passes) if stepping else None,
         )
 
-    def _run(self, batch: Any, parts: Sequence[VerifyRows], kinds: Sequence[_Kind]) -> MeasuredPass:
+    def _run(
+        self,
+        batch: Any,
+        parts: Sequence[VerifyRows],
+        kinds: Sequence[_Kind],
+        *,
+        capture: bool,
+    ) -> MeasuredPass:
         """One target forward, measured on the device before the next one begins there."""
         runner = self.target.runner
-        output = run_pass(runner, batch, parts, is_masked=self.is_masked, capture=self.capture)
+        output = run_pass(runner, batch, parts, is_masked=self.is_masked, capture=capture)
         num_judged, num_checked = kinds.count(_Kind.JUDGED), kinds.count(_Kind.CHECKED)
         num_measured = num_judged + num_checked
         of_judged, of_checked, of_riding = output.split(num_judged, num_checked)

@@ -167,7 +167,7 @@ def build_engine(
         server_args, gpu_id, nccl_port, target_worker, chain_steps=config.draft_graph_steps
     )
     block = _draft_block(config, draft)
-    target = PlainTarget(target_worker, capture=config.uses_eagle3)
+    target = PlainTarget(target_worker)
     head = None
     if config.uses_eagle3:
         head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
@@ -190,7 +190,7 @@ def build_engine(
         ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
-        verifier=Verifier(target, question, is_masked=is_masked, capture=head is not None),
+        verifier=Verifier(target, question, is_masked=is_masked),
         rounds=Rounds(config, tokenizer, question, controller, tally, _drift_watch(certified)),
         slots=KvSlots(config, controller, question.max_len if question else 0, block.size),
         controller=controller,

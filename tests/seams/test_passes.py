@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.phases import Terms
 from sglang_parse.engine import forward
 from sglang_parse.engine.rows import VerifyRows
 
@@ -49,7 +50,6 @@ PARTS = [
     VerifyRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1)
     for i, n in enumerate(SIZES)
 ]
-REQS = [SimpleNamespace(rows=part, lora_id=None) for part in PARTS]
 JUDGED, PROPOSALS, STEPPING = [0, 1], {2: [5], 3: []}, [4, 5]
 
 
@@ -59,8 +59,10 @@ def launch(verify, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **l
     monkeypatch.setattr(forward, "max_forward_rows", lambda: limits.get("max_rows", 23))
     logits_bytes = 4 * limits.get("max_logits_rows", 23)
     monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
-    verifier = verify.Verifier(target, "question", is_masked=True, capture=capture)
-    batch = SimpleNamespace(reqs=REQS)
+    verifier = verify.Verifier(target, "question", is_masked=True)
+    state = SimpleNamespace(terms=Terms(threshold=0.5, head_reads=capture))
+    reqs = [SimpleNamespace(rows=part, lora_id=None, parse_state=state) for part in PARTS]
+    batch = SimpleNamespace(reqs=reqs)
     return verifier.launch(batch, JUDGED, PROPOSALS, STEPPING)
 
 

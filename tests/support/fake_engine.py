@@ -249,7 +249,7 @@ def engine_for(
 
     table = batch.req_to_token_pool.req_to_token
     target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
-    vars(target).update(runner=Runner(table), _capture_mode=None)
+    vars(target).update(runner=Runner(table))
     vars(draft).update(
         draft_runner=Runner(table),
         device=GPU,
@@ -274,7 +274,7 @@ def engine_for(
         ),
         draft_guard=DraftGuard(1),
         head=GuardedHead(None, 1),
-        verifier=Verifier(target, question, is_masked=is_masked, capture=False),
+        verifier=Verifier(target, question, is_masked=is_masked),
         rounds=SimpleNamespace(questions=lambda _: None),
         slots=SimpleNamespace(),
         controller=Controller(),
