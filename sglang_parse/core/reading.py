@@ -19,8 +19,8 @@ from sglang_parse.core.prices import StageCost
 KNOWN = 8
 """Answers of a threshold from which something is known of it: all those before are read."""
 SAVED = 0.5
-"""Share of what the target's tokens take, that a head ahead of it saves. Measured on the demo pair:
-half at 1 request, a third at 16."""
+"""Share of what the target's tokens take that a head ahead of it saves: on the demo pair stock
+EAGLE3 is 1.9 to 2 times as fast as the plain target, at 1 request and at 16."""
 SURER = 1.5
 """How many times its cost reading must save to be taken up again: an answer that is not read has
 its KV cached apart from those that are."""

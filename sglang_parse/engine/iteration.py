@@ -30,13 +30,7 @@ from sglang_parse.core.prices import Stage, Timed
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device, wait_for_device
-from sglang_parse.engine.batch import (
-    PendingResult,
-    are_read,
-    is_gone,
-    rows_by_move,
-    spread_logprobs,
-)
+from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
 from sglang_parse.engine.blocks import BlockBurst, Bursts
 from sglang_parse.engine.burst import Burst
 from sglang_parse.engine.draft import DraftModel, is_caught_up
@@ -317,12 +311,13 @@ class Iteration:
                 return False
             has_room = self._engine.slots.all_burst
             return self._burst.may_go_on(reqs) and has_room(self.batch, reqs)
-        if self._steps_alone is None or are_read(reqs):
+        if self._steps_alone is None:
             return False
         stepping = {id(self.batch.reqs[row]) for row in self._steps_alone.rows}
         return all(
             id(req) in stepping
             and req.parse_state.terms.steps_unread
+            and not req.parse_state.terms.head_reads
             and req.parse_state.is_stepping
             for req in reqs
         )
