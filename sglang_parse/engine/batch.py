@@ -46,7 +46,7 @@ def is_accelerated(req: Any) -> bool:
     return steps and tokens_left(req) > 1
 
 
-def are_read(reqs: Iterable[Any]) -> bool:
+def are_read(reqs: Sequence[Any]) -> bool:
     """Whether an EAGLE-3 head reads any of the requests: the target keeps its states for it."""
     return any(req.parse_state.terms.head_reads for req in reqs)
 

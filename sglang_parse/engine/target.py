@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,13 +130,13 @@ class PlainTarget:
         forward_batch = ForwardBatch.init_new(
             _decode_view(batch, rows, last_ids),
             self.runner,
-            capture_hidden_mode=_capture_mode(batch.reqs[row] for row in rows),
+            capture_hidden_mode=_capture_mode([batch.reqs[row] for row in rows]),
             return_hidden_states_before_norm=False,
         )
         return self.runner.forward(forward_batch)
 
 
-def _capture_mode(reqs: Iterable[Any]) -> CaptureHiddenMode | None:
+def _capture_mode(reqs: Sequence[Any]) -> CaptureHiddenMode | None:
     """What an EAGLE-3 head reads of every token, where it reads any of the requests."""
     return CaptureHiddenMode.FULL if are_read(reqs) else None
 

@@ -151,7 +151,7 @@ class Verifier:
             *[_Kind.CHECKED] * len(checked),
             *[_Kind.RIDING] * len(continuing),
         ]
-        capture = are_read(reqs[part.row] for part in parts)
+        capture = are_read([reqs[part.row] for part in parts])
         passes = [
             self._run(batch, parts[span], kinds[span], capture=capture)
             for span in forward_spans(self.target.runner, parts)
