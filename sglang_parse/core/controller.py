@@ -31,6 +31,7 @@ from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, StageCost, Timed
 from sglang_parse.core.reading import Reading
+from sglang_parse.core.recent import used
 
 PILOT = 16
 """Draft tokens of a round that is to find out."""
@@ -475,13 +476,7 @@ class Controller:
     # -- accounts ---------------------------------------------------------------
 
     def _account(self, key: Key) -> Account:
-        account = self._accounts.get(key)
-        if account is None:
-            account = self._accounts[key] = self._opened(*key)
-        self._accounts.move_to_end(key)
-        while len(self._accounts) > MAX_ACCOUNTS:
-            self._accounts.popitem(last=False)
-        return account
+        return used(self._accounts, key, lambda: self._opened(*key), MAX_ACCOUNTS)
 
     def _opened(self, threshold: float, num_failed: int) -> Account:
         """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less; and one

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from sglang_parse.core.prices import StageCost
+from sglang_parse.core.recent import used
 
 KNOWN = 8
 """Answers of a threshold from which something is known of it: all those before are read."""
@@ -91,8 +92,4 @@ class Reading:
         return not answers.num_unread
 
     def _of(self, threshold: float) -> _Answers:
-        answers = self._answers.setdefault(threshold, _Answers())
-        self._answers.move_to_end(threshold)
-        while len(self._answers) > MAX_THRESHOLDS:
-            self._answers.popitem(last=False)
-        return answers
+        return used(self._answers, threshold, _Answers, MAX_THRESHOLDS)
