@@ -14,7 +14,12 @@
     slots       who moves how far in the next iteration, and with how many KV slots
     prices      what stages take, by their size
     cuts        where drafts were cut: how far the next ones are likely to be right
-    controller  whether, how far and how to draft, from both
+    agreement   what a rejected draft is still worth
+    accounts    both, by threshold
+    limits      what the settings leave to decide
+    planner     the fastest plan, from prices and an account
+    reading     whether an EAGLE-3 head reads along with a request
+    controller  whether, how far and how to draft now, from all of these
     tally       what is counted on the way
     reference   the slow truth, which packed passes are tested against
 

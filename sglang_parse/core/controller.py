@@ -1,17 +1,9 @@
 """One decision from measured prices: whether to draft, how far, judged where, in what bursts.
 
-A round costs its draft and its pass, then what the target writes after a cut; it yields what it
-emits. Running requests share iterations: those that draft make a burst, the others share one
-forward of the target. Of n requests that follow one plan, each spends a share of its iterations
-drafting, one being judged and the rest continuing. So the mean iteration is known, and the rate:
-
-    tokens/ms = n * emitted / (iterations of a round * mean time of an iteration)
-
-The plan with the highest rate is taken, if that is above the plain target's at the load there is.
-Prices are what stages took lately (``prices``); what a draft is worth follows from where earlier
-ones of the same threshold were cut (``cuts``), and how far the target agreed with them behind the
-cut (``agreement``). Neither load, context length nor an EAGLE-3 head is modelled: all are in the
-prices.
+The plan with the highest rate is taken (``planner``), if that is above the plain target's at the
+load there is. Prices are what stages took lately (``prices``); what a draft is worth follows from
+where earlier ones of the same threshold were cut (``cuts``), and how far the target agreed with
+them behind the cut (``agreement``); ``accounts`` keeps that by threshold.
 
 A threshold that nothing is known of begins as its neighbours stand, or with a few short drafts, one
 at a time. Where drafting does not pay, one request tries it again now and then. Numbers only: the
@@ -21,22 +13,20 @@ same observations give the same decisions, on every tensor-parallel rank.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
-from sglang_parse.core.cuts import PRIOR, Cuts, Expected, Judgement
+from sglang_parse.core.accounts import PILOTS, Account, Accounts, Key, account_of
+from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import RoundPlan
-from sglang_parse.core.prices import Stage, StageCost, Timed
+from sglang_parse.core.planner import Load, Planner
+from sglang_parse.core.prices import Stage, StageCosts, Timed
 from sglang_parse.core.reading import Reading
-from sglang_parse.core.recent import used
 
 PILOT = 16
 """Draft tokens of a round that is to find out."""
-PILOTS = 3
-"""Rounds of an unknown threshold before drafting is given up: one bad draft says little."""
 YOUNG = 32
 """Rounds of an account in which each is news."""
 RENEW_EVERY = 12
@@ -61,75 +51,6 @@ that ask meanwhile write a segment without a draft."""
 WORTH, COMEBACK = 1.05, 1.1
 """Expected speedup below which drafting ends, and at which it is resumed: what is expected was 4 to
 6 % more than what came of it where drafts were about even (simulated shares of 10 and 30 %)."""
-NEWEST = 0.05
-"""Weight of a step in the mean of what a step writes."""
-MOST_FAILED = 3
-"""Failures in a row that are told apart: one more makes no difference."""
-MAX_ACCOUNTS = 128
-"""Accounts kept, the ones used last: a client may send any threshold."""
-
-
-class Pace(NamedTuple):
-    """What a plan is expected to bring.
-
-    Attributes:
-        rate: output tokens per ms of all running requests together.
-        silence_ms: how long a request's draft and its pass take.
-    """
-
-    rate: float
-    silence_ms: float
-
-
-Key = tuple[float, int]
-"""Of an account: its threshold, and how many drafts in a row were good for nothing."""
-
-
-def account_of(threshold: float, num_failed: int = 0) -> Key:
-    return threshold, min(num_failed, MOST_FAILED)
-
-
-class Shares(NamedTuple):
-    """What requests do in an iteration.
-
-    Attributes:
-        active: those that make rounds; ``resting``: those that do not draft now.
-        drafting, judged: the shares of its iterations that one of the former spends so; it spends
-            the others continuing.
-    """
-
-    active: int
-    resting: int
-    drafting: float
-    judged: float
-
-
-@dataclass(slots=True)
-class Account:
-    """One threshold, for requests of which so many drafts in a row were good for nothing.
-
-    Attributes:
-        cuts: where its drafts were cut.
-        best: the plan that was best when it was last asked for; None before.
-        num_asked: how often one was asked for since.
-        at_load: the load then, in steps by which it is told apart; ``at_rounds``: its rounds then;
-            ``at_ms``: the time of stages by then.
-        pilots: rounds it still needs before drafting may be given up.
-        is_off: drafting did not pay when it was last asked.
-        waiting: drafts not begun since a pilot was sent; None while none is under way.
-        to_spend_ms: what a trial may lose by now.
-    """
-
-    cuts: Cuts
-    best: RoundPlan | None = None
-    num_asked: int = 0
-    at_load: int = 0
-    at_rounds: int = 0
-    at_ms: float = 0.0
-    pilots: int = PILOTS
-    is_off: bool = False
-    waiting: int | None = None
-    to_spend_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -151,13 +72,9 @@ class Controller:
     planned: RoundPlan | None = None
     speedup: float | None = None
     reading: Reading = field(default_factory=Reading)
-    _burst_step: StageCost = field(default_factory=StageCost)
-    _pass: StageCost = field(default_factory=StageCost)
-    _step: StageCost = field(default_factory=StageCost)
-    _host: StageCost = field(default_factory=StageCost)
-    _tokens_per_step: float = 1.0
+    _costs: StageCosts = field(default_factory=StageCosts)
     _resting: Counter[Key | None] = field(default_factory=Counter)
-    _accounts: OrderedDict[Key, Account] = field(default_factory=OrderedDict)
+    _accounts: Accounts = field(default_factory=Accounts)
     _drafts_since_price: int = 0
     _price_every: int = PRICE_SOON
     _has_plain: bool = False
@@ -181,15 +98,10 @@ class Controller:
         self._seen_ms += sum(timed.ms for timed in iteration)
         self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.HOST))
         for timed in iteration:
-            if timed.stage is Stage.BURST:
-                self._burst_step.add(timed.size, timed.ms / max(1, timed.amount))
-            elif timed.stage is Stage.PASS:
-                self._pass.add(timed.size, timed.ms)
-            elif timed.stage is Stage.HOST:
-                self._host.add(timed.size, timed.ms)
-            elif timed.stage is Stage.FILL:
+            self._costs.saw(timed)
+            if timed.stage is Stage.FILL:
                 self._saw_fill(timed)
-            else:
+            elif timed.stage is Stage.STEP:
                 self._saw_step(timed)
 
     def _saw_fill(self, timed: Timed) -> None:
@@ -213,15 +125,13 @@ class Controller:
 
     def _owe(self, ms: float) -> None:
         """What this iteration took too long for those that never draft, the next ones make good."""
-        step_ms = self._step.at(self.num_running)
+        step_ms = self._costs.step.at(self.num_running)
         if not self._has_plain or not self.limits.slowdown or step_ms is None:
             self._owed_ms = 0.0
         else:
             self._owed_ms = max(0.0, self._owed_ms + ms - self.limits.slowdown * step_ms)
 
     def _saw_step(self, timed: Timed) -> None:
-        self._step.add(timed.size, timed.ms)
-        self._tokens_per_step += NEWEST * (timed.amount / timed.size - self._tokens_per_step)
         if self._drafts_since_price > self._price_every:
             self._price_every = min(2 * self._price_every, PRICE_EVERY)
         self._drafts_since_price = 0
@@ -237,13 +147,13 @@ class Controller:
 
     def saw_round(self, threshold: float, judged: Judgement, num_failed: int = 0) -> None:
         """A draft was judged; for ``num_failed`` see ``plan``."""
-        account = self._account(account_of(threshold, num_failed))
+        account = self._accounts.of(account_of(threshold, num_failed))
         account.waiting, account.pilots = None, max(0, account.pilots - 1)
         account.cuts.add(judged, self.num_running)
 
     def saw_rest(self, threshold: float, num_tokens: int) -> None:
         """The target finished the segment after a cut."""
-        self._account(account_of(threshold)).cuts.add_rest(num_tokens)
+        self._accounts.of(account_of(threshold)).cuts.add_rest(num_tokens)
 
     @property
     def burst_tokens(self) -> int:
@@ -271,7 +181,7 @@ class Controller:
         if threshold > 1:
             return None  # nothing of a draft can be kept
         key = account_of(threshold, num_failed)
-        account = self._account(key)
+        account = self._accounts.of(key)
         if account.pilots == PILOTS:
             return self._pilot(account)
         if self._wants_price():
@@ -287,7 +197,7 @@ class Controller:
         """Whether it is time to let the plain target write a little, to see what it takes."""
         self._drafts_since_price += 1
         most = self._price_every * (SURE_TIMES if (self.speedup or 0.0) >= SURE else 1)
-        return self._step.at(1) is None or self._drafts_since_price > most
+        return self._costs.step.at(1) is None or self._drafts_since_price > most
 
     def _pilot(self, account: Account) -> RoundPlan | None:
         """One request finds out; the others wait for what it brings."""
@@ -299,15 +209,8 @@ class Controller:
 
     def _trial(self, account: Account) -> RoundPlan | None:
         """One request drafts a little all the same, for a small share of the time."""
-        plan, count = self._short(), self.num_running
-        expected = self._expect(account.cuts, plan.draft_tokens, plan.max_prefixes)
-        # All wait while one request drafts; it saves its share of the steps for what it emits.
-        loss = expected.drafted * (self._burst_step.at(1) or 0.0)
-        loss += self._pass.at(self._rows(expected)) or 0.0
-        emitted = expected.kept + expected.own
-        emitted += expected.cut * account.cuts.behind(expected).matched
-        steps = emitted / self._tokens_per_step
-        loss -= steps * (self._step.at(count) or 0.0) / count
+        plan = self._short()
+        loss = self._planner.loss_ms(account.cuts, plan, self.num_running)
         if account.to_spend_ms < max(loss, 0.0):
             return None
         account.to_spend_ms = 0.0
@@ -324,9 +227,13 @@ class Controller:
             return whole
         return replace(whole, draft_tokens=min(PILOT, whole.draft_tokens))
 
+    @property
+    def _planner(self) -> Planner:
+        return Planner(self.limits, self._costs)
+
     def _best_lately(self, account: Account, resting: int) -> RoundPlan:
-        """``_best``, which takes milliseconds: anew at another load and where something may have
-        changed."""
+        """The best plan; to look takes milliseconds: anew at another load and where something may
+        have changed."""
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
         account.num_asked += 1
         rounds = account.cuts.rounds
@@ -334,89 +241,21 @@ class Controller:
         is_old = account.num_asked >= max(RENEW_EVERY, self.num_running)
         is_old = is_old and self._seen_ms - account.at_ms >= RENEW_MS
         if account.best is None or is_new or is_old or load != account.at_load:
-            account.best, account.at_load = self._best(account.cuts, resting), load
+            resting = min(resting, self.num_running - 1)
+            running = Load(self.num_running - resting, resting)
+            account.best, account.at_load = self._planner.best(account.cuts, running), load
             account.num_asked, account.at_rounds, account.at_ms = 0, rounds, self._seen_ms
         return account.best
-
-    def _best(self, cuts: Cuts, resting: int) -> RoundPlan:
-        """The plan of the highest rate at the load there is, of those that are not silent for too
-        long; if all are, the one that is so for the shortest time.
-
-        Args:
-            resting: requests that do not draft, whatever is chosen.
-        """
-        count = self.num_running
-        step_ms = (self._step.at(count) or 0.0) + (self._host.at(count) or 0.0)
-        plain = count * self._tokens_per_step / max(1e-9, step_ms)
-        plans = {
-            (length, prefixes, burst): self._pace(cuts, expected, burst, resting)
-            for length, prefixes in self.limits.drafts(cuts.segment)
-            for expected in (self._expect(cuts, length, prefixes),)
-            for burst in self.limits.bursts()
-        }
-        most = self.limits.silence_ms or math.inf
-        allowed = [plan for plan, pace in plans.items() if pace.silence_ms <= most]
-        if allowed:
-            best = max(allowed, key=lambda plan: plans[plan].rate)
-        else:
-            best = min(plans, key=lambda plan: plans[plan].silence_ms)
-        return RoundPlan(*best, speedup=plans[best].rate / plain)
-
-    def _pace(self, cuts: Cuts, expected: Expected, burst: int, resting: int) -> Pace:
-        """Of all running requests, if such are the rounds of all that do not rest."""
-        resting = min(resting, self.num_running - 1)
-        count = self.num_running - resting
-        behind = cuts.behind(expected)
-        # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
-        # are cut at their start until the target has come there: from anywhere in the stretch.
-        advance = behind.reach + behind.written
-        again = max(0.0, expected.spacing - advance) ** 2 / (2 * expected.spacing * advance)
-        rounds = 1.0 if self.limits.by_token else 1 + expected.cut * again
-        num_cuts = 0.0 if self.limits.by_token else rounds - 1 + expected.cut
-        bursts = max(1.0, expected.drafted / burst)
-        steps = num_cuts * behind.written / self._tokens_per_step
-        iterations = rounds * (bursts + 1) + steps
-        shares = Shares(count, resting, rounds * bursts / iterations, rounds / iterations)
-        ms = max(1e-9, self._iteration_ms(shares, expected.drafted / bursts, self._rows(expected)))
-        emitted = expected.kept + expected.own + num_cuts * (behind.matched + behind.written)
-        emitted *= count / iterations
-        return Pace((emitted + resting * self._tokens_per_step) / ms, (bursts + 1) * ms)
-
-    def _iteration_ms(self, shares: Shares, burst: float, rows: float) -> float:
-        """The mean iteration.
-
-        Args:
-            burst: steps of a burst; ``rows``: of one draft's pass.
-        """
-        count, resting, drafting, judged = shares
-        anyone_drafts, anyone_judged = 1 - (1 - drafting) ** count, 1 - (1 - judged) ** count
-        only_bursts = 0.0 if resting else drafting**count
-        only_steps = max(0.0, (1 - judged) ** count - only_bursts)
-        stepping = count * (1 - drafting - judged) + resting
-        ms = self._host.at(count + resting) or 0.0
-        ms += anyone_drafts * burst * (self._burst_step.at(count * drafting / anyone_drafts) or 0.0)
-        # Passes differ in how many drafts they judge, and the price bends: as dear as two of them,
-        # one standard deviation smaller and larger.
-        mean = count * judged / anyone_judged
-        spread = min(mean - 1, math.sqrt(count * judged * (1 - judged))) if mean > 1 else 0.0
-        sizes = ((mean + side * spread) * rows + stepping for side in (-1, 1))
-        ms += anyone_judged * sum(self._pass.at(size) or 0.0 for size in sizes) / 2
-        return ms + only_steps * (self._step.at(max(1.0, stepping)) or 0.0)
-
-    def _expect(self, cuts: Cuts, draft_tokens: int, max_prefixes: int) -> Expected:
-        return cuts.expect(draft_tokens, max_prefixes, by_token=self.limits.by_token)
-
-    def _rows(self, expected: Expected) -> float:
-        return 1 + expected.judged + expected.prefixes * self.limits.question_rows
 
     # -- requests ---------------------------------------------------------------
 
     def head_reads(self, threshold: float) -> bool:
         """Whether an EAGLE-3 head reads along with a request that may draft, about to begin."""
-        step_ms = self._step.at(self.num_running)
+        step_ms = self._costs.step.at(self.num_running)
         if self.mode != "auto" or step_ms is None:
             return True
-        return self.reading.pays(threshold, step_ms / self.num_running / self._tokens_per_step)
+        written = self.num_running * self._costs.tokens_per_step
+        return self.reading.pays(threshold, step_ms / written)
 
     # -- iterations -------------------------------------------------------------
 
@@ -444,7 +283,7 @@ class Controller:
             may_join: the burst ends all drafts under way, and no other has waited for them yet.
         """
         self._has_plain = num_plain > 0
-        burst, step_ms = self.burst_tokens, self._step.at(self.num_running)
+        burst, step_ms = self.burst_tokens, self._costs.step.at(self.num_running)
         if self.mode != "auto":
             return burst, len(rows)
         if not num_stepping:
@@ -463,33 +302,12 @@ class Controller:
         """What ``share`` gives in so many ms."""
         burst, total, judged = self.burst_tokens, num_stepping, 0
         for more in rows:
-            if judged and (self._pass.at(total + more) or 0.0) > budget:
+            if judged and (self._costs.one_pass.at(total + more) or 0.0) > budget:
                 break
             judged, total = judged + 1, total + more
         if "burst_tokens" in self.limits.fixed:
             return burst, judged
-        spent = (self._pass if judged else self._step).at(total) or 0.0
-        each = self._burst_step.at(max(1, num_drafting)) or 0.0
+        spent = (self._costs.one_pass if judged else self._costs.step).at(total) or 0.0
+        each = self._costs.burst_step.at(max(1, num_drafting)) or 0.0
         room = int((budget - spent) / each) if each else burst
         return max(1, min(burst, room)), judged
-
-    # -- accounts ---------------------------------------------------------------
-
-    def _account(self, key: Key) -> Account:
-        return used(self._accounts, key, lambda: self._opened(*key), MAX_ACCOUNTS)
-
-    def _opened(self, threshold: float, num_failed: int) -> Account:
-        """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less; and one
-        more failure changes little."""
-        if num_failed:
-            before = self._account(account_of(threshold, num_failed - 1))
-            return Account(Cuts(before.cuts.hazard), pilots=0)
-        known = {
-            value: account.cuts.hazard
-            for (value, failed), account in self._accounts.items()
-            if not failed and not account.pilots
-        }
-        laxer = max((value for value in known if value <= threshold), default=None)
-        stricter = min((value for value in known if value >= threshold), default=None)
-        found = [known[value] for value in (laxer, stricter) if value is not None]
-        return Account(Cuts(sum(found) / len(found) if found else PRIOR))

@@ -12,6 +12,8 @@ from sglang_parse.core.block import BlockPlan
 
 NEWEST = 0.1
 """Least weight of an observation in the mean of its size."""
+NEWEST_STEP = 0.05
+"""Weight of a step in the mean of what a step writes."""
 OUTLIER = 3.0
 """An observation counts as at most this many times that mean: first calls compile. One of less than
 a third says that the mean was of such."""
@@ -39,7 +41,7 @@ class Timed:
         ms: wall time.
         forwards: of the draft model, in a burst.
         plan: a burst's.
-        accounts: of a fill, those of its requests (``controller.Key``).
+        accounts: of a fill, those of its requests (``accounts.Key``).
     """
 
     stage: Stage
@@ -131,3 +133,33 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
         return 0.0
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
     return min(max(0.0, slope), min(y / x for x, y in points))
+
+
+@dataclass(slots=True)
+class StageCosts:
+    """What the stages of this server take, by size as in ``Timed``.
+
+    Attributes:
+        burst_step: of a burst, per token that a request drafts; ``one_pass``, ``step``, ``host``:
+            of the other stages.
+        tokens_per_step: what a step writes of an answer: above 1 with an EAGLE-3 head.
+    """
+
+    burst_step: StageCost = field(default_factory=StageCost)
+    one_pass: StageCost = field(default_factory=StageCost)
+    step: StageCost = field(default_factory=StageCost)
+    host: StageCost = field(default_factory=StageCost)
+    tokens_per_step: float = 1.0
+
+    def saw(self, timed: Timed) -> None:
+        """A stage of an iteration; what is read before a draft is no part of any plan."""
+        if timed.stage is Stage.BURST:
+            self.burst_step.add(timed.size, timed.ms / max(1, timed.amount))
+        elif timed.stage is Stage.PASS:
+            self.one_pass.add(timed.size, timed.ms)
+        elif timed.stage is Stage.HOST:
+            self.host.add(timed.size, timed.ms)
+        elif timed.stage is Stage.STEP:
+            self.step.add(timed.size, timed.ms)
+            written = timed.amount / timed.size
+            self.tokens_per_step += NEWEST_STEP * (written - self.tokens_per_step)

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
+from sglang_parse.core.accounts import account_of
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller, account_of
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.phases import Move, Outcome, Phase
 from sglang_parse.core.prices import Stage, Timed
 from sglang_parse.core.request import RequestState

@@ -19,8 +19,9 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT, check_kv
 from sglang_parse.context import process_context
+from sglang_parse.core.accounts import Key, account_of
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller, Key, account_of
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import Question

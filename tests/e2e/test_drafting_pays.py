@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_parse.core.controller import PILOTS
+from sglang_parse.core.accounts import PILOTS
 from support.client import EXACT, HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served

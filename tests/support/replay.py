@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.controller import Controller, account_of
+from sglang_parse.core.accounts import account_of
+from sglang_parse.core.controller import Controller
 from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import RoundPlan
 from sglang_parse.core.prices import Stage, Timed

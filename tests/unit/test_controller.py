@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_parse.core.accounts import MAX_ACCOUNTS, PILOTS, account_of
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.controller import (
     EARLY,
-    MAX_ACCOUNTS,
     PATIENCE,
     PILOT,
-    PILOTS,
     PRICE_EVERY,
     PRICE_SOON,
     RENEW_EVERY,
@@ -22,10 +21,10 @@ from sglang_parse.core.controller import (
     SURE_TIMES,
     YOUNG,
     Controller,
-    account_of,
 )
 from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.limits import Limits
+from sglang_parse.core.planner import Planner
 from sglang_parse.core.prices import Stage, Timed
 
 pytestmark = pytest.mark.unit
@@ -156,8 +155,8 @@ def test_where_nothing_new_was_seen_the_plans_are_not_looked_at_again(
 ):
     """A look takes milliseconds, and those that rest ask again with every segment."""
     controller, looks = priced(), []
-    look = Controller._best
-    monkeypatch.setattr(Controller, "_best", lambda *call: looks.append(call) or look(*call))
+    look = Planner.best
+    monkeypatch.setattr(Planner, "best", lambda *call: looks.append(call) or look(*call))
     controller.saw_load(16)
     play(controller, BAD, rounds=PILOTS)
     for _ in range(4 * 16):
@@ -203,8 +202,8 @@ def test_a_look_at_all_plans_is_not_taken_with_every_ask(monkeypatch: pytest.Mon
     controller, looks = priced(burst_step=4.0), []
     controller.saw_load(16, [account_of(HALF)] * 16)
     play(controller, BAD, rounds=YOUNG)
-    best = Controller._best
-    monkeypatch.setattr(Controller, "_best", lambda *args: looks.append(1) or best(*args))
+    best = Planner.best
+    monkeypatch.setattr(Planner, "best", lambda *args: looks.append(1) or best(*args))
     for _ in range(100):
         controller.saw([Timed(Stage.STEP, 16, 16, STEP_MS)])
         for _ in range(16):

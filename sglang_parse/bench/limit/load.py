@@ -15,7 +15,7 @@ from sglang_parse.bench.harness.ask import timed
 from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way, one_object
 from sglang_parse.bench.harness.servers import Endpoint
 from sglang_parse.bench.limit.settings import LimitSettings
-from sglang_parse.core.controller import PILOTS
+from sglang_parse.core.accounts import PILOTS
 
 REQUEST_LIMIT_S = 1800.0
 PREFILL_REPEATS = 5
