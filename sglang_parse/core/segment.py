@@ -15,6 +15,8 @@ _CLOSING = "\"')\\]\u2019\u201d\u00bb\u300d\u300f\uff09\u3011"  # quotes and bra
 _SENTENCE_END = re.compile(f"[.!?{_WIDE_MARKS}][{_CLOSING}]*$")
 _WIDE_END = re.compile(f"[{_WIDE_MARKS}][{_CLOSING}]*$")
 _SENTENCE_GOES_ON = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
+_TAIL = 3
+"""Pieces in which a sentence's mark is looked for: a closing quote may be its own token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def _closes_sentence(pieces: Sequence[str], index: int) -> bool:
     if _closes_line(pieces, index):
         return True
     piece = pieces[index]
-    tail = "".join(pieces[max(0, index - 2) : index + 1])  # a closing quote may be its own token
+    tail = "".join(pieces[max(0, index + 1 - _TAIL) : index + 1])
     if not piece.strip() or not _SENTENCE_END.search(tail.rstrip()):
         return False
     # "3." may be the start of "3.14": a sentence ends only before white space, except after a
@@ -125,9 +127,16 @@ def thin_out(ends: Sequence[int], max_count: int) -> list[int]:
     return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
 
 
-def segment_is_done(pieces: Sequence[str], rule: SegmentRule) -> bool:
-    """Whether the segment that starts with ``pieces[0]`` has ended at or before the last piece."""
+def first_end(pieces: Sequence[str], rule: SegmentRule, num_new: int) -> int | None:
+    """Offset after which the segment that starts with ``pieces[0]`` ends; None while it goes on.
+
+    Args:
+        num_new: pieces at the end that were not looked at before; it did not end before them.
+    """
     if rule.kind == "tokens":
-        return len(pieces) >= rule.num_tokens
-    # Earlier pieces were looked at when they were the last ones.
-    return bool(segment_ends(pieces[-2:], rule))
+        return rule.num_tokens if len(pieces) >= rule.num_tokens else None
+    known = max(0, len(pieces) - num_new - _TAIL)  # the last one's end may have been undecided
+    while known and not pieces[known].strip():  # an end needs more than white space before it
+        known -= 1
+    ends = segment_ends(pieces[known:], rule)
+    return known + ends[0] if ends else None

@@ -7,7 +7,7 @@ writes, is told as an ``Outcome``; the iteration commits it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from operator import ne
 from typing import Any
@@ -18,7 +18,7 @@ from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.question import LOW_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.segment import prefix_ends, segment_ends, segment_is_done, thin_out
+from sglang_parse.core.segment import first_end, prefix_ends, thin_out
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -185,10 +185,7 @@ class Rounds:
         # A simulated share is all that a draft is worth.
         judged = () if self._simulated else state.draft.judged_ids[cut:]
         own = choices[: matching_tokens(judged, choices) + 1][: tokens_left(req) - cut]
-        for end, token in enumerate(own, start=1):
-            if token in state.terms.stop_ids:
-                return own[:end]
-        return own
+        return _up_to(own, state.terms.stop_ids)
 
     def _after_round(
         self, state: RequestState, cut: int, own: Sequence[int], num_failed: int
@@ -198,11 +195,8 @@ class Rounds:
         standing = Standing(Phase.CONTINUING, start, num_failed=num_failed)
         if rejected and self.config.after_cut == "target":
             return replace(standing, resumes=False)
-        if rejected and self.question is not None:
-            ends = segment_ends([self._piece(token) for token in own], self.rule)
-            if not ends:
-                return standing
-            self.controller.saw_rest(state.terms.threshold, ends[0])
+        if rejected:
+            return self._resume_if_done(state, standing, [*state.draft.token_ids[:cut], *own])
         return self._draft_again(state, standing, start + len(own))
 
     # -- the target's own tokens ------------------------------------------------
@@ -229,24 +223,15 @@ class Rounds:
         return self._after_steps(state, [token])
 
     def _after_steps(self, state: RequestState, tokens: Sequence[int]) -> Outcome:
-        """The target wrote some tokens: drafting resumes when it may.
-
-        Kept are those before which nothing ends: neither the answer nor, if drafting resumes at
-        its end, the segment.
-        """
-        kept: list[int] = []
-        standing = state.standing
-        for token in tokens:
-            kept.append(token)
-            standing = self._resume_if_done(state, standing, kept)
-            if standing.phase is Phase.DRAFTING or token in state.terms.stop_ids:
-                break
-        return Outcome(tuple(kept), len(kept), standing)
+        """The target wrote some tokens: drafting resumes when it may."""
+        kept = _up_to(tokens, state.terms.stop_ids)
+        return Outcome(kept, len(kept), self._resume_if_done(state, state.standing, kept))
 
     def _resume_if_done(
-        self, state: RequestState, standing: Standing, new_tokens: list[int]
+        self, state: RequestState, standing: Standing, new_tokens: Sequence[int]
     ) -> Standing:
-        """``standing`` behind ``new_tokens``: drafting, if the target's segment is done there."""
+        """``standing`` behind ``new_tokens``: drafting, if the target's segment is done there or
+        before: what it wrote beyond stays."""
         if standing.phase is not Phase.CONTINUING or not standing.resumes:
             return standing
         num_output = len(state.output_ids)
@@ -254,9 +239,11 @@ class Rounds:
             written = [*state.output_ids[standing.segment_start :], *new_tokens]
             behind_cut = max(0, standing.segment_start - num_output)
             pieces = [self._piece(token) for token in written[behind_cut:]]
-            if not segment_is_done(pieces, self.rule):
+            end = first_end(pieces, self.rule, min(len(pieces), len(new_tokens)))
+            if end is None:
                 return standing
-            self.controller.saw_rest(state.terms.threshold, len(written) - behind_cut)
+            if not standing.rests:
+                self.controller.saw_rest(state.terms.threshold, end)
         return self._draft_again(state, standing, num_output + len(new_tokens))
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
@@ -353,6 +340,12 @@ def _tail(draft: Draft, selected: Selection, own: Sequence[int]) -> tuple[int, .
         return ()
     unjudged = draft.token_ids[last:]
     return tuple(unjudged[1:]) if unjudged[:1] == [*own[-1:]] else ()
+
+
+def _up_to(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:
+    """The tokens to the first that ends an answer, that one included."""
+    ends = (place for place, token in enumerate(tokens, start=1) if token in stop_ids)
+    return tuple(tokens[: next(ends, len(tokens))])
 
 
 def _ends_answer(req: Any, cut: int) -> bool:

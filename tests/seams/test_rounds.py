@@ -83,6 +83,14 @@ class Round:
         self.state.write(outcome.token_ids)
         return outcome
 
+    def step(self, choices: list[int], proposed: list[int]) -> Outcome:
+        """The target's own tokens, one behind every token that an EAGLE-3 head proposed."""
+        readout = Readout(choices, [], [], is_faulty=False)
+        outcome = self.rounds.checked(self.req, proposed, readout)
+        self.state.apply(outcome)
+        self.state.write(outcome.token_ids)
+        return outcome
+
 
 # -- who decides ------------------------------------------------------------------------
 
@@ -147,6 +155,28 @@ def test_drafting_resumes_where_it_ends_the_segment(but_at: int, phase: Phase):
     one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
     one.agree([0.1, 0.1], but_at=but_at)
     assert one.state.phase is phase
+
+
+def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What an EAGLE-3 head's pass wrote behind the end of the target's segment is the target's."""
+    told: list[tuple[float, int]] = []
+    monkeypatch.setattr(Controller, "saw_rest", lambda _, *what: told.append(what))
+    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one.judge([0.1, 0.1])
+    assert one.state.phase is Phase.CONTINUING
+    outcome = one.step([21, 22, 23, 24], proposed=[21, 22, 23])
+    assert outcome.token_ids == (21, 22, 23, 24)
+    assert (one.state.phase, outcome.eagle3_steps) == (Phase.DRAFTING, 1)
+    assert told == [(0.5, 3)]  # the segment it rewrote, not what came beyond
+
+
+def test_a_step_ends_with_the_answer():
+    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one.judge([0.1, 0.1])
+    outcome = one.step([21, STOP, 23, 24], proposed=[21, STOP, 23])
+    assert outcome.token_ids == (21, STOP)
 
 
 def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():

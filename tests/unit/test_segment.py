@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core.segment import SegmentRule, prefix_ends, segment_ends, thin_out
+from sglang_parse.core.segment import SegmentRule, first_end, prefix_ends, segment_ends, thin_out
 
 pytestmark = pytest.mark.unit
 
@@ -179,3 +179,39 @@ def test_every_segment_has_text_and_no_cut_splits_a_blank_line_off(pieces, rule)
     for end in ends:
         following = "".join(pieces[end : end + 1])
         assert following.strip() or "\n" not in following
+
+
+# -- a text that grows ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rule", "end"),
+    [
+        (["a", "\n", "b", "\n"], LINE, 2),
+        (["a", " ", "\n", "b"], LINE, 3),
+        (["Hi", ".", '"', " You"], SENTENCE, 3),
+        (["Hi", "."], SENTENCE, None),
+        (["a", "b", "c", "d"], SegmentRule("tokens", 3), 3),
+        (["a", "b"], SegmentRule("tokens", 3), None),
+    ],
+)
+def test_where_the_first_segment_ends(pieces: list[str], rule: SegmentRule, end: int | None):
+    assert first_end(pieces, rule, len(pieces)) == end
+    assert first_end(pieces, rule, 1) == end
+
+
+PIECES = ("a", " b", " ", "\n", " \n", "\n\n", ".", ". ", "!", '"', ")", "3", "\u3002", "\u300d")
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), max_size=12),
+    st.sampled_from([LINE, SENTENCE, SegmentRule("tokens", 4)]),
+)
+def test_looking_at_what_is_new_finds_the_same_end(steps: list[list[str]], rule: SegmentRule):
+    written: list[str] = []
+    for new in steps:
+        written += new
+        whole = segment_ends(written, rule)
+        assert first_end(written, rule, len(new)) == (whole[0] if whole else None)
+        if whole:
+            return
