@@ -165,6 +165,18 @@ def test_loads_share_no_problem_and_half_is_every_second_one():
     assert len(seen) == len(set(seen)) == WARM_UP + 2 * 2 * 32
 
 
+def test_where_wrong_drafts_are_kept_answers_are_as_short_as_right_ones():
+    free, simulated = _Loads(read()), _Loads(read("--acceptance", "0.3"))
+    load = simulated.load(0, 1, 0.0)
+    assert free.load(0, 1, 0.0).max_tokens == [256] * 16
+    # A token is a digit or a few characters.
+    for item, most in zip(load.items, load.max_tokens, strict=True):
+        assert 30 < most <= len(item.reference.solution) + 1 < 256
+    assert len(set(load.max_tokens)) > 3
+    short = _Loads(read("--acceptance", "0.3", "--max-tokens", "20"))
+    assert set(short.load(0, 1, 0.0).max_tokens) == {20}
+
+
 def test_the_command_is_there(capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit) as end:
         main(["load", "--help"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +18,7 @@ from sglang_parse.bench.harness.conditions import date, machine, versions
 from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
+from sglang_parse.bench.harness.records import Item
 from sglang_parse.bench.harness.servers import Server
 from sglang_parse.bench.harness.tables import make_table
 from sglang_parse.bench.load.figures import LoadFigures, Run, figures_of
@@ -126,13 +128,14 @@ class _Loads:
         total = settings.runs * sum(self._counts) * len(self._shares)
         self._num_warm_up = max(WARM_UP, *settings.concurrencies)
         self.task = demo_assignment(total + self._num_warm_up, settings.max_tokens)
-        self._asking = Asking(settings.model_name, settings.max_tokens, limit_s=LIMIT_S)
+        self._asking = Asking(settings.model_name, limit_s=LIMIT_S)
+        self._length_of = _solution_length(settings.pair) if settings.acceptances else None
 
     def warm_up(self) -> Load:
         """What comes before the first timed answer."""
         items = self.task.items[-self._num_warm_up :]
         at_once = max(self._settings.concurrencies)
-        return Load(items, [False] * len(items), at_once, self._asking)
+        return Load(items, [False] * len(items), self._limits(items), at_once, self._asking)
 
     def load(self, run: int, concurrency: int, off_share: float) -> Load:
         """The same problems for every server."""
@@ -144,7 +147,23 @@ class _Loads:
         # Spread evenly: of a half every second one.
         is_off = [math.floor((i + 1) * off_share) > math.floor(i * off_share) for i in range(count)]
         items = self.task.items[start : start + count]
-        return Load(items, is_off, concurrency, self._asking)
+        return Load(items, is_off, self._limits(items), concurrency, self._asking)
+
+    def _limits(self, items: Sequence[Item]) -> list[int]:
+        """Where a wrong part of a draft is kept, an answer may go astray and not come to its end:
+        a few such answers would decide, if they were not as short as right ones."""
+        most = self._settings.max_tokens
+        if self._length_of is None:
+            return [most] * len(items)
+        return [min(most, self._length_of(item)) for item in items]
+
+
+def _solution_length(pair: Path) -> Callable[[Item], int]:
+    """Tokens of a problem's right answer, its end included."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
+    return lambda item: len(tokenizer.encode(item.reference.solution).ids) + 1
 
 
 def _table(lines: Sequence[LoadFigures]) -> Table:

@@ -75,7 +75,7 @@ class LoadSettings(Flags):
     acceptances: tuple[float, ...] = option(
         (),
         "shares of every draft that are kept, simulated: servers with PARSE are started once for "
-        "each, as NAME@SHARE",
+        "each, as NAME@SHARE; on all servers answers then end where right ones do",
         name="--acceptance",
         type=numbers(share),
     )

@@ -41,11 +41,13 @@ class Load:
     Attributes:
         items: one request each, in this order; of chats the first turn.
         is_off: per item, whether it switches PARSE off.
-        asking: what all requests share.
+        max_tokens: per item, where its answer ends at the latest.
+        asking: what all requests share else.
     """
 
     items: Sequence[Item]
     is_off: Sequence[bool]
+    max_tokens: Sequence[int]
     concurrency: int
     asking: Asking
 
@@ -71,16 +73,21 @@ async def _drive(endpoint: Endpoint, load: Load, on_done: Callable[[], None]) ->
         base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0, timeout=load.asking.limit_s
     ) as client:
 
-        async def send(request: tuple[Item, bool]) -> Streamed:
+        async def send(request: tuple[Item, bool, int]) -> Streamed:
             return await _stream(client, endpoint.name, *request, load.asking)
 
         await client.models.list()  # the first request is not to wait for certificates
-        requests = zip(load.items, load.is_off, strict=True)
+        requests = zip(load.items, load.is_off, load.max_tokens, strict=True)
         return await closed_loop(requests, send, load.concurrency, on_done)
 
 
 async def _stream(
-    client: openai.AsyncOpenAI, name: str, item: Item, is_off: bool, asking: Asking
+    client: openai.AsyncOpenAI,
+    name: str,
+    item: Item,
+    is_off: bool,
+    max_tokens: int,
+    asking: Asking,
 ) -> Streamed:
     custom = SWITCHED_OFF if is_off else dict(asking.custom_params or {})
     arrivals: list[float] = []
@@ -90,7 +97,7 @@ async def _stream(
         model=asking.model,
         messages=[{"role": "user", "content": item.text}],
         temperature=asking.temperature,
-        max_tokens=asking.max_tokens,
+        max_tokens=max_tokens,
         stream=True,
         extra_body={
             # Tokens as the server counts them, with every chunk: a chunk may hold many.
