@@ -210,6 +210,7 @@ class Outcome:
         standing: where it stands behind them.
         round: the draft that was judged, if one was.
         eagle3_steps: 1 where an EAGLE-3 head's proposal was checked.
+        num_beyond: how many at the end of them a step wrote where drafting may resume.
         fault: why it must end with an error; all else then means nothing.
     """
 
@@ -218,4 +219,5 @@ class Outcome:
     standing: Standing | None = None
     round: Round | None = None
     eagle3_steps: int = 0
+    num_beyond: int = 0
     fault: str = ""

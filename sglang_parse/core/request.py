@@ -130,7 +130,8 @@ class RequestState:
         committed: leading tokens of the sequence whose KV is final.
         prefilled_len: those of them that the last prefill left.
         num_unread: tokens the target has written behind them that nobody has read yet.
-        num_stepped: output tokens that steps of the target wrote, not passes.
+        num_stepped: output tokens that the target had to write in steps: not in passes, nor beyond
+            where drafting could resume.
         is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
             output tokens.
         fault: why the request must end with an error.
@@ -351,7 +352,7 @@ class RequestState:
         if outcome.standing is not None:
             self._stand(outcome.standing)
         if outcome.round is None:
-            self.num_stepped += len(outcome.token_ids)
+            self.num_stepped += len(outcome.token_ids) - outcome.num_beyond
         else:
             self._close_round(outcome.round)
 

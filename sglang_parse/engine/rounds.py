@@ -196,7 +196,7 @@ class Rounds:
         if rejected and self.config.after_cut == "target":
             return replace(standing, resumes=False)
         if rejected:
-            return self._resume_if_done(state, standing, [*state.draft.token_ids[:cut], *own])
+            return self._resume_if_done(state, standing, [*state.draft.token_ids[:cut], *own])[0]
         return self._draft_again(state, standing, start + len(own))
 
     # -- the target's own tokens ------------------------------------------------
@@ -225,26 +225,29 @@ class Rounds:
     def _after_steps(self, state: RequestState, tokens: Sequence[int]) -> Outcome:
         """The target wrote some tokens: drafting resumes when it may."""
         kept = _up_to(tokens, state.terms.stop_ids)
-        return Outcome(kept, len(kept), self._resume_if_done(state, state.standing, kept))
+        standing, num_beyond = self._resume_if_done(state, state.standing, kept)
+        return Outcome(kept, len(kept), standing, num_beyond=num_beyond)
 
     def _resume_if_done(
         self, state: RequestState, standing: Standing, new_tokens: Sequence[int]
-    ) -> Standing:
+    ) -> tuple[Standing, int]:
         """``standing`` behind ``new_tokens``: drafting, if the target's segment is done there or
-        before: what it wrote beyond stays."""
+        before; and how many tokens beyond it there are. They stay."""
         if standing.phase is not Phase.CONTINUING or not standing.resumes:
-            return standing
-        num_output = len(state.output_ids)
+            return standing, 0
+        num_output, num_beyond = len(state.output_ids), 0
         if self.question is not None:
             written = [*state.output_ids[standing.segment_start :], *new_tokens]
             behind_cut = max(0, standing.segment_start - num_output)
             pieces = [self._piece(token) for token in written[behind_cut:]]
             end = first_end(pieces, self.rule, min(len(pieces), len(new_tokens)))
             if end is None:
-                return standing
+                return standing, 0
+            num_beyond = len(pieces) - end
             if not standing.rests:
                 self.controller.saw_rest(state.terms.threshold, end)
-        return self._draft_again(state, standing, num_output + len(new_tokens))
+        again = self._draft_again(state, standing, num_output + len(new_tokens))
+        return again, num_beyond if again.phase is Phase.DRAFTING else 0
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
         """Drafting may start; it does where it pays. Else the target writes one segment more."""

@@ -28,10 +28,6 @@ one another in prefills of other chunks. All others, and the draft's and the hea
 0.0003."""
 
 
-REST = 1.3
-"""Tokens a forward where the target writes what is left of a line: often it ends before them."""
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A draft that is wrong in every third line: the target, with its head, has much to write."""
@@ -97,11 +93,11 @@ def _accept_length(answers: list[dict]) -> float:
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurrency: int):
     """Nothing of any draft is kept: the target writes what comes with the passes and, with its
-    head, the rest of each segment, and no more."""
+    head, the rest of each segment and what its steps bring beyond."""
     count = 2 if concurrency == 1 else 8
     answers = eagle.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
     assert ids_of(answers) == ids_of(expected[:count])
-    assert _accept_length(answers) > REST
+    assert _accept_length(answers) > 2
     for answer in answers:
         info = parse_info(answer)
         assert (info["mode"], info["continuation"]) == ("parse", "eagle3")
@@ -132,9 +128,10 @@ def test_drafts_then_the_head(eagle: Client, problems: list):
     right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=True))
     assert right >= 0.9 * len(problems)
     infos = [parse_info(answer) for answer in answers]
-    accepted = sum(info["accepted_tokens"] for info in infos)
-    assert accepted > 0.5 * sum(len(ids) for ids in ids_of(answers))
-    assert _accept_length(answers) > REST
+    # What the head writes beyond a line, the draft need not: its steps come to their full length.
+    drafted = sum(info["accepted_tokens"] + info["matched_tokens"] for info in infos)
+    assert drafted > 0.5 * sum(len(ids) for ids in ids_of(answers))
+    assert _accept_length(answers) > 2
     list(map(assert_adds_up, answers))
 
 
@@ -291,7 +288,9 @@ def test_the_head_reads_no_answer_for_nothing(
     choosing: Client, problems: list, prompts: list, expected: list
 ):
     """Those it does not read are not found by those it does: KV without the head's."""
-    choosing.generate_all([problem.prompt for problem in problems[12:60]], 8, **LIMIT)
+    # Each of a new server's first answers has a line of steps, for their price: those have to fade.
+    for _ in range(3):
+        choosing.generate_all([problem.prompt for problem in problems[12:60]], 8, **LIMIT)
     before = choosing.look()["forwards"]
     answers = choosing.generate_all(prompts, 8, **LIMIT)
     after = choosing.look()["forwards"]

@@ -169,7 +169,9 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
     outcome = one.step([21, 22, 23, 24], proposed=[21, 22, 23])
     assert outcome.token_ids == (21, 22, 23, 24)
     assert (one.state.phase, outcome.eagle3_steps) == (Phase.DRAFTING, 1)
-    assert told == [(0.5, 3)]  # the segment it rewrote, not what came beyond
+    # The segment it rewrote (one token came with the pass), not what came beyond.
+    assert told == [(0.5, 3)]
+    assert one.state.num_stepped == 2
 
 
 def test_a_step_ends_with_the_answer():
