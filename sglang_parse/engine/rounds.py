@@ -195,8 +195,8 @@ class Rounds:
         standing = Standing(Phase.CONTINUING, start, num_failed=num_failed)
         if rejected and self.config.after_cut == "target":
             return replace(standing, resumes=False)
-        if rejected:
-            return self._resume_if_done(state, standing, [*state.draft.token_ids[:cut], *own])[0]
+        if rejected and self._segment_end(state, standing, own, len(own)) is None:
+            return standing
         return self._draft_again(state, standing, start + len(own))
 
     # -- the target's own tokens ------------------------------------------------
@@ -225,29 +225,33 @@ class Rounds:
     def _after_steps(self, state: RequestState, tokens: Sequence[int]) -> Outcome:
         """The target wrote some tokens: drafting resumes when it may."""
         kept = _up_to(tokens, state.terms.stop_ids)
-        standing, num_beyond = self._resume_if_done(state, state.standing, kept)
-        return Outcome(kept, len(kept), standing, num_beyond=num_beyond)
-
-    def _resume_if_done(
-        self, state: RequestState, standing: Standing, new_tokens: Sequence[int]
-    ) -> tuple[Standing, int]:
-        """``standing`` behind ``new_tokens``: drafting, if the target's segment is done there or
-        before; and how many tokens beyond it there are. They stay."""
+        standing = state.standing
+        outcome = Outcome(kept, len(kept), standing)
         if standing.phase is not Phase.CONTINUING or not standing.resumes:
-            return standing, 0
-        num_output, num_beyond = len(state.output_ids), 0
-        if self.question is not None:
-            written = [*state.output_ids[standing.segment_start :], *new_tokens]
-            behind_cut = max(0, standing.segment_start - num_output)
-            pieces = [self._piece(token) for token in written[behind_cut:]]
-            end = first_end(pieces, self.rule, min(len(pieces), len(new_tokens)))
-            if end is None:
-                return standing, 0
-            num_beyond = len(pieces) - end
-            if not standing.rests:
-                self.controller.saw_rest(state.terms.threshold, end)
-        again = self._draft_again(state, standing, num_output + len(new_tokens))
-        return again, num_beyond if again.phase is Phase.DRAFTING else 0
+            return outcome
+        segment = [*state.output_ids[standing.segment_start :], *kept]
+        end = self._segment_end(state, standing, segment, len(kept))
+        if end is None:
+            return outcome
+        again = self._draft_again(state, standing, len(state.output_ids) + len(kept))
+        num_beyond = len(segment) - end if again.phase is Phase.DRAFTING else 0
+        return replace(outcome, standing=again, num_beyond=num_beyond)
+
+    def _segment_end(
+        self, state: RequestState, standing: Standing, segment: Sequence[int], num_new: int
+    ) -> int | None:
+        """Where the segment that the target writes is done, in ``segment``; None while it goes on.
+        Where nothing is asked, drafting may resume anywhere.
+
+        Args:
+            segment: the tokens behind its start, the last ``num_new`` of them new.
+        """
+        if self.question is None:
+            return len(segment)
+        end = first_end([self._piece(token) for token in segment], self.rule, num_new)
+        if end is not None and not standing.rests:
+            self.controller.saw_rest(state.terms.threshold, end)
+        return end
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
         """Drafting may start; it does where it pays. Else the target writes one segment more."""

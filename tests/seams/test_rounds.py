@@ -78,15 +78,14 @@ class Round:
         part = verifying_rows(0, self.req, semantic=True)
         assert part.cut_rows == tuple(range(len(choices)))
         readout = Readout(choices, verdicts, [1.0] * len(verdicts), is_faulty=False)
-        outcome = self.rounds.judged(self.req, readout)
-        self.state.apply(outcome)
-        self.state.write(outcome.token_ids)
-        return outcome
+        return self._write(self.rounds.judged(self.req, readout))
 
     def step(self, choices: list[int], proposed: list[int]) -> Outcome:
         """The target's own tokens, one behind every token that an EAGLE-3 head proposed."""
         readout = Readout(choices, [], [], is_faulty=False)
-        outcome = self.rounds.checked(self.req, proposed, readout)
+        return self._write(self.rounds.checked(self.req, proposed, readout))
+
+    def _write(self, outcome: Outcome) -> Outcome:
         self.state.apply(outcome)
         self.state.write(outcome.token_ids)
         return outcome

@@ -14,7 +14,7 @@ from sglang_parse.bench.demo.report import report
 from sglang_parse.bench.demo.settings import DemoSettings
 from sglang_parse.bench.demo.show import figures_table
 from sglang_parse.bench.harness.ask import Asking, trace_answers
-from sglang_parse.bench.harness.demo_pair import demo_models
+from sglang_parse.bench.harness.demo_pair import demo_models, demo_tokenizer
 from sglang_parse.bench.harness.lineup import lineup
 from sglang_parse.bench.harness.match import Match, Part, Preset, Watcher
 from sglang_parse.bench.harness.pool import Pool
@@ -118,9 +118,7 @@ def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> Traced:
 
 
 def _show_trace(settings: DemoSettings, console: Console, traced: Traced) -> None:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(settings.pair / "target" / "tokenizer.json"))
+    tokenizer = demo_tokenizer(settings.pair)
 
     def decode(texts: Sequence[Sequence[int]]) -> list[str]:
         return tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=True)

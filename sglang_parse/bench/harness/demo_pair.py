@@ -11,9 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from sglang_parse.bench.harness.lineup import Models, parse_settings
 from sglang_parse.bench.harness.records import BenchError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DEMO_PAIR = Path(__file__).resolve().parents[3] / "examples" / "demo_pair"
 WITHOUT = "a wheel comes without the demo pair"
@@ -65,6 +69,13 @@ def demo_models(pair: Path) -> Models:
             )
     flags = parse_settings(segment="line")
     return Models(str(target), str(draft), question=str(question), parse_flags=flags)
+
+
+def demo_tokenizer(pair: Path) -> Tokenizer:
+    """Of the pair in that folder: its models share it."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
 
 
 def is_of_demo_pair(paths: Sequence[str]) -> bool:

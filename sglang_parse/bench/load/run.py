@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sglang_parse.bench.harness.ask import Asking
 from sglang_parse.bench.harness.conditions import date, machine, versions
+from sglang_parse.bench.harness.demo_pair import demo_tokenizer
 from sglang_parse.bench.harness.lineup import command_of
 from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.program import Teller, write_json
@@ -160,9 +161,7 @@ class _Loads:
 
 def _solution_length(pair: Path) -> Callable[[Item], int]:
     """Tokens of a problem's right answer, its end included."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
+    tokenizer = demo_tokenizer(pair)
     return lambda item: len(tokenizer.encode(item.reference.solution).ids) + 1
 
 

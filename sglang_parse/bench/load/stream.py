@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import openai
 
@@ -42,7 +42,7 @@ class Load:
         items: one request each, in this order; of chats the first turn.
         is_off: per item, whether it switches PARSE off.
         max_tokens: per item, where its answer ends at the latest.
-        asking: what all requests share else.
+        asking: what all requests share, but for that.
     """
 
     items: Sequence[Item]
@@ -74,7 +74,9 @@ async def _drive(endpoint: Endpoint, load: Load, on_done: Callable[[], None]) ->
     ) as client:
 
         async def send(request: tuple[Item, bool, int]) -> Streamed:
-            return await _stream(client, endpoint.name, *request, load.asking)
+            item, is_off, most = request
+            asking = replace(load.asking, max_tokens=most)
+            return await _stream(client, endpoint.name, item, is_off, asking)
 
         await client.models.list()  # the first request is not to wait for certificates
         requests = zip(load.items, load.is_off, load.max_tokens, strict=True)
@@ -82,12 +84,7 @@ async def _drive(endpoint: Endpoint, load: Load, on_done: Callable[[], None]) ->
 
 
 async def _stream(
-    client: openai.AsyncOpenAI,
-    name: str,
-    item: Item,
-    is_off: bool,
-    max_tokens: int,
-    asking: Asking,
+    client: openai.AsyncOpenAI, name: str, item: Item, is_off: bool, asking: Asking
 ) -> Streamed:
     custom = SWITCHED_OFF if is_off else dict(asking.custom_params or {})
     arrivals: list[float] = []
@@ -97,7 +94,7 @@ async def _stream(
         model=asking.model,
         messages=[{"role": "user", "content": item.text}],
         temperature=asking.temperature,
-        max_tokens=max_tokens,
+        max_tokens=asking.max_tokens,
         stream=True,
         extra_body={
             # Tokens as the server counts them, with every chunk: a chunk may hold many.
