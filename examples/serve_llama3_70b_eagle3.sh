@@ -12,11 +12,11 @@
 #
 # Memory:   the head's weights, about 3 GB in bf16, spread over the GPUs; its KV, 4 KiB a token.
 #
-# --parse-continuation eagle3  What writes after a cut: the target with the head.
+# --parse-decode-accelerator eagle3  What writes after a cut: the target with the head.
 # --parse-eagle3-path          The head.
 set -eu
 
 exec "$(dirname "$0")/serve_llama3_70b.sh" \
-  --parse-continuation eagle3 \
+  --parse-decode-accelerator eagle3 \
   --parse-eagle3-path "${HEAD:?set HEAD to an EAGLE-3 head for Llama-3.3-70B-Instruct}" \
   "$@"

@@ -28,7 +28,7 @@
 # --parse-segment line         Lines are where these models end a step.
 # --parse-draft-tokens 128     A 1B draft goes wrong early in hard answers: short rounds.
 # --parse-max-prefixes 16      About 60 rows of question for each prefix: at most 960 a pass.
-# --parse-draft-block 8        What the draft was trained with; its config.json names the mask token
+# --parse-draft-parallel-tokens 8        What the draft was trained with; its config.json names the mask token
 #                              (pard_token), or the server does not start.
 # --parse-threshold 0.7        A guess. Measure accuracy and acceptance with your own tasks.
 # --attention-backend flashinfer   triton and fa3 are the others PARSE can use; with these the host
@@ -49,6 +49,6 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --parse-segment line \
   --parse-draft-tokens 128 \
   --parse-max-prefixes 16 \
-  --parse-draft-block 8 \
+  --parse-draft-parallel-tokens 8 \
   --parse-threshold 0.7 \
   "$@"

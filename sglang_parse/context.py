@@ -1,6 +1,6 @@
 """What SGLang's factories and the patches find of PARSE in a scheduler's process.
 
-Everything PARSE makes itself is handed its settings, its tally and its pipeline. SGLang, though,
+Everything PARSE makes itself is handed its settings, its counters and its pipeline. SGLang, though,
 makes a relay and a metrics collector from names, and calls patched functions with its own objects
 only. Those look here, and nobody else does. (Settings travel by the environment, ``core.config``.)
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
-from sglang_parse.core.tally import Tally
+from sglang_parse.core.counters import Counters
 
 
 class Pipeline(Protocol):
@@ -32,11 +32,11 @@ class Context:
     """One process's.
 
     Attributes:
-        tally: what its requests add up to.
+        counters: what its requests add up to.
         pipeline: its iterations; set by the worker, None in processes without one.
     """
 
-    tally: Tally = field(default_factory=Tally)
+    counters: Counters = field(default_factory=Counters)
     pipeline: Pipeline | None = None
 
     def running_pipeline(self) -> Pipeline:

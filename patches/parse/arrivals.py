@@ -29,7 +29,7 @@ PATCH = hook_patch(
     "Beside an EAGLE-3 head it has to be known by then whether the head reads along: KV without "
     "the head's must not be found by requests that go on with it.",
     how="on PARSE servers, before a request waits for its prefill, what it is promised is written "
-    "down (`Req.parse_terms`); those that the head does not read get an `extra_key` in front of "
+    "down (`Req.parse_policy`); those that the head does not read get an `extra_key` in front of "
     "their own, SGLang's way to keep prefixes apart. Other servers call the original.",
     removed_when="a worker is told of requests when they arrive.",
 )

@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_exec, get_spec
 from sglang_parse.algorithm import is_parse
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.patches.base import Hook, hook_patch
-from sglang_parse.startup.models import draft_block
+from sglang_parse.startup.models import parallel_draft
 
 
 def _capture_plain_steps(original: Callable, runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ def _capture_blocks(runner: Any) -> None:
     """As ``EagleDraftWorker.init_cuda_graphs`` does for its draft model."""
     if not check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE):
         return
-    if draft_block(ParseConfig.from_env(), runner.model_config).size > 1:
+    if parallel_draft(ParseConfig.from_env(), runner.model_config).size > 1:
         runner.init_prefill_cuda_graph(force_for_draft_worker=True)
 
 

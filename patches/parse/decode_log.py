@@ -6,7 +6,7 @@ import logging
 import re
 
 from sglang_parse.context import process_context
-from sglang_parse.core.tally import Tally, Window
+from sglang_parse.core.counters import Counters, Window
 from sglang_parse.patches.base import Patch
 
 _LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
@@ -14,21 +14,21 @@ _ACCEPTANCE = re.compile(r"accept len: [^,]+, accept rate: [^,]+, ")
 
 
 class DecodeLine(logging.Filter):
-    """Puts a tally's growth since the last line in the place of SGLang's acceptance figures."""
+    """Puts the counters' growth since the last line in the place of SGLang's acceptance figures."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, counters: Counters) -> None:
         super().__init__()
-        self.tally = tally
-        self.window = Window(tally)
+        self.counters = counters
+        self.window = Window(counters)
 
     def filter(self, record: logging.LogRecord) -> bool:
         # Without PARSE in this process nothing has been counted, and nothing is changed.
-        if self.tally.latest and _ACCEPTANCE.search(str(record.msg)):
+        if self.counters.latest and _ACCEPTANCE.search(str(record.msg)):
             record.msg = _ACCEPTANCE.sub(self.figures(), record.msg, count=1)
         return True
 
     def figures(self) -> str:
-        self.tally.update_latest()
+        self.counters.update_latest()
         growth = self.window.advance()
         rounds, drafted, forwards, judged, accepted, target = (
             round(growth[f"{name}_total", "*"])
@@ -36,18 +36,18 @@ class DecodeLine(logging.Filter):
                 "rounds",
                 "drafted_tokens",
                 "draft_forwards",
-                "judged_tokens",
+                "verified_tokens",
                 "accepted_tokens",
                 "target_tokens",
             )
         )
         share = accepted / judged if judged else 0.0
-        speedup = self.tally.expected_speedup
+        speedup = self.counters.expected_speedup
         per_forward = f"tokens a draft forward: {drafted / forwards:.1f}, " if forwards else ""
         pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
-        if self.tally.simulated is not None:
-            pays += f"SIMULATED acceptance: {self.tally.simulated:g}, "
-        phases = "".join(f"#{name}: {count}, " for name, count in self.tally.phases().items())
+        if self.counters.simulated is not None:
+            pays += f"SIMULATED acceptance: {self.counters.simulated:g}, "
+        phases = "".join(f"#{name}: {count}, " for name, count in self.counters.phases().items())
         return (
             f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "
             f"accepted: {accepted} ({share:.2f}), target-written: {target}, "
@@ -55,7 +55,7 @@ class DecodeLine(logging.Filter):
         )
 
 
-_FILTER = DecodeLine(process_context().tally)
+_FILTER = DecodeLine(process_context().counters)
 
 
 def _register() -> None:

@@ -18,12 +18,12 @@ _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerO
 def _add_parse(original: Callable, streamer: Any, reqs: list) -> dict[str, list]:
     info = original(streamer, reqs)
     if is_parse(streamer.spec_algorithm):
-        tally = process_context().tally
+        counters = process_context().counters
         info["parse"] = [
-            [response_info(req, tally.simulated)] if req.finished() else [] for req in reqs
+            [response_info(req, counters.simulated)] if req.finished() else [] for req in reqs
         ]
         for req in filter(lambda req: req.finished(), reqs):
-            tally.update(req)
+            counters.update(req)
     return info
 
 

@@ -23,7 +23,7 @@ class Support:
         why: the reason for the preference, for the log.
         alias_page_sizes: page sizes ``alias`` works with; None for all.
         reads_fp8: whether a pass can read KV of 8 bits.
-        plans_unread: whether it plans a pass from lengths that only the device knows.
+        plans_on_device: whether it plans a pass from lengths that only the device knows.
     """
 
     factory: str
@@ -31,7 +31,7 @@ class Support:
     why: str
     alias_page_sizes: tuple[int, ...] | None = None
     reads_fp8: bool = True
-    plans_unread: bool = True
+    plans_on_device: bool = True
 
 
 _ROOM = "sglang_parse.attention"
@@ -49,7 +49,7 @@ SUPPORT = {
         "its tiles of 128 rows of a KV head's group read KV, as many for questions of their own as "
         "for a request whole; and under a mask each reads every column and tests every entry",
         # Its plan, made on the host, divides the columns among the card's processors.
-        plans_unread=False,
+        plans_on_device=False,
     ),
     "triton": Support(
         f"{_ROOM}.triton:create_backend",

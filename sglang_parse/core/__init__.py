@@ -20,7 +20,7 @@
     planner     the fastest plan, from prices and an account
     reading     whether an EAGLE-3 head reads along with a request
     controller  whether, how far and how to draft now, from all of these
-    tally       what is counted on the way
+    counters       what is counted on the way
     reference   the slow truth, which packed passes are tested against
 
 Tensors are in ``mask`` and ``reference`` only. Nothing here imports SGLang (an import-linter

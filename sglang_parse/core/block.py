@@ -49,7 +49,7 @@ class Masks(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPlan:
+class DraftLayout:
     """How a burst's forwards are laid out.
 
     Attributes:
@@ -72,11 +72,11 @@ class BlockPlan:
         return f"{self.size} tokens a forward, masks {where[self.masks]}"
 
 
-ONE_TOKEN = BlockPlan(1, Masks.NONE)
+ONE_TOKEN = DraftLayout(1, Masks.NONE)
 
 
 def rows_behind(size: int, masks: Masks) -> int:
-    """See ``BlockPlan.rows_behind``."""
+    """See ``DraftLayout.rows_behind``."""
     return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[masks]
 
 
@@ -113,7 +113,7 @@ class Block:
 
 
 def block_of(
-    plan: BlockPlan, *, written: int, known: int, candidates: Sequence[int], room: int
+    plan: DraftLayout, *, written: int, known: int, candidates: Sequence[int], room: int
 ) -> Block:
     """The next forward of a request.
 
@@ -142,7 +142,7 @@ def block_of(
     return Block(layout, num_pending, tried, masks)
 
 
-def wide_rows(plan: BlockPlan, block: Block) -> tuple[int, ...]:
+def wide_rows(plan: DraftLayout, block: Block) -> tuple[int, ...]:
     """Which of ``block.logits_rows`` stands for each row of a block with as many candidates and
     masks as there can be; for those it lacks its first one, whose choice then decides nothing."""
     real, num_masks = [*range(block.num_real)], plan.size - 1

@@ -48,10 +48,10 @@ class ParseConfig(BaseModel):
     """Draft tokens per round: the draft model writes at most this many, then the target judges
     them. Given: this many each time; else as many as pay at the load there is, up to the
     default."""
-    burst_tokens: int = Field(16, ge=1, le=1024)
+    draft_chunk: int = Field(16, ge=1, le=1024)
     """Draft tokens per scheduler iteration: larger is faster for one request, smaller lets others
     in sooner. Given: this many; else as many as pay."""
-    draft_block: str = Field("auto", json_schema_extra={"metavar": "N"})
+    draft_parallel_tokens: str = Field("auto", json_schema_extra={"metavar": "N"})
     """Tokens a forward of the draft model writes at most, 1 to 16, by mask tokens that it was
     trained to fill (PARD's drafts are); it verifies them itself. 1 is one token a forward; 'auto'
     goes by the draft's files, and by what is faster at the load there is."""
@@ -78,19 +78,19 @@ class ParseConfig(BaseModel):
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' keeps the tokens the target would
     have chosen itself (exact)."""
-    after_cut: Literal["target", "redraft"] = "redraft"
+    on_reject: Literal["decode", "redraft"] = "redraft"
     """After a cut the target writes to the end, or drafting resumes once the target has finished
     its segment."""
-    continuation: Literal["target", "eagle3"] = "target"
+    decode_accelerator: Literal["none", "eagle3"] = "none"
     """What writes after a cut and for requests served plainly: the target alone, or with an
     EAGLE-3 head ahead of it (by --speculative-num-steps tokens, 3 by default)."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
-    """The EAGLE-3 head for the target; needed by --parse-continuation eagle3."""
+    """The EAGLE-3 head for the target; needed by --parse-decode-accelerator eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"
     """Whether drafts are begun: 'auto' while they pay, and as long and as finely judged as pays,
     by what drafts, passes and plain steps took lately and where drafts were cut; 'always', as the
     other settings say; or 'never'."""
-    max_gap: float = Field(2.5, ge=0, le=1000)
+    max_itl_ratio: float = Field(2.5, ge=0, le=1000)
     """How long a request that continues, or that switched PARSE off, may wait for its next token
     while others draft, in what a step takes at that load: bursts are shortened and drafts judged
     one after another. 0 for any time; nothing is bounded under --parse-drafting always."""
@@ -98,7 +98,7 @@ class ParseConfig(BaseModel):
     """What a request that switched PARSE off, or that PARSE cannot serve, may take while others
     draft, in times of what it takes among its like: what an iteration takes longer than this the
     others wait for afterwards. 0 for any time; nothing is bounded under --parse-drafting always."""
-    max_silence: float = Field(0.0, ge=0, le=3600)
+    max_draft_latency: float = Field(0.0, ge=0, le=3600)
     """Seconds a request may draft and be judged before its client sees the next tokens: drafts are
     kept as short as it takes. 0 for any time; nothing is bounded under --parse-drafting always."""
     layout: Literal["auto", "mask", "alias"] = "auto"
@@ -124,9 +124,9 @@ class ParseConfig(BaseModel):
         self._check_continuation()
         self._check_certificate()
 
-    @field_validator("draft_block", mode="before")
+    @field_validator("draft_parallel_tokens", mode="before")
     @classmethod
-    def _check_draft_block(cls, value: Any) -> Any:
+    def _check_draft_parallel_tokens(cls, value: Any) -> Any:
         if str(value) not in _BLOCK_SIZES:
             raise ValueError(f"got {_shown(value)}; use auto, or a whole number 1..{MAX_BLOCK}")
         return str(value)
@@ -138,12 +138,12 @@ class ParseConfig(BaseModel):
         return text
 
     def _check_continuation(self) -> None:
-        setting, path = flag("continuation"), flag("eagle3_path")
+        setting, path = flag("decode_accelerator"), flag("eagle3_path")
         if self.uses_eagle3 and not self.eagle3_path:
             raise ConfigError(f"{path} is not set; {setting} eagle3 needs the folder of the head")
         if self.eagle3_path and not self.uses_eagle3:
             raise ConfigError(
-                f"{path} is {self.eagle3_path!r} while {setting} is {self.continuation!r}, which "
+                f"{path} is {self.eagle3_path!r} while {setting} is {self.decode_accelerator!r}, which "
                 f"uses no head; use {setting} eagle3, or leave {path} out"
             )
 
@@ -177,7 +177,7 @@ class ParseConfig(BaseModel):
     @property
     def block_size(self) -> int | None:
         """Tokens a draft forward; None where it goes by the draft's files."""
-        return None if self.draft_block == "auto" else int(self.draft_block)
+        return None if self.draft_parallel_tokens == "auto" else int(self.draft_parallel_tokens)
 
     @property
     def is_semantic(self) -> bool:
@@ -185,7 +185,7 @@ class ParseConfig(BaseModel):
 
     @property
     def uses_eagle3(self) -> bool:
-        return self.continuation == "eagle3"
+        return self.decode_accelerator == "eagle3"
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         """Publish to this process and the ones it will start."""

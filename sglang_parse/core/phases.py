@@ -2,7 +2,7 @@
 
     DRAFTING    the draft model writes; ends when the answer does or the round's budget is spent
     VERIFYING   one target pass judges the draft; its cut decides what is next
-    CONTINUING  the target writes on after a cut; DRAFTING resumes when its segment is done
+    DECODING  the target writes on after a cut; DRAFTING resumes when its segment is done
     PLAIN       plain target decoding from prefill to end: what PARSE cannot serve faithfully
 
 No tensors, and nothing here changes: ``request`` is where a state does.
@@ -19,24 +19,26 @@ from typing import Any, TypedDict
 class Phase(Enum):
     DRAFTING = "drafting"
     VERIFYING = "verifying"
-    CONTINUING = "continuing"
+    DECODING = "decoding"
     PLAIN = "plain"
 
 
-STEPPING = (Phase.CONTINUING, Phase.PLAIN)
+STEPPING = (Phase.DECODING, Phase.PLAIN)
 """Where the target writes."""
 
 
-class Move(Enum):
+class Action(Enum):
     """What a request does in one iteration."""
 
-    BURST = "burst"  # the draft model writes on
-    PASS = "pass"  # the target judges the draft
-    STEP = "step"  # the target writes one token
-    EAGLE = "eagle"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
+    DRAFT = "draft"  # the draft model writes on
+    VERIFY = "verify"  # the target judges the draft
+    DECODE = "decode"  # the target writes one token
+    EAGLE_DECODE = (
+        "eagle decode"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
+    )
     END_DRAFT = "end draft"  # no slots to draft on: the draft is over, the next pass judges it
     WAIT = "wait"  # no slots for its pass now, others' turn, or nothing left to do
-    GIVE_UP = "give up"  # the draft is dropped, then as STEP
+    DROP_DRAFT = "drop draft"  # the draft is dropped, then as STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +59,18 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RequestPolicy:
     """How a request is served: decided once, before its first prefill.
 
     Attributes:
         threshold: smallest verdict that accepts.
         keep_trace: collect one record per round.
         plain_reason: why the request is served plainly; "" under PARSE.
-        continuation: under ``--parse-continuation eagle3``, what writes when no draft does:
+        continuation: under ``--parse-decode-accelerator eagle3``, what writes when no draft does:
             "eagle3", or "target" where the head cannot serve the request faithfully, or would read
             it for nothing; else "".
-        head_reads: the head reads its prompt and its answer, for itself or for later turns.
-        steps_unread: whether plain steps may be launched before the last one's token is read.
+        uses_eagle: the head reads its prompt and its answer, for itself or for later turns.
+        allow_async_decode: whether plain steps may be launched before the last one's token is read.
         stop_ids: tokens at which SGLang ends the answer; none where the request ignores them.
         certified: whether the server's certificate is about such a request; None without one.
         fingerprint: the server's, shown beside the trace.
@@ -77,9 +79,9 @@ class Terms:
     threshold: float
     keep_trace: bool = False
     plain_reason: str = ""
-    continuation: str = ""
-    head_reads: bool = False
-    steps_unread: bool = True
+    decode_accelerator: str = ""
+    uses_eagle: bool = False
+    allow_async_decode: bool = True
     stop_ids: frozenset[int] = frozenset()
     certified: bool | None = None
     fingerprint: Mapping[str, Any] | None = None
@@ -96,14 +98,14 @@ class RoundPlan:
     Attributes:
         draft_tokens: the draft ends there at the latest.
         max_prefixes: judged at most.
-        burst_tokens: draft tokens per iteration, at most.
+        draft_chunk: draft tokens per iteration, at most.
         speedup: expected, as a ratio to the plain target's speed; None where the round is to find
             out, or nothing was asked.
     """
 
     draft_tokens: int
     max_prefixes: int
-    burst_tokens: int
+    draft_chunk: int
     speedup: float | None = None
 
 
@@ -118,7 +120,7 @@ class Standing:
         resumes: whether drafting resumes after this continuation.
         skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
         plan: of the draft that begins here, if one does.
-        rests: a draft was due here and not begun.
+        drafting_suspended: a draft was due here and not begun.
         num_failed: how many drafts in a row, up to the last, were good for nothing.
     """
 
@@ -127,7 +129,7 @@ class Standing:
     resumes: bool = True
     skipped_drafts: int = 0
     plan: RoundPlan | None = None
-    rests: bool = False
+    drafting_suspended: bool = False
     num_failed: int = 0
 
 
@@ -148,16 +150,16 @@ class TraceRecord(TypedDict):
         threshold: smallest verdict that accepts.
         selection: the rule that made the cut of the verdicts, as ``--parse-selection`` has it; null
             where none did (token mode, simulated acceptance).
-        cut: draft tokens kept.
+        accepted_len: draft tokens kept.
         decided_by: index into ``verdicts`` of the one that decided: it accepts, and its prefix is
             kept, or rejects, and the prefix before it is; null where none did (token mode,
             simulated acceptance, nothing accepted under "longest").
         next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
-        own_token_ids: what is output behind the kept part: the draft's tokens as far as the target
+        bonus_token_ids: what is output behind the kept part: the draft's tokens as far as the target
             would have written them itself, then its next one; empty if the answer ends before.
         target_token_ids: [judged tokens + 1] what the target itself would write behind the draft's
             first k tokens.
-        plan: how the round was planned: ``draft_tokens``, ``max_prefixes`` and ``burst_tokens`` at
+        plan: how the round was planned: ``draft_tokens``, ``max_prefixes`` and ``draft_chunk`` at
             most, and the ``speedup`` expected of it; null where it was to find out.
     """
 
@@ -173,10 +175,10 @@ class TraceRecord(TypedDict):
     verdict_mass: list[float]
     threshold: float
     selection: str | None
-    cut: int
+    accepted_len: int
     decided_by: int | None
     next_token_id: int | None
-    own_token_ids: list[int]
+    bonus_token_ids: list[int]
     target_token_ids: list[int]
     plan: dict[str, float | None]
 
@@ -186,7 +188,7 @@ class Round:
     """A draft that was judged.
 
     Attributes:
-        cut: how many of its tokens are kept.
+        accepted_len: how many of its tokens are kept.
         matched: how many of those behind them the target would have written itself: they come as
             its own.
         tail: those that nobody judged and that stand behind the target's own token as they would
@@ -194,7 +196,7 @@ class Round:
         record: the trace's, where one is kept.
     """
 
-    cut: int
+    accepted_len: int
     matched: int = 0
     tail: tuple[int, ...] = ()
     record: TraceRecord | None = None

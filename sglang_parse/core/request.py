@@ -4,7 +4,7 @@
 yet; it is the first row of whatever runs next. Both are what the worker knows; SGLang's
 ``kv_committed_len`` and ``output_ids`` follow when it processes the iteration's result.
 
-Whoever plans, drafts, judges or writes hands in a record (``Move``, ``Questions``, ``Outcome``) or
+Whoever plans, drafts, judges or writes hands in a record (``Action``, ``Questions``, ``Outcome``) or
 a number, and the state changes by it. An iteration changes it in this order:
 
     take          plan: the move of this iteration
@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from sglang_parse.core.block import Kept
 from sglang_parse.core.phases import (
     STEPPING,
-    Move,
+    Action,
     Outcome,
     Phase,
     Questions,
+    RequestPolicy,
     Round,
     RoundPlan,
     Standing,
-    Terms,
     TraceRecord,
 )
 
@@ -84,12 +84,12 @@ class Stats:
         accepted_tokens: those of them that were kept.
         matched_tokens: those of them behind a cut that the target would have written itself; they
             are among its ``target_tokens``.
-        short_drafts: drafts ended early or given up because KV slots were short.
+        kv_truncated_drafts: drafts ended early or given up because KV slots were short.
         skipped_drafts: how often a draft could have begun and did not, because it was not expected
             to pay (asked at each segment's end, in token mode at each token).
         eagle3_steps, eagle3_tokens: target forwards with an EAGLE-3 head ahead, and the
-            ``target_tokens`` they wrote; only with ``--parse-continuation eagle3``.
-        prefill_ms, draft_ms, verification_ms, continuation_ms: the request's share of each stage's
+            ``target_tokens`` they wrote; only with ``--parse-decode-accelerator eagle3``.
+        prefill_ms, draft_ms, verify_ms, decode_ms: the request's share of each stage's
             wall time; what the draft model reads before it writes is drafting.
     """
 
@@ -98,13 +98,13 @@ class Stats:
     draft_forwards: int = 0
     accepted_tokens: int = 0
     matched_tokens: int = 0
-    short_drafts: int = 0
+    kv_truncated_drafts: int = 0
     skipped_drafts: int = 0
     eagle3_steps: int = 0
     eagle3_tokens: int = 0
     draft_ms: float = 0.0
-    verification_ms: float = 0.0
-    continuation_ms: float = 0.0
+    verify_ms: float = 0.0
+    decode_ms: float = 0.0
     prefill_ms: float = 0.0
 
 
@@ -113,23 +113,23 @@ class RequestState:
     """PARSE's side of one request; kept on the ``Req`` it belongs to.
 
     Attributes:
-        terms: how it is served.
+        policy: how it is served.
         phase: what the request does in the next iteration.
-        move: what it does in this one.
+        action: what it does in this one.
         plan: how its round is made: the one under way, or the last; None before the first.
         waited: iterations in a row it has waited for KV slots or for its pass.
         draft: the draft under way.
-        num_draft_unread: tokens the draft model has been sent to write behind it, which nobody has
+        num_draft_inflight: tokens the draft model has been sent to write behind it, which nobody has
             read yet; of blocks, as many as they can bring.
         draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
         draft_kv_found: whether that was looked up since the last prefill; 0 means nothing before.
-        segment_start, resumes, rests, num_failed: see ``Standing``.
+        segment_start, resumes, drafting_suspended, num_failed: see ``Standing``.
         head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
             emitted token; None where there is none.
         output_ids: output tokens that have been read from the device.
         committed: leading tokens of the sequence whose KV is final.
         prefilled_len: those of them that the last prefill left.
-        num_unread: tokens the target has written behind them that nobody has read yet.
+        num_inflight: tokens the target has written behind them that nobody has read yet.
         num_stepped: output tokens that the target had to write in steps: not in passes, nor beyond
             where drafting could resume.
         is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
@@ -140,27 +140,27 @@ class RequestState:
             ``matched_run``: the first of those, which the draft had, too.
         stats: the counters that go to ``meta_info``.
         trace: one record per round.
-        counted: what a ``tally.Tally`` has counted of it.
+        counted: what a ``counters.Counters`` has counted of it.
     """
 
-    terms: Terms
+    policy: RequestPolicy
     phase: Phase = Phase.DRAFTING
-    move: Move = Move.STEP
+    action: Action = Action.DECODE
     plan: RoundPlan | None = None
     waited: int = 0
     draft: Draft = field(default_factory=Draft)
-    num_draft_unread: int = 0
+    num_draft_inflight: int = 0
     draft_kv_len: int = 0
     draft_kv_found: bool = False
     segment_start: int = 0
     resumes: bool = True
-    rests: bool = False
+    drafting_suspended: bool = False
     num_failed: int = 0
     head: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
     prefilled_len: int = 0
-    num_unread: int = 0
+    num_inflight: int = 0
     num_stepped: int = 0
     is_thinking: bool = False
     num_scanned: int = 0
@@ -175,7 +175,7 @@ class RequestState:
     @property
     def committed_len(self) -> int:
         """Leading tokens of the sequence whose KV is final once what is under way has run."""
-        return self.committed + self.num_unread
+        return self.committed + self.num_inflight
 
     @property
     def num_drafted(self) -> int:
@@ -192,7 +192,7 @@ class RequestState:
             self.phase,
             self.segment_start,
             self.resumes,
-            rests=self.rests,
+            drafting_suspended=self.drafting_suspended,
             num_failed=self.num_failed,
         )
 
@@ -206,13 +206,13 @@ class RequestState:
             prefilled_len: tokens prefilled so far.
             output_ids: those of them that are output.
         """
-        self.phase = Phase.PLAIN if self.terms.is_plain else Phase.DRAFTING
+        self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DRAFTING
         self.draft = Draft()
         self.committed = self.prefilled_len = prefilled_len
         self.draft_kv_len, self.draft_kv_found = 0, False
         self._take_back(len(self.output_ids) - len(output_ids))
         self.output_ids = list(output_ids)
-        self.num_unread = self.num_draft_unread = self.num_scanned = 0
+        self.num_inflight = self.num_draft_inflight = self.num_scanned = 0
         self.head = self.wrote_at = None
 
     def _take_back(self, num_lost: int) -> None:
@@ -231,25 +231,25 @@ class RequestState:
 
     # -- plan -------------------------------------------------------------------
 
-    def take(self, move: Move) -> None:
-        """What it does in this iteration, by ``slots.share_out``."""
-        self.move = move
-        self.waited = self.waited + 1 if move is Move.WAIT else 0
-        if move is Move.END_DRAFT:
-            self.stats.short_drafts += 1
+    def take(self, move: Action) -> None:
+        """What it does in this iteration, by ``slots.allocate_kv_slots``."""
+        self.action = move
+        self.waited = self.waited + 1 if move is Action.WAIT else 0
+        if move is Action.END_DRAFT:
+            self.stats.kv_truncated_drafts += 1
             self.phase = Phase.VERIFYING
-        elif move is Move.GIVE_UP:
-            self.stats.short_drafts += 1
+        elif move is Action.DROP_DRAFT:
+            self.stats.kv_truncated_drafts += 1
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
             start = len(self.output_ids)
-            self._stand(Standing(Phase.CONTINUING, start, num_failed=self.num_failed))
-            self.move = Move.STEP
+            self._stand(Standing(Phase.DECODING, start, num_failed=self.num_failed))
+            self.action = Action.DECODE
 
     # -- draft ------------------------------------------------------------------
 
     def launch_draft(self, num_tokens: int) -> None:
         """The draft model is on its way to this many more tokens."""
-        self.num_draft_unread += num_tokens
+        self.num_draft_inflight += num_tokens
 
     def read_draft(self, token_ids: Sequence[int], num_tokens: int, budget: int) -> None:
         """``num_tokens`` of them have been read.
@@ -258,7 +258,7 @@ class RequestState:
             token_ids: those that could be computed; dropped if the draft is over already.
             budget: draft tokens the round may hold.
         """
-        self.num_draft_unread -= num_tokens
+        self.num_draft_inflight -= num_tokens
         if self.phase is not Phase.DRAFTING or self.fault:
             return
         self.extend_draft(token_ids, budget)
@@ -282,7 +282,7 @@ class RequestState:
             num_launched: how many tokens ``launch_draft`` was told it might bring.
             budget: draft tokens the round may hold.
         """
-        self.num_draft_unread -= num_launched
+        self.num_draft_inflight -= num_launched
         if self.phase is not Phase.DRAFTING or self.fault:
             return
         if kept.is_faulty:
@@ -300,7 +300,7 @@ class RequestState:
         for token in token_ids:
             self.draft.token_ids.append(token)
             self.stats.drafted_tokens += 1
-            self.draft.finished = token in self.terms.stop_ids
+            self.draft.finished = token in self.policy.stop_ids
             if self.draft.finished or self.num_drafted >= budget:
                 self.phase = Phase.VERIFYING
                 break
@@ -334,10 +334,10 @@ class RequestState:
 
     def launch_step(self) -> None:
         """The target is on its way to one more token, which nobody has read."""
-        self.num_unread += 1
+        self.num_inflight += 1
 
     def read_step(self) -> None:
-        self.num_unread -= 1
+        self.num_inflight -= 1
 
     def apply(self, outcome: Outcome) -> None:
         """What the target said, decided; the tokens themselves are ``write``'s."""
@@ -358,13 +358,13 @@ class RequestState:
 
     def _close_round(self, judged: Round) -> None:
         self.stats.rounds += 1
-        self.stats.accepted_tokens += judged.cut
+        self.stats.accepted_tokens += judged.accepted_len
         self.stats.matched_tokens += judged.matched
         if judged.record is not None:
             self.trace.append(judged.record)
         # The draft's KV is right up to its own kept tokens; the target's next token is new, unless
         # it is the draft's too: then all of the draft's is.
-        kept = judged.cut + judged.matched + len(judged.tail)
+        kept = judged.accepted_len + judged.matched + len(judged.tail)
         self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + kept)
         self.draft.token_ids.extend(judged.tail)
 
@@ -372,7 +372,7 @@ class RequestState:
         self.phase = standing.phase
         self.segment_start = standing.segment_start
         self.resumes = standing.resumes
-        self.rests, self.num_failed = standing.rests, standing.num_failed
+        self.drafting_suspended, self.num_failed = standing.drafting_suspended, standing.num_failed
         self.stats.skipped_drafts += standing.skipped_drafts
         self.plan = standing.plan or self.plan
         self.draft = Draft()
@@ -409,14 +409,14 @@ class RequestState:
         *,
         prefill: float = 0.0,
         draft: float = 0.0,
-        verification: float = 0.0,
-        continuation: float = 0.0,
+        verify: float = 0.0,
+        decode: float = 0.0,
     ) -> None:
         """Its share, in ms, of a stage's wall time."""
         self.stats.prefill_ms += prefill
         self.stats.draft_ms += draft
-        self.stats.verification_ms += verification
-        self.stats.continuation_ms += continuation
+        self.stats.verify_ms += verify
+        self.stats.decode_ms += decode
 
     def count(self, figure: str, value: float) -> float:
         """How much a figure has grown since it was last counted; what shrank grows again first."""
@@ -426,9 +426,9 @@ class RequestState:
         return growth
 
 
-def tail_len(
+def lookahead_slots(
     state: RequestState,
-    burst_tokens: int,
+    draft_chunk: int,
     draft_budget: int,
     continuation_rows: int = 1,
     block_rows: int = 0,
@@ -438,7 +438,7 @@ def tail_len(
     Args:
         state: the request's state; a pure function of it, because SGLang asks twice (once for
             the capacity check, once to allocate) and the answers must agree.
-        burst_tokens: draft tokens per iteration.
+        draft_chunk: draft tokens per iteration.
         draft_budget: draft tokens this request may hold in this round, at least what it holds.
         continuation_rows: rows of the target forward when no draft is judged: the anchor, and
             what an EAGLE-3 head proposes.
@@ -446,8 +446,8 @@ def tail_len(
             draft's last one.
     """
     if state.phase is Phase.DRAFTING:
-        num_drafted = state.num_drafted + state.num_draft_unread
-        return min(num_drafted + burst_tokens, draft_budget) + block_rows
+        num_drafted = state.num_drafted + state.num_draft_inflight
+        return min(num_drafted + draft_chunk, draft_budget) + block_rows
     if state.phase is Phase.VERIFYING:
         # Who goes on with a draft's unjudged end needs the draft model's KV of it.
         return max(1 + state.num_drafted, state.draft.num_rows)

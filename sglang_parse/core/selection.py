@@ -11,14 +11,14 @@ class Selection:
     """What is kept of a draft, and by whose word.
 
     Attributes:
-        cut: draft tokens kept.
+        accepted_len: draft tokens kept.
         decided_by: index of the question that decided: its verdict accepts, and its prefix is kept,
             or rejects, and the prefix before it is. None where no verdict did.
         rule: the key of ``SELECTIONS`` that was applied to the verdicts; None where they were not
             asked.
     """
 
-    cut: int
+    accepted_len: int
     decided_by: int | None = None
     rule: str | None = None
 

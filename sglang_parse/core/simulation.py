@@ -57,7 +57,7 @@ class SimulatedAcceptance:
             )
         return cls(fraction)
 
-    def cut(self, num_drafted: int, prefix_ends: Sequence[int]) -> int:
+    def accepted_len(self, num_drafted: int, prefix_ends: Sequence[int]) -> int:
         """How many draft tokens are kept: the end of a prefix, or 0.
 
         Args:

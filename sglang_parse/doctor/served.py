@@ -251,7 +251,7 @@ class _Cost:
         return cls(
             measured=t / _ms_per_token(drafted),
             r=drafted.per_token("draft_ms") / t,
-            v=drafted.per_token("verification_ms") / t,
+            v=drafted.per_token("verify_ms") / t,
             a=drafted.per_token("accepted_tokens") + drafted.per_token("matched_tokens"),
         )
 

@@ -217,7 +217,7 @@ class Start:
     @staticmethod
     def block(draft: Any) -> str:
         """Raises: AdmissionError, when it cannot write as many tokens a forward as it is to."""
-        block = models.draft_block(ParseConfig.from_env(), draft)
+        block = models.parallel_draft(ParseConfig.from_env(), draft)
         if block.size == 1:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"

@@ -13,7 +13,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import get_schedule
 
 from sglang_parse.attention.spec_input import ParseDraftInput
-from sglang_parse.core.phases import STEPPING, Move
+from sglang_parse.core.phases import STEPPING, Action
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 
@@ -23,7 +23,7 @@ from sglang_parse.device import on_device
 def tokens_left(req: Any) -> int:
     """Tokens until the request's length limit."""
     state: RequestState = req.parse_state
-    return req.sampling_params.max_new_tokens - len(state.output_ids) - state.num_unread
+    return req.sampling_params.max_new_tokens - len(state.output_ids) - state.num_inflight
 
 
 def draft_budget(req: Any, draft_tokens: int) -> int:
@@ -46,9 +46,9 @@ def is_accelerated(req: Any) -> bool:
     return steps and tokens_left(req) > 1
 
 
-def are_read(reqs: Sequence[Any]) -> bool:
+def needs_hidden_states(reqs: Sequence[Any]) -> bool:
     """Whether an EAGLE-3 head reads any of the requests: the target keeps its states for it."""
-    return any(req.parse_state.terms.head_reads for req in reqs)
+    return any(req.parse_state.policy.uses_eagle for req in reqs)
 
 
 def is_gone(req: Any) -> bool:
@@ -70,9 +70,9 @@ def has_ended(req: Any) -> bool:
         return False
     if state.fault:
         return True
-    if len(state.output_ids) + state.num_unread <= len(req.output_ids):
+    if len(state.output_ids) + state.num_inflight <= len(req.output_ids):
         return False
-    return tokens_left(req) <= 0 or state.output_ids[-1] in state.terms.stop_ids
+    return tokens_left(req) <= 0 or state.output_ids[-1] in state.policy.stop_ids
 
 
 def stop_ids_of(req: Any) -> frozenset[int]:
@@ -105,16 +105,16 @@ def sequence_slice(req: Any, start: int, end: int, draft: Sequence[int] = ()) ->
 # -- batches --------------------------------------------------------------------
 
 
-def rows_by_move(reqs: Sequence[Any]) -> Mapping[Move, list[int]]:
+def rows_by_action(reqs: Sequence[Any]) -> Mapping[Action, list[int]]:
     """Who makes which move: rows of the batch, in order; a list for every move.
 
     Beside a grammar SGLang processes the last result between a batch's plan and its launch: a
     request may have ended there, and its slots are no longer its own. It makes none.
     """
-    rows: dict[Move, list[int]] = {move: [] for move in Move}
+    rows: dict[Action, list[int]] = {move: [] for move in Action}
     for row, req in enumerate(reqs):
         if not is_gone(req):
-            rows[req.parse_state.move].append(row)
+            rows[req.parse_state.action].append(row)
     return rows
 
 

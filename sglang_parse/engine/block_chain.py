@@ -1,7 +1,7 @@
 """Blocks launched one behind another: what each kept stays on the device, where the next one needs
 it.
 
-Every forward has the same rows behind the last kept token (``core.keeping``), so that its shape is
+Every forward has the same rows behind the last kept token (``core.block_accept``), so that its shape is
 known before anybody knows where it stands. The host knows how far at most: K tokens a block. With
 that it takes memory; the lengths themselves reach attention on the device
 (``ParseVerifyInput.starts``). Where a backend plans on the host, blocks are read one by one
@@ -16,16 +16,16 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
-from sglang_parse.core.block import BlockPlan, block_of
-from sglang_parse.core.keeping import Ahead, keep_blocks
+from sglang_parse.core.block import DraftLayout, block_of
+from sglang_parse.core.block_accept import ChainState, accept_blocks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, tail_mask
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, spans_within
+from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
-from sglang_parse.engine.ranks import share_choices
 from sglang_parse.engine.sampling import PreparedRows, RowSampler
 
 
@@ -44,7 +44,7 @@ class BlockChain:
     def __init__(
         self,
         model: DraftModel,
-        plan: BlockPlan,
+        plan: DraftLayout,
         mask_id: int,
         *,
         is_masked: bool,
@@ -70,7 +70,7 @@ class BlockChain:
             for span in spans_within(sizes, limits)
         ]
 
-    def launch(self, ahead: Ahead, starts: Sequence[int]) -> tuple[Ahead, torch.Tensor]:
+    def launch(self, ahead: ChainState, starts: Sequence[int]) -> tuple[ChainState, torch.Tensor]:
         """One block of each request.
 
         Args:
@@ -78,18 +78,18 @@ class BlockChain:
             starts: [n] the most that ``ahead.starts`` can be.
 
         Returns:
-            as ``keep_blocks``.
+            as ``accept_blocks``.
         """
         # Past its slots nobody goes: the draft is over there, and nobody reads what follows.
         ahead = ahead._replace(starts=torch.minimum(ahead.starts, self._limits))
         choices = [self._forward(span, ahead.pick(span.place), starts) for span in self._spans]
         return self.keep(ahead, torch.cat(choices))
 
-    def keep(self, ahead: Ahead, choices: torch.Tensor) -> tuple[Ahead, torch.Tensor]:
-        """``keep_blocks`` of choices [n, width]."""
-        return keep_blocks(self.plan.masks, ahead, choices, self._mask_id)
+    def keep(self, ahead: ChainState, choices: torch.Tensor) -> tuple[ChainState, torch.Tensor]:
+        """``accept_blocks`` of choices [n, width]."""
+        return accept_blocks(self.plan.masks, ahead, choices, self._mask_id)
 
-    def _forward(self, span: _Span, ahead: Ahead, starts: Sequence[int]) -> torch.Tensor:
+    def _forward(self, span: _Span, ahead: ChainState, starts: Sequence[int]) -> torch.Tensor:
         """int64 [requests of the span, width] what their rows choose, or ``NO_TOKEN``."""
         runner = self._model.draft_runner
         last = runner.model_config.context_len - 1
@@ -101,10 +101,10 @@ class BlockChain:
         logits = done.logits_output.next_token_logits
         is_bad = nan_rows(logits)
         tokens = span.choose(logits, positions, ahead.num_candidates)
-        return share_choices(tokens, is_bad).view(len(ahead.last), -1)
+        return broadcast_tokens(tokens, is_bad).view(len(ahead.last), -1)
 
     def _batch(
-        self, span: _Span, ahead: Ahead, positions: torch.Tensor, starts: Sequence[int]
+        self, span: _Span, ahead: ChainState, positions: torch.Tensor, starts: Sequence[int]
     ) -> ForwardBatch:
         pools, width = self._pools[span.place], len(self._columns)
         num_reqs, num_rows = len(pools), len(positions)
@@ -139,13 +139,13 @@ class BlockChain:
         forward_batch.extend_logprob_start_lens_cpu = [width] * num_reqs
         return forward_batch
 
-    def _input_ids(self, ahead: Ahead) -> torch.Tensor:
+    def _input_ids(self, ahead: ChainState) -> torch.Tensor:
         real = torch.cat((ahead.last[:, None], ahead.candidates), 1)
         num_masks = len(self._columns) - real.shape[1]
         return torch.nn.functional.pad(real, (0, num_masks), value=self._mask_id).view(-1)
 
     def _spec_info(
-        self, ahead: Ahead, longest: Sequence[int], every_row: torch.Tensor
+        self, ahead: ChainState, longest: Sequence[int], every_row: torch.Tensor
     ) -> ParseVerifyInput:
         layout = VerifyLayout.of([self._layout.at(start) for start in longest])
         mask = None if self._tail is None else flat_mask_at(layout, ahead.starts, self._tail)
@@ -154,7 +154,7 @@ class BlockChain:
         )
 
 
-def wide_layout(plan: BlockPlan) -> RequestLayout:
+def wide_layout(plan: DraftLayout) -> RequestLayout:
     """The rows of a block with as many candidates as there can be, behind no context."""
     candidates, room = range(plan.size - 1), 2 * plan.size
     return block_of(plan, written=0, known=1, candidates=candidates, room=room).layout

@@ -1,7 +1,7 @@
 """Bursts of a draft model that writes several tokens a forward and verifies them itself.
 
 What a forward's rows are, and what is kept of it, is ``core.block``; which layout a burst takes
-``core.plans``. A forward runs as a verification pass does: in the requests' own slots, behind what
+``core.policy.layout_choice``. A forward runs as a verification pass does: in the requests' own slots, behind what
 is committed, with logits of the rows that say a token. The KV of candidates that are kept is the
 draft's own; what lies behind it is overwritten by the next forward, and counted by nobody.
 """
@@ -18,25 +18,25 @@ import torch
 
 from sglang_parse.core.block import (
     Block,
-    BlockPlan,
+    DraftLayout,
     Kept,
     Masks,
     block_of,
     keep,
     wide_rows,
 )
-from sglang_parse.core.keeping import Ahead, kept_of
+from sglang_parse.core.block_accept import ChainState, accepted_block
 from sglang_parse.core.phases import Phase
-from sglang_parse.core.plans import PlanChoice, plans_for
+from sglang_parse.core.policy.layout_choice import DraftLayoutChoice, layouts_for
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.batch import draft_budget, is_gone, sequence_slice
 from sglang_parse.engine.block_chain import BlockChain
+from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.burst import Burst, LaunchedBurst, is_drafting, length, num_drafted
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import forward_spans, run_pass
-from sglang_parse.engine.ranks import share_choices
 from sglang_parse.engine.rows import VerifyRows
 from sglang_parse.engine.sampling import RowSampler
 
@@ -56,7 +56,7 @@ class Bursts:
         or_one: also write one token a forward where that is faster.
         is_masked: forwards with masks behind every row run in the layout ``mask``, otherwise in
             ``alias``.
-        plans_unread: whether attention plans a forward from lengths that only the device knows.
+        plans_on_device: whether attention plans a forward from lengths that only the device knows.
         draft_tokens: most tokens of any draft.
         is_timed: whether prices decide about the plan; else it is the first there is.
     """
@@ -69,15 +69,15 @@ class Bursts:
         mask_id: int,
         or_one: bool,
         is_masked: bool,
-        plans_unread: bool,
+        plans_on_device: bool,
         draft_tokens: int,
         is_timed: bool = True,
     ) -> None:
         self.model, self.mask_id, self.is_masked = model, mask_id, is_masked
-        self.plans_unread, self.draft_tokens = plans_unread, draft_tokens
-        plans = plans_for(size, or_one=or_one)
-        self.choice = PlanChoice(plans if is_timed else plans[:1])
-        self._told: BlockPlan | None = None
+        self.plans_on_device, self.draft_tokens = plans_on_device, draft_tokens
+        plans = layouts_for(size, or_one=or_one)
+        self.choice = DraftLayoutChoice(plans if is_timed else plans[:1])
+        self._told: DraftLayout | None = None
         self._tell_from = 0
 
     def burst(
@@ -88,7 +88,7 @@ class Bursts:
         Args:
             before: the burst launched last, if it is still unread; what follows it is of its kind.
         """
-        is_unread = any(batch.reqs[row].parse_state.num_draft_unread for row in rows)
+        is_unread = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
         plan = before.plan if before and is_unread else self.choice.choose(len(rows))
         self._tell(len(rows))
         if plan.masks is Masks.NONE:
@@ -126,7 +126,7 @@ class BlockBurst:
         over: rows whose drafts it has been seen to end.
     """
 
-    def __init__(self, bursts: Bursts, plan: BlockPlan, batch: Any, rows: Sequence[int]) -> None:
+    def __init__(self, bursts: Bursts, plan: DraftLayout, batch: Any, rows: Sequence[int]) -> None:
         self.plan, self.batch, self.rows = plan, batch, tuple(rows)
         self.num_forwards = 0
         self.over: list[int] = []
@@ -135,7 +135,7 @@ class BlockBurst:
         self._num_before = {row: batch.reqs[row].parse_state.num_drafted for row in rows}
         self._going_on = list(rows)
         self._unread: deque[_LaunchedBlocks | _Chained] = deque()
-        self._ahead: Ahead | None = None
+        self._ahead: ChainState | None = None
         self._num_kept = 0
 
     @property
@@ -188,7 +188,7 @@ class BlockBurst:
         """Never asked for: single tokens do not follow blocks that nobody has read."""
         raise NotImplementedError
 
-    def ahead(self, reqs: Sequence[Any]) -> Ahead:
+    def ahead(self, reqs: Sequence[Any]) -> ChainState:
         """Where the next blocks of ``reqs`` stand."""
         assert self._ahead is not None
         places = {id(self.batch.reqs[row]): i for i, row in enumerate(self.rows)}
@@ -196,7 +196,7 @@ class BlockBurst:
 
     @property
     def _runs_ahead(self) -> bool:
-        return self._model.runs_ahead and self._bursts.plans_unread
+        return self._model.runs_ahead and self._bursts.plans_on_device
 
     def _wants(self, row: int, num_tokens: int) -> bool:
         req = self.batch.reqs[row]
@@ -240,7 +240,7 @@ class BlockBurst:
             rows=self.rows,
         )
         starts = [length(req) - 1 for req in reqs]
-        if isinstance(before, BlockBurst) and any(r.parse_state.num_draft_unread for r in reqs):
+        if isinstance(before, BlockBurst) and any(r.parse_state.num_draft_inflight for r in reqs):
             ahead, records = before.ahead(reqs), []
         else:
             ahead, record = self._first(chain)
@@ -257,7 +257,7 @@ class BlockBurst:
         for req in reqs:
             req.parse_state.launch_draft(size * num_blocks)
 
-    def _first(self, chain: BlockChain) -> tuple[Ahead, torch.Tensor]:
+    def _first(self, chain: BlockChain) -> tuple[ChainState, torch.Tensor]:
         """The block of which the host knows all: it brings tokens without KV along."""
         blocks, chosen = self._launch()
         num_masks, mask_id, first = self.plan.size - 1, self._bursts.mask_id, 0
@@ -271,7 +271,7 @@ class BlockBurst:
             first += len(block.logits_rows)
         sent = on_device(known, chosen.device)
         candidates, wide_index = sent[:, 3 : 3 + num_masks], sent[:, 3 + num_masks :]
-        ahead = Ahead(sent[:, 0], sent[:, 1], candidates, sent[:, 2])
+        ahead = ChainState(sent[:, 0], sent[:, 1], candidates, sent[:, 2])
         return chain.keep(ahead, chosen[wide_index])
 
     def _send(self, records: Sequence[torch.Tensor]) -> None:
@@ -329,7 +329,7 @@ class BlockBurst:
         output = run_pass(runner, self.batch, parts, is_masked=is_masked)
         self._model.replays = output.replays
         is_bad = nan_rows(output.logits)
-        return share_choices(self._choose(parts, output.logits), is_bad)
+        return broadcast_tokens(self._choose(parts, output.logits), is_bad)
 
     def _choose(self, parts: Sequence[VerifyRows], logits: torch.Tensor) -> torch.Tensor:
         """Real rows draw as the model does one token at a time. A mask's guess is free: its most
@@ -396,7 +396,7 @@ class _Chained:
     Args:
         rows: [n] the requests' rows of the batch.
         num_launched: tokens that a block can bring.
-        records: [n, blocks, ...] what was kept of them (``kept_of``).
+        records: [n, blocks, ...] what was kept of them (``accepted_block``).
     """
 
     def __init__(self, rows: Sequence[int], num_launched: int, records: HostCopy) -> None:
@@ -406,4 +406,4 @@ class _Chained:
         """As ``_LaunchedBlocks.read``; each request's blocks in order."""
         for row, blocks in zip(self._rows, self._records.tolist(), strict=True):
             for record in blocks:
-                yield row, kept_of(record)
+                yield row, accepted_block(record)

@@ -29,9 +29,9 @@ from sglang_parse.core.block import ONE_TOKEN
 from sglang_parse.core.phases import Phase
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.batch import draft_budget, is_gone
+from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_tokens
 from sglang_parse.engine.draft import DraftModel, Places
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.ranks import NO_TOKEN, share_choices
 from sglang_parse.engine.sampling import PreparedRows, RowSampler
 
 STEPS_AHEAD = 4
@@ -131,7 +131,7 @@ class Burst:
     def _first_logits(self, places: Places, before: LaunchedBurst | None) -> torch.Tensor:
         """From tokens on the device where nobody has read them; else the draft's KV catches up."""
         reqs = places.reqs
-        if before is not None and any(req.parse_state.num_draft_unread for req in reqs):
+        if before is not None and any(req.parse_state.num_draft_inflight for req in reqs):
             return self.model.step(places, 0, before.last_tokens(reqs))
         return self.model.write_up_to(reqs, [length(req) for req in reqs])
 
@@ -213,7 +213,7 @@ def is_drafting(req: Any) -> bool:
 
 def num_drafted(req: Any) -> int:
     """Draft tokens it has, those that nobody has read included."""
-    return req.parse_state.num_drafted + req.parse_state.num_draft_unread
+    return req.parse_state.num_drafted + req.parse_state.num_draft_inflight
 
 
 def length(req: Any) -> int:
@@ -225,4 +225,4 @@ def _choose(sampled: PreparedRows, logits: torch.Tensor, positions: torch.Tensor
     """int64 [n] the draft's next tokens, ``NO_TOKEN`` where logits held a NaN."""
     is_bad = nan_rows(logits)
     tokens, _ = sampled.sample(logits, positions)
-    return share_choices(tokens, is_bad)
+    return broadcast_tokens(tokens, is_bad)

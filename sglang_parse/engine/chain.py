@@ -28,8 +28,8 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_utils import per_step_draft_out_cache_loc
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.ranks import share_choices
 
 
 class DraftChain:
@@ -85,7 +85,7 @@ class DraftChain:
             slots: int64 [num_steps, n] where each step's KV is written.
 
         Returns:
-            int64 [n, num_steps], ``ranks.NO_TOKEN`` where a step's logits held a NaN; in memory
+            int64 [n, num_steps], ``broadcast.NO_TOKEN`` where a step's logits held a NaN; in memory
             of its own.
         """
         forward_batch = ForwardBatch(
@@ -155,6 +155,6 @@ class DraftChain:
 
 
 def best_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [n] the best of logits [n, vocab], ``ranks.NO_TOKEN`` where they hold a NaN."""
+    """int64 [n] the best of logits [n, vocab], ``broadcast.NO_TOKEN`` where they hold a NaN."""
     is_bad = nan_rows(logits)
-    return share_choices(logits.argmax(dim=-1), is_bad)
+    return broadcast_tokens(logits.argmax(dim=-1), is_bad)

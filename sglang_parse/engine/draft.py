@@ -400,4 +400,4 @@ def _missing(state: RequestState) -> int:
 def _is_unfound(state: RequestState) -> bool:
     """Whether nobody knows for sure how far its draft KV goes. In the middle of a draft, too: since
     it began SGLang may have put others' slots, of the same tokens, in the place of the prompt's."""
-    return not (state.draft_kv_found or state.num_draft_unread)
+    return not (state.draft_kv_found or state.num_draft_inflight)

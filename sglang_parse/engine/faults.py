@@ -86,7 +86,7 @@ def _give_up_draft_kv(req: Any, reason: str) -> None:
     Its tokens stay out of the radix cache, or later turns would draft from garbage.
     """
     req.skip_radix_cache_insert = True
-    if not req.finished() and not req.parse_state.terms.is_plain:
+    if not req.finished() and not req.parse_state.policy.is_plain:
         req.parse_state.fail(reason)
 
 

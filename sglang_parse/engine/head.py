@@ -51,8 +51,8 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of, tokens_left
+from sglang_parse.engine.broadcast import share
 from sglang_parse.engine.faults import DraftGuard
-from sglang_parse.engine.ranks import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Eagle3Head:
     def _go_on(self, reqs: Sequence[Any], output: Any) -> None:
         """Those that continue with the head keep what it said last."""
         for i, req in enumerate(reqs):
-            if req.parse_state.terms.continuation == "eagle3":
+            if req.parse_state.policy.decode_accelerator == "eagle3":
                 place = slice(i, i + 1)
                 req.parse_state.set_head(
                     HeadState(
@@ -272,7 +272,7 @@ class Eagle3Head:
         tokens = share(chains.to(torch.int64)).tolist()
         elapsed_ms = (time.perf_counter() - started) * 1e3 / len(rows)
         for req in reqs:
-            req.parse_state.charge(continuation=elapsed_ms)
+            req.parse_state.charge(decode=elapsed_ms)
         return [chain[: tokens_left(req) - 1] for req, chain in zip(reqs, tokens, strict=True)]
 
     def _run_chains(self, view: Any) -> torch.Tensor:
@@ -325,7 +325,7 @@ class GuardedHead:
         """
         if self.head is None:
             return 0
-        readers = [req for req in batch.reqs if req.parse_state.terms.head_reads]
+        readers = [req for req in batch.reqs if req.parse_state.policy.uses_eagle]
         if not readers:
             return 0
         output = result.logits_output
@@ -361,7 +361,7 @@ class GuardedHead:
         written = [
             Written(row, emitted[row], hidden[place])
             for row, place in places
-            if emitted[row] and batch.reqs[row].parse_state.terms.head_reads
+            if emitted[row] and batch.reqs[row].parse_state.policy.uses_eagle
         ]
         with self._guard.contain([batch.reqs[part.row] for part in written]):
             self.head.follow(batch, written)

@@ -23,22 +23,22 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from sglang_parse.core.accounts import account_of
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.phases import Move, Outcome, Phase
-from sglang_parse.core.prices import Stage, Timed
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import Action, Outcome, Phase
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.policy.threshold_stats import stats_key
 from sglang_parse.core.request import RequestState
-from sglang_parse.core.tally import Tally
 from sglang_parse.device import on_device, wait_for_device
-from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_move, spread_logprobs
+from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_action, spread_logprobs
 from sglang_parse.engine.blocks import BlockBurst, Bursts
+from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.burst import Burst
 from sglang_parse.engine.draft import DraftModel, is_caught_up
 from sglang_parse.engine.faults import DraftGuard, end_request
 from sglang_parse.engine.head import GuardedHead
 from sglang_parse.engine.kv import KvSlots, release_tail
-from sglang_parse.engine.ranks import share_plain
 from sglang_parse.engine.readout import Spoken
 from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.steps import Steps
@@ -66,7 +66,7 @@ class Engine:
     rounds: Rounds
     slots: KvSlots
     controller: Controller
-    tally: Tally
+    counters: Counters
     certified: Certified
     last_read: float = field(default=0.0)
     closed: float | None = None
@@ -91,7 +91,7 @@ class Iteration:
         self.result = PendingResult(copy_done)
         self._emitted: list[list[int]] = [[] for _ in batch.reqs]
         self._output = LogitsProcessorOutput(next_token_logits=None)
-        self._timed: list[Timed] = []
+        self._timed: list[StageTime] = []
         self._burst: Burst | BlockBurst | None = None
         self._forward: LaunchedPass | LaunchedSteps | None = None
         self._steps_alone: Steps | None = None
@@ -100,23 +100,23 @@ class Iteration:
 
     # -- launch -----------------------------------------------------------------
 
-    def launch(self, burst_tokens: int, before: Iteration | None = None) -> None:
+    def launch(self, draft_chunk: int, before: Iteration | None = None) -> None:
         """Everything on its way on the device, the burst read if a forward follows it.
 
         Args:
-            burst_tokens: draft tokens of a burst.
+            draft_chunk: draft tokens of a burst.
             before: the iteration launched last, if it is still unread.
         """
         self._time_the_host(before)
-        rows = rows_by_move(self.batch.reqs)
-        self._ask(rows[Move.END_DRAFT])
-        if rows[Move.BURST]:
-            self._launch_burst(rows[Move.BURST], burst_tokens, before)
-            if rows[Move.EAGLE] or not self._engine.draft.runs_ahead:
+        rows = rows_by_action(self.batch.reqs)
+        self._ask(rows[Action.END_DRAFT])
+        if rows[Action.DRAFT]:
+            self._launch_burst(rows[Action.DRAFT], draft_chunk, before)
+            if rows[Action.EAGLE_DECODE] or not self._engine.draft.runs_ahead:
                 self._finish_burst()  # the head's proposals are waited for as well
-        if rows[Move.PASS] or rows[Move.EAGLE]:
+        if rows[Action.VERIFY] or rows[Action.EAGLE_DECODE]:
             self._launch_pass(rows)
-        elif rows[Move.STEP]:
+        elif rows[Action.DECODE]:
             self._launch_steps(rows, before)
 
     def _time_the_host(self, before: Iteration | None) -> None:
@@ -124,10 +124,10 @@ class Iteration:
         closed, self._engine.closed = self._engine.closed, None
         if closed is not None and before is None:
             ms = (time.perf_counter() - closed) * 1e3
-            self._timed.append(Timed(Stage.HOST, len(self.batch.reqs), 0, ms))
+            self._timed.append(StageTime(Stage.SCHEDULER, len(self.batch.reqs), 0, ms))
 
     def _launch_burst(
-        self, rows: Sequence[int], burst_tokens: int, before: Iteration | None
+        self, rows: Sequence[int], draft_chunk: int, before: Iteration | None
     ) -> None:
         engine = self._engine
         rows = self._catch_up(rows)
@@ -139,7 +139,7 @@ class Iteration:
         self._burst = engine.bursts.burst(self.batch, rows, unread)
         self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
-            self._burst.launch(burst_tokens, unread)
+            self._burst.launch(draft_chunk, unread)
             self.result.can_run_cuda_graph = engine.draft.replays
 
     def _catch_up(self, rows: Sequence[int]) -> list[int]:
@@ -162,29 +162,31 @@ class Iteration:
         for req, n in readers:
             req.parse_state.charge(draft=ms * n / sum(num_read))
         states = [req.parse_state for req, _ in readers]
-        accounts = tuple(account_of(s.terms.threshold, s.num_failed) for s in states)
-        self._timed.append(Timed(Stage.FILL, sum(num_read), 0, ms, accounts=accounts))
+        accounts = tuple(stats_key(s.policy.threshold, s.num_failed) for s in states)
+        self._timed.append(StageTime(Stage.DRAFT_PREFILL, sum(num_read), 0, ms, accounts=accounts))
 
-    def _launch_pass(self, rows: Mapping[Move, Sequence[int]]) -> None:
+    def _launch_pass(self, rows: Mapping[Action, Sequence[int]]) -> None:
         engine, self._forward_started = self._engine, time.perf_counter()
-        proposals = engine.head.propose(self.batch, rows[Move.EAGLE])
+        proposals = engine.head.propose(self.batch, rows[Action.EAGLE_DECODE])
         self._proposing_ms = (time.perf_counter() - self._forward_started) * 1e3
-        launched = engine.verifier.launch(self.batch, rows[Move.PASS], proposals, rows[Move.STEP])
-        if rows[Move.PASS]:
-            engine.tally.count("passes_total", launched.num_passes)
+        launched = engine.verifier.launch(
+            self.batch, rows[Action.VERIFY], proposals, rows[Action.DECODE]
+        )
+        if rows[Action.VERIFY]:
+            engine.counters.count("verify_passes_total", launched.num_passes)
         self.result.can_run_cuda_graph = launched.replays
         self._forward = launched
 
-    def _launch_steps(self, rows: Mapping[Move, Sequence[int]], before: Iteration | None) -> None:
+    def _launch_steps(self, rows: Mapping[Action, Sequence[int]], before: Iteration | None) -> None:
         """No draft to judge: one ordinary decode step of the target."""
         self._forward_started = time.perf_counter()
-        reqs = [self.batch.reqs[row] for row in rows[Move.STEP]]
+        reqs = [self.batch.reqs[row] for row in rows[Action.DECODE]]
         launched = self._engine.target.launch_steps(
-            self.batch, rows[Move.STEP], unread_tokens(before, reqs)
+            self.batch, rows[Action.DECODE], unread_tokens(before, reqs)
         )
         for req in reqs:
             req.parse_state.launch_step()
-        self._steps_alone = None if rows[Move.BURST] else launched.steps
+        self._steps_alone = None if rows[Action.DRAFT] else launched.steps
         self.result.can_run_cuda_graph = launched.replays
         self._forward = launched
 
@@ -205,8 +207,8 @@ class Iteration:
         elapsed_ms = engine.ms_since(self._burst_started)
         engine.last_read = time.perf_counter()
         size, forwards, plan = len(burst.rows), burst.num_forwards, burst.plan
-        engine.tally.count("draft_passes_total", forwards, plan.masks.value)
-        self._timed.append(Timed(Stage.BURST, size, burst.num_done, elapsed_ms, forwards, plan))
+        engine.counters.count("draft_forward_passes_total", forwards, plan.masks.value)
+        self._timed.append(StageTime(Stage.DRAFT, size, burst.num_done, elapsed_ms, forwards, plan))
         for row in burst.rows:
             self.batch.reqs[row].parse_state.charge(draft=elapsed_ms / len(burst.rows))
         self._ask(burst.over)
@@ -257,11 +259,11 @@ class Iteration:
         """The iteration is over: its tokens are output, its times are learned from."""
         engine = self._engine
         engine.last_read = engine.closed = time.perf_counter()
-        timed = share_plain(self._timed)
-        engine.controller.saw(timed)
-        engine.bursts.choice.saw(timed)
-        engine.tally.expected_speedup = engine.controller.speedup
-        engine.tally.planned = engine.controller.planned
+        timed = broadcast_object(self._timed)
+        engine.controller.observe(timed)
+        engine.bursts.choice.observe(timed)
+        engine.counters.expected_speedup = engine.controller.speedup
+        engine.counters.planned = engine.controller.planned
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):
                 tokens.clear()
@@ -270,7 +272,7 @@ class Iteration:
                 tokens.clear()
             elif tokens:
                 req.parse_state.write(tokens)
-                engine.tally.emitted(req.parse_state, engine.last_read)
+                engine.counters.emitted(req.parse_state, engine.last_read)
         self.result.fill(self.batch, self._emitted, self._output)
 
     # -- accounting -------------------------------------------------------------
@@ -285,24 +287,24 @@ class Iteration:
             state = self.batch.reqs[row].parse_state
             share_ms = ms_per_row * (place.stop - place.start)
             if row in judged:
-                state.charge(verification=share_ms)
+                state.charge(verify=share_ms)
             else:
-                state.charge(continuation=share_ms)
+                state.charge(decode=share_ms)
 
     def _timed_as(
         self, launched: LaunchedPass | LaunchedSteps, spoken: Spoken, elapsed_ms: float
-    ) -> Timed:
+    ) -> StageTime:
         if spoken.judged:
-            return Timed(Stage.PASS, launched.num_rows, 0, elapsed_ms)
+            return StageTime(Stage.VERIFY, launched.num_rows, 0, elapsed_ms)
         if isinstance(launched, LaunchedSteps):
             num_tokens = len(spoken.stepped)
         else:
             num_tokens = sum(len(self._emitted[row]) for row in launched.writing)
-        return Timed(Stage.STEP, len(launched.writing), num_tokens, elapsed_ms)
+        return StageTime(Stage.DECODE, len(launched.writing), num_tokens, elapsed_ms)
 
     # -- overlap ----------------------------------------------------------------
 
-    def may_be_followed_unread(self, reqs: Sequence[Any]) -> bool:
+    def can_launch_before_sync(self, reqs: Sequence[Any]) -> bool:
         """Whether the next iteration, of ``reqs``, can be planned without all of this one's
         numbers: plain steps alone, for requests that need nothing of them, or a burst alone, for
         requests that surely draft on."""
@@ -317,8 +319,8 @@ class Iteration:
         stepping = {id(self.batch.reqs[row]) for row in self._steps_alone.rows}
         return all(
             id(req) in stepping
-            and req.parse_state.terms.steps_unread
-            and not req.parse_state.terms.head_reads
+            and req.parse_state.policy.allow_async_decode
+            and not req.parse_state.policy.uses_eagle
             and req.parse_state.is_stepping
             for req in reqs
         )
@@ -340,6 +342,6 @@ def unread_tokens(before: Iteration | None, reqs: Sequence[Any]) -> torch.Tensor
     Args:
         before: the iteration launched last, if it is still unread.
     """
-    if before is None or not any(req.parse_state.num_unread for req in reqs):
+    if before is None or not any(req.parse_state.num_inflight for req in reqs):
         return None
     return before.last_tokens(reqs)

@@ -1,7 +1,7 @@
 """KV slots: who owns which part of a request's row, taken for one iteration at a time.
 
     [0, kv_committed_len)                  final KV of prompt and output; the radix cache takes it
-    [kv_committed_len, kv_allocated_len)   slots for what the request does next, see ``core.slots``
+    [kv_committed_len, kv_allocated_len)   slots for what the request does next, see ``core.kv_demand``
     [kv_allocated_len, row width)          nothing
 
 The last output token (the anchor) has no KV yet: its slot is the first of the middle part.
@@ -20,10 +20,10 @@ from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.core.block import Masks, rows_behind
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.phases import Move, Phase
-from sglang_parse.core.request import RequestState, tail_len
-from sglang_parse.core.slots import Grant, Holding, cost, pages_up, share_out
+from sglang_parse.core.kv_demand import KvDemand, KvGrant, allocate_kv_slots, cost, pages_up
+from sglang_parse.core.phases import Action, Phase
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.request import RequestState, lookahead_slots
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import draft_budget, has_ended, is_accelerated
 
@@ -58,15 +58,15 @@ class KvSlots:
         Twin of ``grant``. Source: ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``.
         """
         holdings = [self._holding(req) for req in requests]
-        grants = share_out(holdings, _available(batch), page_size)
+        grants = allocate_kv_slots(holdings, _available(batch), page_size)
         return max(0, cost(holdings, grants, page_size))
 
     def all_burst(self, batch: Any, requests: Sequence[Any]) -> bool:
         """Whether there is room for all of ``requests`` to draft on."""
         page_size = batch.token_to_kv_pool_allocator.page_size
         holdings = [self._holding(req) for req in requests]
-        grants = share_out(holdings, _available(batch), page_size)
-        return all(grant.move is Move.BURST for grant in grants)
+        grants = allocate_kv_slots(holdings, _available(batch), page_size)
+        return all(grant.action is Action.DRAFT for grant in grants)
 
     def grant(self, batch: Any) -> int:
         """Decide every running request's move and allocate what it needs, and nothing more.
@@ -78,49 +78,51 @@ class KvSlots:
         """
         page_size = batch.token_to_kv_pool_allocator.page_size
         holdings = [self._holding(req) for req in batch.reqs]
-        grants = share_out(holdings, _available(batch), page_size)
-        burst_tokens = self._make_wait(batch, grants)
+        grants = allocate_kv_slots(holdings, _available(batch), page_size)
+        draft_chunk = self._make_wait(batch, grants)
         for req, grant in zip(batch.reqs, grants, strict=True):
             req.decode_batch_idx += 1
             _take(batch, req, grant)
         _allocate(batch, grants, page_size)
-        return burst_tokens
+        return draft_chunk
 
-    def _make_wait(self, batch: Any, grants: list[Grant]) -> int:
+    def _make_wait(self, batch: Any, grants: list[KvGrant]) -> int:
         """Some drafts wait, for their pass or to be written on, where the iteration would keep
         others waiting too long.
 
         Returns:
             Draft tokens of its burst.
         """
-        moves = [grant.move for grant in grants]
-        stepping = [i for i, move in enumerate(moves) if move in (Move.STEP, Move.EAGLE)]
-        over = [i for i, move in enumerate(moves) if move is Move.PASS]
+        moves = [grant.action for grant in grants]
+        stepping = [
+            i for i, move in enumerate(moves) if move in (Action.DECODE, Action.EAGLE_DECODE)
+        ]
+        over = [i for i, move in enumerate(moves) if move is Action.VERIFY]
         over.sort(key=lambda i: -batch.reqs[i].parse_state.waited)
-        drafting = [i for i, move in enumerate(moves) if move is Move.BURST]
+        drafting = [i for i, move in enumerate(moves) if move is Action.DRAFT]
         has_waited = any(batch.reqs[i].parse_state.waited for i in over)
         # Asked of nobody in an iteration of bursts alone: there are many.
         may_join = bool(over) and not stepping and not has_waited
-        burst_tokens, num_judged = self.controller.share(
+        draft_chunk, num_judged = self.controller.share(
             len(drafting),
             [batch.reqs[i].parse_state.draft.num_rows for i in over],
             len(stepping),
             sum(_is_plain(batch.reqs[i]) for i in stepping),
             may_join=may_join and all(self._ends_soon(batch.reqs[i]) for i in drafting),
         )
-        waiting = over[num_judged:] if burst_tokens else [*over[num_judged:], *drafting]
+        waiting = over[num_judged:] if draft_chunk else [*over[num_judged:], *drafting]
         for i in waiting:
-            grants[i] = Grant(Move.WAIT, None)
-        return burst_tokens
+            grants[i] = KvGrant(Action.WAIT, None)
+        return draft_chunk
 
     def _ends_soon(self, req: Any) -> bool:
         """Whether a burst more ends the request's draft."""
         state: RequestState = req.parse_state
-        num_drafted = state.num_drafted + state.num_draft_unread
+        num_drafted = state.num_drafted + state.num_draft_inflight
         budget = draft_budget(req, self.config.draft_tokens)
-        return num_drafted + self.controller.burst_tokens >= budget
+        return num_drafted + self.controller.draft_chunk >= budget
 
-    def _holding(self, req: Any) -> Holding:
+    def _holding(self, req: Any) -> KvDemand:
         """What the request holds and wants.
 
         Before a request's first prefill result is processed it has no state; one slot serves it.
@@ -128,26 +130,26 @@ class KvSlots:
         state: RequestState | None = getattr(req, "parse_state", None)
         kv = req.kv
         if state is None:
-            return Holding(Phase.PLAIN, kv.kv_committed_len, kv.kv_allocated_len, tail=1)
+            return KvDemand(Phase.PLAIN, kv.kv_committed_len, kv.kv_allocated_len, tail=1)
         committed, allocated = state.committed_len, kv.kv_allocated_len
         if has_ended(req):
-            return Holding(state.phase, committed, allocated, tail=0, has_ended=True)
+            return KvDemand(state.phase, committed, allocated, tail=0, has_ended=True)
         accelerated = is_accelerated(req)
         rows = 1 + get_spec().speculative_num_steps if accelerated else 1
         budget = draft_budget(req, self.config.draft_tokens)
-        burst_tokens = self.controller.burst_tokens
-        tail = tail_len(state, burst_tokens, budget, rows, self.block_rows)
+        draft_chunk = self.controller.draft_chunk
+        tail = lookahead_slots(state, draft_chunk, budget, rows, self.block_rows)
         # The block that fills a burst is kept whole.
-        longest_draft = tail_len(state, burst_tokens + self.block_size - 1, budget, rows)
+        longest_draft = lookahead_slots(state, draft_chunk + self.block_size - 1, budget, rows)
         most = state.plan.max_prefixes if state.plan else self.config.max_prefixes
         num_questions = min(most, longest_draft)
-        return Holding(
+        return KvDemand(
             phase=state.phase,
             committed=committed,
             allocated=allocated,
             tail=tail,
-            judged_tail=1 + longest_draft + num_questions * self.longest_question,
-            num_drafted=state.num_drafted + state.num_draft_unread,
+            max_verify_slots=1 + longest_draft + num_questions * self.longest_question,
+            num_drafted=state.num_drafted + state.num_draft_inflight,
             waited=state.waited,
             is_accelerated=accelerated,
         )
@@ -165,16 +167,16 @@ def _available(batch: Any) -> int:
     return free + tree_cache.evictable_size()
 
 
-def _take(batch: Any, req: Any, grant: Grant) -> None:
+def _take(batch: Any, req: Any, grant: KvGrant) -> None:
     """The request takes its move, and gives back what it gives up."""
     state: RequestState = req.parse_state
-    stands_down = grant.move is Move.STEP and is_accelerated(req)
-    state.take(grant.move)
-    if stands_down or grant.move is Move.GIVE_UP:
+    stands_down = grant.action is Action.DECODE and is_accelerated(req)
+    state.take(grant.action)
+    if stands_down or grant.action is Action.DROP_DRAFT:
         release_tail(batch, req, state.committed_len + 1)
 
 
-def _allocate(batch: Any, grants: Sequence[Grant], page_size: int) -> None:
+def _allocate(batch: Any, grants: Sequence[KvGrant], page_size: int) -> None:
     held = [req.kv.kv_allocated_len for req in batch.reqs]
     wanted = [
         max(have, pages_up(req.parse_state.committed_len + (grant.tail or 0), page_size))

@@ -37,7 +37,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.context import process_context
 from sglang_parse.device import on_device
-from sglang_parse.engine import arrival
+from sglang_parse.engine import admission
 from sglang_parse.engine.iteration import Engine, Iteration
 
 
@@ -55,13 +55,13 @@ class Pipeline:
         self.engine = engine
         self.forward_stream: Any = None
         self._underway: deque[Iteration] = deque()
-        self._burst_tokens = 0
+        self._draft_chunk = 0
 
     # -- SGLang's calls, in their order -----------------------------------------
 
     def receive(self, req: Any) -> None:
         """A request is about to wait for its prefill."""
-        arrival.receive(self.engine, req)
+        admission.receive(self.engine, req)
 
     def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """SGLang's capacity check: slots the next iteration of ``requests`` takes."""
@@ -72,14 +72,14 @@ class Pipeline:
         """Every running request takes its move, and the slots it needs for it."""
         self.before_planning(batch.reqs)
         self._count_penalties(batch)
-        self._burst_tokens = self.engine.slots.grant(batch)
+        self._draft_chunk = self.engine.slots.grant(batch)
 
     def launch(self, batch: Any) -> GenerationBatchResult:
         """The iteration that was planned; without overlap it is over when this returns."""
         before = self._underway[-1] if self._underway else None
         done = _ReadBySglang(self)
         done.iteration = iteration = Iteration(self.engine, batch, done)
-        iteration.launch(self._burst_tokens, before)
+        iteration.launch(self._draft_chunk, before)
         self.add(iteration)
         if not batch.enable_overlap:
             self.finish()
@@ -104,7 +104,7 @@ class Pipeline:
         """Read what the plan of the next iteration, of ``reqs``, has to know."""
         while len(self._underway) > 1:
             self.finish(self._underway[0])
-        if self._underway and not self._underway[0].may_be_followed_unread(reqs):
+        if self._underway and not self._underway[0].can_launch_before_sync(reqs):
             self.finish()
 
     def _count_penalties(self, batch: Any) -> None:

@@ -15,9 +15,9 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.batch import tokens_left
+from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_object
 from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
 from sglang_parse.engine.iteration import Engine
-from sglang_parse.engine.ranks import NO_TOKEN, share_plain
 from sglang_parse.engine.target import LaunchedPrefill
 
 
@@ -32,14 +32,14 @@ def prefill(engine: Engine, batch: Any, **kwargs: Any) -> GenerationBatchResult:
     started = time.perf_counter()
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
-            req.parse_state = RequestState(req.parse_terms)
+            req.parse_state = RequestState(req.parse_policy)
     launched, reading = _launch_models(engine, batch, **kwargs)
     first_ids = launched.read(len(batch.reqs))
     share_ms = (time.perf_counter() - started) * 1e3 / len(batch.reqs)
     for req in batch.reqs:
         req.parse_state.charge(prefill=share_ms)
-    num_drafting = sum(not req.parse_state.terms.is_plain for req in batch.reqs)
-    engine.controller.saw_prefill(*share_plain((num_drafting * share_ms, *reading)))
+    num_drafting = sum(not req.parse_state.policy.is_plain for req in batch.reqs)
+    engine.controller.observe_prefill(*broadcast_object((num_drafting * share_ms, *reading)))
     _begin(engine, batch, first_ids)
     result = launched.result
     result.next_draft_input = ParseDraftInput()
@@ -81,4 +81,4 @@ def _begin(engine: Engine, batch: Any, first_ids: Sequence[int | None]) -> None:
 def _is_over(req: Any, first_id: int | None) -> bool:
     """Whether the first token ends the answer: no draft is due then, and no pilot to be lost."""
     state: RequestState = req.parse_state
-    return first_id in state.terms.stop_ids or tokens_left(req) <= 1
+    return first_id in state.policy.stop_ids or tokens_left(req) <= 1

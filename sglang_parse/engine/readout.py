@@ -14,8 +14,8 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection
 from sglang_parse.device import HostCopy, on_device
+from sglang_parse.engine.broadcast import share
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.ranks import share
 from sglang_parse.engine.rows import VerifyRows
 from sglang_parse.engine.sampling import RowSampler
 
@@ -44,7 +44,7 @@ class Spoken:
     Attributes:
         judged: [requests whose draft was judged] their rows of the pass, and the readout.
         checked: [requests with an EAGLE-3 head ahead] row, proposed tokens, readout.
-        stepped: [requests that wrote one token] row, token id or ``ranks.NO_TOKEN``.
+        stepped: [requests that wrote one token] row, token id or ``broadcast.NO_TOKEN``.
     """
 
     judged: Sequence[tuple[VerifyRows, Readout]]
@@ -185,12 +185,12 @@ def trace_record(
         "reject_token_id": question.reject_id if question else None,
         "verdicts": readout.verdicts,
         "verdict_mass": readout.mass,
-        "threshold": state.terms.threshold,
+        "threshold": state.policy.threshold,
         "selection": selected.rule,
-        "cut": selected.cut,
+        "accepted_len": selected.accepted_len,
         "decided_by": selected.decided_by,
         "next_token_id": own[0] if own else None,
-        "own_token_ids": list(own),
+        "bonus_token_ids": list(own),
         "target_token_ids": readout.choices,
         "plan": asdict(state.plan) if state.plan else {},
     }

@@ -13,19 +13,19 @@ from operator import ne
 from typing import Any
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.cuts import Judgement
+from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import LOW_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.segment import first_end, prefix_ends, thin_out
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.core.tally import Tally
 from sglang_parse.engine.batch import is_gone, tokens_left
+from sglang_parse.engine.broadcast import NO_TOKEN
 from sglang_parse.engine.faults import NAN_IN_TARGET
-from sglang_parse.engine.ranks import NO_TOKEN
 from sglang_parse.engine.readout import Readout, Spoken, trace_record
 from sglang_parse.telemetry.drift import DriftWatch
 
@@ -40,7 +40,7 @@ class Rounds:
         tokenizer: the target's.
         question: what passes ask; None in token mode.
         controller: whether and how to draft; learns from every round.
-        tally: what is counted.
+        counters: what is counted.
         drift: what compares verdicts with the certificate's.
     """
 
@@ -50,12 +50,12 @@ class Rounds:
         tokenizer: Any,
         question: Question | None,
         controller: Controller,
-        tally: Tally,
+        counters: Counters,
         drift: DriftWatch | None = None,
     ) -> None:
         self.config = config
         self.controller = controller
-        self.tally = tally
+        self.counters = counters
         self.drift = drift
         self.rule = config.segment_rule
         self.question = question
@@ -138,17 +138,19 @@ class Rounds:
         state: RequestState = req.parse_state
         self._watch_mass(readout)
         selected = self._select(state, readout)
-        cut = selected.cut
+        cut = selected.accepted_len
         own = self._own(req, cut, readout)
         matched = matching_tokens(state.draft.judged_ids[cut:], own)
         record = None
-        if state.terms.keep_trace:
+        if state.policy.keep_trace:
             record = trace_record(state, readout, selected, own, self.question)
-        self.tally.judged(state.num_drafted, cut, readout.verdicts)
+        self.counters.judged(state.num_drafted, cut, readout.verdicts)
         if self.drift is not None and not state.stats.rounds:
             self._compare(self.drift, readout.verdicts)
         judgement = _judgement(req, cut, matched, readout.choices)
-        self.controller.saw_round(state.terms.threshold, judgement, num_failed=state.num_failed)
+        self.controller.observe_round(
+            state.policy.threshold, judgement, num_failed=state.num_failed
+        )
         num_failed = state.num_failed + 1 if judgement.has_failed else 0
         standing = self._after_round(state, cut, own, num_failed)
         tail = () if standing.plan is None else _tail(state.draft, selected, own)
@@ -164,12 +166,12 @@ class Rounds:
         In token mode the target's own choice at every place, greedy or sampled, decides: exact
         either way.
         """
-        draft, threshold = state.draft, state.terms.threshold
+        draft, threshold = state.draft, state.policy.threshold
         if self.question is None:
             matched = matching_tokens(draft.token_ids, readout.choices)
             return Selection(0 if threshold > 1 else matched)
         if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
-            return Selection(self._simulated.cut(len(draft.token_ids), draft.prefix_ends))
+            return Selection(self._simulated.accepted_len(len(draft.token_ids), draft.prefix_ends))
         return select(
             *(readout.verdicts, draft.prefix_ends, threshold, self.config.selection),
             is_finished=draft.finished,
@@ -185,15 +187,15 @@ class Rounds:
         # A simulated share is all that a draft is worth.
         judged = () if self._simulated else state.draft.judged_ids[cut:]
         own = choices[: matching_tokens(judged, choices) + 1][: tokens_left(req) - cut]
-        return _up_to(own, state.terms.stop_ids)
+        return _up_to(own, state.policy.stop_ids)
 
     def _after_round(
         self, state: RequestState, cut: int, own: Sequence[int], num_failed: int
     ) -> Standing:
         rejected = cut < state.draft.num_judged
         start = len(state.output_ids) + cut
-        standing = Standing(Phase.CONTINUING, start, num_failed=num_failed)
-        if rejected and self.config.after_cut == "target":
+        standing = Standing(Phase.DECODING, start, num_failed=num_failed)
+        if rejected and self.config.on_reject == "decode":
             return replace(standing, resumes=False)
         if rejected and self._segment_end(state, standing, own, len(own)) is None:
             return standing
@@ -217,17 +219,17 @@ class Rounds:
         return replace(self._after_steps(req.parse_state, written), eagle3_steps=1)
 
     def stepped(self, state: RequestState, token: int) -> Outcome:
-        """The target wrote a token, or ``ranks.NO_TOKEN`` where it could not."""
+        """The target wrote a token, or ``broadcast.NO_TOKEN`` where it could not."""
         if token == NO_TOKEN:
             return Outcome(fault=NAN_IN_TARGET)
         return self._after_steps(state, [token])
 
     def _after_steps(self, state: RequestState, tokens: Sequence[int]) -> Outcome:
         """The target wrote some tokens: drafting resumes when it may."""
-        kept = _up_to(tokens, state.terms.stop_ids)
+        kept = _up_to(tokens, state.policy.stop_ids)
         standing = state.standing
         outcome = Outcome(kept, len(kept), standing)
-        if standing.phase is not Phase.CONTINUING or not standing.resumes:
+        if standing.phase is not Phase.DECODING or not standing.resumes:
             return outcome
         segment = [*state.output_ids[standing.segment_start :], *kept]
         end = self._segment_end(state, standing, segment, len(kept))
@@ -249,30 +251,30 @@ class Rounds:
         if self.question is None:
             return len(segment)
         end = first_end([self._piece(token) for token in segment], self.rule, num_new)
-        if end is not None and not standing.rests:
-            self.controller.saw_rest(state.terms.threshold, end)
+        if end is not None and not standing.drafting_suspended:
+            self.controller.observe_decoded_segment(state.policy.threshold, end)
         return end
 
     def _draft_again(self, state: RequestState, standing: Standing, num_written: int) -> Standing:
         """Drafting may start; it does where it pays. Else the target writes one segment more."""
-        if plan := self.controller.plan(state.terms.threshold, standing.num_failed):
-            return replace(standing, phase=Phase.DRAFTING, plan=plan, rests=False)
+        if plan := self.controller.plan(state.policy.threshold, standing.num_failed):
+            return replace(standing, phase=Phase.DRAFTING, plan=plan, drafting_suspended=False)
         return replace(
             standing,
-            phase=Phase.CONTINUING,
+            phase=Phase.DECODING,
             segment_start=num_written,
             resumes=True,
             skipped_drafts=standing.skipped_drafts + 1,
-            rests=True,
+            drafting_suspended=True,
         )
 
     # -- what is said -----------------------------------------------------------
 
     def _compare(self, drift: DriftWatch, verdicts: Sequence[float]) -> None:
         """A first draft was judged: like those of the certificate?"""
-        if drift.saw(verdicts):
-            self.tally.count("drifted_windows_total")
-        self.tally.verdict_drift = drift.distance
+        if drift.observe(verdicts):
+            self.counters.count("drifted_windows_total")
+        self.counters.verdict_drift = drift.distance
 
     def _piece(self, token_id: int) -> str:
         """A token's text inside a text: some tokenizers drop the space a text starts with."""
@@ -299,7 +301,7 @@ class Rounds:
 
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
         """What ``core.simulation`` was asked for; never without saying so."""
-        self.tally.simulated = simulated.fraction
+        self.counters.simulated = simulated.fraction
         logger.warning(
             "PARSE: acceptance is simulated (%s=%g): verdicts are computed and ignored, %.0f %% of "
             "every draft of up to %d tokens is kept. For benchmarks only: answers mean nothing.",
@@ -310,18 +312,18 @@ class Rounds:
         )
 
 
-def _judgement(req: Any, cut: int, matched: int, choices: Sequence[int]) -> Judgement:
+def _judgement(req: Any, cut: int, matched: int, choices: Sequence[int]) -> VerifyOutcome:
     """Where the request's draft was cut, as the controller learns it."""
     state: RequestState = req.parse_state
     drafted, ends = state.num_drafted, state.draft.prefix_ends
     rejected = next((end for end in ends if end > cut), None)
     if not ends and cut < drafted:  # token mode
         rejected = cut + 1
-    return Judgement(
+    return VerifyOutcome(
         drafted=drafted,
         judged=ends[-1] if ends else drafted,
         segments=state.draft.num_segments or drafted,
-        cut=cut,
+        accepted_len=cut,
         rejected=rejected,
         is_finished=_is_whole(req),
         matched=matched,
@@ -342,7 +344,7 @@ def _tail(draft: Draft, selected: Selection, own: Sequence[int]) -> tuple[int, .
     all else is output and the target goes on with the same token, the draft model would write the
     rest again, at the same places of the sequence: its KV is there.
     """
-    last = selected.cut + len(own) - 1
+    last = selected.accepted_len + len(own) - 1
     if selected.decided_by is None or last < draft.num_judged:
         return ()
     unjudged = draft.token_ids[last:]

@@ -145,8 +145,8 @@ class RowSampler:
     def is_argmax(self, row: int) -> bool:
         """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
         req = self.batch.reqs[row]
-        terms = req.parse_state.terms
-        is_faithful = not terms.is_plain or terms.continuation == "eagle3"
+        terms = req.parse_state.policy
+        is_faithful = not terms.is_plain or terms.decode_accelerator == "eagle3"
         return req.sampling_params.top_k <= 1 and is_faithful
 
 

@@ -10,8 +10,8 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.device import HostCopy, on_device
+from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.ranks import share_choices
 from sglang_parse.engine.sampling import RowSampler
 
 
@@ -21,7 +21,7 @@ class Steps:
 
     Attributes:
         rows: [n] their rows of the batch.
-        tokens: int64 [n] on the device, ``ranks.NO_TOKEN`` where the logits held a NaN.
+        tokens: int64 [n] on the device, ``broadcast.NO_TOKEN`` where the logits held a NaN.
         on_host: the same on their way to the host.
         output: the sampler's record.
         has_logprobs: whether it holds log probabilities.
@@ -54,5 +54,5 @@ def choose_steps(runner: Any, batch: Any, rows: Sequence[int], logits: torch.Ten
     want_logprob = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
     sampler = RowSampler(runner, batch)
     tokens, output = sampler.sample(logits, rows, positions, return_logprob=want_logprob)
-    shared = share_choices(tokens, is_bad)
+    shared = broadcast_tokens(tokens, is_bad)
     return Steps(rows, shared, HostCopy(shared), output, want_logprob)

@@ -17,9 +17,9 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.device import HostCopy
-from sglang_parse.engine.batch import are_read, select_requests
+from sglang_parse.engine.batch import needs_hidden_states, select_requests
+from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.ranks import share_choices
 from sglang_parse.engine.readout import Spoken
 from sglang_parse.engine.steps import Steps, choose_steps
 
@@ -62,7 +62,7 @@ class LaunchedPrefill:
 
     Attributes:
         result: SGLang's record of it, its tokens on the device; 0 in place of ``NO_TOKEN``.
-        first_ids: int64 [requests] the tokens on their way to the host, ``ranks.NO_TOKEN`` where
+        first_ids: int64 [requests] the tokens on their way to the host, ``broadcast.NO_TOKEN`` where
             logits held a NaN; None where no request wants one.
     """
 
@@ -100,7 +100,7 @@ class PlainTarget:
         result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
         is_bad = nan_rows(result.logits_output.next_token_logits)
         tokens = self.runner.sample(result.logits_output, forward_batch)
-        shared = share_choices(tokens, is_bad)
+        shared = broadcast_tokens(tokens, is_bad)
         result.next_token_ids = shared.clamp(min=0)
         return LaunchedPrefill(result, HostCopy(shared))
 
@@ -138,7 +138,7 @@ class PlainTarget:
 
 def _capture_mode(reqs: Sequence[Any]) -> CaptureHiddenMode | None:
     """What an EAGLE-3 head reads of every token, where it reads any of the requests."""
-    return CaptureHiddenMode.FULL if are_read(reqs) else None
+    return CaptureHiddenMode.FULL if needs_hidden_states(reqs) else None
 
 
 def _decode_view(batch: Any, rows: Sequence[int], last_ids: torch.Tensor | None) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sglang_parse.core.question import Question
-from sglang_parse.engine.batch import are_read
+from sglang_parse.engine.batch import needs_hidden_states
 from sglang_parse.engine.forward import forward_spans, run_pass
 from sglang_parse.engine.readout import Measured, Spoken
 from sglang_parse.engine.rows import (
@@ -151,7 +151,7 @@ class Verifier:
             *[_Kind.CHECKED] * len(checked),
             *[_Kind.RIDING] * len(continuing),
         ]
-        capture = are_read([reqs[part.row] for part in parts])
+        capture = needs_hidden_states([reqs[part.row] for part in parts])
         passes = [
             self._run(batch, parts[span], kinds[span], capture=capture)
             for span in forward_spans(self.target.runner, parts)

@@ -19,16 +19,16 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT, check_kv
 from sglang_parse.context import process_context
-from sglang_parse.core.accounts import Key, account_of
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.limits import Limits
+from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Phase
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.policy.threshold_stats import Key, stats_key
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.core.tally import Tally
-from sglang_parse.engine import arrival
+from sglang_parse.engine import admission
 from sglang_parse.engine.blocks import Bursts
 from sglang_parse.engine.draft import DraftModel
 from sglang_parse.engine.faults import DraftGuard
@@ -42,7 +42,7 @@ from sglang_parse.engine.target import PlainTarget
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server
-from sglang_parse.startup.models import DraftBlock, draft_block
+from sglang_parse.startup.models import ParallelDraft, parallel_draft
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.drift import DriftWatch
 
@@ -63,7 +63,7 @@ class ParseWorker(BaseSpecWorker):
         super().__init__()
         context = process_context()
         models = (server_args, gpu_id, nccl_port, target_worker)
-        self.engine = build_engine(ParseConfig.from_env(), context.tally, *models)
+        self.engine = build_engine(ParseConfig.from_env(), context.counters, *models)
         self.pipeline = context.pipeline = Pipeline(self.engine)
         self._target_worker = target_worker
         self._draft_worker = self.engine.draft
@@ -81,17 +81,17 @@ class ParseWorker(BaseSpecWorker):
         """
         del on_publish
         engine = self.engine
-        engine.tally.launched(batch.reqs, overlap=batch.enable_overlap)
+        engine.counters.launched(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
             prefilled = {req.rid for req in batch.reqs}
             num_running = len(self._running.keys() | prefilled)
-            engine.controller.saw_load(num_running, [*_resting(self._running.values())])
+            engine.controller.observe_load(num_running, [*_resting(self._running.values())])
             engine.closed = None
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
-        engine.controller.saw_load(len(batch.reqs), [*_resting(batch.reqs)])
-        engine.tally.hold(batch.reqs)
+        engine.controller.observe_load(len(batch.reqs), [*_resting(batch.reqs)])
+        engine.counters.hold(batch.reqs)
         return self.pipeline.launch(batch)
 
     def alloc_memory_pool(
@@ -129,7 +129,7 @@ class ParseWorker(BaseSpecWorker):
         req = self._running.pop(rid, None)
         if req is None:
             return
-        arrival.learn(self.engine, req)
+        admission.learn(self.engine, req)
         if get_memory().disable_radix_cache:
             return
         self.pipeline.order_behind_forward(self.engine.target.runner.device)
@@ -137,18 +137,18 @@ class ParseWorker(BaseSpecWorker):
 
 
 def _resting(reqs: Iterable[Any]) -> Iterator[Key | None]:
-    """The accounts of those that do not draft (see ``Controller.saw_load``)."""
+    """The accounts of those that do not draft (see ``Controller.observe_load``)."""
     for req in reqs:
         state: RequestState = req.parse_state
         if state.phase is Phase.PLAIN:
             yield None
-        elif state.is_stepping and state.rests:
-            yield account_of(state.terms.threshold, state.num_failed)
+        elif state.is_stepping and state.drafting_suspended:
+            yield stats_key(state.policy.threshold, state.num_failed)
 
 
 def build_engine(
     config: ParseConfig,
-    tally: Tally,
+    counters: Counters,
     server_args: Any,
     gpu_id: int,
     nccl_port: int,
@@ -158,7 +158,7 @@ def build_engine(
 
     Args:
         config: the server's settings.
-        tally: what is counted in this process.
+        counters: what is counted in this process.
         server_args, gpu_id, nccl_port, target_worker: SGLang's, see ``BaseSpecWorker``.
     """
     registry.register_backends()
@@ -167,14 +167,14 @@ def build_engine(
     draft = DraftModel(
         server_args, gpu_id, nccl_port, target_worker, chain_steps=config.draft_graph_steps
     )
-    block = _draft_block(config, draft)
+    block = _parallel_draft(config, draft)
     target = PlainTarget(target_worker)
     head = None
     if config.uses_eagle3:
         head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
     controller = _controller(config, server_args, question)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
-    tally.mismatch = certified.mismatch
+    counters.mismatch = certified.mismatch
     return Engine(
         config=config,
         target=target,
@@ -185,17 +185,17 @@ def build_engine(
             mask_id=block.mask_id,
             or_one=block.or_one,
             is_masked=is_masked,
-            plans_unread=SUPPORT[server_args.attention_backend].plans_unread,
+            plans_on_device=SUPPORT[server_args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,
             is_timed=not server_args.enable_deterministic_inference,
         ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         head=GuardedHead(head, num_ranks=server_args.tp_size),
         verifier=Verifier(target, question, is_masked=is_masked),
-        rounds=Rounds(config, tokenizer, question, controller, tally, _drift_watch(certified)),
+        rounds=Rounds(config, tokenizer, question, controller, counters, _drift_watch(certified)),
         slots=KvSlots(config, controller, question.max_len if question else 0, block.size),
         controller=controller,
-        tally=tally,
+        counters=counters,
         certified=certified,
     )
 
@@ -208,7 +208,7 @@ def _controller(config: ParseConfig, server_args: Any, question: Question | None
         logger.info(
             "PARSE: under --enable-deterministic-inference nothing depends on the clock: drafts "
             "are always begun, of %d tokens with %d prefixes, in bursts of %d.",
-            *(config.draft_tokens, config.max_prefixes, config.burst_tokens),
+            *(config.draft_tokens, config.max_prefixes, config.draft_chunk),
         )
     limits = Limits.of(
         config,
@@ -233,8 +233,8 @@ def _pass_layout(server_args: Any, config: ParseConfig) -> str:
     return layout
 
 
-def _draft_block(config: ParseConfig, draft: DraftModel) -> DraftBlock:
-    block = draft_block(config, draft.draft_runner.model_config)
+def _parallel_draft(config: ParseConfig, draft: DraftModel) -> ParallelDraft:
+    block = parallel_draft(config, draft.draft_runner.model_config)
     if block.size > 1:
         logger.info(
             "PARSE: the draft writes up to %d tokens a forward, with mask token %d%s",

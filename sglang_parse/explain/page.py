@@ -83,7 +83,7 @@ def shown(text: str) -> str:
 
 def keeps(one: Round) -> list[list[float | None]]:
     """[[largest threshold, draft tokens kept], ...] as the page's script looks it up."""
-    return [[entry.up_to, entry.cut] for entry in one.keeps]
+    return [[entry.up_to, entry.accepted_len] for entry in one.keeps]
 
 
 def stages(made: Made) -> list[tuple[str, float, float]]:

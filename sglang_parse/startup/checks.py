@@ -18,11 +18,11 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.startup import compat
 from sglang_parse.startup.models import (
-    DraftBlock,
+    ParallelDraft,
     check_head,
     check_models,
-    draft_block,
     flag_of,
+    parallel_draft,
     refuse,
     tokenizer_of,
 )
@@ -90,7 +90,7 @@ def validate_server_args(server_args: Any) -> None:
     compat.check_backend(server_args.attention_backend)
     tokenizer = tokenizer_of(server_args, server_args.tokenizer_path or server_args.model_path)
     target, draft = check_models(server_args, tokenizer)
-    block = draft_block(config, draft)
+    block = parallel_draft(config, draft)
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
@@ -139,7 +139,7 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
         refuse(f"{setting} without CUDA graphs", config.draft_graph_steps, fix)
 
 
-def longest_burst(config: ParseConfig, block: DraftBlock) -> int:
+def longest_burst(config: ParseConfig, block: ParallelDraft) -> int:
     """Tokens of the last committed token, a draft and the rows of a block behind it at most."""
     return 1 + config.draft_tokens + rows_behind(block.size, Masks.EVERY)
 

@@ -52,8 +52,8 @@ def plain_reason(wish: str, options: RequestOptions) -> str:
     return wish if options.enabled else "switched off"
 
 
-def continuation(wish: str, config: ParseConfig, *, head_reads: bool) -> str:
-    """What writes when no draft does, for ``Terms.continuation``."""
+def decode_accelerator(wish: str, config: ParseConfig, *, uses_eagle: bool) -> str:
+    """What writes when no draft does, for ``RequestPolicy.continuation``."""
     if not config.uses_eagle3:
         return ""
-    return "eagle3" if head_reads and not wish else "target"
+    return "eagle3" if uses_eagle and not wish else "target"

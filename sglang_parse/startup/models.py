@@ -152,7 +152,7 @@ MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True, slots=True)
-class DraftBlock:
+class ParallelDraft:
     """What a server's draft writes a forward.
 
     Attributes:
@@ -166,7 +166,7 @@ class DraftBlock:
     or_one: bool = False
 
 
-def draft_block(config: ParseConfig, draft: Any) -> DraftBlock:
+def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
     """What a draft can do, and what was asked for.
 
     Args:
@@ -178,13 +178,13 @@ def draft_block(config: ParseConfig, draft: Any) -> DraftBlock:
     """
     named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
     key, mask_id = next(((k, v) for k, v in named.items() if v is not None), ("", None))
-    size, setting = config.block_size, flag("draft_block")
+    size, setting = config.block_size, flag("draft_parallel_tokens")
     if size == 1 or (size is None and mask_id is None):
-        return DraftBlock()
+        return ParallelDraft()
     if mask_id is None:
         refuse(
             setting,
-            config.draft_block,
+            config.draft_parallel_tokens,
             f"use 1, or a draft that was trained to fill mask tokens: its config.json has "
             f"{' or '.join(MASK_TOKEN_KEYS)}",
         )
@@ -195,7 +195,7 @@ def draft_block(config: ParseConfig, draft: Any) -> DraftBlock:
     ):
         fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
         refuse(f"{key} in the draft's config.json", mask_id, fix)
-    return DraftBlock(size or USUAL_BLOCK, mask_id, or_one=size is None)
+    return ParallelDraft(size or USUAL_BLOCK, mask_id, or_one=size is None)
 
 
 def slot_sharers(args: Any) -> list[Any]:

@@ -35,7 +35,7 @@ class DriftWatch:
         self._window: list[float] = []
         self.distance: float | None = None
 
-    def saw(self, verdicts: Sequence[float]) -> bool:
+    def observe(self, verdicts: Sequence[float]) -> bool:
         """The verdicts of a request's first draft; whether with them a window has drifted."""
         if not verdicts:
             return False

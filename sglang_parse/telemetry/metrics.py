@@ -1,6 +1,6 @@
 """What PARSE shows: the metrics' names and texts, and one request's ``meta_info["parse"]``.
 
-``core.tally`` counts; ``prometheus`` publishes, ``patches.parse.decode_log`` prints.
+``core.counters`` counts; ``prometheus`` publishes, ``patches.parse.decode_log`` prints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_parse.core.block import Masks
-from sglang_parse.core.tally import figures
+from sglang_parse.core.counters import figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ METRICS = (
         "is tokens a forward.",
     ),
     Metric(
-        "draft_passes_total",
+        "draft_forward_passes_total",
         "Forwards of the draft model, by the real rows that mask tokens stand behind: none (one "
         "token a forward), the last, every.",
         "masks",
         tuple(masks.value for masks in Masks),
     ),
-    Metric("judged_tokens_total", "Drafted tokens that a verification pass judged."),
+    Metric("verified_tokens_total", "Drafted tokens that a verification pass judged."),
     Metric("accepted_tokens_total", "Drafted tokens that were kept: output."),
     Metric(
         "matched_tokens_total",
@@ -66,30 +66,30 @@ METRICS = (
         ("parse", "plain"),
     ),
     Metric("rounds_total", "Drafts that were judged."),
-    Metric("passes_total", "Verification passes: target forwards that judged drafts."),
+    Metric("verify_passes_total", "Verification passes: target forwards that judged drafts."),
     Metric("eagle3_steps_total", "Target forwards of one request with an EAGLE-3 head ahead."),
     Metric("eagle3_tokens_total", "Output tokens those wrote, some of target_tokens_total."),
     Metric(
-        "unread_requests_total",
+        "eagle_bypassed_requests_total",
         "Requests that the EAGLE-3 head did not read: too few of their tokens were expected to be "
         "the target's steps.",
     ),
-    Metric("short_drafts_total", "Drafts ended or given up because KV slots were short."),
+    Metric("kv_truncated_drafts_total", "Drafts ended or given up because KV slots were short."),
     Metric("skipped_drafts_total", "Drafts not begun because drafting did not pay."),
     Metric(
         "stage_seconds_total",
         "Wall time of each stage; draft: what the draft model reads before it writes included.",
         "stage",
-        ("prefill", "draft", "verification", "continuation"),
+        ("prefill", "draft", "verify", "decode"),
     ),
     Metric(
         "expected_speedup",
-        "What drafting was last expected to bring over the plain target; below 1.05 it rests.",
+        "What drafting was last expected to bring over the plain target; below 1.05 drafting is suspended.",
         is_gauge=True,
     ),
     Metric("planned_draft_tokens", "Longest draft of the round planned last.", is_gauge=True),
     Metric("planned_prefixes", "Prefixes judged of it at most.", is_gauge=True),
-    Metric("planned_burst_tokens", "Draft tokens of an iteration at most.", is_gauge=True),
+    Metric("planned_draft_chunk", "Draft tokens of an iteration at most.", is_gauge=True),
     Metric(
         "simulated_acceptance",
         "Share of each draft that is kept where verdicts are ignored, for benchmarks.",
@@ -113,7 +113,7 @@ METRICS = (
     ),
     Metric("verdict", "Verdicts, one per judged prefix.", buckets=(0.01, *TENTHS, 0.99, 1.0)),
     Metric(
-        "cut_fraction",
+        "accept_ratio",
         "Share of each judged draft that was kept.",
         buckets=(0.0, *TENTHS, 0.999, 1.0),
     ),
@@ -124,7 +124,7 @@ METRICS = (
         buckets=(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536),
     ),
     Metric(
-        "continuing_gap_seconds",
+        "decode_itl_seconds",
         "Time between the tokens of a request that continues or is served plainly, one per "
         "iteration; what others draft and have judged makes it longer.",
         buckets=(*(i / 200 for i in (1, 2, 4, 8, 12, 16, 24, 40, 60, 80)), 0.6, 0.8, 1.2, 2, 5),
@@ -137,7 +137,7 @@ META_INFO = {
     "reason": 'why, if plain: "switched off", "log probabilities", "grammar", ...',
     "simulated": "only under simulated acceptance: the share of each draft that is kept; the "
     "answer means nothing",
-    "continuation": "only with `--parse-continuation eagle3`: `eagle3`, or `target` for requests "
+    "decode_accelerator": "only with `--parse-decode-accelerator eagle3`: `eagle3`, or `target` for requests "
     "that step token by token, because the head cannot serve them or would read them for nothing",
     "target_tokens": "output tokens the target wrote itself; with `accepted_tokens` they are all "
     "of the output",
@@ -145,7 +145,7 @@ META_INFO = {
     "request; false where the request asks for a lower threshold, samples or is served plainly, "
     "and where the server is not as certified",
     "tokens_per_draft_forward": "`drafted_tokens` over `draft_forwards`; 0 without a draft",
-    "plan": "how its last round was planned: `draft_tokens`, `max_prefixes` and `burst_tokens` at "
+    "plan": "how its last round was planned: `draft_tokens`, `max_prefixes` and `draft_chunk` at "
     "most, and the `speedup` expected of it, null where the round was to find out; not there "
     "without a draft",
     "trace": "only if asked for; one record per round",
@@ -167,12 +167,12 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     note = {} if simulated is None else {"simulated": simulated}
     if state is None:
         return {"mode": "plain", "reason": "not started", **note}
-    info: dict[str, Any] = {"mode": "plain" if state.terms.is_plain else "parse", **note}
-    if state.terms.is_plain:
-        info["reason"] = state.terms.plain_reason
+    info: dict[str, Any] = {"mode": "plain" if state.policy.is_plain else "parse", **note}
+    if state.policy.is_plain:
+        info["reason"] = state.policy.plain_reason
     shown = figures(req)
-    if state.terms.continuation:
-        info["continuation"] = state.terms.continuation
+    if state.policy.decode_accelerator:
+        info["decode_accelerator"] = state.policy.decode_accelerator
     else:
         shown = {k: v for k, v in shown.items() if not k.startswith("eagle3_")}
     per_forward = shown["drafted_tokens"] / max(1, shown["draft_forwards"])
@@ -180,9 +180,9 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in shown.items()})
     if state.plan is not None:
         info["plan"] = asdict(state.plan)
-    if state.terms.certified is not None:
-        info["certified"] = state.terms.certified
-    if state.terms.keep_trace:
+    if state.policy.certified is not None:
+        info["certified"] = state.policy.certified
+    if state.policy.keep_trace:
         info["trace"] = state.trace
-        info["fingerprint"] = state.terms.fingerprint
+        info["fingerprint"] = state.policy.fingerprint
     return info

@@ -21,7 +21,7 @@ from sglang.srt.observability.metrics_collector import (
 
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ConfigError
-from sglang_parse.core.tally import Totals, Window
+from sglang_parse.core.counters import Totals, Window
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric
 
 PUBLISH_EVERY_S = 0.1
@@ -41,8 +41,8 @@ class ParseMetrics:
 
     def __init__(self, labels: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(labels, *args, **kwargs)  # type: ignore[call-arg]
-        self._parse_tally = process_context().tally
-        self._parse_window = Window(self._parse_tally)
+        self._parse_counters = process_context().counters
+        self._parse_window = Window(self._parse_counters)
         self._parse_published: Totals = defaultdict(float)
         self._parse_published_at = -math.inf
         self._parse_metrics = {metric.name: self._make(metric) for metric in METRICS}
@@ -74,39 +74,39 @@ class ParseMetrics:
     def increment_realtime_tokens(self, *args: Any, **kwargs: Any) -> None:
         """SGLang's call after every iteration, when its result has been processed."""
         super().increment_realtime_tokens(*args, **kwargs)  # type: ignore[misc]
-        tally, now = self._parse_tally, time.monotonic()
-        if not tally.keeps_samples:
+        counters, now = self._parse_counters, time.monotonic()
+        if not counters.keeps_samples:
             # The first call: it comes after a prefill, so no sample is missing yet.
-            tally.keeps_samples = True
+            counters.keeps_samples = True
             self._show_zeros()
-        tally.update_latest()
-        if now - self._parse_published_at >= PUBLISH_EVERY_S or tally.has_ended:
+        counters.update_latest()
+        if now - self._parse_published_at >= PUBLISH_EVERY_S or counters.has_ended:
             self._parse_published_at = now
             self.publish()
 
     def publish(self) -> None:
-        """Bring Prometheus up to date with the tally."""
-        tally = self._parse_tally
-        for (name, label_value), total in tally.totals.items():
+        """Bring Prometheus up to date with the counters."""
+        counters = self._parse_counters
+        for (name, label_value), total in counters.totals.items():
             growth = total - self._parse_published[name, label_value]
             if growth > 0:
                 self._child(BY_NAME[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
-        planned = tally.planned
+        planned = counters.planned
         gauges = {
-            ("expected_speedup", ""): tally.expected_speedup,
+            ("expected_speedup", ""): counters.expected_speedup,
             ("planned_draft_tokens", ""): planned and planned.draft_tokens,
             ("planned_prefixes", ""): planned and planned.max_prefixes,
-            ("planned_burst_tokens", ""): planned and planned.burst_tokens,
-            ("simulated_acceptance", ""): tally.simulated,
-            ("verdict_drift", ""): tally.verdict_drift,
-            **{("certificate_mismatch", what): 1 for what in tally.mismatch},
+            ("planned_draft_chunk", ""): planned and planned.draft_chunk,
+            ("simulated_acceptance", ""): counters.simulated,
+            ("verdict_drift", ""): counters.verdict_drift,
+            **{("certificate_mismatch", what): 1 for what in counters.mismatch},
         }
         for (name, label_value), value in gauges.items():
             if value is not None and value != self._parse_gauges.get((name, label_value)):
                 self._parse_gauges[name, label_value] = value
                 self._child(BY_NAME[name], label_value).set(value)
-        for name, values in tally.take_samples().items():
+        for name, values in counters.take_samples().items():
             child = self._child(BY_NAME[name], "")
             for value in values:
                 child.observe(value)
@@ -122,7 +122,7 @@ class ParseMetrics:
         accepted, rounds = growth["accepted_tokens_total", "*"], growth["rounds_total", "*"]
         if rounds:
             stats.spec_accept_length = accepted / rounds
-            stats.spec_accept_rate = accepted / max(1, growth["judged_tokens_total", "*"])
+            stats.spec_accept_rate = accepted / max(1, growth["verified_tokens_total", "*"])
         super().log_stats(stats)  # type: ignore[misc]
 
 

@@ -79,7 +79,7 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
         start_server,
         "token",
         *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-burst-tokens", "4", *BLOCKS, *SMALL_CHUNKS, *SEED),
+        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED),
     )
 
 
@@ -120,7 +120,7 @@ def equal(
         start_server,
         "equal",
         *parse_flags((pair[0], draft), "--parse-verification", "token", *BLOCKS),
-        *("--parse-draft-tokens", "16", "--parse-burst-tokens", "4", *SEED),
+        *("--parse-draft-tokens", "16", "--parse-draft-chunk", "4", *SEED),
     )
 
 

@@ -124,24 +124,24 @@ def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]]
     lines.unlink(missing_ok=True)
     record.touch()
     goal = NUM_ABORTS // 2
-    tally = _Tally()
+    counters = _Tally()
     lock = threading.Lock()
 
     def work(worker: int) -> None:
         rng = random.Random(1000 + worker)
         number = 0
-        while tally.aborted < goal:
+        while counters.aborted < goal:
             number += 1
             outcome = _one_request(client, rng, f"{server}-{worker}-{number}", expected)
             with lock:
-                setattr(tally, outcome, getattr(tally, outcome) + 1)
+                setattr(counters, outcome, getattr(counters, outcome) + 1)
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         list(pool.map(work, range(CONCURRENCY)))
     record.unlink()
-    assert tally.aborted >= goal
-    assert tally.disconnected > 3
-    assert tally.finished > 3
+    assert counters.aborted >= goal
+    assert counters.disconnected > 3
+    assert counters.finished > 3
     # Not vacuous: requests ended in every phase.
     last = {}
     for line in lines.read_text().splitlines():

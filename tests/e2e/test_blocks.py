@@ -57,7 +57,7 @@ def assert_same_text(
 def forwards(client: Client) -> dict[str, float]:
     """Forwards of the draft model, by where their masks were."""
     lines = HTTP.get(f"{client.url}/metrics").text.splitlines()
-    found = (line for line in lines if line.startswith("sglang:parse_draft_passes_total{"))
+    found = (line for line in lines if line.startswith("sglang:parse_draft_forward_passes_total{"))
     return {line.split('masks="')[1].split('"')[0]: float(line.split()[-1]) for line in found}
 
 

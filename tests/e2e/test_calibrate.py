@@ -89,11 +89,11 @@ def test_an_accepted_answer_overrules_a_rejected_prefix(
         answer = ask(judging, problem, parse={"threshold": threshold})
         (now,) = parse_info(answer)["trace"]
         assert now["draft_token_ids"] == record["draft_token_ids"]
-        assert now["cut"] == len(record["draft_token_ids"])
+        assert now["accepted_len"] == len(record["draft_token_ids"])
         assert now["decided_by"] == len(now["verdicts"]) - 1
         assert now["next_token_id"] is None  # the draft's end is the answer's
         strict = select(now["verdicts"], now["prefix_ends"], threshold, "first-reject")
-        assert strict.cut < now["cut"]
+        assert strict.accepted_len < now["accepted_len"]
         if tried == 2:
             return
     pytest.fail("no finished draft whose answer is trusted more than a prefix of it")
@@ -110,7 +110,10 @@ def test_a_rejected_answer_leaves_it_to_the_prefixes(
                 *(record["verdicts"], record["prefix_ends"], 0.9985, RULE),
                 is_finished=record["finished"],
             )
-            assert (record["cut"], record["decided_by"]) == (found.cut, found.decided_by)
+            assert (record["accepted_len"], record["decided_by"]) == (
+                found.accepted_len,
+                found.decided_by,
+            )
             rejected += record["finished"] and record["verdicts"][-1] < 0.9985
     assert rejected > 0
 

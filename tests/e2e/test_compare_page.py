@@ -32,12 +32,12 @@ def calibration_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def looks_right(page: Path, width: int) -> dict:
-    """What the browser saw, if nothing is wrong with how the page looks."""
+    """What the browser observe, if nothing is wrong with how the page looks."""
     found = look_at(page, width)
     assert found["loaded"]
     assert found["console"] == []
     assert found["page_width"] <= found["inner_width"] == width
-    assert (found["outside"], found["cut"]) == ([], [])
+    assert (found["outside"], found["accepted_len"]) == ([], [])
     # Self-contained: the page itself is all that was asked for.
     urls = [url for url in found["requests"] if not url.startswith("data:")]
     assert urls == [page.resolve().as_uri()]
@@ -77,6 +77,6 @@ def test_the_browser_notices_what_is_wrong(page: Path):
     found = look_at(wrong, 1280)
     assert found["page_width"] > 1280
     assert any("too wide" in html for html in found["outside"])
-    assert any("cut short" in html for html in found["cut"])
+    assert any("cut short" in html for html in found["accepted_len"])
     assert any("missing.js" in url for url in found["requests"])
     assert any("oh" in message for message in found["console"])

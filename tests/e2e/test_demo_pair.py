@@ -26,17 +26,17 @@ def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model
             judged = judged_again(target_model, context, output, record)
             verdicts = judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=1e-3)
-            cut = select(verdicts, record["prefix_ends"], 0.5, "first-reject").cut
-            assert record["cut"] == cut
+            cut = select(verdicts, record["prefix_ends"], 0.5, "first-reject").accepted_len
+            assert record["accepted_len"] == cut
             if record["next_token_id"] is not None:
                 places = (0, *record["prefix_ends"])
                 assert record["next_token_id"] == int(judged.next_token_ids[places.index(cut)])
-            end = record["output_start"] + cut + len(record["own_token_ids"])
-            assert output[:end][record["output_start"] :] == draft[:cut] + record["own_token_ids"]
+            end = record["output_start"] + cut + len(record["bonus_token_ids"])
+            assert output[:end][record["output_start"] :] == draft[:cut] + record["bonus_token_ids"]
             num_cut += cut < record["prefix_ends"][-1]
             assert record["accept_token_id"] == question.accept_id
             _check_prefixes(draft, record["prefix_ends"], tokenizer)
-    assert num_cut > 0, "no draft was cut: the test saw only whole drafts"
+    assert num_cut > 0, "no draft was cut: the test observe only whole drafts"
 
 
 def _check_prefixes(draft: list[int], ends: list[int], tokenizer) -> None:

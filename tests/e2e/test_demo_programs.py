@@ -201,7 +201,7 @@ def test_explain_shows_what_the_traces_say(
     assert [traced.prompt for traced in traces] == [program("options").PROBLEM, *texts]
     records = [record for traced in traces for record in traced.parse["trace"]]
     assert {record["threshold"] for record in records} == {0.9988}
-    assert any(0 < record["cut"] < len(record["draft_token_ids"]) for record in records)
+    assert any(0 < record["accepted_len"] < len(record["draft_token_ids"]) for record in records)
     tokenizer = load_tokenizer(DEMO / "target")
     made = [take_apart(traced, tokenizer.batch_decode) for traced in traces]
     for one in made:

@@ -227,7 +227,7 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["lines"]
     assert (plain["draft_share"], parse["server"]) == (None, "parse")
-    assert 0 <= parse["draft_share"] < parse["continuation_share"]
+    assert 0 <= parse["draft_share"] < parse["decode_share"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sglang_parse.core.accounts import PILOTS
+from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
 from support.client import EXACT, HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
@@ -26,7 +26,7 @@ def flags(target: str, draft: str, drafting: str) -> tuple[str, ...]:
     return parse_flags((DEMO / target, DEMO / draft), "--parse-drafting", drafting)
 
 
-SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-burst-tokens", "8")
+SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-draft-chunk", "8")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def total(answers: list[dict], figure: str) -> float:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], concurrency: int):
-    slow.generate_all(prompts[:PILOTS], 1, **LIMIT)
+    slow.generate_all(prompts[:COLD_START_PROBES], 1, **LIMIT)
     answers = slow.generate_all(prompts, concurrency, **LIMIT)
     assert ids_of(answers) == ids_of(slow.generate_all(prompts, 8, parse=OFF, **LIMIT))
     assert total(answers, "skipped_drafts") > len(prompts)
@@ -67,7 +67,7 @@ def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], 
 
 
 def test_the_state_is_among_the_metrics(slow: Client, prompts: list[str]):
-    slow.generate_all(prompts[: PILOTS + 2], 1, **LIMIT)
+    slow.generate_all(prompts[: COLD_START_PROBES + 2], 1, **LIMIT)
     page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
     (speedup,) = re.findall(r"^sglang:parse_expected_speedup\{.*\} (\S+)", page, re.MULTILINE)
     (skipped,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)

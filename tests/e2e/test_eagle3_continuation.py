@@ -17,7 +17,7 @@ from support.client import EXACT, HTTP, Client, assert_adds_up, assert_same, ids
 from support.demo_pair import DEMO, disturbed_draft
 from support.servers import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
 
-EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
+EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
 NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 220}
 TARGET, DRAFT, HEAD = range(3)
@@ -47,8 +47,8 @@ def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
         server = start_server(
             "tight-eagle3",
-            *parse_flags(pair, "--parse-verification", "token", "--parse-after-cut", "target"),
-            *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-burst-tokens", "6"),
+            *parse_flags(pair, "--parse-verification", "token", "--parse-on-reject", "decode"),
+            *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-draft-chunk", "6"),
             *("--max-total-tokens", "720", "--page-size", "4", "--speculative-num-steps", "2"),
         )
     with awake(server):
@@ -100,7 +100,7 @@ def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurren
     assert _accept_length(answers) > 2
     for answer in answers:
         info = parse_info(answer)
-        assert (info["mode"], info["continuation"]) == ("parse", "eagle3")
+        assert (info["mode"], info["decode_accelerator"]) == ("parse", "eagle3")
         assert info["accepted_tokens"] == 0
         assert 0 < info["eagle3_tokens"] < info["target_tokens"] - info["matched_tokens"]
         assert_adds_up(answer)
@@ -117,7 +117,7 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
     assert {info["drafted_tokens"] for info in infos} == {0}
     assert [info["target_tokens"] for info in infos] == [len(ids) for ids in ids_of(answers)]
     for answer, info in zip(answers, infos, strict=True):
-        spent_ms = info["prefill_ms"] + info["continuation_ms"]
+        spent_ms = info["prefill_ms"] + info["decode_ms"]
         assert 0 < spent_ms < answer["meta_info"]["e2e_latency"] * 1e3
 
 
@@ -171,13 +171,13 @@ def test_all_kinds_of_requests_share_a_batch(
         ours, theirs = wishes[name].result(), demo_plain.generate(prompts[0], **LIMIT, **wish)
         assert_same(ours, theirs)
         info = parse_info(ours)
-        assert (info["reason"], info["continuation"]) == (name, "target")
+        assert (info["reason"], info["decode_accelerator"]) == (name, "target")
         assert info["eagle3_steps"] == 0
         for key in ("output_token_logprobs", "output_top_logprobs"):
             ours_log, their_log = (a["meta_info"].get(key, []) for a in (ours, theirs))
             assert _numbers(ours_log) == pytest.approx(_numbers(their_log), abs=1e-4)
     assert both.result()["output_ids"] == wishes["grammar"].result()["output_ids"]
-    assert parse_info(both.result())["continuation"] == "target"
+    assert parse_info(both.result())["decode_accelerator"] == "target"
     assert parse_info(sampled.result())["eagle3_steps"] > 0
     eagle.assert_nothing_lost()
 
@@ -294,13 +294,13 @@ def test_the_head_reads_no_answer_for_nothing(
     before = choosing.look()["forwards"]
     answers = choosing.generate_all(prompts, 8, **LIMIT)
     after = choosing.look()["forwards"]
-    read = [info["continuation"] for info in map(parse_info, answers)].count("eagle3")
+    read = [info["decode_accelerator"] for info in map(parse_info, answers)].count("eagle3")
     assert read <= 1  # now and then one
     assert after["head-prefill eager"] - before["head-prefill eager"] <= read
     assert sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False)) >= 11
     plainly = choosing.generate_all(prompts[:6], 2, parse=OFF, **LIMIT)
     assert ids_of(plainly) == ids_of(expected[:6])
-    assert {parse_info(answer)["continuation"] for answer in plainly} == {"eagle3"}
+    assert {parse_info(answer)["decode_accelerator"] for answer in plainly} == {"eagle3"}
     assert _accept_length(plainly) > 2.5
     # Of the prompts just seen, they share the first words with one another.
     cached = [answer["meta_info"]["cached_tokens"] for answer in plainly]

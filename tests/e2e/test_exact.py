@@ -13,7 +13,7 @@ from support.client import (
     parse_info,
     random_prompts,
 )
-from support.judged_tokens import gaps
+from support.verified_tokens import gaps
 
 SEEDS = (11, 12)
 

@@ -51,7 +51,7 @@ def test_page(page: Path, width: int, dark: bool):
 def test_keyboard(page: Path):
     said = [value for value in shown(page, 1280, KEYBOARD)["steps"] if value is not None]
     drafted = sum(len(o.record["draft_token_ids"]) for m in three_answers() for o in m.rounds)
-    kept = sum(one.record["cut"] for made in three_answers() for one in made.rounds)
+    kept = sum(one.record["accepted_len"] for made in three_answers() for one in made.rounds)
     served = f"As served: {kept} of {drafted} drafted tokens kept"
     first, start, none, would, above, below, *rest = said
     assert (first, start) == ("line", served)

@@ -50,7 +50,7 @@ def doomed(
     _poison(pair[1], DRAFT_POISON)
     flags = (
         *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "12", *SEED),
-        *("--parse-burst-tokens", "4", "--chunked-prefill-size", "64", "--sleep-on-idle"),
+        *("--parse-draft-chunk", "4", "--chunked-prefill-size", "64", "--sleep-on-idle"),
     )
     more = {"hanging": ("--watchdog-timeout", "8")}
     started: dict[str, Server] = {}

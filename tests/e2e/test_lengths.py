@@ -124,7 +124,7 @@ def test_a_draft_that_the_length_limit_ends_is_kept_to_its_last_token(semantic: 
         (record,) = info["trace"]
         assert record["draft_token_ids"] == answer["output_ids"][1:]
         assert record["prefix_ends"] == sorted({*range(3, room, 3), room})
-        assert (record["cut"], record["next_token_id"]) == (room, None)
+        assert (record["accepted_len"], record["next_token_id"]) == (room, None)
         assert info["drafted_tokens"] == info["accepted_tokens"] == room
     semantic.assert_nothing_lost()
 
@@ -151,7 +151,7 @@ def test_the_end_that_nobody_judged_begins_the_next_draft(
                 context, max_new_tokens=len(draft), do_sample=False, eos_token_id=-1
             )
             assert draft == written[0, context.shape[1] :].tolist()
-            unjudged = draft[record["cut"] :]
+            unjudged = draft[record["accepted_len"] :]
             goes_on = unjudged[:1] == [record["next_token_id"]]
             begun = unjudged[1:] if goes_on else []
             carried += len(begun)
@@ -164,7 +164,7 @@ def test_the_end_that_nobody_judged_begins_the_next_draft(
 @pytest.fixture(scope="module")
 def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Semantic mode, cut at line ends that random text has none of; the target is the draft."""
-    flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-burst-tokens", "7", *SEED)
+    flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-draft-chunk", "7", *SEED)
     yield from served(start_server, "lines", *parse_flags((pair[0], pair[0]), *flags))
 
 
@@ -182,5 +182,5 @@ def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold
     whole = [r for r in rounds if r["prefix_ends"] == [len(r["draft_token_ids"])]]
     assert len(whole) > len(rounds) / 2
     if threshold == 0:
-        assert all(record["cut"] == len(record["draft_token_ids"]) for record in whole)
+        assert all(record["accepted_len"] == len(record["draft_token_ids"]) for record in whole)
     lines.assert_nothing_lost()

@@ -38,7 +38,7 @@ def test_load(
     # A plain request is sent every token by itself, a draft arrives in one piece.
     assert lines["parse", "drafting"]["gap_p50_ms"] > lines["parse", "off"]["gap_p50_ms"]
     assert "PARSE: switched off" in printed
-    shares = [f"{stage}_share" for stage in ("prefill", "draft", "verification", "continuation")]
+    shares = [f"{stage}_share" for stage in ("prefill", "draft", "verify", "decode")]
     for line in content["lines"]:  # these servers publish no metrics
         assert [line.pop(share) for share in shares] == [None] * 4
         line.update(dict.fromkeys(shares, 0.0))

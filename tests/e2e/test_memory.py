@@ -16,8 +16,8 @@ NUM_REQUESTS, NEW_TOKENS = 10, 72
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
 # Questions of about 12 tokens each: one pass may need more slots than the draft it judges.
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
-SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-burst-tokens", "6", *SEED)
-ONE = ("--parse-draft-block", "1")
+SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-draft-chunk", "6", *SEED)
+ONE = ("--parse-draft-parallel-tokens", "1")
 """Unless a server says otherwise."""
 TOKEN = ("--parse-verification", "token")
 SERVERS = {
@@ -82,7 +82,7 @@ def test_output_is_the_plain_servers_and_nobody_starves(tight: Tight, expected: 
     assert [answer["output_ids"] for answer in answers] == expected
     infos = [parse_info(answer) for answer in answers]
     retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
-    short = sum(info["short_drafts"] for info in infos)
+    short = sum(info["kv_truncated_drafts"] for info in infos)
     # Not vacuous: the pool really was too small, or requests really were retracted.
     assert short + retractions > 0, (short, retractions)
     if tight.is_token:

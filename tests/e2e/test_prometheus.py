@@ -40,10 +40,10 @@ LINE = re.compile(
     r"rounds: (?P<rounds>\d+), drafted: (?P<drafted>\d+), judged: (?P<judged>\d+), "
     r"accepted: (?P<accepted>\d+) \((?P<share>[\d.]+)\), target-written: (?P<target>\d+), "
     r"#drafting: (?P<drafting>\d+), #verifying: (?P<verifying>\d+), "
-    r"#continuing: (?P<continuing>\d+), #plain: (?P<plain>\d+), .*gen throughput"
+    r"#decoding: (?P<continuing>\d+), #plain: (?P<plain>\d+), .*gen throughput"
 )
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:3", "--parse-draft-tokens", "20")
-BURSTS = ("--parse-burst-tokens", "6", *SMALL_CHUNKS, *SEED, *EVERY_LINE)
+CHUNKS = ("--parse-draft-chunk", "6", *SMALL_CHUNKS, *SEED, *EVERY_LINE)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def watched(
     path = tmp_path_factory.mktemp("certificate") / "calibration.json"
     path.write_text(calibration.calibration()[1].model_dump_json())
     flags = ("--parse-threshold", str(path), "--enable-metrics")
-    server = start_server("metrics", *parse_flags(pair, *SEMANTIC), *BURSTS, *flags)
+    server = start_server("metrics", *parse_flags(pair, *SEMANTIC), *CHUNKS, *flags)
     with awake(server):
         yield Watched(Client.of(server), server.log)
 
@@ -73,7 +73,7 @@ def watched(
 @pytest.fixture(scope="module")
 def unwatched(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
     flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
-    server = start_server("no-metrics", *parse_flags(pair, *flags), *BURSTS)
+    server = start_server("no-metrics", *parse_flags(pair, *flags), *CHUNKS)
     with awake(server):
         yield Watched(Client.of(server), server.log)
 
@@ -84,7 +84,7 @@ def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]
         server = start_server(
             "metrics-two-ranks",
             *parse_flags(pair, *SEMANTIC, "--tp-size", "2"),
-            *(*BURSTS, "--enable-metrics"),
+            *(*CHUNKS, "--enable-metrics"),
         )
     with awake(server):
         yield Watched(Client.of(server), server.log)
@@ -271,7 +271,7 @@ def test_counters_are_the_sums_of_the_responses(seen: Seen):
     assert grown["drafted_tokens_total", ""] == total(infos, "drafted_tokens") > 100
     assert grown["accepted_tokens_total", ""] == total(infos, "accepted_tokens") > 20
     assert grown["rounds_total", ""] == total(infos, "rounds") > 20
-    assert grown["short_drafts_total", ""] == total(infos, "short_drafts")
+    assert grown["kv_truncated_drafts_total", ""] == total(infos, "kv_truncated_drafts")
     assert grown["faults_total", ""] == 0
     for mode in ("parse", "plain"):
         own = [info for info in infos if info["mode"] == mode]
@@ -297,7 +297,7 @@ def test_requests_and_fallbacks_by_reason(seen: Seen):
 
 
 def test_stage_seconds(seen: Seen):
-    for stage in ("prefill", "draft", "verification", "continuation"):
+    for stage in ("prefill", "draft", "verify", "decode"):
         from_responses = total(seen.infos, f"{stage}_ms") / 1e3
         rounding = 1e-6 * len(seen.infos)
         assert seen.grown["stage_seconds_total", stage] == pytest.approx(
@@ -315,14 +315,14 @@ def test_the_load_program_reads_what_stages_took(watched: Watched):
         seconds = time.perf_counter() - started
     for stage, share in shares.items():
         assert share == pytest.approx(total(infos, f"{stage}_ms") / 1e3 / seconds, rel=0.1)
-    assert set(shares) == {"prefill", "draft", "verification", "continuation"}
+    assert set(shares) == {"prefill", "draft", "verify", "decode"}
 
 
 def test_passes_judge_one_draft_or_more(seen: Seen):
-    assert 0 < seen.grown["passes_total", ""] < seen.grown["rounds_total", ""]
+    assert 0 < seen.grown["verify_passes_total", ""] < seen.grown["rounds_total", ""]
 
 
-@pytest.mark.parametrize("name", ["verdict", "cut_fraction"])
+@pytest.mark.parametrize("name", ["verdict", "accept_ratio"])
 def test_histograms_are_those_of_the_traces(seen: Seen, name: str):
     values = [
         value
@@ -330,7 +330,7 @@ def test_histograms_are_those_of_the_traces(seen: Seen, name: str):
         for value in (
             record["verdicts"]
             if name == "verdict"
-            else [record["cut"] / len(record["draft_token_ids"])]
+            else [record["accepted_len"] / len(record["draft_token_ids"])]
         )
     ]
     (bounds,) = (metric.buckets for metric in METRICS if metric.name == name)
@@ -342,10 +342,10 @@ def test_histograms_are_those_of_the_traces(seen: Seen, name: str):
         assert seen.grown[f"{name}_bucket", str(float(bound))] == below
     assert seen.grown[f"{name}_count", ""] == seen.grown[f"{name}_bucket", "+Inf"] == len(values)
     assert seen.grown[f"{name}_sum", ""] == pytest.approx(sum(values))
-    if name == "cut_fraction":
+    if name == "accept_ratio":
         assert len(values) == seen.grown["rounds_total", ""]
         judged = sum(len(record["draft_token_ids"]) for record in seen.rounds)
-        assert seen.grown["judged_tokens_total", ""] == judged
+        assert seen.grown["verified_tokens_total", ""] == judged
 
 
 def test_one_pass_a_round_when_nobody_else_is_there(watched: Watched):
@@ -354,7 +354,7 @@ def test_one_pass_a_round_when_nobody_else_is_there(watched: Watched):
     info = parse_info(watched.client.generate(PROMPTS[0], parse=ACCEPT_SOME, **LENGTH))
     watched.client.wait_idle()
     grown = growth(samples(watched.client), before)
-    assert grown["passes_total", ""] == grown["rounds_total", ""] == info["rounds"] > 1
+    assert grown["verify_passes_total", ""] == grown["rounds_total", ""] == info["rounds"] > 1
 
 
 def test_kv_slots_held(watched: Watched):
@@ -377,8 +377,8 @@ def test_kv_slots_held(watched: Watched):
     steps = info["meta_info"]["completion_tokens"] - 1  # the first comes from the prefill
     assert grown["kv_slots_held_sum", ""] == grown["kv_slots_held_count", ""] == steps
     # Gaps between what it was sent: the time from its first step's token to its last.
-    assert grown["continuing_gap_seconds_count", ""] == steps - 1
-    assert 0 < grown["continuing_gap_seconds_sum", ""] < info["meta_info"]["e2e_latency"]
+    assert grown["decode_itl_seconds_count", ""] == steps - 1
+    assert 0 < grown["decode_itl_seconds_sum", ""] < info["meta_info"]["e2e_latency"]
 
 
 def test_faults_are_counted(watched: Watched):
@@ -429,9 +429,9 @@ def test_sglangs_acceptance_gauges_show_parses_share(watched: Watched):
     gauges = dict(
         re.findall(r"^sglang:(spec_accept_\w+)\{.*\} (\S+)$", page(watched.client), re.MULTILINE)
     )
-    assert float(gauges["spec_accept_length"]) == last["cut"]
+    assert float(gauges["spec_accept_length"]) == last["accepted_len"]
     assert float(gauges["spec_accept_rate"]) == pytest.approx(
-        last["cut"] / len(last["draft_token_ids"])
+        last["accepted_len"] / len(last["draft_token_ids"])
     )
 
 

@@ -35,7 +35,7 @@ def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, 
     rounds = [record for a in answers for record in parse_info(a).get("trace", ())]
     num_questions = sum(len(record["question_token_ids"]) for record in rounds)
     assert num_questions > 20 or server == "token"
-    assert any(record["cut"] < len(record["draft_token_ids"]) for record in rounds)
+    assert any(record["accepted_len"] < len(record["draft_token_ids"]) for record in rounds)
 
     tree = client.look()["tree"]
     texts = [prompt + answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)]

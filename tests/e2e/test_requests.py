@@ -19,7 +19,7 @@ COUNTERS = (
     "accepted_tokens",
     "target_tokens",
     "draft_ms",
-    "verification_ms",
+    "verify_ms",
 )
 
 
@@ -86,7 +86,7 @@ def test_traces_are_each_requests_own(semantic: Client):
         rounds = zip(parse_info(left)["trace"], parse_info(right)["trace"], strict=True)
         for a, b in rounds:
             assert a["verdicts"] == pytest.approx(b["verdicts"], abs=1e-4)
-            for key in ("draft_token_ids", "prefix_ends", "cut", "next_token_id"):
+            for key in ("draft_token_ids", "prefix_ends", "accepted_len", "next_token_id"):
                 assert a[key] == b[key]
 
 
@@ -94,11 +94,11 @@ def test_trace_adds_up_to_the_output(semantic: Client):
     answer = semantic.generate(PROMPT, parse={"trace": True}, **LIMIT)
     output = answer["output_ids"]
     for record in parse_info(answer)["trace"]:
-        kept = record["draft_token_ids"][: record["cut"]]
-        tokens = kept + record["own_token_ids"]
-        assert [record["next_token_id"]] == (record["own_token_ids"][:1] or [None])
+        kept = record["draft_token_ids"][: record["accepted_len"]]
+        tokens = kept + record["bonus_token_ids"]
+        assert [record["next_token_id"]] == (record["bonus_token_ids"][:1] or [None])
         assert any(output[i : i + len(tokens)] == tokens for i in range(len(output)))
-        assert record["cut"] in (0, *record["prefix_ends"])
+        assert record["accepted_len"] in (0, *record["prefix_ends"])
         assert len(record["verdicts"]) == len(record["prefix_ends"])
         assert len(record["question_token_ids"]) == len(record["prefix_ends"])
 

@@ -36,7 +36,7 @@ def road(
     size = {"off": "4", "on": "1"}[request.param]
     flags = parse_flags(
         *((DEMO / "target", draft), *QUESTION, "--parse-overlap", request.param),
-        *("--parse-draft-block", size),
+        *("--parse-draft-parallel-tokens", size),
     )
     with plugin("road", ROAD_FILE=str(path)):
         for client in served(start_server, f"road-{request.param}", *flags):
@@ -98,5 +98,5 @@ def test_no_call_goes_up(road: list[tuple[Place, Place]]):
 def test_a_climb_would_be_seen():
     up = (("sglang_parse.engine.kv", "grant"), ("sglang_parse.engine.rounds", "decide"))
     out = (("sglang_parse.core.request", "take"), ("sglang_parse.engine.kv", "grant"))
-    down = (("sglang_parse.engine.worker", "launch"), ("sglang_parse.core.tally", "count"))
+    down = (("sglang_parse.engine.worker", "launch"), ("sglang_parse.core.counters", "count"))
     assert list(climbs([up, out, down])) == [up, out]

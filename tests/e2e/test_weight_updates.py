@@ -40,7 +40,7 @@ def started(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
         start_server,
         "updated",
         *parse_flags(pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-burst-tokens", "4", *SEED),
+        *("--parse-draft-chunk", "4", *SEED),
     )
 
 

@@ -18,9 +18,9 @@ import pytest
 from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import CHAINS, DTYPES, REAL_SIZES, VARIANTS, Setup
-from support.judged_tokens import gaps
 from support.random_pair import parallel_draft
 from support.servers import BLOCKS, QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
+from support.verified_tokens import gaps
 
 NEAR_TIE = {"bfloat16": 0.15, "float32": 0.01}
 """As in ``test_servers``."""
@@ -159,7 +159,7 @@ def test_few_slots(plain: Any, semantic: Any, setup: Setup):
     prompts = random_prompts(24, 95)
     answers = semantic.generate_all(prompts, 24, parse=EXACT, max_new_tokens=72, ignore_eos=True)
     assert_the_targets(plain, setup, prompts, answers)
-    assert sum(parse_info(answer)["short_drafts"] for answer in answers) > 0
+    assert sum(parse_info(answer)["kv_truncated_drafts"] for answer in answers) > 0
     semantic.assert_nothing_lost()
 
 

@@ -21,10 +21,10 @@ from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import DTYPES, SETUPS, Setup
 from support.judged_again import judged_again
-from support.judged_tokens import gaps
 from support.models import load_model
 from support.random_adapter import make_adapter
 from support.servers import QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
+from support.verified_tokens import gaps
 
 NEAR_TIE = {"bfloat16": 0.15, "float32": 0.01}
 """Of two tokens, in log probability. bf16: three times the largest gap that two implementations of
@@ -67,7 +67,7 @@ class Servers:
     def token(self, setup: Setup, *more: str) -> Iterator[Any]:
         """Random pair: the longest part of a draft that the target would have written."""
         flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
-        flags = (*flags, "--parse-burst-tokens", "4", "--parse-layout", setup.layout)
+        flags = (*flags, "--parse-draft-chunk", "4", "--parse-layout", setup.layout)
         flags = parse_flags(self.random_pair, *flags, *setup.on_gpu)
         return self._client(f"token {setup}{' more' if more else ''}", (*flags, *more))
 
@@ -76,7 +76,7 @@ class Servers:
         flags = (*QUESTION, "--parse-layout", setup.layout, *setup.on_gpu)
         if has_head:
             path = str(DEMO / "eagle3")
-            flags = (*flags, "--parse-continuation", "eagle3", "--parse-eagle3-path", path)
+            flags = (*flags, "--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", path)
         name = f"{'head' if has_head else 'demo'} {setup}"
         return self._client(name, parse_flags((DEMO / "target", DEMO / "draft"), *flags))
 
@@ -202,7 +202,7 @@ def test_token_mode(plain: Any, token: Any, setup: Setup, concurrency: int):
     ids=str,
     indirect=True,
 )
-@pytest.mark.parametrize("options", [EXACT, {"enabled": False}], ids=["cut", "plain"])
+@pytest.mark.parametrize("options", [EXACT, {"enabled": False}], ids=["accepted_len", "plain"])
 def test_an_eagle3_head_changes_no_token(
     demo_plain: Any, head: Any, setup: Setup, options: dict, problems: list, tokenizer: Any
 ):
@@ -257,11 +257,17 @@ def test_cuts_are_the_slow_references(
             judged = judged_again(target_model, context, answer["output_ids"], record)
             ends, verdicts = record["prefix_ends"], judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=allowed)
-            assert record["cut"] == select(record["verdicts"], ends, 0.5, "first-reject").cut
+            assert (
+                record["accepted_len"]
+                == select(record["verdicts"], ends, 0.5, "first-reject").accepted_len
+            )
             if all(abs(verdict - 0.5) > allowed for verdict in verdicts):
-                assert record["cut"] == select(verdicts, ends, 0.5, "first-reject").cut
-            num_cut += record["cut"] < ends[-1]
-    assert num_cut > 0, "no draft was cut: the test saw only whole drafts"
+                assert (
+                    record["accepted_len"]
+                    == select(verdicts, ends, 0.5, "first-reject").accepted_len
+                )
+            num_cut += record["accepted_len"] < ends[-1]
+    assert num_cut > 0, "no draft was cut: the test observe only whole drafts"
     demo.assert_nothing_lost()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sglang_parse.bench.limit.bounds import Card, Work, pass_work, step_work
 from sglang_parse.bench.limit.shape import Shape, shape_names
 from sglang_parse.core.block import block_of
-from sglang_parse.core.plans import plans_for
+from sglang_parse.core.policy.layout_choice import layouts_for
 
 H100 = Card(bandwidth=3.35e12, rate=989e12)
 """SXM, bf16 without sparsity."""
@@ -29,7 +29,7 @@ def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, f
     """Masks -> (rows of a forward, its floor over that of a step)."""
     step = floor_ms(step_work(shape, num_requests, CONTEXT, BF16_BYTES))
     found = {}
-    for plan in plans_for(size, or_one=False):
+    for plan in layouts_for(size, or_one=False):
         block = block_of(
             plan, written=CONTEXT, known=CONTEXT + 1, candidates=range(size - 1), room=size * size
         )

@@ -223,12 +223,12 @@ def test_draft_forward(tmp_path: Path):
     line = look(speculative_draft_model_path=draft)["draft forward"]
     assert line.found == "up to 8 tokens, by mask token 7"
     draft = changed(DEMO / "draft", tmp_path / "none", pard_token=None)
-    line = look(speculative_draft_model_path=draft, parse_draft_block=4)["draft forward"]
+    line = look(speculative_draft_model_path=draft, parse_draft_parallel_tokens=4)["draft forward"]
     assert (line.status, "use 1, or a draft" in line.fix) == (FAILS, True)
 
 
 def test_head():
-    continued = {"parse_continuation": "eagle3", "parse_eagle3_path": HEAD}
+    continued = {"parse_decode_accelerator": "eagle3", "parse_eagle3_path": HEAD}
     assert look(**continued)["EAGLE-3 head"].found.endswith("3 tokens ahead")
     line = look(**continued, speculative_eagle_topk=4)["EAGLE-3 head"]
     assert (line.status, line.found) == (FAILS, "--speculative-eagle-topk is 4")
@@ -346,7 +346,7 @@ def answered(**parse: Any) -> served._Served:
     from sglang_parse.bench.harness.records import Answer, Leg, Way
 
     counters = {"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10}
-    stages = {"draft_ms": 100.0, "verification_ms": 50.0, "accepted_tokens": 8, "matched_tokens": 0}
+    stages = {"draft_ms": 100.0, "verify_ms": 50.0, "accepted_tokens": 8, "matched_tokens": 0}
     record = {"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5}
     meta = counters | stages | {"trace": [record]} | parse
     found = served._Served(None, None, {})  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_parse.core.phases import Terms
+from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.seams
 
 def _request(*, plain: bool = False, finished: bool = False) -> SimpleNamespace:
     """The fields of ``Req`` the guard reads and writes."""
-    terms = Terms(threshold=0.5, plain_reason="grammar" if plain else "")
+    terms = RequestPolicy(threshold=0.5, plain_reason="grammar" if plain else "")
     return SimpleNamespace(
         parse_state=RequestState(terms),
         finished=lambda: finished,

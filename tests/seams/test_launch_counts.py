@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.limits import Limits
-from sglang_parse.core.phases import Move, Phase, Terms
+from sglang_parse.core.phases import Action, Phase, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.limits import Limits
 from support.fake_engine import (
     PROMPT,
     Runner,
@@ -73,7 +73,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
 
 def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
     """A request that drafts; ``gap`` tokens before the last one lack draft KV."""
-    req = request(number, Phase.DRAFTING, Move.BURST, top_k=top_k, allocated=PROMPT + 200)
+    req = request(number, Phase.DRAFTING, Action.DRAFT, top_k=top_k, allocated=PROMPT + 200)
     req.sampling_params.max_new_tokens = 1000
     req.parse_state.draft_kv_len -= gap
     return req
@@ -82,7 +82,7 @@ def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
 def bursting(*reqs: Any, num_steps: int = BURST) -> tuple[Any, Any]:
     """A batch of them, and its engine."""
     batch = batch_of(*reqs)
-    config = ParseConfig(draft_tokens=512, burst_tokens=num_steps)
+    config = ParseConfig(draft_tokens=512, draft_chunk=num_steps)
     return batch, engine_for(batch, config=config)
 
 
@@ -134,7 +134,7 @@ def test_a_burst_behind_one_that_is_not_read(count: Count):
     engine.slots.all_burst = lambda *_: True
 
     def next_burst() -> None:
-        assert first.may_be_followed_unread(reqs)
+        assert first.can_launch_before_sync(reqs)
         launched(batch, engine, first)
         first._burst.read()
 
@@ -154,7 +154,7 @@ def in_blocks(
 ) -> tuple[Any, Any]:
     """As ``bursting``: bursts of blocks."""
     batch = batch_of(*reqs)
-    config = ParseConfig(draft_tokens=512, burst_tokens=SIZE * num_blocks)
+    config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
     (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
     engine.bursts.choice.choose = lambda _: plan
@@ -204,7 +204,7 @@ def test_a_burst_of_blocks_behind_one_that_is_not_read(count: Count):
     first, _ = launched(batch, engine)
 
     def next_burst() -> None:
-        assert first.may_be_followed_unread(reqs)
+        assert first.can_launch_before_sync(reqs)
         launched(batch, engine, first)
         first._burst.read()
 
@@ -214,7 +214,7 @@ def test_a_burst_of_blocks_behind_one_that_is_not_read(count: Count):
     # Of each block five tokens were kept, and as many proposed.
     states = [req.parse_state for req in reqs]
     assert [state.num_drafted for state in states] == [BLOCKS * DRAFTED] * 2
-    assert [state.num_draft_unread for state in states] == [BLOCKS * SIZE] * 2
+    assert [state.num_draft_inflight for state in states] == [BLOCKS * SIZE] * 2
     assert [state.draft.candidates for state in states] == [(DRAFTED,) * DRAFTED] * 2
 
 
@@ -227,11 +227,11 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
     second_at = first._burst.num_forwards
     first._burst._unread[0].read()
     second, _ = launched(batch, engine, first)
-    req.parse_state.terms = Terms(threshold=0.5, stop_ids=frozenset({DRAFTED}))
+    req.parse_state.policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
     for iteration in (first, second):
         iteration._burst.read()
     state = req.parse_state
-    assert (state.phase, state.num_draft_unread) == (Phase.VERIFYING, 0)
+    assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
     assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
     assert (first._burst.over, second._burst.over) == ([0], [])
     assert second_at == second._burst.num_forwards == BLOCKS
@@ -264,11 +264,11 @@ def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
     if ends == "budget":
         req.sampling_params.max_new_tokens = 1 + BURST
     elif ends == "stop":
-        terms = Terms(threshold=0.5, stop_ids=frozenset({DRAFTED}))
-        req.parse_state.terms = terms
+        policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
+        req.parse_state.policy = policy
     elif ends == "abort":
         req.finished_reason = "abort"
-    assert not first.may_be_followed_unread([req])
+    assert not first.can_launch_before_sync([req])
 
 
 @pytest.mark.parametrize(("num_drafted", "steps"), [(0, 16), (27, 2), (29, 1)])
@@ -300,7 +300,7 @@ def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
     batch.tree_cache = SimpleNamespace(
         token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
     )
-    config = ParseConfig(burst_tokens=BURST, max_prefixes=1)
+    config = ParseConfig(draft_chunk=BURST, max_prefixes=1)
     slots = KvSlots(config, Controller(Limits.of(config, 5)), longest_question=5)
     assert slots.all_burst(batch, reqs) == has_room
 
@@ -313,7 +313,7 @@ def test_slots_for_a_block_behind_the_last_token_of_a_burst(block_size: int, row
     req = drafting(0)
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
-    config = ParseConfig(burst_tokens=BURST)
+    config = ParseConfig(draft_chunk=BURST)
     slots = KvSlots(config, Controller(Limits.of(config, 0)), 0, block_size)
     assert slots._holding(req).tail == 3 + 4 + BURST + rows
 
@@ -325,7 +325,7 @@ def test_a_bursts_time_is_not_a_passes(monkeypatch: pytest.MonkeyPatch):
 
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock) / 1e3)
-    batch, engine = bursting(drafting(0), request(1, Phase.CONTINUING, Move.STEP))
+    batch, engine = bursting(drafting(0), request(1, Phase.DECODING, Action.DECODE))
     under_way, _ = launched(batch, engine)  # begun at 0 and 10 ms
     under_way._finish_burst()  # at 20
     assert [timed.ms for timed in under_way._timed] == pytest.approx([20])
@@ -339,27 +339,27 @@ def test_a_burst_behind_what_ended_a_draft_is_dropped():
     batch, engine = bursting(req)
     engine.slots.all_burst = lambda *_: True
     first, _ = launched(batch, engine)
-    assert first.may_be_followed_unread([req])
-    req.parse_state.terms = Terms(threshold=0.5, stop_ids=frozenset({DRAFTED}))
+    assert first.can_launch_before_sync([req])
+    req.parse_state.policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
     second, _ = launched(batch, engine, first)
     for iteration in (first, second):
         iteration._burst.read()
     state = req.parse_state
-    assert (state.phase, state.num_draft_unread) == (Phase.VERIFYING, 0)
+    assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
     assert state.num_drafted == BURST - STEPS_AHEAD + 1
     assert (first._burst.over, second._burst.over) == ([0], [])
 
 
 def test_a_burst_beside_steps_is_read_behind_them(count: Count):
     """Was a wait before the steps' launch, and a device without work meanwhile."""
-    batch, engine = bursting(drafting(0), request(1, Phase.CONTINUING, Move.STEP))
+    batch, engine = bursting(drafting(0), request(1, Phase.DECODING, Action.DECODE))
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DECODE": BURST + 1}
     assert_within(found, waits=0)
 
 
 def test_a_step_of_the_target(count: Count):
-    batch = batch_of(*(request(i, Phase.CONTINUING, Move.STEP) for i in range(8)))
+    batch = batch_of(*(request(i, Phase.DECODING, Action.DECODE) for i in range(8)))
     engine = engine_for(batch)
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DECODE": 1}
@@ -371,7 +371,7 @@ def test_a_step_of_the_target(count: Count):
 )
 def test_a_pass(count: Count, is_masked: bool, copies_in: int, kernels: int):
     """Eight drafts; a mask is made request by request."""
-    batch = batch_of(*(request(i, Phase.VERIFYING, Move.PASS, draft=5) for i in range(8)))
+    batch = batch_of(*(request(i, Phase.VERIFYING, Action.VERIFY, draft=5) for i in range(8)))
     engine = engine_for(batch, is_masked=is_masked)
     found = count(lambda: launched(batch, engine))
     assert found.num_forwards == 1
@@ -382,7 +382,7 @@ def test_a_prefill(count: Count):
     """Was three waits, the last one for the draft model's prefill; there is none of that now."""
     from sglang_parse.engine.prefill import prefill
 
-    batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Move.BURST) for i in range(8)))
+    batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Action.DRAFT) for i in range(8)))
     engine = engine_for(batch)
     engine.rounds.begin = lambda state: state.standing
 

@@ -17,7 +17,7 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.phases import Move, Phase, Questions, Terms
+from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
 from support import fake_engine
 from support.fake_engine import (
     CONFIG,
@@ -56,31 +56,31 @@ def test_what_the_fake_gpu_refuses():
 
 def test_a_burst():
     """Requests that begin, go on, need their draft KV completed, sample, or end before the rest."""
-    begins, goes_on = (request(i, Phase.DRAFTING, Move.BURST, draft=2 * i) for i in (0, 1))
-    samples = request(2, Phase.DRAFTING, Move.BURST, top_k=5)
-    ends = request(3, Phase.DRAFTING, Move.BURST, draft=7)
+    begins, goes_on = (request(i, Phase.DRAFTING, Action.DRAFT, draft=2 * i) for i in (0, 1))
+    samples = request(2, Phase.DRAFTING, Action.DRAFT, top_k=5)
+    ends = request(3, Phase.DRAFTING, Action.DRAFT, draft=7)
     goes_on.parse_state.draft_kv_len = PROMPT + 3
     ends.parse_state.draft_kv_len = PROMPT + 8
     iteration, engine = launched(batch_of(begins, goes_on, samples, ends))
     modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
-    assert modes == ["DECODE"] * CONFIG.burst_tokens
+    assert modes == ["DECODE"] * CONFIG.draft_chunk
     assert iteration.result.can_run_cuda_graph
     begins.parse_state.draft_kv_len = PROMPT - 4
     _, engine = launched(batch_of(begins, samples))
     modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
-    assert modes == ["EXTEND"] + ["DECODE"] * (CONFIG.burst_tokens - 1)
+    assert modes == ["EXTEND"] + ["DECODE"] * (CONFIG.draft_chunk - 1)
 
 
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     """The first of a burst, of which the host knows all: it brings tokens without KV along."""
-    begins = request(0, Phase.DRAFTING, Move.BURST)
-    goes_on = request(1, Phase.DRAFTING, Move.BURST, draft=2)
+    begins = request(0, Phase.DRAFTING, Action.DRAFT)
+    goes_on = request(1, Phase.DRAFTING, Action.DRAFT, draft=2)
     goes_on.parse_state.draft_kv_len = PROMPT + 2
     goes_on.parse_state.draft.candidates = (7, 8, 9)
-    samples = request(2, Phase.DRAFTING, Move.BURST, top_k=5)
-    ends = request(3, Phase.DRAFTING, Move.BURST, draft=7)
+    samples = request(2, Phase.DRAFTING, Action.DRAFT, top_k=5)
+    ends = request(3, Phase.DRAFTING, Action.DRAFT, draft=7)
     ends.parse_state.draft_kv_len = PROMPT + 7
     ends.parse_state.draft.candidates = (7, 8, 9)
     batch = batch_of(begins, goes_on, samples, ends)
@@ -104,8 +104,8 @@ def test_blocks_behind_unread_blocks(
 ):
     """Nothing waits within a burst, nor between two; all have the same rows, wherever they are."""
     reqs = [
-        request(0, Phase.DRAFTING, Move.BURST, allocated=WIDTH),
-        request(1, Phase.DRAFTING, Move.BURST, draft=2, top_k=5, allocated=WIDTH - 10),
+        request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH),
+        request(1, Phase.DRAFTING, Action.DRAFT, draft=2, top_k=5, allocated=WIDTH - 10),
     ]
     reqs[1].parse_state.draft_kv_len = PROMPT + 2
     for req in reqs:
@@ -113,15 +113,15 @@ def test_blocks_behind_unread_blocks(
     batch = batch_of(*reqs)
     if seeds:
         batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
-    config = ParseConfig(draft_tokens=64, burst_tokens=12)
+    config = ParseConfig(draft_tokens=64, draft_chunk=12)
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
     (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
     monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
     engine.slots.all_burst = lambda *_: True
     first, _ = launched(batch, engine)
-    assert [req.parse_state.num_draft_unread for req in reqs] == [12, 12]
+    assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
     monkeypatch.setattr(first._burst, "read", lambda **_: None)  # it has no numbers
-    assert first.may_be_followed_unread(reqs[1:])
+    assert first.can_launch_before_sync(reqs[1:])
     behind = batch_of(*reqs[1:])
     behind.sampling_info.sampling_seed = None
     second, _ = launched(behind, engine, first)
@@ -145,25 +145,25 @@ def test_blocks_behind_unread_blocks(
 
 def test_blocks_where_attention_plans_on_the_host():
     """Each is read before the next is launched; so is a burst before the next one."""
-    req = request(0, Phase.DRAFTING, Move.BURST, allocated=WIDTH)
+    req = request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH)
     req.sampling_params.max_new_tokens = 1000
     batch = batch_of(req)
-    config = ParseConfig(draft_tokens=64, burst_tokens=4)
-    engine = engine_for(batch, block_size=4, config=config, plans_unread=False)
+    config = ParseConfig(draft_tokens=64, draft_chunk=4)
+    engine = engine_for(batch, block_size=4, config=config, plans_on_device=False)
     first, _ = launched(batch, engine)
     assert len(engine.draft.draft_runner.forwards) == 1
     assert not first._burst.may_go_on([req])
 
 
 def test_steps_behind_unread_steps():
-    reqs = [request(i, Phase.PLAIN, Move.STEP, top_k=1 + 4 * i) for i in range(3)]
+    reqs = [request(i, Phase.PLAIN, Action.DECODE, top_k=1 + 4 * i) for i in range(3)]
     batch = batch_of(*reqs)
     first, engine = launched(batch)
-    assert first.may_be_followed_unread(reqs[1:])
+    assert first.can_launch_before_sync(reqs[1:])
     assert first.result.can_run_cuda_graph
     launched(batch_of(*reqs[1:]), engine, first)
     assert [len(forward.seq_lens) for forward in engine.target.runner.forwards] == [3, 2]
-    assert [req.parse_state.num_unread for req in reqs] == [1, 2, 2]
+    assert [req.parse_state.num_inflight for req in reqs] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
@@ -172,11 +172,11 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     """Drafts are judged, one request samples; one only continues, one does so with an adapter, and
     one has a head's proposals checked."""
     batch = batch_of(
-        request(0, Phase.VERIFYING, Move.PASS, draft=5),
-        request(1, Phase.VERIFYING, Move.PASS, draft=1, top_k=5),
-        request(2, Phase.CONTINUING, Move.STEP),
-        request(3, Phase.PLAIN, Move.STEP),
-        request(4, Phase.CONTINUING, Move.EAGLE),
+        request(0, Phase.VERIFYING, Action.VERIFY, draft=5),
+        request(1, Phase.VERIFYING, Action.VERIFY, draft=1, top_k=5),
+        request(2, Phase.DECODING, Action.DECODE),
+        request(3, Phase.PLAIN, Action.DECODE),
+        request(4, Phase.DECODING, Action.EAGLE_DECODE),
     )
     batch.reqs[3].lora_id = "adapter"
     if question is None:
@@ -202,8 +202,8 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
     monkeypatch.setattr(fake_engine, "WIDTH", 400)
     monkeypatch.setattr(forwards, "max_forward_rows", lambda: 8192)
     batch = batch_of(
-        *(request(i, Phase.VERIFYING, Move.PASS, draft=draft) for i in range(num_reqs)),
-        request(num_reqs, Phase.CONTINUING, Move.STEP),
+        *(request(i, Phase.VERIFYING, Action.VERIFY, draft=draft) for i in range(num_reqs)),
+        request(num_reqs, Phase.DECODING, Action.DECODE),
     )
     for req in batch.reqs[:num_reqs]:
         req.parse_state.ask(Questions([], [], 0))
@@ -243,7 +243,7 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
         prepared.append((is_step, backend.skip_inactive_lora_batches))
 
     batch = batch_of(
-        request(0, Phase.VERIFYING, Move.PASS, draft=5), request(1, Phase.PLAIN, Move.STEP)
+        request(0, Phase.VERIFYING, Action.VERIFY, draft=5), request(1, Phase.PLAIN, Action.DECODE)
     )
     batch.reqs[1].lora_id = "adapter"
     engine = engine_for(batch)
@@ -258,7 +258,7 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
 def test_the_lengths_of_a_batch_under_overlap():
     from sglang_parse.engine.overlap import HostRelay
 
-    batch = batch_of(*(request(i, Phase.PLAIN, Move.STEP) for i in range(2)))
+    batch = batch_of(*(request(i, Phase.PLAIN, Action.DECODE) for i in range(2)))
     batch.forward_mode = SimpleNamespace(is_extend=lambda: False)
     HostRelay.resolve_seq_lens_cpu(object.__new__(HostRelay), batch)
     assert batch.seq_lens.device == GPU
@@ -372,7 +372,7 @@ def test_a_head_follows_what_was_written(
         return prepare(extend_input, view, *args, **kwargs)
 
     monkeypatch.setattr(eagle_worker_v2, "prepare_for_draft_extend", prepare_with_lengths)
-    batch = batch_of(*(request(i, Phase.CONTINUING, Move.EAGLE) for i in range(3)))
+    batch = batch_of(*(request(i, Phase.DECODING, Action.EAGLE_DECODE) for i in range(3)))
     batch.model_config = Runner.model_config
     batch.forward_mode = ForwardMode.DECODE
     head, worker = (object.__new__(kind) for kind in (Eagle3Head, eagle_worker_v2.EagleDraftWorker))
@@ -393,7 +393,9 @@ def test_a_head_follows_what_was_written(
         seed_dsa_topk_from_draft_extend=False,
     )
     for req in batch.reqs:
-        req.parse_state.terms = Terms(threshold=0.5, continuation="eagle3", head_reads=True)
+        req.parse_state.policy = RequestPolicy(
+            threshold=0.5, decode_accelerator="eagle3", uses_eagle=True
+        )
     first, last = (torch.zeros(count, 48, device=GPU) for count in num_rows)
     head.follow(batch, [Written(0, [5, 6], first), Written(2, [7], last)])
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.core.config import ConfigError
-from sglang_parse.core.tally import Tally
+from sglang_parse.core.counters import Counters
 
 pytestmark = pytest.mark.seams
 
@@ -87,15 +87,15 @@ def test_what_an_ended_request_added_is_shown_at_once(monkeypatch: pytest.Monkey
     class Both(prometheus.ParseMetrics, Theirs):
         pass
 
-    tally, clock = Tally(), [100.0]
-    monkeypatch.setattr(prometheus, "process_context", lambda: SimpleNamespace(tally=tally))
+    counters, clock = Counters(), [100.0]
+    monkeypatch.setattr(prometheus, "process_context", lambda: SimpleNamespace(counters=counters))
     monkeypatch.setattr(prometheus.time, "monotonic", lambda: clock[0])
     collector = Both({})
     ended = SimpleNamespace(finished=lambda: True)
     shown = []
     for now, latest in ((100, []), (100.05, []), (100.06, [ended]), (100.1, []), (100.17, [])):
-        clock[0], tally.latest = now, latest
-        tally.count("rounds_total")
+        clock[0], counters.latest = now, latest
+        counters.count("rounds_total")
         collector.increment_realtime_tokens()
         shown.append(collector._parse_children["rounds_total", ""].value)
     assert shown == [1, 1, 3, 3, 5]
@@ -118,18 +118,18 @@ def test_lines_change_only_where_parse_serves(serves: bool):
         def finished(self) -> bool:
             return True
 
-    tally = Tally()
-    tally.latest = [Waiting()] if serves else []
-    tally.count("drafted_tokens_total", 20)
-    tally.count("draft_forwards_total", 5)
-    tally.count("judged_tokens_total", 16)
-    tally.count("accepted_tokens_total", 12)
+    counters = Counters()
+    counters.latest = [Waiting()] if serves else []
+    counters.count("drafted_tokens_total", 20)
+    counters.count("draft_forwards_total", 5)
+    counters.count("verified_tokens_total", 16)
+    counters.count("accepted_tokens_total", 12)
     text = "Decode batch, #running-req: 1, accept len: 0.50, accept rate: 0.01, #queue-req: 0"
     record = logging.LogRecord("", logging.INFO, "", 0, text, (), None)
-    assert DecodeLine(tally).filter(record)
+    assert DecodeLine(counters).filter(record)
     expected = (
         "Decode batch, #running-req: 1, rounds: 0, drafted: 20, judged: 16, accepted: 12 (0.75), "
-        "target-written: 0, #drafting: 0, #verifying: 0, #continuing: 0, #plain: 0, "
+        "target-written: 0, #drafting: 0, #verifying: 0, #decoding: 0, #plain: 0, "
         "tokens a draft forward: 4.0, #queue-req: 0"
     )
     assert record.getMessage() == (expected if serves else text)
@@ -138,7 +138,7 @@ def test_lines_change_only_where_parse_serves(serves: bool):
 def test_simulated_acceptance_is_in_the_decode_line():
     from sglang_parse.patches.parse.decode_log import DecodeLine
 
-    tally = Tally()
-    assert "SIMULATED" not in DecodeLine(tally).figures()
-    tally.simulated = 0.75
-    assert "SIMULATED acceptance: 0.75, " in DecodeLine(tally).figures()
+    counters = Counters()
+    assert "SIMULATED" not in DecodeLine(counters).figures()
+    counters.simulated = 0.75
+    assert "SIMULATED acceptance: 0.75, " in DecodeLine(counters).figures()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.phases import Terms
+from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.engine import forward
 from sglang_parse.engine.rows import VerifyRows
 
@@ -60,7 +60,7 @@ def launch(verify, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **l
     logits_bytes = 4 * limits.get("max_logits_rows", 23)
     monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
     verifier = verify.Verifier(target, "question", is_masked=True)
-    state = SimpleNamespace(terms=Terms(threshold=0.5, head_reads=capture))
+    state = SimpleNamespace(policy=RequestPolicy(threshold=0.5, uses_eagle=capture))
     reqs = [SimpleNamespace(rows=part, lora_id=None, parse_state=state) for part in PARTS]
     batch = SimpleNamespace(reqs=reqs)
     return verifier.launch(batch, JUDGED, PROPOSALS, STEPPING)

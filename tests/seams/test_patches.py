@@ -89,7 +89,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
                 patch.setattr(settings, name, "fp8_e4m3")
                 assert _add_drafts(1000, None, kvc) == 1000 + slot_bytes("draft") / 4
         environ: dict[str, str] = {}
-        ParseConfig(continuation="eagle3", eagle3_path=str(DEMO / "eagle3")).to_env(environ)
+        ParseConfig(decode_accelerator="eagle3", eagle3_path=str(DEMO / "eagle3")).to_env(environ)
         monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
         both = slot_bytes("draft") + slot_bytes("eagle3")
         assert _add_drafts(1000, None, kvc) == 1000 + both
@@ -221,7 +221,7 @@ def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ENV_VAR, "")
     assert captured() == "NULL"
     environ: dict[str, str] = {}
-    ParseConfig(continuation="eagle3", eagle3_path="head").to_env(environ)
+    ParseConfig(decode_accelerator="eagle3", eagle3_path="head").to_env(environ)
     monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
     assert captured() == "FULL"
     assert captured(is_draft_worker=True) == "NULL"

@@ -90,7 +90,7 @@ def test_where_the_schedule_overlaps(pair, flags: tuple[str, ...], overlaps: boo
         (("--parse-threshold", "-0.1"), r"--parse-threshold is -0\.1; use a number"),
         (("--parse-threshold", "2.5"), r"--parse-threshold is 2\.5; use a number"),
         (("--parse-draft-tokens", "0"), r"--parse-draft-tokens is 0; use a whole number"),
-        (("--parse-burst-tokens", "99999"), r"--parse-burst-tokens is 99999"),
+        (("--parse-draft-chunk", "99999"), r"--parse-draft-chunk is 99999"),
         (("--parse-max-prefixes", "0"), r"--parse-max-prefixes is 0; use a whole number"),
         (("--parse-overlap", "on", "--disable-overlap-schedule"), "leave it out, or use --parse-o"),
         (("--parse-segment", "tokens:0"), r"--parse-segment: expected 'line'"),
@@ -110,12 +110,20 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
     [
         (
             {},
-            ("--parse-draft-block", "4"),
-            r"draft-block is .4.*Fix: use 1, or .*pard_token",
+            ("--parse-draft-parallel-tokens", "4"),
+            r"draft-parallel-tokens is .4.*Fix: use 1, or .*pard_token",
         ),
         ({"pard_token": 384}, (), r"pard_token in .*config\.json is 384.*one of its 384 tokens"),
-        ({"pard_token": "mask"}, (), r"pard_token in .* is 'mask'.*use --parse-draft-block 1"),
-        ({}, ("--parse-draft-block", "17"), r"--parse-draft-block: got '17'; use auto, or a whole"),
+        (
+            {"pard_token": "mask"},
+            (),
+            r"pard_token in .* is 'mask'.*use --parse-draft-parallel-tokens 1",
+        ),
+        (
+            {},
+            ("--parse-draft-parallel-tokens", "17"),
+            r"--parse-draft-parallel-tokens: got '17'; use auto, or a whole",
+        ),
     ],
 )
 def test_drafts_that_cannot_write_blocks(pair, tmp_path: Path, named: dict, flags, message: str):
@@ -128,10 +136,10 @@ def test_drafts_that_cannot_write_blocks(pair, tmp_path: Path, named: dict, flag
     ("named", "flags", "rows"),
     [
         ({}, (), 0),
-        ({}, ("--parse-draft-block", "1"), 0),
-        ({"pard_token": 7}, ("--parse-draft-block", "1"), 0),
+        ({}, ("--parse-draft-parallel-tokens", "1"), 0),
+        ({"pard_token": 7}, ("--parse-draft-parallel-tokens", "1"), 0),
         ({"pard_token": 7}, (), 63),
-        ({"ptd_token_id": 7}, ("--parse-draft-block", "16"), 255),
+        ({"ptd_token_id": 7}, ("--parse-draft-parallel-tokens", "16"), 255),
     ],
 )
 def test_rows_of_slots_hold_a_block(pair, tmp_path: Path, named: dict, flags, rows: int):
@@ -261,7 +269,7 @@ def test_sliding_window_target(pair, tmp_path: Path):
 
 
 HEAD = DEMO / "eagle3"
-EAGLE3 = ("--parse-continuation", "eagle3", "--parse-eagle3-path")
+EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path")
 DEMO_PAIR = (DEMO / "target", DEMO / "draft")
 
 
@@ -277,7 +285,7 @@ def test_a_head_and_how_far_it_is_ahead(flags: tuple[str, ...], steps: int):
     ("flags", "message"),
     [
         (EAGLE3[:2], "--parse-eagle3-path is not set"),
-        ((EAGLE3[2], str(HEAD)), "--parse-continuation is 'target', which uses no head"),
+        ((EAGLE3[2], str(HEAD)), "--parse-decode-accelerator is 'none', which uses no head"),
         ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head'. Fix"),
         ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.phases import Outcome, Phase, Questions, Terms
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import Outcome, Phase, Questions, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
-from sglang_parse.core.tally import Tally
 from sglang_parse.engine.readout import Readout
 from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.rows import verifying_rows
@@ -39,9 +39,9 @@ class Round:
         self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
-        self.rounds = Rounds(config, Tokens(), QUESTION, Controller(mode="always"), Tally())
+        self.rounds = Rounds(config, Tokens(), QUESTION, Controller(mode="always"), Counters())
         self.state = RequestState(
-            Terms(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
+            RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
             draft=Draft(list(draft), finished=finished),
             output_ids=list(OUTPUT),
@@ -95,7 +95,7 @@ class Round:
 
 
 @pytest.mark.parametrize(
-    ("selection", "finished", "cut", "decided_by"),
+    ("selection", "finished", "accepted_len", "decided_by"),
     [
         ("first-reject", True, 2, 1),
         ("answer-first", True, 6, 2),
@@ -104,14 +104,14 @@ class Round:
     ],
 )
 def test_the_trace_says_which_question_decided(
-    selection: str, finished: bool, cut: int, decided_by: int
+    selection: str, finished: bool, accepted_len: int, decided_by: int
 ):
     one = Round([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
     outcome = one.judge([0.9, 0.1, 0.9])
     assert outcome.round is not None
-    assert outcome.round.cut == cut
+    assert outcome.round.accepted_len == accepted_len
     (record,) = one.state.trace
-    assert (record["cut"], record["decided_by"]) == (cut, decided_by)
+    assert (record["accepted_len"], record["decided_by"]) == (accepted_len, decided_by)
 
 
 # -- drafts that the length limit ends --------------------------------------------------
@@ -144,12 +144,12 @@ def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_
     # Of all but the token that is new the draft model has written the KV.
     assert (state.committed, state.draft_kv_len) == (25, 25)
     (record,) = state.trace
-    assert (record["cut"], record["next_token_id"]) == (2, 13)
-    assert record["own_token_ids"] == [13, 14, NOT_THE_DRAFTS]
+    assert (record["accepted_len"], record["next_token_id"]) == (2, 13)
+    assert record["bonus_token_ids"] == [13, 14, NOT_THE_DRAFTS]
     assert record["target_token_ids"] == [11, 12, 13, 14, NOT_THE_DRAFTS, 16, NOT_THE_DRAFTS]
 
 
-@pytest.mark.parametrize(("but_at", "phase"), [(1, Phase.CONTINUING), (2, Phase.DRAFTING)])
+@pytest.mark.parametrize(("but_at", "phase"), [(1, Phase.DECODING), (2, Phase.DRAFTING)])
 def test_drafting_resumes_where_it_ends_the_segment(but_at: int, phase: Phase):
     one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
     one.agree([0.1, 0.1], but_at=but_at)
@@ -161,10 +161,10 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
 ):
     """What an EAGLE-3 head's pass wrote behind the end of the target's segment is the target's."""
     told: list[tuple[float, int]] = []
-    monkeypatch.setattr(Controller, "saw_rest", lambda _, *what: told.append(what))
+    monkeypatch.setattr(Controller, "observe_decoded_segment", lambda _, *what: told.append(what))
     one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
     one.judge([0.1, 0.1])
-    assert one.state.phase is Phase.CONTINUING
+    assert one.state.phase is Phase.DECODING
     outcome = one.step([21, 22, 23, 24], proposed=[21, 22, 23])
     assert outcome.token_ids == (21, 22, 23, 24)
     assert (one.state.phase, outcome.eagle3_steps) == (Phase.DRAFTING, 1)
@@ -247,5 +247,5 @@ def test_no_draft_no_tail():
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     one.rounds.controller.mode = "never"
     one.judge([0.9], own=16)
-    assert (one.state.phase, one.state.draft) == (Phase.CONTINUING, Draft())
+    assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
     assert one.state.draft_kv_len <= one.state.committed

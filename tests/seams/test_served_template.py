@@ -10,11 +10,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.phases import Phase, Terms
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import Phase, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import QuestionError, QuestionWording, render_question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.tally import Tally
 from sglang_parse.engine.rounds import Rounds
 from sglang_parse.startup.models import AdmissionError
 from sglang_parse.startup.questions import question_for
@@ -160,9 +160,9 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     config = ParseConfig(question=str(QUESTIONS / f"{family.question}.json"), segment="sentence")
     tokenizer = family.tokenizer()
     question = render_question(tokenizer, family.wording)
-    rounds = Rounds(config, tokenizer, question, Controller(), Tally())
+    rounds = Rounds(config, tokenizer, question, Controller(), Counters())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
-    state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
+    state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
     questions = rounds.questions(request_of(state))
     texts = [tokenizer.decode(draft[:end]) for end in questions.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
@@ -174,8 +174,8 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     tokenizer = FAMILIES["qwen3-thinking"].tokenizer()
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
     assert question is not None
-    rounds = Rounds(config, tokenizer, question, Controller(), Tally())
-    state = RequestState(Terms(threshold=0.5), phase=Phase.VERIFYING)
+    rounds = Rounds(config, tokenizer, question, Controller(), Counters())
+    state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING)
     req = request_of(state, 5, 6)
 
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:

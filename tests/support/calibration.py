@@ -61,7 +61,7 @@ def drafts(count: int) -> list[FirstDraft]:
                 is_answer_right=wrong is None or numbers.random() < 0.4,
                 mass=0.99,
                 draft_ms=450.0,
-                verification_ms=90.0,
+                verify_ms=90.0,
             )
         )
     return made

@@ -68,10 +68,10 @@ def answer(
     """``share``: accepted draft tokens / output tokens; None without PARSE."""
     meta: dict = {"spec_verify_ct": 20}
     if share is not None:
-        stages = {"prefill_ms": 20.0, "draft_ms": 150.0, "verification_ms": 50.0}
+        stages = {"prefill_ms": 20.0, "draft_ms": 150.0, "verify_ms": 50.0}
         accepted = round(share * output_tokens)
         counters = {"mode": "parse", "rounds": 2, "accepted_tokens": accepted}
-        meta["parse"] = [stages | counters | {"continuation_ms": 500.0 * (1 - share)}]
+        meta["parse"] = [stages | counters | {"decode_ms": 500.0 * (1 - share)}]
     return Answer(problem, ("Answer: 1",), output_tokens, 1000.0, meta, score)
 
 

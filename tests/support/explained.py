@@ -20,7 +20,7 @@ ROWS = """(() => JSON.stringify([...document.querySelectorAll('.round')].map(rou
     row.querySelector('.verdict')?.textContent ?? '',
     row.querySelector('.ask pre')?.textContent ?? '',
   ]),
-  cuts: round.querySelectorAll('.cut').length,
+  cuts: round.querySelectorAll('.accepted_len').length,
 }))))()"""
 TYPE = """(() => { const exact = document.getElementById('exact'); exact.value = '%s';
   exact.dispatchEvent(new Event('input'));
@@ -56,14 +56,14 @@ def assert_says(found: dict[str, Any], answers: Sequence[Made]) -> None:
         assert [row[3] for row in drafts if row[2]] == [s.question for s in one.segments if s.mass]
         own = [row[1].strip("↵ ") for row in said["rows"] if row[0][0] == "T"]
         assert own == ([one.instead.strip()] if one.instead else [])
-        assert said["cuts"] == int(record["cut"] < drafted)
+        assert said["cuts"] == int(record["accepted_len"] < drafted)
     judged = [one.record for one in rounds if one.keeps]
     for threshold, text in zip(THRESHOLDS, found["sums"], strict=True):
         kept = sum(
             select(
                 *(record["verdicts"], record["prefix_ends"], threshold, record["selection"]),
                 is_finished=record["finished"],
-            ).cut
+            ).accepted_len
             for record in judged
         )
         drafted = sum(len(record["draft_token_ids"]) for record in judged)
@@ -75,6 +75,6 @@ def assert_fits(found: dict[str, Any], page: Path, width: int) -> None:
     assert found["loaded"]
     assert found["console"] == []
     assert found["page_width"] <= found["inner_width"] == width
-    assert (found["outside"], found["cut"]) == ([], [])
+    assert (found["outside"], found["accepted_len"]) == ([], [])
     urls = [url for url in found["requests"] if not url.startswith("data:")]
     assert urls == [page.resolve().as_uri()]

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.phases import Move, Phase, Terms
+from sglang_parse.core.phases import Action, Phase, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import Draft, RequestState
 from support.fake_gpu import GPU, fake_gpu
 
 VOCAB, WIDTH, PROMPT = 32, 64, 20
-CONFIG = ParseConfig(draft_tokens=8, burst_tokens=4)
+CONFIG = ParseConfig(draft_tokens=8, draft_chunk=4)
 QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
 
 
@@ -35,7 +35,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import block_chain, draft, forward, prefill, ranks, readout
+    from sglang_parse.engine import block_chain, broadcast, draft, forward, prefill, readout
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -54,8 +54,8 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(device, "async_d2h", async_d2h)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(readout, "share", lambda values: values)
-    monkeypatch.setattr(ranks, "share", lambda values: values)
-    monkeypatch.setattr(prefill, "share_plain", lambda value: value)
+    monkeypatch.setattr(broadcast, "share", lambda values: values)
+    monkeypatch.setattr(prefill, "broadcast_object", lambda value: value)
     for module in (block_chain, draft, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
@@ -147,7 +147,7 @@ class Runner:
 def request(
     number: int,
     phase: Phase,
-    move: Move,
+    move: Action,
     *,
     top_k: int = 1,
     draft: int = 0,
@@ -157,12 +157,12 @@ def request(
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    questions = {"prefix_ends": [draft], "question_ids": [[1, 2]]} if move is Move.PASS else {}
+    questions = {"prefix_ends": [draft], "question_ids": [[1, 2]]} if move is Action.VERIFY else {}
     params = SamplingParams(top_k=top_k, max_new_tokens=30, ignore_eos=True)
     req = Req(str(number), "", array("q", [1] * PROMPT), params, vocab_size=VOCAB)
     req.kv.req_pool_idx, req.kv.kv_allocated_len = number, allocated
     req.parse_state = RequestState(
-        Terms(threshold=0.5),
+        RequestPolicy(threshold=0.5),
         phase=phase,
         move=move,
         output_ids=[7],
@@ -235,7 +235,7 @@ def engine_for(
     question: Any = QUESTION,
     config: ParseConfig = CONFIG,
     block_size: int = 1,
-    plans_unread: bool = True,
+    plans_on_device: bool = True,
 ) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
     from sglang_parse.engine.blocks import Bursts
@@ -269,7 +269,7 @@ def engine_for(
             mask_id=VOCAB - 1,
             or_one=False,
             is_masked=is_masked,
-            plans_unread=plans_unread,
+            plans_on_device=plans_on_device,
             draft_tokens=config.draft_tokens,
         ),
         draft_guard=DraftGuard(1),
@@ -278,7 +278,7 @@ def engine_for(
         rounds=SimpleNamespace(questions=lambda _: None),
         slots=SimpleNamespace(),
         controller=Controller(),
-        tally=SimpleNamespace(count=lambda *_: None),
+        counters=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
     )
 
@@ -289,7 +289,7 @@ def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, A
 
     engine = engine or engine_for(batch)
     iteration = Iteration(engine, batch)
-    iteration.launch(engine.config.burst_tokens, before)
+    iteration.launch(engine.config.draft_chunk, before)
     # What raises in the draft model's part is contained, and ends its requests.
     assert not any(req.parse_state.fault for req in batch.reqs)
     return iteration, engine

@@ -209,7 +209,7 @@ LAYER = {
 def main() -> None:
     for name, (run, layouts) in PASSES.items():
         for is_masked in layouts:
-            unread = (UNREAD,) if SUPPORT[name].plans_unread else ()
+            unread = (UNREAD,) if SUPPORT[name].plans_on_device else ()
             for layout in (LAYOUT, BLOCKS, *unread):
                 given = PagedPass(is_masked, layout)
                 vars(given.layer).update(LAYER)

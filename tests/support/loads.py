@@ -1,4 +1,4 @@
-"""Loads to replay: what ``record_loads`` saw of real servers, and a price list as of a GPU."""
+"""Loads to replay: what ``record_loads`` observe of real servers, and a price list as of a GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.limits import Limits
-from sglang_parse.core.prices import Stage, StageCost
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.policy.stage_cost import Stage, StageCost
 from support.replay import Controlled, Fixed, Policy, Price, Prices, Replay, Script, Segment
 
 RECORD = Path(__file__).resolve().parents[1] / "unit" / "loads.json"
@@ -65,9 +65,9 @@ def prices_of(pair: str) -> Prices:
     overhead = [[run["requests"], run["overhead_ms"]] for run in drafting["runs"]]
     prefill = [[run["requests"], run["prefill_ms"]] for run in plain["runs"]]
     return Prices(
-        burst_step=_line(drafting["prices"][Stage.BURST.value]),
-        one_pass=_line(drafting["prices"][Stage.PASS.value]),
-        step=_line(plain["prices"][Stage.STEP.value]),
+        draft_step=_line(drafting["prices"][Stage.DRAFT.value]),
+        verify=_line(drafting["prices"][Stage.VERIFY.value]),
+        step=_line(plain["prices"][Stage.DECODE.value]),
         prefill=_each(_line(prefill)),
         overhead=_line(overhead),
     )
@@ -92,8 +92,8 @@ def gpu_prices() -> Prices:
     drafted, which is luck.
     """
     return Prices(
-        burst_step=lambda count: 1.5 + 0.01 * count,
-        one_pass=lambda rows: max(12.0, 0.04 * rows),
+        draft_step=lambda count: 1.5 + 0.01 * count,
+        verify=lambda rows: max(12.0, 0.04 * rows),
         step=lambda count: 12.0 + 0.02 * count,
         prefill=lambda count: 10.0 * count,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_parse.core.block import BlockPlan, Masks, block_of
+from sglang_parse.core.block import DraftLayout, Masks, block_of
 from sglang_parse.core.layout import RequestLayout
 
 QUESTION_LEN = 9
@@ -10,7 +10,7 @@ QUESTION_LEN = 9
 
 
 def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayout:
-    """Cuts spread over the draft, the last behind all of it; one more row for the last token."""
+    """Prefixes spread over the draft, the last behind all of it; one more row for the last token."""
     cuts = [1 + draft_len * (k + 1) // num_questions for k in range(num_questions)]
     lens = [QUESTION_LEN - 3 + k % 7 for k in range(num_questions)]
     return RequestLayout(prefix_len, 1 + draft_len, tuple(cuts), tuple(lens))
@@ -19,7 +19,7 @@ def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayou
 def block(prefix_len: int, masks: Masks, size: int = 8) -> RequestLayout:
     """A forward of a draft that writes several tokens: two pending, all candidates there."""
     return block_of(
-        BlockPlan(size, masks),
+        DraftLayout(size, masks),
         written=prefix_len,
         known=prefix_len + 2,
         candidates=range(size - 1),

@@ -41,14 +41,14 @@ TO = ROOT / "tests" / "unit" / "loads.json"
 LENGTH = {"max_new_tokens": 256}
 NUM_PROBLEMS = 96
 """Behind as many others: those are what the controller's constants were chosen on."""
-EVERYWHERE = parse_settings(draft_tokens=128, max_prefixes=64, burst_tokens=16, drafting="always")
+EVERYWHERE = parse_settings(draft_tokens=128, max_prefixes=64, draft_chunk=16, drafting="always")
 """Every segment's end is judged."""
 HIGH, MIDDLE, NONE = 0.5, 0.9985, 1.0
 """Thresholds that keep most, some and nothing of the demo pair's drafts."""
 PREDICTED = (
-    {"requests": 1, "draft_tokens": 32, "max_prefixes": 4, "burst_tokens": 32},
-    {"requests": 4, "draft_tokens": 64, "max_prefixes": 1, "burst_tokens": 16},
-    {"requests": 8, "draft_tokens": 16, "max_prefixes": 16, "burst_tokens": 4},
+    {"requests": 1, "draft_tokens": 32, "max_prefixes": 4, "draft_chunk": 32},
+    {"requests": 4, "draft_tokens": 64, "max_prefixes": 1, "draft_chunk": 16},
+    {"requests": 8, "draft_tokens": 16, "max_prefixes": 16, "draft_chunk": 4},
     {"requests": 4, "drafting": "never"},
 )
 
@@ -58,7 +58,7 @@ def main() -> None:
         untrained = save_untrained(Path(folder) / "untrained")
         pairs = {
             "blocks": _serve(EVERYWHERE, {HIGH: (1, 4, 16), MIDDLE: (4,)}),
-            "one": _serve((*EVERYWHERE, "--parse-draft-block", "1"), {HIGH: (1, 4, 16)}),
+            "one": _serve((*EVERYWHERE, "--parse-draft-parallel-tokens", "1"), {HIGH: (1, 4, 16)}),
             "disagreeing": _serve(
                 (*EVERYWHERE, "--speculative-draft-model-path", str(untrained)), {HIGH: (1, 4)}
             ),
@@ -86,7 +86,7 @@ def _write(content: dict[str, Any]) -> None:
 
 
 def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str, Any]:
-    """What one server saw, load by load: prices by size, and the answers' scripts."""
+    """What one server observe, load by load: prices by size, and the answers' scripts."""
     (port,) = free_ports(1)
     (parse,) = lineup(demo_models(DEMO_PAIR), (PARSE,))
     spec = replace(parse, flags=(*parse.flags, *flags))
@@ -166,7 +166,7 @@ def script_of(answer: dict[str, Any]) -> list[list[int]]:
 def _segments(record: TraceRecord, num_tokens: int) -> Iterator[list[int]]:
     """What was output between one draft's start and the next one's."""
     draft, target = record["draft_token_ids"], record["target_token_ids"]
-    ends, cut, place = record["prefix_ends"], record["cut"], 0
+    ends, cut, place = record["prefix_ends"], record["accepted_len"], 0
     output = cut + num_matched(record)
     for end, verdict in zip(ends, record["verdicts"], strict=True):
         if end > output:

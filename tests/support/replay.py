@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.accounts import account_of
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.cuts import Judgement
 from sglang_parse.core.phases import RoundPlan
-from sglang_parse.core.prices import Stage, Timed
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.policy.threshold_stats import stats_key
 from sglang_parse.core.segment import thin_out
 
 Price = Callable[[float], float]
@@ -32,15 +32,15 @@ class Prices:
     """What stages take.
 
     Attributes:
-        burst_step: requests -> ms of one forward of the draft model.
-        one_pass: rows -> ms of a forward of the target with drafts in it.
+        draft_step: requests -> ms of one forward of the draft model.
+        verify: rows -> ms of a forward of the target with drafts in it.
         step: requests -> ms of a forward of the target without.
         prefill: requests -> ms.
         overhead: requests -> ms of an iteration that no stage takes.
     """
 
-    burst_step: Price
-    one_pass: Price
+    draft_step: Price
+    verify: Price
     step: Price
     prefill: Price
     overhead: Price = lambda _: 0.0
@@ -74,7 +74,7 @@ class Policy(Protocol):
     @property
     def burst(self) -> int: ...
 
-    def saw_load(self, num_running: int, resting: Sequence[int]) -> None:
+    def observe_load(self, num_running: int, resting: Sequence[int]) -> None:
         """Requests that run now; of those that rest, how often each has failed."""
 
     def plan(self, num_failed: int) -> RoundPlan | None:
@@ -85,11 +85,11 @@ class Policy(Protocol):
     ) -> tuple[int, int]:
         """As ``Controller.share``."""
 
-    def saw(self, *iteration: Timed) -> None: ...
+    def observe(self, *iteration: StageTime) -> None: ...
 
-    def saw_round(self, judged: Judgement, num_failed: int) -> None: ...
+    def observe_round(self, judged: VerifyOutcome, num_failed: int) -> None: ...
 
-    def saw_rest(self, num_tokens: int) -> None: ...
+    def observe_decoded_segment(self, num_tokens: int) -> None: ...
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Fixed:
     burst: int = 16
     drafts: bool = True
 
-    def saw_load(self, num_running: int, resting: Sequence[int]) -> None: ...
+    def observe_load(self, num_running: int, resting: Sequence[int]) -> None: ...
 
     def plan(self, num_failed: int) -> RoundPlan | None:
         del num_failed
@@ -113,11 +113,11 @@ class Fixed:
         del num_drafting, num_stepping, may_join
         return self.burst, len(rows)
 
-    def saw(self, *iteration: Timed) -> None: ...
+    def observe(self, *iteration: StageTime) -> None: ...
 
-    def saw_round(self, judged: Judgement, num_failed: int) -> None: ...
+    def observe_round(self, judged: VerifyOutcome, num_failed: int) -> None: ...
 
-    def saw_rest(self, num_tokens: int) -> None: ...
+    def observe_decoded_segment(self, num_tokens: int) -> None: ...
 
 
 @dataclass
@@ -128,9 +128,9 @@ class Controlled:
     threshold: float = 0.5
     taken: Counter[RoundPlan | None] = field(default_factory=Counter)
 
-    def saw_load(self, num_running: int, resting: Sequence[int]) -> None:
-        keys = (account_of(self.threshold, num_failed) for num_failed in resting)
-        self.controller.saw_load(num_running, keys)
+    def observe_load(self, num_running: int, resting: Sequence[int]) -> None:
+        keys = (stats_key(self.threshold, num_failed) for num_failed in resting)
+        self.controller.observe_load(num_running, keys)
 
     def plan(self, num_failed: int) -> RoundPlan | None:
         plan = self.controller.plan(self.threshold, num_failed)
@@ -144,16 +144,16 @@ class Controlled:
 
     @property
     def burst(self) -> int:
-        return self.controller.burst_tokens
+        return self.controller.draft_chunk
 
-    def saw(self, *iteration: Timed) -> None:
-        self.controller.saw(iteration)
+    def observe(self, *iteration: StageTime) -> None:
+        self.controller.observe(iteration)
 
-    def saw_round(self, judged: Judgement, num_failed: int) -> None:
-        self.controller.saw_round(self.threshold, judged, num_failed)
+    def observe_round(self, judged: VerifyOutcome, num_failed: int) -> None:
+        self.controller.observe_round(self.threshold, judged, num_failed)
 
-    def saw_rest(self, num_tokens: int) -> None:
-        self.controller.saw_rest(self.threshold, num_tokens)
+    def observe_decoded_segment(self, num_tokens: int) -> None:
+        self.controller.observe_decoded_segment(self.threshold, num_tokens)
 
 
 @dataclass
@@ -298,7 +298,9 @@ class Replay:
     def _ask(self, request: Request) -> None:
         """Drafting may begin; else the target writes one segment more."""
         if request.cut_at is not None:
-            self.policy.saw_rest(min(request.place, request.writes_to) - request.cut_at)
+            self.policy.observe_decoded_segment(
+                min(request.place, request.writes_to) - request.cut_at
+            )
             request.cut_at = None
         request.plan = None
         if request.place >= request.length:
@@ -310,7 +312,7 @@ class Replay:
 
     def _say_load(self, num_new: int = 0) -> None:
         resting = [r.num_failed for r in self.running if r.is_resting]
-        self.policy.saw_load(len(self.running) + num_new, resting)
+        self.policy.observe_load(len(self.running) + num_new, resting)
 
     def _iterate(self) -> None:
         self._say_load()
@@ -325,15 +327,15 @@ class Replay:
         judged = over[:count]
         for i, request in enumerate(over):
             request.has_waited = i >= count
-        self._take(Stage.HOST, len(self.running), 0, self.prices.overhead(len(self.running)))
+        self._take(Stage.SCHEDULER, len(self.running), 0, self.prices.overhead(len(self.running)))
         if drafting:
             self._burst(drafting, min(steps, max(r.limit - r.drafted for r in drafting)))
         num_rows = sum(r.rows for r in judged) + len(stepping)
         if judged:
-            self._take(Stage.PASS, num_rows, 0, self.prices.one_pass(num_rows))
+            self._take(Stage.VERIFY, num_rows, 0, self.prices.verify(num_rows))
         elif stepping:
             count = len(stepping)
-            self._take(Stage.STEP, count, count, self.prices.step(count))
+            self._take(Stage.DECODE, count, count, self.prices.step(count))
         for request in judged:
             self._judge(request)
         for request in stepping:
@@ -343,7 +345,7 @@ class Replay:
 
     def _burst(self, drafting: Sequence[Request], steps: int) -> None:
         count = len(drafting)
-        self._take(Stage.BURST, count, steps, steps * self.prices.burst_step(count))
+        self._take(Stage.DRAFT, count, steps, steps * self.prices.draft_step(count))
         for request in drafting:
             request.drafted = min(request.drafted + steps, request.limit)
             if request.drafted == request.limit:
@@ -366,12 +368,12 @@ class Replay:
         tail = drafted - cut - 1 if cut == last and cut < drafted else 0
         rejected = next((end for end in request.judged_ends if end > cut), None)
         is_end = start + drafted >= request.length
-        judged = Judgement(
+        judged = VerifyOutcome(
             *(drafted, last, len(request.ends), cut, rejected, is_end),
             matched=matched,
             differing=request.differing(cut),
         )
-        self.policy.saw_round(judged, request.num_failed)
+        self.policy.observe_round(judged, request.num_failed)
         request.num_failed = request.num_failed + 1 if judged.has_failed else 0
         self._emit(request, emitted, is_stepping=False)
         request.is_over = False
@@ -399,4 +401,4 @@ class Replay:
     def _take(self, stage: Stage, size: int, amount: int, ms: float) -> None:
         self.ms += ms
         self.spent[stage] += ms
-        self.policy.saw(Timed(stage, size, amount, ms))
+        self.policy.observe(StageTime(stage, size, amount, ms))

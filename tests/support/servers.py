@@ -84,14 +84,14 @@ THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 # SGLang draws from one generator per server.
 SEED = ("--random-seed", "7")
 SMALL_CHUNKS = ("--chunked-prefill-size", "256")
-BLOCKS = ("--parse-draft-block", "4")
+BLOCKS = ("--parse-draft-parallel-tokens", "4")
 """For drafts that have a mask token."""
 OVERLAP = ("--parse-overlap", "on")
 AHEAD = {"PARSE_PROBE_AHEAD": "1"}
 """In the environment of a server whose host runs ahead of the device, as on a GPU."""
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
-    *("--parse-draft-tokens", "20", "--parse-burst-tokens", "6"),
+    *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6"),
     *(*SMALL_CHUNKS, *SEED),
 )
 """Semantic verification of the random pair."""

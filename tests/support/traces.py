@@ -56,18 +56,18 @@ def record(
         "verdict_mass": [0.99 - 0.01 * k for k in range(len(ends))],
         "threshold": threshold,
         "selection": rule,
-        "cut": ends[num_kept - 1] if num_kept else 0,
+        "accepted_len": ends[num_kept - 1] if num_kept else 0,
         "decided_by": None if rule is None else num_kept - (not rejected),
         "next_token_id": own_ids[0] if own_ids else None,
-        "own_token_ids": own_ids,
+        "bonus_token_ids": own_ids,
         "target_token_ids": [ord("?")] * (1 + sum(map(len, segments))),
     }
 
 
 def traced(prompt: str, output: str, *records: TraceRecord, **parse: object) -> Traced:
-    times = {"prefill_ms": 44.1, "draft_ms": 452.0, "verification_ms": 90.3}
+    times = {"prefill_ms": 44.1, "draft_ms": 452.0, "verify_ms": 90.3}
     counters = {"accepted_tokens": 60, "drafted_tokens": 90, "target_tokens": 17}
-    info = {"mode": "parse", **times, "continuation_ms": 147.2, **counters, "skipped_drafts": 0}
+    info = {"mode": "parse", **times, "decode_ms": 147.2, **counters, "skipped_drafts": 0}
     return Traced(prompt, encode(output), {**info, "trace": list(records), **parse})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_parse.core.agreement import Agreement
+from sglang_parse.core.policy.agreement import Agreement
 
 pytestmark = pytest.mark.unit
 
@@ -13,8 +13,8 @@ def seen(stretch: int, matched: int, differing: int = 0) -> Agreement:
     """Thirty drafts of 100 kept tokens each, all cut alike."""
     agreement = Agreement()
     for _ in range(30):
-        agreement.saw_kept(100, differing)
-        agreement.saw_cut(stretch, matched)
+        agreement.observe_accepted(100, differing)
+        agreement.observe_reject(stretch, matched)
     return agreement
 
 

@@ -22,8 +22,8 @@ EXPECTED = {
     "standalone": f"--model-path big {DRAFTED.format('STANDALONE', 'small')} {CHAIN.format(5, 6)}",
     "eagle3": f"--model-path big {DRAFTED.format('EAGLE3', 'head')} {CHAIN.format(3, 4)}",
     "parse": PARSE,
-    "parse-one": f"{PARSE} --parse-draft-block 1",
-    "parse-eagle3": f"{PARSE} --parse-continuation eagle3 --parse-eagle3-path head "
+    "parse-one": f"{PARSE} --parse-draft-parallel-tokens 1",
+    "parse-eagle3": f"{PARSE} --parse-decode-accelerator eagle3 --parse-eagle3-path head "
     f"{CHAIN.format(3, 4)}",
 }
 

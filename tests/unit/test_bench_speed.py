@@ -104,12 +104,12 @@ def leg(server: str, run: int, seconds: float, **parse: float) -> Leg:
 def legs() -> list[Leg]:
     """Plain 10 tokens/s, draft 50, PARSE 20; a pass of 500 ms a request."""
     judged = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
-    judged |= {"prefill_ms": 50, "continuation_ms": 2500}
+    judged |= {"prefill_ms": 50, "decode_ms": 2500}
     found = []
     for run, late in enumerate((0, 5, 1)):  # the median run is late by 1 s
         found += [leg("plain", run, 9 + late), leg("draft", run, 1 + late)]
-        found.append(leg("price", run, 9, **judged, verification_ms=500))
-        found.append(leg("parse-0.5", run, 4 + late, **judged, verification_ms=700))
+        found.append(leg("price", run, 9, **judged, verify_ms=500))
+        found.append(leg("parse-0.5", run, 4 + late, **judged, verify_ms=700))
     return found
 
 
@@ -121,7 +121,7 @@ def test_a_row_of_the_table_by_hand():
     assert (row.r, row.v, row.limit) == pytest.approx((0.2, 0.1, 1 / 0.8))
     assert (row.ratio, row.share_of_limit) == pytest.approx((2, 1.6))
     assert (row.kept, row.drafted, row.request_ms) == (0.5, 1, 4000)
-    stages = {"prefill": 50, "draft": 500, "verification": 700, "continuation": 2500}
+    stages = {"prefill": 50, "draft": 500, "verify": 700, "decode": 2500}
     assert row.ms_per_request == stages
 
 
@@ -184,7 +184,7 @@ def test_several_drafts_an_answer():
     """The limit is of what the server drafted, judged and kept itself."""
     asked = settings(*TINY, "--draft-len", "128", "--staggered")
     config = asked.parse_config()
-    assert (config.draft_tokens, config.segment, config.after_cut) == (128, "tokens:8", "redraft")
+    assert (config.draft_tokens, config.segment, config.on_reject) == (128, "tokens:8", "redraft")
     assert asked.layout().num_draft_rows == 129
     row = speed_at(legs(), 0.5, 2, asked)
     assert (row.kept, row.drafted, row.v) == pytest.approx((0.5, 1, 0.14))

@@ -11,19 +11,19 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from sglang_parse.core.block import (
     NO_TOKEN,
     Block,
-    BlockPlan,
+    DraftLayout,
     Masks,
     block_of,
     keep,
 )
 from sglang_parse.core.mask import dense_mask
-from sglang_parse.core.plans import plans_for
+from sglang_parse.core.policy.layout_choice import layouts_for
 
 pytestmark = pytest.mark.unit
 
 VOCAB, MASK_ID = 97, 96
-PLANS = [BlockPlan(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
-LAST, EVERY = BlockPlan(4, Masks.LAST), BlockPlan(4, Masks.EVERY)
+PLANS = [DraftLayout(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
+LAST, EVERY = DraftLayout(4, Masks.LAST), DraftLayout(4, Masks.EVERY)
 
 
 # -- rows -----------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_tokens_without_kv_come_first():
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("room", range(1, 12))
-def test_no_row_stands_for_a_token_behind_the_budget(plan: BlockPlan, room: int):
+def test_no_row_stands_for_a_token_behind_the_budget(plan: DraftLayout, room: int):
     block = block_of(plan, written=9, known=10, candidates=range(plan.size - 1), room=room)
     assert max(block.layout.positions()) < 9 + room
     assert len(block.candidates) == min(plan.size, room) - 1
@@ -66,7 +66,7 @@ def test_no_row_stands_for_a_token_behind_the_budget(plan: BlockPlan, room: int)
 
 
 def test_one_token_a_forward_is_a_block_too():
-    (one,) = plans_for(1, or_one=True)
+    (one,) = layouts_for(1, or_one=True)
     block = block_of(one, written=9, known=10, candidates=(), room=5)
     assert (block.layout.num_rows, one.rows_behind) == (1, 0)
     assert keep(block, [3]).token_ids == (3,)
@@ -75,39 +75,39 @@ def test_one_token_a_forward_is_a_block_too():
 # -- what is kept ---------------------------------------------------------------
 
 
-def kept_of(plan: BlockPlan, choices: Sequence[int]):
+def accepted_block(plan: DraftLayout, choices: Sequence[int]):
     block = block_of(plan, written=9, known=10, candidates=[5, 6, 7], room=100)
     return keep(block, choices)
 
 
 def test_all_candidates_hold():
-    kept = kept_of(LAST, [5, 6, 7, 8, 91, 92, 93])
+    kept = accepted_block(LAST, [5, 6, 7, 8, 91, 92, 93])
     assert (kept.token_ids, kept.candidates) == ((5, 6, 7, 8), (91, 92, 93))
 
 
 def test_the_first_unequal_choice_ends_the_block_and_is_kept():
-    kept = kept_of(LAST, [5, 9, 7, 8, 91, 92, 93])
+    kept = accepted_block(LAST, [5, 9, 7, 8, 91, 92, 93])
     assert (kept.token_ids, kept.candidates) == ((5, 9), ())
 
 
 def test_masks_behind_every_row_propose_wherever_the_block_ends():
     masks = [10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42]
-    assert kept_of(EVERY, [1, 6, 7, 8, *masks]).candidates == (10, 11, 12)
-    assert kept_of(EVERY, [5, 9, 7, 8, *masks]).candidates == (20, 21, 22)
-    assert kept_of(EVERY, [5, 6, 7, 8, *masks]).candidates == (40, 41, 42)
+    assert accepted_block(EVERY, [1, 6, 7, 8, *masks]).candidates == (10, 11, 12)
+    assert accepted_block(EVERY, [5, 9, 7, 8, *masks]).candidates == (20, 21, 22)
+    assert accepted_block(EVERY, [5, 6, 7, 8, *masks]).candidates == (40, 41, 42)
 
 
 @pytest.mark.parametrize("place", range(7))
 def test_a_token_that_could_not_be_computed_is_a_fault(place: int):
     choices = [5, 6, 7, 8, 91, 92, 93]
     choices[place] = NO_TOKEN
-    kept = kept_of(LAST, choices)
+    kept = accepted_block(LAST, choices)
     assert kept.is_faulty
     assert kept.token_ids == kept.candidates == ()
 
 
 def write(
-    plan: BlockPlan, next_token, guess, start: list[int], count: int
+    plan: DraftLayout, next_token, guess, start: list[int], count: int
 ) -> tuple[list[int], int]:
     """``count`` tokens behind ``start`` and the forwards they took.
 
@@ -135,7 +135,7 @@ def write(
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("share_right", [0.0, 0.7, 1.0])
-def test_the_text_is_the_models_own(plan: BlockPlan, share_right: float):
+def test_the_text_is_the_models_own(plan: DraftLayout, share_right: float):
     rng = random.Random(3)
 
     def next_token(text: Sequence[int]) -> int:
@@ -147,7 +147,7 @@ def test_the_text_is_the_models_own(plan: BlockPlan, share_right: float):
             ahead.append(next_token(ahead))
         return ahead[-1] if rng.random() < share_right else 60
 
-    one_by_one, forwards = write(BlockPlan(1, Masks.NONE), next_token, guess, [1, 2], 50)
+    one_by_one, forwards = write(DraftLayout(1, Masks.NONE), next_token, guess, [1, 2], 50)
     assert forwards == 50
     text, forwards = write(plan, next_token, guess, [1, 2], 50)
     assert text == one_by_one
@@ -232,7 +232,7 @@ def causal_logits(model: Qwen3ForCausalLM, ids: Sequence[int]) -> torch.Tensor:
 def test_every_depth_is_what_a_causal_forward_with_masks_says(model, masks: Masks):
     """Depth 0 is the text's own next token; depth d has d mask tokens behind the text: PARD's."""
     text = [3, 14, 15, 9, 26, 5, 35]
-    plan = BlockPlan(5, masks)
+    plan = DraftLayout(5, masks)
     block = block_of(plan, written=4, known=7, candidates=[8, 9, 7, 9], room=100)
     logits = block_logits(model, text, block)
     for row in range(block.num_real):
@@ -247,7 +247,7 @@ def test_every_depth_is_what_a_causal_forward_with_masks_says(model, masks: Mask
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_a_models_greedy_text(model, plan: BlockPlan):
+def test_a_models_greedy_text(model, plan: DraftLayout):
     """What the model writes in blocks is what it writes one token at a time."""
 
     def next_token(text: Sequence[int]) -> int:
@@ -257,5 +257,5 @@ def test_a_models_greedy_text(model, plan: BlockPlan):
         return int(causal_logits(model, list(text) + [MASK_ID] * depth).argmax())
 
     start = [5, 6, 7]
-    one_by_one, _ = write(BlockPlan(1, Masks.NONE), next_token, guess, start, 10)
+    one_by_one, _ = write(DraftLayout(1, Masks.NONE), next_token, guess, start, 10)
     assert write(plan, next_token, guess, start, 10)[0] == one_by_one

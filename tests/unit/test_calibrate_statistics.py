@@ -50,7 +50,7 @@ def draft(verdicts, *, first_wrong=None, finished=True, right=None) -> FirstDraf
         is_answer_right=right,
         mass=1.0,
         draft_ms=30.0,
-        verification_ms=6.0,
+        verify_ms=6.0,
     )
 
 
@@ -67,7 +67,7 @@ def test_the_loss_is_one_where_the_error_is_kept(verdicts, data, rule, finished)
     score = one.score(rule, TOKEN)
     losses = []
     for threshold in (0.0, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0):
-        cut = select(verdicts, one.prefix_ends, threshold, rule, is_finished=finished).cut
+        cut = select(verdicts, one.prefix_ends, threshold, rule, is_finished=finished).accepted_len
         losses.append(cut >= one.prefix_ends[wrong])
         assert losses[-1] == (score >= threshold)
     assert all(looser >= stricter for looser, stricter in pairwise(losses))
@@ -77,7 +77,7 @@ def test_the_loss_is_one_where_the_error_is_kept(verdicts, data, rule, finished)
 def test_a_wrong_answer_is_kept_whole(verdicts, rule, finished):
     one = draft(verdicts, right=False, finished=finished)
     for threshold in (0.0, 0.1, 0.3, 0.5, 0.8, 0.9, 1.0):
-        cut = select(verdicts, one.prefix_ends, threshold, rule, is_finished=finished).cut
+        cut = select(verdicts, one.prefix_ends, threshold, rule, is_finished=finished).accepted_len
         assert (cut == one.prefix_ends[-1]) == (one.score(rule, ANSWER) >= threshold)
 
 

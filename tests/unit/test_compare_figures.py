@@ -32,7 +32,7 @@ def test_medians_and_ranges():
     assert speed.tokens_per_s.median == pytest.approx(252.5)
     assert (speed.tokens_per_s.low, speed.tokens_per_s.high) == pytest.approx((250, 255))
     assert speed.over["plain"].median == pytest.approx(250 / 80)
-    assert parse.time.ms_per_request["continuation"] == pytest.approx(200)
+    assert parse.time.ms_per_request["decode"] == pytest.approx(200)
     assert parse.time.draft_share == pytest.approx(0.6)
     assert len(figures.find(Way("parse", 1.5)).speeds) == 1
 

@@ -23,21 +23,21 @@ pytestmark = pytest.mark.unit
 
 CHANGED = ParseConfig(
     draft_tokens=64,
-    burst_tokens=8,
-    draft_block="4",
+    draft_chunk=8,
+    draft_parallel_tokens="4",
     max_prefixes=4,
     segment="tokens:12",
     question="q.json",
     threshold=1.5,
     selection="longest",
     verification="token",
-    after_cut="target",
-    continuation="eagle3",
+    on_reject="decode",
+    decode_accelerator="eagle3",
     eagle3_path="head",
     drafting="never",
-    max_gap=0.0,
+    max_itl_ratio=0.0,
     max_slowdown=0.0,
-    max_silence=2.0,
+    max_draft_latency=2.0,
     layout="alias",
     overlap="on",
     draft_graph_steps=5,
@@ -54,7 +54,7 @@ def test_the_record_of_changes_changes_every_setting():
     ("name", "low", "high"),
     [
         ("draft_tokens", 1, 8192),
-        ("burst_tokens", 1, 1024),
+        ("draft_chunk", 1, 1024),
         ("max_prefixes", 1, 256),
         ("draft_graph_steps", 0, 64),
     ],
@@ -70,7 +70,7 @@ def test_whole_numbers_have_ranges(name, low, high):
 
 
 @pytest.mark.parametrize(
-    "name", ["selection", "verification", "after_cut", "continuation", "default"]
+    "name", ["selection", "verification", "on_reject", "decode_accelerator", "default"]
 )
 def test_choices_are_listed_in_the_refusal(name):
     with pytest.raises(ConfigError, match=f"{flag(name)} is 'sideways'; use one of") as error:
@@ -91,12 +91,18 @@ def test_threshold_is_taken(value):
 
 @pytest.mark.parametrize("value", [0, 17, -1, True, 2.0, "", "four", "04", None])
 def test_a_block_size_is_refused(value):
-    with pytest.raises(ConfigError, match="--parse-draft-block: got .*use auto, or a whole number"):
-        ParseConfig(draft_block=value)
+    with pytest.raises(
+        ConfigError, match="--parse-draft-parallel-tokens: got .*use auto, or a whole number"
+    ):
+        ParseConfig(draft_parallel_tokens=value)
 
 
 def test_a_block_size_is_taken():
-    assert [ParseConfig(draft_block=n).block_size for n in (1, "16", "auto")] == [1, 16, None]
+    assert [ParseConfig(draft_parallel_tokens=n).block_size for n in (1, "16", "auto")] == [
+        1,
+        16,
+        None,
+    ]
 
 
 def test_segment_is_checked_at_once():
@@ -107,10 +113,12 @@ def test_segment_is_checked_at_once():
 
 @pytest.mark.parametrize("path", ["head", ""])
 def test_a_head_and_its_use_go_together(path):
-    wrong = {"eagle3_path": path} if path else {"continuation": "eagle3"}
-    with pytest.raises(ConfigError, match="--parse-eagle3-path is .*--parse-continuation eagle3"):
+    wrong = {"eagle3_path": path} if path else {"decode_accelerator": "eagle3"}
+    with pytest.raises(
+        ConfigError, match="--parse-eagle3-path is .*--parse-decode-accelerator eagle3"
+    ):
         ParseConfig(**wrong)
-    assert ParseConfig(continuation="eagle3", eagle3_path="head").uses_eagle3
+    assert ParseConfig(decode_accelerator="eagle3", eagle3_path="head").uses_eagle3
     assert not ParseConfig().uses_eagle3
 
 
@@ -133,7 +141,7 @@ def test_environment_round_trip():
         ("{", f"{ENV_VAR} is not JSON"),
         ("[]", f"{ENV_VAR} must hold one JSON object"),
         ('{"treshold": 1}', r"unknown PARSE settings \['treshold'\]; known: .*'threshold'"),
-        ('{"burst_tokens": 0}', "--parse-burst-tokens is 0"),
+        ('{"draft_chunk": 0}', "--parse-draft-chunk is 0"),
     ],
 )
 def test_environment_refusals(text, message):

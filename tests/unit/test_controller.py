@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.core.accounts import MAX_ACCOUNTS, PILOTS, account_of
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.controller import (
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.controller import (
+    COLD_START_TOKENS,
     EARLY,
     PATIENCE,
-    PILOT,
     PRICE_EVERY,
     PRICE_SOON,
     RENEW_EVERY,
@@ -22,37 +22,46 @@ from sglang_parse.core.controller import (
     YOUNG,
     Controller,
 )
-from sglang_parse.core.cuts import Judgement
-from sglang_parse.core.limits import Limits
-from sglang_parse.core.planner import Planner
-from sglang_parse.core.prices import Stage, Timed
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.policy.planner import Planner
+from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES, MAX_ACCOUNTS, stats_key
 
 pytestmark = pytest.mark.unit
 
 HALF, LOW = 0.5, 0.25
-GOOD = Judgement(128, judged=128, segments=10, cut=128, rejected=None, is_finished=False)
-BAD = Judgement(PILOT, judged=PILOT, segments=1, cut=0, rejected=PILOT, is_finished=False)
+GOOD = VerifyOutcome(
+    128, judged=128, segments=10, accepted_len=128, rejected=None, is_finished=False
+)
+BAD = VerifyOutcome(
+    COLD_START_TOKENS,
+    judged=COLD_START_TOKENS,
+    segments=1,
+    accepted_len=0,
+    rejected=COLD_START_TOKENS,
+    is_finished=False,
+)
 STEP_MS = 8.0
 FREE = Limits()
 
 
-def priced(limits: Limits = FREE, *, burst_step: float = 1.0, per_row: float = 0.02):
+def priced(limits: Limits = FREE, *, draft_step: float = 1.0, per_row: float = 0.02):
     """A controller that knows what its stages take."""
     controller = Controller(limits)
     for size in (1, 2, 4, 8, 16):
-        controller.saw(
+        controller.observe(
             [
-                Timed(Stage.BURST, size, 16, 16 * burst_step),
-                Timed(Stage.PASS, 200 * size, 0, STEP_MS + per_row * 200 * size),
-                Timed(Stage.STEP, size, size, STEP_MS),
+                StageTime(Stage.DRAFT, size, 16, 16 * draft_step),
+                StageTime(Stage.VERIFY, 200 * size, 0, STEP_MS + per_row * 200 * size),
+                StageTime(Stage.DECODE, size, size, STEP_MS),
             ]
         )
     return controller
 
 
-def play(controller: Controller, judged: Judgement, threshold: float = HALF, rounds: int = 10):
+def play(controller: Controller, judged: VerifyOutcome, threshold: float = HALF, rounds: int = 10):
     for _ in range(rounds):
-        controller.saw_round(threshold, judged)
+        controller.observe_round(threshold, judged)
 
 
 @pytest.mark.parametrize(("mode", "drafts"), [("always", True), ("never", False)])
@@ -64,7 +73,7 @@ def test_forced_either_way(mode: str, drafts: bool):
         plan = controller.plan(threshold)
         assert (plan is not None) is drafts
         if plan:
-            assert (plan.draft_tokens, plan.max_prefixes, plan.burst_tokens) == (64, 16, 16)
+            assert (plan.draft_tokens, plan.max_prefixes, plan.draft_chunk) == (64, 16, 16)
 
 
 def test_nothing_of_a_draft_can_pass_a_threshold_above_one():
@@ -76,17 +85,17 @@ def test_an_unknown_threshold_sends_one_short_pilot_at_a_time():
     controller = priced()
     pilot = controller.plan(HALF)
     assert pilot is not None
-    assert (pilot.draft_tokens, pilot.speedup) == (PILOT, None)
+    assert (pilot.draft_tokens, pilot.speedup) == (COLD_START_TOKENS, None)
     asked = [controller.plan(HALF) for _ in range(PATIENCE)]
     assert asked == [None] * PATIENCE
     assert controller.plan(HALF) is not None  # that one may be gone
 
 
 def test_three_bad_pilots_and_drafting_rests():
-    controller = priced(burst_step=2.0)
-    for _ in range(PILOTS):
+    controller = priced(draft_step=2.0)
+    for _ in range(COLD_START_PROBES):
         assert controller.plan(HALF) is not None
-        controller.saw_round(HALF, BAD)
+        controller.observe_round(HALF, BAD)
     assert controller.plan(HALF) is None
     assert controller.speedup is not None
     assert controller.speedup < 1
@@ -95,7 +104,9 @@ def test_three_bad_pilots_and_drafting_rests():
 def test_good_drafts_are_long_and_bad_ones_short():
     good, middling = priced(), priced()
     play(good, GOOD)
-    cut = Judgement(128, judged=128, segments=10, cut=26, rejected=38, is_finished=False)
+    cut = VerifyOutcome(
+        128, judged=128, segments=10, accepted_len=26, rejected=38, is_finished=False
+    )
     play(middling, cut)
     assert good.plan(HALF).draft_tokens == 128
     assert middling.plan(HALF).draft_tokens < 128
@@ -103,7 +114,7 @@ def test_good_drafts_are_long_and_bad_ones_short():
 
 def test_drafts_pay_that_are_rejected_and_that_the_target_would_have_written():
     """Nothing is kept, and most of it comes with the cut."""
-    controller, alike = priced(), BAD._replace(matched=PILOT - 2)
+    controller, alike = priced(), BAD._replace(matched=COLD_START_TOKENS - 2)
     play(controller, BAD, LOW, rounds=30)
     play(controller, alike, HALF, rounds=30)
     assert controller.plan(LOW) is None
@@ -121,32 +132,35 @@ def test_dear_rows_are_asked_fewer_questions():
     assert dear.plan(HALF).max_prefixes < cheap.plan(HALF).max_prefixes
 
 
-def replace_cut(cut: int, rejected: int) -> Judgement:
-    return GOOD._replace(cut=cut, rejected=rejected)
+def replace_cut(cut: int, rejected: int) -> VerifyOutcome:
+    return GOOD._replace(accepted_len=cut, rejected=rejected)
 
 
 def test_load_counts():
     """The draft model takes as long for each request more, the target not."""
     controller = Controller()
     for count in (1, 2, 4, 8, 16):
-        controller.saw(
-            [Timed(Stage.BURST, count, 16, 32.0 * count), Timed(Stage.STEP, count, count, 8.0)]
+        controller.observe(
+            [
+                StageTime(Stage.DRAFT, count, 16, 32.0 * count),
+                StageTime(Stage.DECODE, count, count, 8.0),
+            ]
         )
-        controller.saw([Timed(Stage.PASS, 200 * count, 0, 60.0 * count)])
+        controller.observe([StageTime(Stage.VERIFY, 200 * count, 0, 60.0 * count)])
     play(controller, GOOD)
     answers = []
     for count in (1, 16, 1):
-        controller.saw_load(count)
+        controller.observe_load(count)
         answers.append(controller.plan(HALF) is not None)
     assert answers == [True, False, True]
 
 
 def test_a_head_that_makes_the_target_faster_counts():
-    controller = priced(burst_step=3.0)
+    controller = priced(draft_step=3.0)
     play(controller, GOOD)
     assert controller.plan(HALF) is not None
     for _ in range(100):
-        controller.saw([Timed(Stage.STEP, 1, 4, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 1, 4, STEP_MS)])
     assert [controller.plan(HALF) for _ in range(RENEW_EVERY)][-1] is None
 
 
@@ -157,8 +171,8 @@ def test_where_nothing_new_was_seen_the_plans_are_not_looked_at_again(
     controller, looks = priced(), []
     look = Planner.best
     monkeypatch.setattr(Planner, "best", lambda *call: looks.append(call) or look(*call))
-    controller.saw_load(16)
-    play(controller, BAD, rounds=PILOTS)
+    controller.observe_load(16)
+    play(controller, BAD, rounds=COLD_START_PROBES)
     for _ in range(4 * 16):
         controller.plan(HALF)
     assert 1 <= len(looks) <= 5
@@ -174,11 +188,11 @@ def test_each_threshold_has_its_own_account():
 
 def test_requests_whose_drafts_fail_have_an_account_of_their_own():
     """Some questions are too hard for the draft model; the others' drafts go on."""
-    controller = priced(burst_step=2.0)
+    controller = priced(draft_step=2.0)
     play(controller, GOOD, rounds=30)
     for _ in range(10):
-        controller.saw_round(HALF, BAD, num_failed=1)
-        controller.saw_round(HALF, BAD, num_failed=7)
+        controller.observe_round(HALF, BAD, num_failed=1)
+        controller.observe_round(HALF, BAD, num_failed=7)
     assert controller.plan(HALF) is not None
     assert controller.plan(HALF, num_failed=1) is None
     assert controller.plan(HALF, num_failed=3) is None
@@ -186,26 +200,26 @@ def test_requests_whose_drafts_fail_have_an_account_of_their_own():
 
 def test_those_that_wait_for_others_bursts_count():
     """What pays for eight that all draft may not for one beside seven that rest."""
-    controller = priced(burst_step=1.5)
+    controller = priced(draft_step=1.5)
     play(controller, replace_cut(40, 52), rounds=30)
-    controller.saw_load(8)
+    controller.observe_load(8)
     assert controller.plan(HALF) is not None
-    controller.saw_load(8, [None] * 7)
+    controller.observe_load(8, [None] * 7)
     for _ in range(math.ceil(RENEW_MS / STEP_MS) + RENEW_EVERY):
-        controller.saw([Timed(Stage.STEP, 8, 8, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 8, 8, STEP_MS)])
         last = controller.plan(HALF)
     assert last is None
 
 
 def test_a_look_at_all_plans_is_not_taken_with_every_ask(monkeypatch: pytest.MonkeyPatch):
     """It takes milliseconds, and each of 16 requests that rest asks with every token it writes."""
-    controller, looks = priced(burst_step=4.0), []
-    controller.saw_load(16, [account_of(HALF)] * 16)
+    controller, looks = priced(draft_step=4.0), []
+    controller.observe_load(16, [stats_key(HALF)] * 16)
     play(controller, BAD, rounds=YOUNG)
     best = Planner.best
     monkeypatch.setattr(Planner, "best", lambda *args: looks.append(1) or best(*args))
     for _ in range(100):
-        controller.saw([Timed(Stage.STEP, 16, 16, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 16, 16, STEP_MS)])
         for _ in range(16):
             controller.plan(HALF)
     assert 1 <= len(looks) <= 1 + 100 * STEP_MS / RENEW_MS
@@ -215,9 +229,9 @@ def test_a_new_threshold_begins_as_its_neighbours_stand():
     """A stricter threshold keeps no more: what is known of a laxer one is where it begins."""
     controller = priced()
     play(controller, BAD, LOW, rounds=30)
-    controller.saw_round(HALF, BAD)
+    controller.observe_round(HALF, BAD)
     alone = priced()
-    alone.saw_round(HALF, BAD)
+    alone.observe_round(HALF, BAD)
     controller.plan(HALF)
     informed = controller.speedup
     alone.plan(HALF)
@@ -225,7 +239,7 @@ def test_a_new_threshold_begins_as_its_neighbours_stand():
 
 
 def test_no_more_accounts_than_there_should_be():
-    controller = priced(burst_step=2.0)
+    controller = priced(draft_step=2.0)
     play(controller, BAD, HALF)
     for i in range(MAX_ACCOUNTS - 1):
         controller.plan(i / 1000)
@@ -236,21 +250,21 @@ def test_no_more_accounts_than_there_should_be():
 
 
 def test_trials_are_single_and_lose_a_bounded_share():
-    controller = priced(burst_step=4.0)
-    controller.saw_load(4, [account_of(HALF)] * 4)
+    controller = priced(draft_step=4.0)
+    controller.observe_load(4, [stats_key(HALF)] * 4)
     play(controller, BAD, rounds=30)
     steps = trials = 0
     while trials < 12 and steps < 20_000:
         steps += 1
-        controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 4, 4, STEP_MS)])
         asked = [controller.plan(HALF) for _ in range(4)]
         assert sum(plan is not None for plan in asked) <= 1
         for plan in filter(None, asked):
-            assert plan.draft_tokens == PILOT
+            assert plan.draft_tokens == COLD_START_TOKENS
             trials += 1
-            controller.saw_round(HALF, BAD)
+            controller.observe_round(HALF, BAD)
     assert trials == 12
-    trial_ms = PILOT * 4.0 + STEP_MS  # what it emits saves less than a step
+    trial_ms = COLD_START_TOKENS * 4.0 + STEP_MS  # what it emits saves less than a step
     num_early = math.log2(EARLY)
     assert (trials - num_early) * trial_ms <= 1.1 * RETRY_SHARE * steps * STEP_MS + trial_ms
 
@@ -258,20 +272,20 @@ def test_trials_are_single_and_lose_a_bounded_share():
 def test_the_first_trials_come_soon():
     """Prices of a server's first seconds may be those of a machine that is busy starting it."""
     controller = priced()
-    controller.saw_load(1, [account_of(HALF)])
-    slow = Timed(Stage.PASS, 200, 0, 50 * STEP_MS)
-    for _ in range(PILOTS):
-        controller.saw([slow, Timed(Stage.BURST, 1, 16, 50 * STEP_MS)])
-        controller.saw_round(HALF, GOOD)
+    controller.observe_load(1, [stats_key(HALF)])
+    slow = StageTime(Stage.VERIFY, 200, 0, 50 * STEP_MS)
+    for _ in range(COLD_START_PROBES):
+        controller.observe([slow, StageTime(Stage.DRAFT, 1, 16, 50 * STEP_MS)])
+        controller.observe_round(HALF, GOOD)
     waited = 0
     while controller.plan(HALF) is None:
-        controller.saw([Timed(Stage.STEP, 1, 1, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 1, 1, STEP_MS)])
         waited += 1
         assert waited < 1000
-    controller.saw([replace(slow, ms=STEP_MS), Timed(Stage.BURST, 1, 16, 16.0)])
-    controller.saw_round(HALF, GOOD)
+    controller.observe([replace(slow, ms=STEP_MS), StageTime(Stage.DRAFT, 1, 16, 16.0)])
+    controller.observe_round(HALF, GOOD)
     for _ in range(RENEW_EVERY):
-        controller.saw([Timed(Stage.STEP, 1, 1, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 1, 1, STEP_MS)])
         last = controller.plan(HALF)
     assert last is not None
 
@@ -280,15 +294,15 @@ def test_all_accounts_that_rest_share_the_time_for_trials():
     """Requests differ in how often they failed: their trials together are as rare as one's."""
 
     def trials(kinds: int) -> int:
-        controller, count = priced(burst_step=4.0), 0
-        controller.saw_load(4, [account_of(HALF, i % kinds) for i in range(4)])
+        controller, count = priced(draft_step=4.0), 0
+        controller.observe_load(4, [stats_key(HALF, i % kinds) for i in range(4)])
         play(controller, BAD, rounds=30)
         for _ in range(12_000):
-            controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
+            controller.observe([StageTime(Stage.DECODE, 4, 4, STEP_MS)])
             for i in range(4):
                 if controller.plan(HALF, i % kinds):
                     count += 1
-                    controller.saw_round(HALF, BAD, i % kinds)
+                    controller.observe_round(HALF, BAD, i % kinds)
         return count
 
     assert 4 <= trials(4) <= 1.2 * trials(1)
@@ -296,15 +310,21 @@ def test_all_accounts_that_rest_share_the_time_for_trials():
 
 def test_it_comes_back_when_trials_go_well():
     controller = priced()
-    controller.saw_load(1, [account_of(HALF)])
+    controller.observe_load(1, [stats_key(HALF)])
     play(controller, BAD, rounds=30)
     trials = 0
     for _ in range(20_000):
-        controller.saw([Timed(Stage.STEP, 1, 1, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 1, 1, STEP_MS)])
         if controller.plan(HALF):
             trials += 1
-            controller.saw_round(
-                HALF, GOOD._replace(drafted=PILOT, judged=PILOT, cut=PILOT, segments=1)
+            controller.observe_round(
+                HALF,
+                GOOD._replace(
+                    drafted=COLD_START_TOKENS,
+                    judged=COLD_START_TOKENS,
+                    accepted_len=COLD_START_TOKENS,
+                    segments=1,
+                ),
             )
         if trials == 60:
             break
@@ -317,12 +337,14 @@ def test_the_plain_targets_price_is_taken_anew(burst_ms: float, times: int):
     controller = Controller()
     play(controller, GOOD)
     assert controller.plan(HALF) is None  # not known yet
-    controller.saw([Timed(Stage.STEP, 1, 1, 8.0), Timed(Stage.BURST, 1, 16, burst_ms)])
+    controller.observe(
+        [StageTime(Stage.DECODE, 1, 1, 8.0), StageTime(Stage.DRAFT, 1, 16, burst_ms)]
+    )
     every = times * PRICE_SOON  # at first: what a server's first steps took may be of its start
     while every < times * PRICE_EVERY:
         asked = [controller.plan(HALF) is not None for _ in range(every + 1)]
         assert asked == [True] * every + [False]
-        controller.saw([Timed(Stage.STEP, 1, 1, 8.0)])
+        controller.observe([StageTime(Stage.DECODE, 1, 1, 8.0)])
         every *= 2
     asked = [controller.plan(HALF) is not None for _ in range(every + 1)]
     assert asked == [True] * every + [False]
@@ -332,15 +354,15 @@ def test_the_plain_targets_price_is_taken_anew(burst_ms: float, times: int):
 
 
 def test_what_was_given_is_fixed():
-    config = ParseConfig(draft_tokens=48, burst_tokens=8)
+    config = ParseConfig(draft_tokens=48, draft_chunk=8)
     limits = Limits.of(config, 20)
-    assert limits.fixed == {"draft_tokens", "burst_tokens"}
+    assert limits.fixed == {"draft_tokens", "draft_chunk"}
     controller = priced(limits)
     assert controller.plan(HALF).draft_tokens == 48  # the pilot, too
     play(controller, replace_cut(4, 12)._replace(drafted=48, judged=48))
     for _ in range(10):
         if plan := controller.plan(HALF):
-            assert (plan.draft_tokens, plan.burst_tokens) == (48, 8)
+            assert (plan.draft_tokens, plan.draft_chunk) == (48, 8)
     assert Limits.of(ParseConfig(), 20).fixed == frozenset()
 
 
@@ -353,8 +375,8 @@ def test_a_simulated_share_is_of_drafts_as_long_as_the_settings_say():
 
 def test_nothing_depends_on_the_clock_where_answers_must_be_the_same_again():
     limits = Limits.of(ParseConfig(), 20, is_timed=False)
-    assert limits.fixed == {"draft_tokens", "max_prefixes", "burst_tokens"}
-    assert (limits.gap, limits.silence_ms, limits.burst_tokens) == (0, 0, 16)
+    assert limits.fixed == {"draft_tokens", "max_prefixes", "draft_chunk"}
+    assert (limits.gap, limits.silence_ms, limits.draft_chunk) == (0, 0, 16)
 
 
 def test_a_rounds_silence_has_a_bound():
@@ -386,7 +408,7 @@ def test_those_who_could_join_a_pass_are_waited_for_where_nobody_writes():
 
 def test_who_continues_waits_for_no_more_than_the_bound():
     controller = priced(Limits(gap=2.5, question_rows=10))
-    controller.saw_load(4)
+    controller.observe_load(4)
     play(controller, GOOD)
     controller.plan(HALF)
     burst, judged = controller.share(2, [], 2)
@@ -398,7 +420,7 @@ def test_who_continues_waits_for_no_more_than_the_bound():
 
 
 def test_a_fixed_burst_is_not_shortened():
-    limits = Limits(gap=2.5, burst_tokens=64, fixed=frozenset({"burst_tokens"}))
+    limits = Limits(gap=2.5, draft_chunk=64, fixed=frozenset({"draft_chunk"}))
     controller = priced(limits)
     assert controller.share(2, [], 2) == (64, 0)
 
@@ -407,21 +429,21 @@ def test_without_a_bound_all_goes():
     controller = replace(priced(), num_running=4)
     play(controller, GOOD)
     controller.plan(HALF)
-    assert controller.share(2, [600] * 3, 1) == (controller.burst_tokens, 3)
+    assert controller.share(2, [600] * 3, 1) == (controller.draft_chunk, 3)
 
 
 def test_what_an_iteration_took_too_long_for_those_that_never_draft_is_made_good():
     """Over the iterations they take as long as the bound says, whatever one of them takes."""
     controller = priced(Limits(slowdown=1.5))
-    controller.saw_load(4)
+    controller.observe_load(4)
     waited, total, count = 0, 0.0, 0
     for _ in range(200):
         burst, judged = controller.share(2, [600], 1, num_plain=1)
-        assert (burst, judged) in {(controller.burst_tokens, 1), (0, 0)}
+        assert (burst, judged) in {(controller.draft_chunk, 1), (0, 0)}
         spent = 60.0 if judged else 0.0
         waited += not judged
-        bursts = [Timed(Stage.BURST, 2, burst, spent)] if burst else []
-        controller.saw([*bursts, Timed(Stage.STEP, 4, 4, STEP_MS)])
+        bursts = [StageTime(Stage.DRAFT, 2, burst, spent)] if burst else []
+        controller.observe([*bursts, StageTime(Stage.DECODE, 4, 4, STEP_MS)])
         total, count = total + spent + STEP_MS, count + 1
     assert 0 < waited < count
     assert total / count == pytest.approx(1.5 * STEP_MS, rel=0.1)
@@ -429,14 +451,14 @@ def test_what_an_iteration_took_too_long_for_those_that_never_draft_is_made_good
 
 def test_prefills_of_requests_that_draft_are_made_good_too():
     controller = priced(Limits(slowdown=1.5))
-    controller.saw_load(4)
+    controller.observe_load(4)
     controller.share(2, [], 1)
-    controller.saw_prefill(60.0)
+    controller.observe_prefill(60.0)
     assert controller.share(2, [600], 1, num_plain=1) != (0, 0)  # nobody was there to wait for it
-    controller.saw_prefill(60.0)
+    controller.observe_prefill(60.0)
     waited = 0
     while controller.share(2, [600], 1, num_plain=1) == (0, 0):
-        controller.saw([Timed(Stage.STEP, 4, 4, STEP_MS)])
+        controller.observe([StageTime(Stage.DECODE, 4, 4, STEP_MS)])
         waited += 1
     assert waited == math.ceil(60.0 / (0.5 * STEP_MS))
 
@@ -449,5 +471,7 @@ def test_prefills_of_requests_that_draft_are_made_good_too():
 def test_otherwise_nobody_is_owed_anything(limits: Limits, num_plain: int, mode: str):
     controller = replace(priced(limits), mode=mode)
     for _ in range(3):
-        assert controller.share(2, [600], 1, num_plain) == (controller.burst_tokens, 1)
-        controller.saw([Timed(Stage.BURST, 2, 16, 60.0), Timed(Stage.STEP, 4, 4, STEP_MS)])
+        assert controller.share(2, [600], 1, num_plain) == (controller.draft_chunk, 1)
+        controller.observe(
+            [StageTime(Stage.DRAFT, 2, 16, 60.0), StageTime(Stage.DECODE, 4, 4, STEP_MS)]
+        )

@@ -15,8 +15,8 @@ COUNTERS = {
     "matched_tokens": 5,
     "target_tokens": 24,
     "draft_ms": 200.0,
-    "verification_ms": 100.0,
-    "continuation_ms": 150.0,
+    "verify_ms": 100.0,
+    "decode_ms": 150.0,
     "prefill_ms": 20.0,
 }
 
@@ -70,8 +70,8 @@ def test_stage_figures_are_per_request():
     assert stages.ms_per_request == {
         "prefill": 20.0,
         "draft": 200.0,
-        "verification": 100.0,
-        "continuation": 150.0,
+        "verify": 100.0,
+        "decode": 150.0,
     }
 
 

@@ -101,10 +101,10 @@ def test_a_mixed_load_has_a_line_for_either_kind_and_runs_are_put_together():
 
 def test_stage_shares_are_medians_of_the_runs_that_know_them():
     answers = [stream(0.0, (1.0, 1), (2.0, 2)), stream(3.0, (4.0, 1))]
-    known = ({"draft": 0.1}, {"draft": 0.3, "verification": 0.2}, {})
+    known = ({"draft": 0.1}, {"draft": 0.3, "verify": 0.2}, {})
     runs = [Run("parse", 1, 0.0, answers, stages) for stages in known]
     (line,) = figures_of(runs, runs)
-    assert (line.draft_share, line.verification_share, line.prefill_share) == (0.2, 0.2, None)
+    assert (line.draft_share, line.verify_share, line.prefill_share) == (0.2, 0.2, None)
 
 
 def test_speeds_are_compared_run_by_run():

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.core.phases import Phase, Terms
+from sglang_parse.core.counters import Counters, Window, figures
+from sglang_parse.core.phases import Phase, RequestPolicy
 from sglang_parse.core.request import RequestState, Stats
-from sglang_parse.core.tally import Tally, Window, figures
 from sglang_parse.telemetry.metrics import METRICS, response_info
 
 pytestmark = pytest.mark.unit
@@ -38,29 +38,29 @@ class Request:
 
 
 def request(plain_reason: str = "") -> Request:
-    return Request(RequestState(Terms(threshold=0.5, plain_reason=plain_reason)))
+    return Request(RequestState(RequestPolicy(threshold=0.5, plain_reason=plain_reason)))
 
 
-def counted(tally: Tally) -> dict[str, float]:
+def counted(counters: Counters) -> dict[str, float]:
     """Totals that are not 0, a label's value behind a slash."""
     return {
         f"{name}/{value}" if value else name: total
-        for (name, value), total in tally.totals.items()
+        for (name, value), total in counters.totals.items()
         if total
     }
 
 
 def test_growth_is_counted_once_however_often_a_request_is_settled():
-    tally, req = Tally(), request()
+    counters, req = Counters(), request()
     stats = req.parse_state.stats
     stats.prefill_ms, stats.drafted_tokens = 5.0, 8
     req.emit(0, 1)
-    tally.update(req)
-    tally.update(req)
+    counters.update(req)
+    counters.update(req)
     stats.rounds, stats.draft_ms = 1, 20.0
     req.emit(6, 1)
-    tally.update(req)
-    assert counted(tally) == pytest.approx(
+    counters.update(req)
+    assert counted(counters) == pytest.approx(
         {
             "requests_total": 1,
             "drafted_tokens_total": 8,
@@ -85,15 +85,15 @@ def test_growth_is_counted_once_however_often_a_request_is_settled():
     ],
 )
 def test_tokens_behind_a_stop_are_nobodys(target, finished_len, accepted_seen, target_seen):
-    tally, req = Tally(), request()
+    counters, req = Counters(), request()
     req.emit(0, 1)
-    tally.update(req)
+    counters.update(req)
     req.emit(6, target)
     req.finished_len = finished_len
     if finished_len is None:
         req.output_ids = req.output_ids[: 7 + target]
-    tally.update(req)
-    totals = counted(tally)
+    counters.update(req)
+    totals = counted(counters)
     assert totals["accepted_tokens_total"] == accepted_seen
     assert totals["target_tokens_total/parse"] == target_seen
     info = response_info(req)
@@ -101,12 +101,12 @@ def test_tokens_behind_a_stop_are_nobodys(target, finished_len, accepted_seen, t
 
 
 def test_plain_requests_are_counted_by_reason():
-    tally = Tally()
+    counters = Counters()
     for reason in ("grammar", "switched off", "grammar"):
         req = request(reason)
         req.emit(0, 3)
-        tally.update(req)
-    assert counted(tally) == {
+        counters.update(req)
+    assert counted(counters) == {
         "plain_requests_total/grammar": 2,
         "plain_requests_total/switched off": 1,
         "target_tokens_total/plain": 9,
@@ -114,18 +114,18 @@ def test_plain_requests_are_counted_by_reason():
 
 
 def test_a_fault_is_counted_once():
-    tally, req = Tally(), request()
+    counters, req = Counters(), request()
     req.parse_state.fault = "NaN in the target model's logits"
-    tally.update(req)
-    tally.update(req)
-    assert counted(tally) == {"requests_total": 1, "faults_total": 1}
+    counters.update(req)
+    counters.update(req)
+    assert counted(counters) == {"requests_total": 1, "faults_total": 1}
 
 
 def test_requests_that_never_started_are_not_counted():
-    tally, req = Tally(), Request(parse_state=None)
-    tally.latest = [req]
-    tally.update_latest()
-    assert counted(tally) == {}
+    counters, req = Counters(), Request(parse_state=None)
+    counters.latest = [req]
+    counters.update_latest()
+    assert counted(counters) == {}
     assert response_info(req) == {"mode": "plain", "reason": "not started"}
 
 
@@ -136,29 +136,29 @@ def test_simulated_acceptance_is_in_every_response():
 
 
 def test_judged_drafts():
-    tally = Tally()
-    tally.keeps_samples = True
-    tally.judged(8, 8, [0.9, 0.8])
-    tally.judged(4, 1, [0.6, 0.1, 0.7])
-    tally.judged(0, 0, [])
-    assert counted(tally) == {"judged_tokens_total": 12}
-    assert tally.take_samples() == {
-        "cut_fraction": [1.0, 0.25, 0.0],
+    counters = Counters()
+    counters.keeps_samples = True
+    counters.judged(8, 8, [0.9, 0.8])
+    counters.judged(4, 1, [0.6, 0.1, 0.7])
+    counters.judged(0, 0, [])
+    assert counted(counters) == {"verified_tokens_total": 12}
+    assert counters.take_samples() == {
+        "accept_ratio": [1.0, 0.25, 0.0],
         "verdict": [0.9, 0.8, 0.6, 0.1, 0.7],
     }
-    assert tally.take_samples() == {}
+    assert counters.take_samples() == {}
 
 
 def test_nothing_piles_up_where_nobody_takes_samples():
-    tally = Tally()
-    tally.judged(8, 8, [0.9, 0.8])
-    tally.hold([Request(None)])  # its slots are not even looked at
-    assert tally.take_samples() == {}
+    counters = Counters()
+    counters.judged(8, 8, [0.9, 0.8])
+    counters.hold([Request(None)])  # its slots are not even looked at
+    assert counters.take_samples() == {}
 
 
 def test_held_slots_are_those_behind_the_committed_tokens():
-    tally = Tally()
-    tally.keeps_samples = True
+    counters = Counters()
+    counters.keeps_samples = True
     slots = [(10, 12), (20, 36)]
     reqs = []
     for low, high in slots:
@@ -166,56 +166,56 @@ def test_held_slots_are_those_behind_the_committed_tokens():
         req.parse_state.committed = low
         req.kv = SimpleNamespace(kv_allocated_len=high)
         reqs.append(req)
-    tally.hold(reqs)
-    tally.hold(reqs[:1])
-    assert tally.take_samples() == {"kv_slots_held": [18, 2]}
+    counters.hold(reqs)
+    counters.hold(reqs[:1])
+    assert counters.take_samples() == {"kv_slots_held": [18, 2]}
 
 
 def test_gaps_are_those_of_requests_that_continue():
     """From tokens to tokens with nothing but target steps between; a draft is no gap of theirs."""
-    tally = Tally()
-    tally.keeps_samples = True
+    counters = Counters()
+    counters.keeps_samples = True
     state = request().parse_state
-    state.phase = Phase.CONTINUING
+    state.phase = Phase.DECODING
     for now in (1.0, 1.5, 2.5):  # the first tokens behind a cut, and two steps
-        tally.emitted(state, now)
+        counters.emitted(state, now)
     state.phase = Phase.DRAFTING  # with its next token it begins a draft
-    tally.emitted(state, 3.0)
-    state.phase = Phase.CONTINUING
-    tally.emitted(state, 9.0)
+    counters.emitted(state, 3.0)
+    state.phase = Phase.DECODING
+    counters.emitted(state, 9.0)
     state.restart(12, [])
-    tally.emitted(state, 20.0)
-    assert tally.take_samples() == {"continuing_gap_seconds": [0.5, 1.0, 0.5]}
+    counters.emitted(state, 20.0)
+    assert counters.take_samples() == {"decode_itl_seconds": [0.5, 1.0, 0.5]}
 
 
 def test_phases_of_the_requests_that_go_on():
-    tally = Tally()
+    counters = Counters()
     reqs = [request() for _ in range(4)]
-    reqs[1].parse_state.phase = reqs[2].parse_state.phase = Phase.CONTINUING
+    reqs[1].parse_state.phase = reqs[2].parse_state.phase = Phase.DECODING
     reqs[2].finished_len = 0
-    tally.launched(reqs, overlap=False)
-    assert tally.phases() == {"drafting": 2, "verifying": 0, "continuing": 1, "plain": 0}
+    counters.launched(reqs, overlap=False)
+    assert counters.phases() == {"drafting": 2, "verifying": 0, "decoding": 1, "plain": 0}
 
 
 def test_under_overlap_a_result_comes_after_the_next_launch():
-    tally = Tally()
+    counters = Counters()
     first, second = ([SimpleNamespace(rid=rid) for rid in rids] for rids in ("ab", "bc"))
     for overlap in (False, True):
-        tally.launched(first, overlap=overlap)
-        tally.launched(second, overlap=overlap)
-        rids = {req.rid for req in tally.latest}
+        counters.launched(first, overlap=overlap)
+        counters.launched(second, overlap=overlap)
+        rids = {req.rid for req in counters.latest}
         assert rids == ({"a", "b", "c"} if overlap else {"b", "c"})
 
 
 def test_a_window_shows_what_was_added_since_the_last_look():
-    tally = Tally()
-    window = Window(tally)
-    tally.count("target_tokens_total", 5, "parse")
-    tally.count("target_tokens_total", 2, "plain")
+    counters = Counters()
+    window = Window(counters)
+    counters.count("target_tokens_total", 5, "parse")
+    counters.count("target_tokens_total", 2, "plain")
     growth = window.advance()
     assert growth["target_tokens_total", "parse"] == 5
     assert growth["target_tokens_total", "*"] == 7
-    tally.count("target_tokens_total", 1, "plain")
+    counters.count("target_tokens_total", 1, "plain")
     growth = window.advance()
     assert growth["target_tokens_total", "parse"] == 0
     assert growth["target_tokens_total", "*"] == 1
@@ -228,11 +228,11 @@ def test_every_figure_of_a_request_has_its_metric():
         setattr(req.parse_state.stats, stat.name, number)
     req.output_ids = req.parse_state.output_ids = [7] * 50
     req.parse_state.fault = "some"
-    tally = Tally()
-    tally.update(req)
-    assert len(counted(tally)) == len(figures(req)) + len(("requests", "faults"))
+    counters = Counters()
+    counters.update(req)
+    assert len(counted(counters)) == len(figures(req)) + len(("requests", "faults"))
     known = {(metric.name, value) for metric in METRICS for value in metric.label_values}
-    assert set(tally.totals) <= known
+    assert set(counters.totals) <= known
 
 
 def test_names_are_prometheus_names():

@@ -20,7 +20,7 @@ from sglang_parse.bench.harness.kv_log import Held
 from sglang_parse.bench.harness.records import Answer, Leg, Way
 from sglang_parse.bench.soak.run import Report
 from sglang_parse.core import config
-from sglang_parse.core.phases import RoundPlan, Terms, TraceRecord
+from sglang_parse.core.phases import RequestPolicy, RoundPlan, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
@@ -98,8 +98,12 @@ class Served:
 
 
 def test_every_key_of_meta_info_is_in_the_table():
-    terms = Terms(
-        threshold=0.5, keep_trace=True, plain_reason="LoRA", continuation="eagle3", certified=True
+    terms = RequestPolicy(
+        threshold=0.5,
+        keep_trace=True,
+        plain_reason="LoRA",
+        decode_accelerator="eagle3",
+        certified=True,
     )
     table = page("responses").partition("## Served plainly")[0]
     state = RequestState(terms, plan=RoundPlan(64, 8, 16))
@@ -127,7 +131,7 @@ def test_trace_keys_are_documented():
 def test_demo_json_keys_are_documented():
     kept = {"accepted_tokens": 8, "matched_tokens": 0, "target_tokens": 1}
     counters = {"rounds": 1, "drafted_tokens": 9, **kept}
-    stages = ("draft_ms", "verification_ms", "continuation_ms", "prefill_ms")
+    stages = ("draft_ms", "verify_ms", "decode_ms", "prefill_ms")
     parse = counters | dict.fromkeys(stages, 0.1)
     answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)
     names = product(("plain", "draft", "parse"), (1, 8))

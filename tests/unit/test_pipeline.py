@@ -20,7 +20,7 @@ class Launched:
     def finish(self) -> None:
         self.log.append(self.name)
 
-    def may_be_followed_unread(self, _: list) -> bool:
+    def can_launch_before_sync(self, _: list) -> bool:
         return self.may_wait
 
     def last_tokens(self, reqs: list) -> torch.Tensor:
@@ -72,8 +72,8 @@ def test_results_are_read_in_order(log):
 
 
 def test_tokens_come_from_the_device_only_while_nobody_has_read_them(log):
-    def requests(num_unread: int) -> list:
-        return [SimpleNamespace(parse_state=SimpleNamespace(num_unread=num_unread))] * 2
+    def requests(num_inflight: int) -> list:
+        return [SimpleNamespace(parse_state=SimpleNamespace(num_inflight=num_inflight))] * 2
 
     step = Launched(log, "step", may_wait=True)
     assert unread_tokens(None, requests(0)) is None

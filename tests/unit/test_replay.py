@@ -20,7 +20,7 @@ def test_the_simulator_predicts_real_servers(real: Mapping):
     fixed = Fixed(
         draft_tokens=real.get("draft_tokens", 128),
         max_prefixes=real.get("max_prefixes", 16),
-        burst=real.get("burst_tokens", 16),
+        burst=real.get("draft_chunk", 16),
         drafts=real.get("drafting") != "never",
     )
     scripts = scripts_of("blocks", 0.5, max(24, 4 * real["requests"]))
@@ -32,7 +32,7 @@ def test_the_simulator_predicts_real_servers(real: Mapping):
 def test_as_fast_as_the_best_of_the_grid(load: Load):
     """Of 61 fixed settings; the best is on record, as ``record_loads`` finds it."""
     best = recorded()["best"][load.name]
-    again = Fixed(best["draft_tokens"], best["max_prefixes"], best["burst"], best["drafts"])
+    again = Fixed(best["draft_tokens"], best["max_prefixes"], best["draft_chunk"], best["drafts"])
     assert load.play(again) == pytest.approx(best["tokens_per_s"], rel=1e-3)
     rate = load.controlled()
     assert rate >= 0.9 * best["tokens_per_s"]

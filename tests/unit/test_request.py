@@ -3,14 +3,14 @@
 import pytest
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.phases import Outcome, Phase, Round, Standing, Terms
-from sglang_parse.core.request import Draft, RequestState, tail_len
+from sglang_parse.core.phases import Outcome, Phase, RequestPolicy, Round, Standing
+from sglang_parse.core.request import Draft, RequestState, lookahead_slots
 
 pytestmark = pytest.mark.unit
 
 
 def state(phase: Phase, draft: Draft | None = None) -> RequestState:
-    return RequestState(Terms(threshold=0.5), phase=phase, draft=draft or Draft())
+    return RequestState(RequestPolicy(threshold=0.5), phase=phase, draft=draft or Draft())
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def state(phase: Phase, draft: Draft | None = None) -> RequestState:
 )
 def test_drafting_asks_for_the_draft_so_far_and_one_burst(drafted, burst, budget, expected):
     drafting = state(Phase.DRAFTING, Draft(token_ids=[7] * drafted))
-    assert tail_len(drafting, burst, budget) == expected
+    assert lookahead_slots(drafting, burst, budget) == expected
 
 
 def test_verifying_asks_for_exactly_the_rows_of_its_layout():
@@ -27,21 +27,21 @@ def test_verifying_asks_for_exactly_the_rows_of_its_layout():
         token_ids=[7] * 9, prefix_ends=[4, 9], question_ids=[(1, 2, 3), (1, 2, 3, 4)], finished=True
     )
     layout = RequestLayout(prefix_len=20, num_draft_rows=10, cuts=(5, 10), question_lens=(3, 4))
-    assert tail_len(state(Phase.VERIFYING, draft), 16, 128) == layout.num_rows == 17
+    assert lookahead_slots(state(Phase.VERIFYING, draft), 16, 128) == layout.num_rows == 17
 
 
 def test_verifying_without_questions_asks_for_the_anchor_and_the_draft():
-    assert tail_len(state(Phase.VERIFYING, Draft(token_ids=[7] * 9)), 16, 4) == 10
+    assert lookahead_slots(state(Phase.VERIFYING, Draft(token_ids=[7] * 9)), 16, 4) == 10
 
 
-@pytest.mark.parametrize("phase", [Phase.CONTINUING, Phase.PLAIN])
+@pytest.mark.parametrize("phase", [Phase.DECODING, Phase.PLAIN])
 def test_plain_decoding_asks_for_one(phase):
-    assert tail_len(state(phase, Draft(token_ids=[7, 7])), 16, 128) == 1
+    assert lookahead_slots(state(phase, Draft(token_ids=[7, 7])), 16, 128) == 1
 
 
-@pytest.mark.parametrize("phase", [Phase.CONTINUING, Phase.PLAIN])
+@pytest.mark.parametrize("phase", [Phase.DECODING, Phase.PLAIN])
 def test_accelerated_decoding_asks_for_its_rows(phase):
-    assert tail_len(state(phase), 16, 128, 4) == 4
+    assert lookahead_slots(state(phase), 16, 128, 4) == 4
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -49,7 +49,7 @@ def test_asking_twice_answers_the_same_and_changes_nothing(phase):
     """SGLang asks for the capacity check and again to allocate."""
     asked = state(phase, Draft(token_ids=[7, 7], prefix_ends=[2], question_ids=[(1, 2)]))
     before = repr(asked)
-    assert tail_len(asked, 16, 128) == tail_len(asked, 16, 128)
+    assert lookahead_slots(asked, 16, 128) == lookahead_slots(asked, 16, 128)
     assert repr(asked) == before
 
 
@@ -58,17 +58,17 @@ def test_requests_share_no_state():
     one.draft.token_ids.append(7)
     one.stats.rounds += 1
     one.trace.append({})
-    assert other == RequestState(Terms(threshold=0.5), phase=Phase.DRAFTING)
+    assert other == RequestState(RequestPolicy(threshold=0.5), phase=Phase.DRAFTING)
 
 
 def test_a_reason_makes_a_request_plain():
-    assert not state(Phase.PLAIN).terms.is_plain
-    assert Terms(threshold=0.5, plain_reason="grammar").is_plain
+    assert not state(Phase.PLAIN).policy.is_plain
+    assert RequestPolicy(threshold=0.5, plain_reason="grammar").is_plain
 
 
 def busy(plain_reason: str = "") -> RequestState:
     return RequestState(
-        Terms(threshold=0.5, plain_reason=plain_reason),
+        RequestPolicy(threshold=0.5, plain_reason=plain_reason),
         phase=Phase.VERIFYING,
         draft=Draft(token_ids=[7, 7], finished=True, prefix_ends=[2]),
         draft_kv_len=30,
@@ -77,7 +77,7 @@ def busy(plain_reason: str = "") -> RequestState:
 
 @pytest.mark.parametrize(
     ("phase", "resumes"),
-    [(Phase.DRAFTING, True), (Phase.CONTINUING, True), (Phase.CONTINUING, False)],
+    [(Phase.DRAFTING, True), (Phase.DECODING, True), (Phase.DECODING, False)],
 )
 def test_leaving_verification_drops_the_draft_and_keeps_its_kv_count(phase, resumes):
     changed = busy()
@@ -88,8 +88,8 @@ def test_leaving_verification_drops_the_draft_and_keeps_its_kv_count(phase, resu
 
 def test_resuming_is_decided_anew_at_each_cut():
     changed = busy()
-    changed.apply(Outcome(standing=Standing(Phase.CONTINUING, 3, resumes=False)))
-    changed.apply(Outcome(standing=Standing(Phase.CONTINUING, 5)))
+    changed.apply(Outcome(standing=Standing(Phase.DECODING, 3, resumes=False)))
+    changed.apply(Outcome(standing=Standing(Phase.DECODING, 5)))
     assert changed.resumes
 
 
@@ -133,7 +133,7 @@ def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
     cut_off: int, accepted: int, matched: int
 ):
     state = busy()
-    state.apply(Outcome((6, 6, 7, 7, 8), num_own=3, round=Round(cut=2, matched=2)))
+    state.apply(Outcome((6, 6, 7, 7, 8), num_own=3, round=Round(accepted_len=2, matched=2)))
     assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
     assert state.at_the_end(cut_off) == (accepted, matched)
     state.apply(Outcome((9,), num_own=1))

@@ -1,4 +1,4 @@
-"""Verdicts to cut."""
+"""Verdicts to accepted_len."""
 
 import math
 
@@ -30,30 +30,30 @@ ENDS = [3, 7, 8, 12]
     ],
 )
 def test_the_two_selections(verdicts, first, longest):
-    assert select(verdicts, ENDS, 0.5, "first-reject").cut == first
-    assert select(verdicts, ENDS, 0.5, "longest").cut == longest
+    assert select(verdicts, ENDS, 0.5, "first-reject").accepted_len == first
+    assert select(verdicts, ENDS, 0.5, "longest").accepted_len == longest
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_no_prefix_keeps_nothing(selection):
-    assert select([], [], 0.5, selection).cut == 0
+    assert select([], [], 0.5, selection).accepted_len == 0
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_above_one_accepts_nothing(selection):
-    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection).cut == 0
-    assert select([1.0] * 4, ENDS, 1.0, selection).cut == 12
+    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection).accepted_len == 0
+    assert select([1.0] * 4, ENDS, 1.0, selection).accepted_len == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_of_zero_accepts_everything(selection):
-    assert select([0.0] * 4, ENDS, 0.0, selection).cut == 12
+    assert select([0.0] * 4, ENDS, 0.0, selection).accepted_len == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.1])
 def test_a_verdict_that_is_no_number_accepts_nothing(selection, threshold):
-    assert select([math.nan], [3], threshold, selection).cut == 0
+    assert select([math.nan], [3], threshold, selection).accepted_len == 0
 
 
 def test_verdicts_and_prefixes_must_match():
@@ -72,11 +72,13 @@ def test_first_reject_is_never_longer_and_all_it_keeps_is_accepted(verdicts, thr
 
 def kept(verdicts, threshold, selection, **options):
     """How many prefixes are kept: prefix k ends behind token k + 1."""
-    return select(verdicts, range(1, len(verdicts) + 1), threshold, selection, **options).cut
+    return select(
+        verdicts, range(1, len(verdicts) + 1), threshold, selection, **options
+    ).accepted_len
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "cut", "decided_by"),
+    ("verdicts", "accepted_len", "decided_by"),
     [
         ([0.9, 0.1, 0.9, 0.9], 12, 3),  # wandered and came back: the answer counts
         ([0.1, 0.1, 0.1, 0.5], 12, 3),  # a tie at the threshold accepts
@@ -86,9 +88,9 @@ def kept(verdicts, threshold, selection, **options):
         ([0.1, 0.9, 0.9, 0.1], 0, 0),
     ],
 )
-def test_the_papers_rule(verdicts, cut, decided_by):
+def test_the_papers_rule(verdicts, accepted_len, decided_by):
     decided = select(verdicts, ENDS, 0.5, "answer-first", is_finished=True)
-    assert decided == Selection(cut, decided_by, "answer-first")
+    assert decided == Selection(accepted_len, decided_by, "answer-first")
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.booleans())
@@ -122,10 +124,10 @@ def test_who_decided_says_what_is_kept(verdicts, threshold, selection, is_finish
     ends = list(range(1, len(verdicts) + 1))
     decided = select(verdicts, ends, threshold, selection, is_finished=is_finished)
     if decided.decided_by is None:
-        assert decided.cut == 0
+        assert decided.accepted_len == 0
     else:
         accepts = verdicts[decided.decided_by] >= threshold
-        assert decided.cut == decided.decided_by + accepts
+        assert decided.accepted_len == decided.decided_by + accepts
 
 
 @pytest.mark.parametrize(

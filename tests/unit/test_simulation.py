@@ -16,24 +16,26 @@ SIXTEENTHS = range(32, 513, 32)
 
 
 @pytest.mark.parametrize(
-    ("fraction", "cut"), [(0, 0), (0.25, 128), (0.5, 256), (0.75, 384), (1, 512)]
+    ("fraction", "accepted_len"), [(0, 0), (0.25, 128), (0.5, 256), (0.75, 384), (1, 512)]
 )
-def test_a_prefix_that_ends_at_the_wanted_share_is_the_cut_every_time(fraction: float, cut: int):
+def test_a_prefix_that_ends_at_the_wanted_share_is_the_cut_every_time(
+    fraction: float, accepted_len: int
+):
     simulated = SimulatedAcceptance(fraction)
-    assert [simulated.cut(512, SIXTEENTHS) for _ in range(5)] == [cut] * 5
+    assert [simulated.accepted_len(512, SIXTEENTHS) for _ in range(5)] == [accepted_len] * 5
 
 
 def test_what_one_cut_keeps_too_little_the_next_ones_keep_more():
     simulated = SimulatedAcceptance(0.25)
-    assert [simulated.cut(8, [8]) for _ in range(8)] == [0, 0, 8, 0, 0, 0, 8, 0]
+    assert [simulated.accepted_len(8, [8]) for _ in range(8)] == [0, 0, 8, 0, 0, 0, 8, 0]
 
 
 def test_a_tail_that_is_no_prefix_is_not_made_up_for_in_other_drafts():
     simulated = SimulatedAcceptance(0.5)
     for _ in range(100):
-        assert simulated.cut(100, [10]) == 10
-    assert simulated.cut(10, range(1, 11)) == 10  # owes at most one draft of this length
-    assert [simulated.cut(10, range(1, 11)) for _ in range(30)][-1] == 5
+        assert simulated.accepted_len(100, [10]) == 10
+    assert simulated.accepted_len(10, range(1, 11)) == 10  # owes at most one draft of this length
+    assert [simulated.accepted_len(10, range(1, 11)) for _ in range(30)][-1] == 5
 
 
 @given(
@@ -45,9 +47,9 @@ def test_the_average_is_the_wanted_share(fraction: float, drafts: list[tuple[int
     kept = drafted = longest = 0
     for length, max_prefixes in drafts:
         ends = thin_out(range(1, length + 1), max_prefixes)
-        cut = simulated.cut(length, ends)
-        assert cut == 0 or cut in ends
-        kept, drafted, longest = kept + cut, drafted + length, max(longest, length)
+        accepted_len = simulated.accepted_len(length, ends)
+        assert accepted_len == 0 or accepted_len in ends
+        kept, drafted, longest = kept + accepted_len, drafted + length, max(longest, length)
     assert abs(kept - fraction * drafted) <= longest + 1e-6
 
 

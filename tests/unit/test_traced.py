@@ -69,7 +69,7 @@ def test_an_end_that_nobody_judged():
 
 def test_token_mode():
     plain = record(0, [], [], 0, tail="abcX", rule=None)
-    kept = plain | {"cut": 3, "accept_token_id": None, "reject_token_id": None}
+    kept = plain | {"accepted_len": 3, "accept_token_id": None, "reject_token_id": None}
     (one,) = take_apart(traced("?", "abcd", kept), decode).rounds
     assert pieces(one) == [("abc", KEPT, None), ("X", REJECTED, None)]
     assert (one.verdict_words, one.keeps, one.instead) == ((), (), "d")
@@ -79,7 +79,7 @@ def test_characters_of_several_tokens():
     """A segment may end inside one: it belongs to the segment that ends it."""
     text = "aé\nb→c"
     ends = [2, 4, 7]
-    whole = record(0, [text], [0.9], 1) | {"prefix_ends": ends, "cut": 7}
+    whole = record(0, [text], [0.9], 1) | {"prefix_ends": ends, "accepted_len": 7}
     whole |= {"verdicts": [0.9] * 3, "verdict_mass": [1.0] * 3, "decided_by": 2}
     whole["question_token_ids"] = [encode(QUESTION)] * 3
     made = take_apart(traced("?", text, whole), decode)
@@ -115,7 +115,7 @@ def test_what_another_threshold_keeps(verdicts, rule, finished, threshold):
     (made,) = take_apart(traced("?", "", one), decode).rounds
     entry = next(keeps for keeps in made.keeps if threshold <= keeps.up_to)
     wanted = select(verdicts, one["prefix_ends"], threshold, rule, is_finished=finished)
-    assert (entry.cut, entry.decided_by) == (wanted.cut, wanted.decided_by)
+    assert (entry.accepted_len, entry.decided_by) == (wanted.accepted_len, wanted.decided_by)
 
 
 def test_the_terminals_view():

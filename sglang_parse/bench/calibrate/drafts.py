@@ -79,7 +79,7 @@ def collect(
 def first_draft(answer: Answer, task: Assignment, decode: Decode) -> FirstDraft:
     """Of an answer with its trace. Raises: BenchError, where its draft is not as in use."""
     info, item = answer.parse, task.items[answer.problem]
-    if info["short_drafts"]:
+    if info["kv_truncated_drafts"]:
         raise BenchError(
             f"problem {answer.problem}: KV slots were short, so drafts were cut by the load; fix: "
             "a smaller --concurrency, or a larger --max-total-tokens of the server"
@@ -108,7 +108,7 @@ def first_draft(answer: Answer, task: Assignment, decode: Decode) -> FirstDraft:
         is_answer_right=right,
         mass=min(record["verdict_mass"]),
         draft_ms=info["draft_ms"],
-        verification_ms=info["verification_ms"],
+        verify_ms=info["verify_ms"],
     )
 
 

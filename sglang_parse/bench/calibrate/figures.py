@@ -218,8 +218,8 @@ class Costs:
 def costs_of(drafts: Sequence[FirstDraft], plain_ms: float | None) -> Costs:
     drafted = max(1, sum(draft.num_drafted for draft in drafts))
     draft_ms = sum(draft.draft_ms for draft in drafts)
-    verification_ms = sum(draft.verification_ms for draft in drafts)
-    return Costs(draft_ms / drafted, verification_ms / drafted, plain_ms)
+    verify_ms = sum(draft.verify_ms for draft in drafts)
+    return Costs(draft_ms / drafted, verify_ms / drafted, plain_ms)
 
 
 def make_rules(

@@ -38,7 +38,7 @@ class FirstDraft:
             cannot say.
         is_answer_right: of a finished draft; else None.
         mass: the smallest probability that the two verdict tokens got together.
-        draft_ms, verification_ms: the request's share of these stages.
+        draft_ms, verify_ms: the request's share of these stages.
     """
 
     problem: int
@@ -50,7 +50,7 @@ class FirstDraft:
     is_answer_right: bool | None
     mass: float
     draft_ms: float
-    verification_ms: float
+    verify_ms: float
 
     def is_wrong(self, loss: Loss) -> bool:
         """Whether there is an error to keep."""
@@ -84,7 +84,7 @@ class FirstDraft:
         selected = select(
             *(self.verdicts, self.prefix_ends, threshold, rule), is_finished=self.finished
         )
-        return selected.cut
+        return selected.accepted_len
 
     def is_kept_whole(self, rule: str, threshold: float) -> bool:
         return self.kept(rule, threshold) == self.prefix_ends[-1]

@@ -29,7 +29,7 @@ class Mark:
         output_tokens: as the server counted them.
         accepted_tokens: those of them that were the draft's.
         seconds: its share of the time its neighbours and it took.
-        continuation_ms: its share of the target's steps.
+        decode_ms: its share of the target's steps.
     """
 
     problem: int
@@ -38,7 +38,7 @@ class Mark:
     output_tokens: int
     accepted_tokens: int
     seconds: float
-    continuation_ms: float
+    decode_ms: float
 
 
 def way_name(rule: str, threshold: float | None) -> str:
@@ -102,7 +102,7 @@ def _mark(answer: Answer, name: str, leg: Leg) -> Mark:
         output_tokens=answer.output_tokens,
         accepted_tokens=info.get("accepted_tokens", 0),
         seconds=leg.seconds / len(leg.answers),
-        continuation_ms=info.get("continuation_ms", 0.0),
+        decode_ms=info.get("decode_ms", 0.0),
     )
 
 
@@ -113,7 +113,7 @@ def _as_line(mark: Mark) -> dict[str, Any]:
 def plain_ms(marks: Sequence[Mark]) -> float | None:
     """Ms per output token of the plain target; None before it has answered."""
     tokens = sum(mark.output_tokens for mark in marks)
-    return sum(mark.continuation_ms for mark in marks) / tokens if tokens else None
+    return sum(mark.decode_ms for mark in marks) / tokens if tokens else None
 
 
 def compared(

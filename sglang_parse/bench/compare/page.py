@@ -35,8 +35,8 @@ COLOURS = {
 STAGE_COLOURS = {
     "prefill": PALETTE["light grey"],
     "draft": PALETTE["sky"],
-    "verification": PALETTE["red"],
-    "continuation": PALETTE["grey"],
+    "verify": PALETTE["red"],
+    "decode": PALETTE["grey"],
 }
 LATENCY_TITLES = {
     "ttft": "time to first token",

@@ -1,7 +1,7 @@
 """The demo's legs to figures, all of them medians over the runs. Statistics only.
 
 The limit (``harness.figures``) is a run's own, at one request at a time: t is the plain target's
-wall time / its output tokens; r and v are PARSE's draft_ms and verification_ms per output token
+wall time / its output tokens; r and v are PARSE's draft_ms and verify_ms per output token
 over that.
 """
 
@@ -160,7 +160,7 @@ def run_limit(parse: Leg, plain: Leg) -> Limit:
     """The cost model of one run."""
     t = 1e3 / plain.tokens_per_s
     r = parse.per_token("draft_ms") / t
-    v = parse.per_token("verification_ms") / t
+    v = parse.per_token("verify_ms") / t
     a = parse.per_token("accepted_tokens") + parse.per_token("matched_tokens")
     limit = limit_of(r, v, a)
     return Limit(t, r, v, a, limit, parse.tokens_per_s / plain.tokens_per_s / limit)

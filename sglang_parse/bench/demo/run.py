@@ -112,7 +112,9 @@ def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> Traced:
         for answer in chosen:
             (traced,) = trace_answers(endpoint, [match.task.items[answer.problem]])
             trace = traced.parse["trace"]
-            if any(record["cut"] < max(record["prefix_ends"], default=0) for record in trace):
+            if any(
+                record["accepted_len"] < max(record["prefix_ends"], default=0) for record in trace
+            ):
                 break
     return traced
 

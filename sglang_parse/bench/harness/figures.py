@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_parse.bench.harness.records import BenchError, Leg, ServingRun, Way
 
-STAGES = ("prefill", "draft", "verification", "continuation")
+STAGES = ("prefill", "draft", "verify", "decode")
 SLACK = 1e-9
 """0.97 - 0.96 is more than 0.01 in floating point."""
 

@@ -118,11 +118,11 @@ def _parse(models: Models) -> tuple[str, ...]:
 
 def _parse_one(models: Models) -> tuple[str, ...]:
     """A draft that can write several tokens a forward writes one: what blocks are worth."""
-    return (*_parse(models), *parse_settings(draft_block=1))
+    return (*_parse(models), *parse_settings(draft_parallel_tokens=1))
 
 
 def _parse_eagle3(models: Models) -> tuple[str, ...]:
-    continued = parse_settings(continuation="eagle3", eagle3_path=_head(models))
+    continued = parse_settings(decode_accelerator="eagle3", eagle3_path=_head(models))
     return (*_parse(models), *continued, *_steps(models.eagle3_steps))
 
 

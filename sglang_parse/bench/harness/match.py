@@ -18,7 +18,7 @@ from sglang_parse.bench.harness.pool import Pool
 from sglang_parse.bench.harness.records import Grader, Item, Leg, Locator, ServingRun, Way
 from sglang_parse.bench.harness.servers import Endpoint
 
-Timed = TypeVar("Timed", Leg, ServingRun)
+StageTime = TypeVar("StageTime", Leg, ServingRun)
 """What a clock brings back."""
 
 
@@ -53,7 +53,7 @@ def _no_parts(server: str, run: int) -> Sequence[Part]:
 
 
 @dataclass(frozen=True)
-class Preset(Generic[Timed]):
+class Preset(Generic[StageTime]):
     """A program's match.
 
     Attributes:
@@ -71,28 +71,28 @@ class Preset(Generic[Timed]):
     runs: int
     order: Callable[[int], Sequence[str]]
     timed: Callable[[str, int], Sequence[Part]]
-    clock: Callable[[Endpoint, Part], Timed]
+    clock: Callable[[Endpoint, Part], StageTime]
     marks: Callable[[str], Sequence[Part]]
     width: int
     looks: Callable[[str, int], Sequence[Part]] = _no_parts
 
 
 @dataclass(frozen=True, slots=True)
-class Played(Generic[Timed]):
+class Played(Generic[StageTime]):
     """What a match brought back: what was timed, what was looked at, what was graded."""
 
-    timed: list[Timed] = field(default_factory=list)
+    timed: list[StageTime] = field(default_factory=list)
     looks: list[Leg] = field(default_factory=list)
     marks: list[Leg] = field(default_factory=list)
 
 
-class Watcher(Generic[Timed]):
+class Watcher(Generic[StageTime]):
     """What a program shows of a match as it goes on; nothing by itself."""
 
     def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
         """A server's turn begins."""
 
-    def timed(self, found: Timed) -> None:
+    def timed(self, found: StageTime) -> None:
         """A part of it was timed."""
 
     def marks(self, parts: dict[str, Sequence[Part]]) -> None:
@@ -110,9 +110,9 @@ class Match:
     task: Assignment
     asking: Callable[[Way], Asking]
 
-    def play(self, preset: Preset[Timed], watcher: Watcher[Timed]) -> Played[Timed]:
+    def play(self, preset: Preset[StageTime], watcher: Watcher[StageTime]) -> Played[StageTime]:
         """All of it. Raises: BenchError, when a server or a request fails."""
-        played: Played[Timed] = Played()
+        played: Played[StageTime] = Played()
         for run in range(preset.runs):
             for server in preset.order(run):
                 with self.pool.awake(server) as (endpoint,):
@@ -124,11 +124,11 @@ class Match:
 
     def _turn(
         self,
-        preset: Preset[Timed],
-        watcher: Watcher[Timed],
+        preset: Preset[StageTime],
+        watcher: Watcher[StageTime],
         endpoint: Endpoint,
         run: int,
-        played: Played[Timed],
+        played: Played[StageTime],
     ) -> None:
         parts = preset.timed(endpoint.name, run)
         watcher.turn(endpoint.name, run, parts)
@@ -140,7 +140,7 @@ class Match:
         played.looks.extend(self.ask(endpoint, part) for part in looks)
 
     def _marks(
-        self, preset: Preset[Timed], watcher: Watcher[Timed], names: Sequence[str]
+        self, preset: Preset[StageTime], watcher: Watcher[StageTime], names: Sequence[str]
     ) -> list[Leg]:
         parts = {name: found for name in names if (found := preset.marks(name))}
         if not parts:

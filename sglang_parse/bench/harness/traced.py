@@ -73,12 +73,12 @@ class Keeps:
 
     Attributes:
         up_to: largest threshold this holds for; from the one of the entry before on.
-        cut: draft tokens.
+        accepted_len: draft tokens.
         decided_by: as of a trace's record.
     """
 
     up_to: float
-    cut: int
+    accepted_len: int
     decided_by: int | None
 
 
@@ -170,7 +170,7 @@ def _records(traced: Traced) -> list[TraceRecord]:
     records = parse.get("trace", [])
     for record in records:
         start = record["output_start"]
-        kept = record["draft_token_ids"][: record["cut"]]
+        kept = record["draft_token_ids"][: record["accepted_len"]]
         if output[start : start + len(kept)] != kept[: max(0, len(output) - start)]:
             raise BenchError(
                 f"a trace says that {len(kept)} draft tokens were kept behind {start} output "
@@ -192,7 +192,7 @@ class _Numbers:
 
 def _ends(record: TraceRecord) -> list[int]:
     """Draft offsets at which a segment ends: prefixes, a cut of token mode, the draft's end."""
-    ends = {*record["prefix_ends"], record["cut"], len(record["draft_token_ids"])} - {0}
+    ends = {*record["prefix_ends"], record["accepted_len"], len(record["draft_token_ids"])} - {0}
     return sorted(ends)
 
 
@@ -201,7 +201,7 @@ def _ask_round(
 ) -> _Numbers:
     start, draft = record["output_start"], record["draft_token_ids"]
     context = list(output[:start])
-    behind = start + record["cut"]
+    behind = start + record["accepted_len"]
     words = (record["accept_token_id"], record["reject_token_id"])
     return _Numbers(
         segments=[
@@ -222,7 +222,7 @@ def _round(record: TraceRecord, numbers: _Numbers, found: Sequence[str]) -> Roun
     for number, end in zip(numbers.segments, _ends(record), strict=True):
         prefix = by_end.get(end)
         fate = _fate(end, record, is_cut, has_verdicts and prefix is None)
-        is_cut = is_cut or end > record["cut"]
+        is_cut = is_cut or end > record["accepted_len"]
         segment = Segment(found[number], end, fate)
         if prefix is not None and has_verdicts:
             segment = Segment(
@@ -247,11 +247,11 @@ def _round(record: TraceRecord, numbers: _Numbers, found: Sequence[str]) -> Roun
 def num_matched(record: TraceRecord) -> int:
     """Draft tokens behind the cut that came with the pass; 0 in traces that do not say."""
     judged = record["draft_token_ids"][: max(record["prefix_ends"], default=0)]
-    return matching_tokens(judged[record["cut"] :], record.get("own_token_ids", ()))
+    return matching_tokens(judged[record["accepted_len"] :], record.get("bonus_token_ids", ()))
 
 
 def _fate(end: int, record: TraceRecord, is_cut: bool, is_unjudged: bool) -> str:
-    if end <= record["cut"]:
+    if end <= record["accepted_len"]:
         return KEPT
     if is_unjudged:
         return UNJUDGED
@@ -268,7 +268,7 @@ def _keeps(record: TraceRecord) -> list[Keeps]:
         kept = select(
             *(verdicts, record["prefix_ends"], threshold, rule), is_finished=record["finished"]
         )
-        found.append(Keeps(threshold, kept.cut, kept.decided_by))
+        found.append(Keeps(threshold, kept.accepted_len, kept.decided_by))
     return found
 
 

@@ -1,7 +1,7 @@
 """Legs of the speed benchmark to figures, all of them medians over the runs. Pure.
 
 The limit (``harness.figures``) is of one concurrency: t is the plain target's time per output
-token, all requests together; r is the draft's own on its server / t; v is PARSE's verification_ms
+token, all requests together; r is the draft's own on its server / t; v is PARSE's verify_ms
 per output token on a server that always drafts / t; a is the share of every draft that is kept, as
 asked for. PARSE is faster than that where its controller leaves drafting out.
 """
@@ -170,7 +170,7 @@ def speed_at(
     best, plain = plain_tokens_per_s(legs, concurrency, settings)
     r = plain / tokens_per_s(legs_of(legs, DRAFT, concurrency))
     priced = own if settings.has_rounds else legs_of(legs, settings.price, concurrency)
-    v = per_token(priced, "verification_ms") * plain / 1e3
+    v = per_token(priced, "verify_ms") * plain / 1e3
     kept, drafted = per_token(own, "accepted_tokens"), per_token(own, "drafted_tokens")
     limit = limit_of(r * drafted, v, kept) if settings.has_rounds else limit_of(r, v, fraction)
     ratio = tokens_per_s(own) / plain
@@ -199,7 +199,7 @@ def run_ms(legs: Sequence[Leg], concurrency: int, settings: LimitSettings) -> di
     return {
         "draft step": concurrency * quotient(priced, "draft_ms", "drafted_tokens"),
         "decode step": 1e3 * concurrency / plain_tokens_per_s(legs, concurrency, settings)[1],
-        "verification pass": concurrency * quotient(priced, "verification_ms", "rounds"),
+        "verification pass": concurrency * quotient(priced, "verify_ms", "rounds"),
     }
 
 

@@ -15,15 +15,15 @@ from sglang_parse.bench.harness.ask import timed
 from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way, one_object
 from sglang_parse.bench.harness.servers import Endpoint
 from sglang_parse.bench.limit.settings import LimitSettings
-from sglang_parse.core.accounts import PILOTS
+from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
 
 REQUEST_LIMIT_S = 1800.0
 PREFILL_REPEATS = 5
 MIN_REQUESTS = 2
 WAVES = 3
 """Requests behind each other at one place, where they begin apart."""
-WARM_UP_REQUESTS = {"auto": PILOTS + 2, "always": 1}
-"""By ``--drafting``. The controller decides after its ``PILOTS``, and wants a price first."""
+WARM_UP_REQUESTS = {"auto": COLD_START_PROBES + 2, "always": 1}
+"""By ``--drafting``. The controller decides after its ``COLD_START_PROBES``, and wants a price first."""
 
 
 class Sender:

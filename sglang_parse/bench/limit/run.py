@@ -160,7 +160,7 @@ class _Measured:
             prefixes=self.settings.prefixes,
             question_tokens=self.settings.question_len,
             concurrency=fewest,
-            ms=quotient(legs_of(self.legs, price, fewest), "verification_ms", "rounds"),
+            ms=quotient(legs_of(self.legs, price, fewest), "verify_ms", "rounds"),
             prefill_ms=self.prefill_ms[layout.num_draft_rows],
             prefill_rows_ms=self.prefill_ms[layout.num_rows],
         )

@@ -155,7 +155,7 @@ class LimitSettings(Flags):
             draft_tokens=self.draft_len,
             max_prefixes=self.prefixes,
             segment=f"tokens:{self.draft_len // self.prefixes}",
-            after_cut="redraft" if self.has_rounds else "target",
+            on_reject="redraft" if self.has_rounds else "decode",
             question=str(QUESTION),
         )
 
@@ -238,7 +238,7 @@ class LimitSettings(Flags):
             draft_tokens=config.draft_tokens,
             max_prefixes=config.max_prefixes,
             segment=config.segment,
-            after_cut=config.after_cut,
+            on_reject=config.on_reject,
         )
         models = Models(target, draft, question=config.question, common=self._common())
 

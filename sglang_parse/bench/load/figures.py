@@ -77,7 +77,7 @@ class LoadFigures:
         gap_p50_ms, gap_p99_ms: a request's silence between two of its chunks.
         longest_p50_ms, longest_p99_ms: each request's longest such silence.
         e2e_p50_ms, e2e_p99_ms: from a request's sending to its last tokens.
-        prefill_share, draft_share, verification_share, continuation_share: what the server's stages
+        prefill_share, draft_share, verify_share, decode_share: what the server's stages
             took of the loop's time, all of its requests together; median of the runs. None where
             the server does not say.
     """
@@ -99,8 +99,8 @@ class LoadFigures:
     e2e_p99_ms: float
     prefill_share: float | None
     draft_share: float | None
-    verification_share: float | None
-    continuation_share: float | None
+    verify_share: float | None
+    decode_share: float | None
 
     @property
     def title(self) -> str:
@@ -166,8 +166,8 @@ def _line(
         },
         prefill_share=_share(runs, "prefill"),
         draft_share=_share(runs, "draft"),
-        verification_share=_share(runs, "verification"),
-        continuation_share=_share(runs, "continuation"),
+        verify_share=_share(runs, "verify"),
+        decode_share=_share(runs, "decode"),
     )
 
 

@@ -176,7 +176,7 @@ def _table(lines: Sequence[LoadFigures]) -> Table:
             (line.e2e_p50_ms, line.e2e_p99_ms),
         )
         texts = (f"{middle:.0f} / {high:.0f}" for middle, high in pairs)
-        spent = (line.draft_share, line.verification_share)
+        spent = (line.draft_share, line.verify_share)
         shares = ("" if share is None else f"{share:.1%}" for share in spent)
         speeds = (f"{line.tokens_per_s:.0f}", f"{line.over_first:.2f}x")
         table.add_row(line.title, *speeds, *texts, *shares)

@@ -34,7 +34,7 @@ from sglang_parse.bench.soak.load import Render, SoakRequest, make_request
 from sglang_parse.core.config import flag
 
 NUM_PROBLEMS = 2_000
-SHORT_ROUNDS = parse_settings(draft_tokens=24, burst_tokens=8, drafting="always")
+SHORT_ROUNDS = parse_settings(draft_tokens=24, draft_chunk=8, drafting="always")
 """More rounds and more changes of phase per second than with drafts of a whole answer; drafts also
 where they cannot pay, because nothing of them may be kept."""
 MAX_SHOWN = 10

@@ -110,7 +110,7 @@ class Probe:
         self.seen: Counter[str] = Counter()
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
-        self.num_late = self.num_unread = self.num_bursts_unread = 0
+        self.num_late = self.num_inflight = self.num_bursts_unread = 0
         self.forwards: Counter[str] = Counter()
         """By place, and whether a CUDA graph was replayed: "draft-burst graph"."""
         self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
@@ -134,7 +134,7 @@ class Probe:
         self.num_late += self.num_launched > self.num_processed
 
     def step_unread(self, *_: Any) -> None:
-        self.num_unread += 1
+        self.num_inflight += 1
 
     def burst_unread(self, *_: Any) -> None:
         self.num_bursts_unread += 1
@@ -147,7 +147,7 @@ class Probe:
             "overlap": {
                 "launched": self.num_launched,
                 "processed_late": self.num_late,  # when the next one had been launched
-                "steps_unread": self.num_unread,  # launched before the last token was read
+                "allow_async_decode": self.num_inflight,  # launched before the last token was read
                 "bursts_unread": self.num_bursts_unread,
             },
             "forwards": dict(self.forwards),

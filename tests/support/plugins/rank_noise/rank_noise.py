@@ -35,8 +35,8 @@ def register() -> None:
     noise = RankNoise(Path(folder))
     for target, hook in (
         ("sglang.srt.model_executor.model_runner.ModelRunner.forward", noise.forward),
-        ("sglang_parse.engine.ranks.share", noise.share),
-        ("sglang_parse.core.controller.Controller.saw", noise.saw),
+        ("sglang_parse.engine.broadcast.share", noise.share),
+        ("sglang_parse.core.policy.controller.Controller.observe", noise.observe),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
 
@@ -67,7 +67,7 @@ class RankNoise:
             lines.write(json.dumps({"own": own, "agreed": agreed.tolist()}) + "\n")
         return agreed
 
-    def saw(self, original: Callable, controller: Any, iteration: Any) -> None:
+    def observe(self, original: Callable, controller: Any, iteration: Any) -> None:
         with (self.folder / f"rank{_rank()}.times").open("a") as lines:
             lines.write(f"{iteration}\n")
         original(controller, iteration)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.cuts import Judgement
-from sglang_parse.core.prices import Timed
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.stage_cost import StageTime
 
 
 def register() -> None:
@@ -23,8 +23,8 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     record = Record(Path(path))
-    controller = "sglang_parse.core.controller.Controller"
-    for method in ("saw", "saw_round"):
+    controller = "sglang_parse.core.policy.controller.Controller"
+    for method in ("observe", "observe_round"):
         HookRegistry.register(f"{controller}.{method}", getattr(record, method), HookType.AROUND)
 
 
@@ -34,18 +34,18 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def saw(self, original: Callable, controller: Any, iteration: Iterable[Timed]) -> None:
+    def observe(self, original: Callable, controller: Any, iteration: Iterable[StageTime]) -> None:
         iteration = list(iteration)
         for timed in iteration:
             self._write(timed.stage.value, timed.size, timed.amount, round(timed.ms, 3))
         original(controller, iteration)
 
-    def saw_round(
+    def observe_round(
         self,
         original: Callable,
         controller: Any,
         threshold: float,
-        judged: Judgement,
+        judged: VerifyOutcome,
         num_failed: int = 0,
     ) -> None:
         self._write("round", threshold, *judged)

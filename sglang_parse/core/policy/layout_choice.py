@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sglang_parse.core.block import ONE_TOKEN, BlockPlan, Masks
-from sglang_parse.core.prices import StageCost, Timed
+from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
+from sglang_parse.core.policy.stage_cost import StageCost, StageTime
 
 
-def plans_for(size: int, *, or_one: bool) -> tuple[BlockPlan, ...]:
+def layouts_for(size: int, *, or_one: bool) -> tuple[DraftLayout, ...]:
     """What a draft may do whose blocks have ``size`` tokens.
 
     Args:
@@ -22,7 +22,7 @@ def plans_for(size: int, *, or_one: bool) -> tuple[BlockPlan, ...]:
     """
     if size == 1:
         return (ONE_TOKEN,)
-    blocks = tuple(BlockPlan(size, masks) for masks in (Masks.EVERY, Masks.LAST))
+    blocks = tuple(DraftLayout(size, masks) for masks in (Masks.EVERY, Masks.LAST))
     return (*blocks, ONE_TOKEN) if or_one else blocks
 
 
@@ -51,7 +51,7 @@ class PlanPrice:
     last_used: int = 0
 
 
-class PlanChoice:
+class DraftLayoutChoice:
     """Which plan the bursts take: the one whose kept tokens are cheapest at the load there is.
 
     Every tensor-parallel rank has its own, fed with rank 0's times.
@@ -63,12 +63,12 @@ class PlanChoice:
         taken: the cheapest when it was last asked for; None while all are on trial.
     """
 
-    def __init__(self, plans: Sequence[BlockPlan]) -> None:
+    def __init__(self, plans: Sequence[DraftLayout]) -> None:
         self.prices = {plan: PlanPrice() for plan in plans}
         self.num_bursts = 0
-        self.taken: BlockPlan | None = None
+        self.taken: DraftLayout | None = None
 
-    def choose(self, num_requests: int) -> BlockPlan:
+    def choose(self, num_requests: int) -> DraftLayout:
         """The plan of a burst of this many requests."""
         self.num_bursts += 1
         plan = self._due()
@@ -77,7 +77,7 @@ class PlanChoice:
         self.prices[plan].last_used = self.num_bursts
         return plan
 
-    def _due(self) -> BlockPlan | None:
+    def _due(self) -> DraftLayout | None:
         """A plan that has to be tried."""
         for plan, price in self.prices.items():
             if price.bursts < TRIALS:
@@ -86,10 +86,10 @@ class PlanChoice:
             return None
         return min(self.prices, key=lambda plan: self.prices[plan].last_used)
 
-    def cheapest(self, num_requests: int) -> BlockPlan:
+    def cheapest(self, num_requests: int) -> DraftLayout:
         """The plan whose kept tokens were cheapest; one without a price last."""
 
-        def price(plan: BlockPlan) -> float:
+        def price(plan: DraftLayout) -> float:
             found = self.prices[plan].per_token.at(num_requests)
             if found is None:
                 return float("inf")
@@ -97,7 +97,7 @@ class PlanChoice:
 
         return min(self.prices, key=price)
 
-    def saw(self, iteration: Iterable[Timed]) -> None:
+    def observe(self, iteration: Iterable[StageTime]) -> None:
         """The stages of one iteration; bursts are looked at."""
         for timed in iteration:
             if timed.plan is None or not timed.amount:

@@ -29,7 +29,7 @@ def share(values: torch.Tensor) -> torch.Tensor:
     return get_parallel().tp_group.broadcast(values.contiguous(), src=0)
 
 
-def share_choices(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:
+def broadcast_tokens(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:
     """Rank 0's choice per row, ``NO_TOKEN`` where its logits held a NaN: int64 [n], on the device.
 
     Args:
@@ -39,6 +39,6 @@ def share_choices(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:
     return share(tokens.to(torch.int64).masked_fill(is_bad, NO_TOKEN))
 
 
-def share_plain(value: T) -> T:
+def broadcast_object(value: T) -> T:
     """Rank 0's ``value``, anything that can be pickled: for what is not on the device anyway."""
     return get_parallel().tp_group.broadcast_object(value, src=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_parse.core.prices import StageCost
+from sglang_parse.core.policy.stage_cost import StageCost
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from sglang_parse.core.block import BlockPlan
+from sglang_parse.core.block import DraftLayout
 
 NEWEST = 0.1
 """Least weight of an observation in the mean of its size."""
@@ -24,15 +24,21 @@ SIZES_PER_OCTAVE = 2
 
 
 class Stage(Enum):
-    FILL = "fill"  # the draft model reads what it lacks of sequences it is to write on
-    BURST = "burst"  # a burst of draft tokens
-    PASS = "pass"  # a forward of the target in which drafts are judged
-    STEP = "step"  # the target writes on, alone or with its EAGLE-3 head, and no draft is judged
-    HOST = "host"  # what is between an iteration and the next, where nothing runs meanwhile
+    DRAFT_PREFILL = (
+        "draft_prefill"  # the draft model reads what it lacks of sequences it is to write on
+    )
+    DRAFT = "draft"  # a burst of draft tokens
+    VERIFY = "verify"  # a forward of the target in which drafts are judged
+    DECODE = (
+        "decode"  # the target writes on, alone or with its EAGLE-3 head, and no draft is judged
+    )
+    SCHEDULER = (
+        "scheduler"  # what is between an iteration and the next, where nothing runs meanwhile
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class StageTime:
     """What a stage took in one iteration.
 
     Attributes:
@@ -49,7 +55,7 @@ class Timed:
     amount: float
     ms: float
     forwards: int = 0
-    plan: BlockPlan | None = None
+    plan: DraftLayout | None = None
     accounts: tuple[tuple[float, int], ...] = ()
 
 
@@ -137,29 +143,29 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(slots=True)
 class StageCosts:
-    """What the stages of this server take, by size as in ``Timed``.
+    """What the stages of this server take, by size as in ``StageTime``.
 
     Attributes:
-        burst_step: of a burst, per token that a request drafts; ``one_pass``, ``step``, ``host``:
+        draft_step: of a burst, per token that a request drafts; ``verify``, ``decode``, ``scheduler``:
             of the other stages.
         tokens_per_step: what a step writes of an answer: above 1 with an EAGLE-3 head.
     """
 
-    burst_step: StageCost = field(default_factory=StageCost)
-    one_pass: StageCost = field(default_factory=StageCost)
-    step: StageCost = field(default_factory=StageCost)
-    host: StageCost = field(default_factory=StageCost)
+    draft_step: StageCost = field(default_factory=StageCost)
+    verify: StageCost = field(default_factory=StageCost)
+    decode: StageCost = field(default_factory=StageCost)
+    scheduler: StageCost = field(default_factory=StageCost)
     tokens_per_step: float = 1.0
 
-    def saw(self, timed: Timed) -> None:
+    def observe(self, timed: StageTime) -> None:
         """A stage of an iteration; what is read before a draft is no part of any plan."""
-        if timed.stage is Stage.BURST:
-            self.burst_step.add(timed.size, timed.ms / max(1, timed.amount))
-        elif timed.stage is Stage.PASS:
-            self.one_pass.add(timed.size, timed.ms)
-        elif timed.stage is Stage.HOST:
-            self.host.add(timed.size, timed.ms)
-        elif timed.stage is Stage.STEP:
-            self.step.add(timed.size, timed.ms)
+        if timed.stage is Stage.DRAFT:
+            self.draft_step.add(timed.size, timed.ms / max(1, timed.amount))
+        elif timed.stage is Stage.VERIFY:
+            self.verify.add(timed.size, timed.ms)
+        elif timed.stage is Stage.SCHEDULER:
+            self.scheduler.add(timed.size, timed.ms)
+        elif timed.stage is Stage.DECODE:
+            self.decode.add(timed.size, timed.ms)
             written = timed.amount / timed.size
             self.tokens_per_step += NEWEST_STEP * (written - self.tokens_per_step)

@@ -26,12 +26,12 @@ _COUNTERS = {
     "target_tokens": ("target_tokens_total", "parse", 1.0),
     "eagle3_steps": ("eagle3_steps_total", "", 1.0),
     "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),
-    "short_drafts": ("short_drafts_total", "", 1.0),
+    "kv_truncated_drafts": ("kv_truncated_drafts_total", "", 1.0),
     "skipped_drafts": ("skipped_drafts_total", "", 1.0),
     "prefill_ms": ("stage_seconds_total", "prefill", 1e-3),
     "draft_ms": ("stage_seconds_total", "draft", 1e-3),
-    "verification_ms": ("stage_seconds_total", "verification", 1e-3),
-    "continuation_ms": ("stage_seconds_total", "continuation", 1e-3),
+    "verify_ms": ("stage_seconds_total", "verify", 1e-3),
+    "decode_ms": ("stage_seconds_total", "decode", 1e-3),
 }
 _STATS = tuple(field.name for field in fields(Stats))
 
@@ -60,7 +60,7 @@ Totals = dict[tuple[str, str], float]
 """(counter, value of its label) -> total."""
 
 
-class Tally:
+class Counters:
     """What the requests of this process add up to.
 
     A request's figures are counted as far as they have grown since it was last looked at, so it
@@ -104,15 +104,15 @@ class Tally:
 
     def judged(self, num_drafted: int, cut: int, verdicts: Sequence[float]) -> None:
         """One draft was judged: its length, what was kept of it, its verdicts."""
-        self.count("judged_tokens_total", num_drafted)
-        self.observe("cut_fraction", (cut / max(1, num_drafted),))
+        self.count("verified_tokens_total", num_drafted)
+        self.observe("accept_ratio", (cut / max(1, num_drafted),))
         self.observe("verdict", verdicts)
 
     def emitted(self, state: RequestState, now: float) -> None:
         """A request emits tokens."""
         gap = state.gap(now)
         if gap is not None:
-            self.observe("continuing_gap_seconds", (gap,))
+            self.observe("decode_itl_seconds", (gap,))
 
     def launched(self, reqs: Sequence[Any], *, overlap: bool) -> None:
         """An iteration of these requests has begun."""
@@ -138,9 +138,9 @@ class Tally:
             change = state.count(figure, value)
             if change > 0:
                 name, label_value, factor = _COUNTERS[figure]
-                if state.terms.is_plain and figure == "requests":
-                    name, label_value = "plain_requests_total", state.terms.plain_reason
-                elif state.terms.is_plain and figure == "target_tokens":
+                if state.policy.is_plain and figure == "requests":
+                    name, label_value = "plain_requests_total", state.policy.plain_reason
+                elif state.policy.is_plain and figure == "target_tokens":
                     label_value = "plain"
                 self.count(name, change * factor, label_value)
 
@@ -163,19 +163,19 @@ class Tally:
 
 
 class Window:
-    """What was added to a tally since the last look."""
+    """What was added to the counters since the last look."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._seen: Totals = {}
 
     def advance(self) -> Totals:
         """The growth of every counter since the last call; the labels' values summed up are at
         (counter, "*")."""
         growth: Totals = defaultdict(float)
-        for key, total in self._tally.totals.items():
+        for key, total in self._counters.totals.items():
             change = total - self._seen.get(key, 0)
             growth[key] += change
             growth[key[0], "*"] += change
-        self._seen = dict(self._tally.totals)
+        self._seen = dict(self._counters.totals)
         return growth

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_parse.core.controller import Controller
-from sglang_parse.core.prices import Stage, Timed
-from sglang_parse.core.reading import AGAIN, KNOWN, MAX_THRESHOLDS, Reading
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.eagle_gate import AGAIN, KNOWN, MAX_THRESHOLDS, EagleGate
+from sglang_parse.core.policy.stage_cost import Stage, StageTime
 
 pytestmark = pytest.mark.unit
 
 MS_PER_TOKEN = 1.0
 
 
-def reading(stepped: int, *, count: int = KNOWN, ms: float = 4.0) -> Reading:
+def reading(stepped: int, *, count: int = KNOWN, ms: float = 4.0) -> EagleGate:
     """Answers of 160 tokens, which the head reads in ``ms``."""
-    found = Reading()
-    found.saw_cost(160, ms)
+    found = EagleGate()
+    found.observe_cost(160, ms)
     for _ in range(count):
-        found.saw_answer(0.5, 160, stepped)
+        found.observe_answer(0.5, 160, stepped)
     return found
 
 
 def test_all_are_read_until_something_is_known():
-    assert Reading().pays(0.5, MS_PER_TOKEN)
+    assert EagleGate().pays(0.5, MS_PER_TOKEN)
     assert reading(0, count=KNOWN - 1).pays(0.5, MS_PER_TOKEN)
-    unpriced = Reading()
+    unpriced = EagleGate()
     for _ in range(KNOWN):
-        unpriced.saw_answer(0.5, 160, 0)
+        unpriced.observe_answer(0.5, 160, 0)
     assert unpriced.pays(0.5, MS_PER_TOKEN)
 
 
@@ -52,13 +52,13 @@ def test_about_even_it_stays_as_it_was():
     found = reading(0)
     assert not found.pays(0.5, MS_PER_TOKEN)
     for _ in range(200):
-        found.saw_answer(0.5, 160, 10)
+        found.observe_answer(0.5, 160, 10)
     assert not found.pays(0.5, MS_PER_TOKEN)
     for _ in range(200):
-        found.saw_answer(0.5, 160, 13)
+        found.observe_answer(0.5, 160, 13)
     assert found.pays(0.5, MS_PER_TOKEN)
     for _ in range(200):
-        found.saw_answer(0.5, 160, 10)
+        found.observe_answer(0.5, 160, 10)
     assert found.pays(0.5, MS_PER_TOKEN)
 
 
@@ -78,15 +78,15 @@ def test_any_number_of_thresholds():
 def test_the_controller_asks_at_the_load_there_is():
     """A step's time is shared by those in it, and by the tokens it brings."""
     controller = Controller(reading=reading(4))
-    assert controller.head_reads(0.5)  # no price of a step yet
-    controller.saw([Timed(Stage.STEP, 1, 1, 6.0)])
-    assert controller.head_reads(0.5)
-    controller.saw_load(4)
-    assert not controller.head_reads(0.5)
+    assert controller.uses_eagle(0.5)  # no price of a step yet
+    controller.observe([StageTime(Stage.DECODE, 1, 1, 6.0)])
+    assert controller.uses_eagle(0.5)
+    controller.observe_load(4)
+    assert not controller.uses_eagle(0.5)
 
 
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_where_drafting_is_fixed_all_are_read(mode: str):
     controller = Controller(mode=mode, reading=reading(0))
-    controller.saw([Timed(Stage.STEP, 1, 1, 6.0)])
-    assert controller.head_reads(0.5)
+    controller.observe([StageTime(Stage.DECODE, 1, 1, 6.0)])
+    assert controller.uses_eagle(0.5)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from sglang_parse.core.prices import StageCost
-from sglang_parse.core.recent import used
+from sglang_parse.core.policy.lru import used
+from sglang_parse.core.policy.stage_cost import StageCost
 
 KNOWN = 8
 """Answers of a threshold from which something is known of it: all those before are read."""
@@ -40,14 +40,14 @@ class _Answers:
     Attributes:
         count: how many there were.
         tokens, stepped: means of what a head had to read of one, and of what steps wrote of it.
-        is_read: what was last decided; ``num_unread``: requests since one was read.
+        is_read: what was last decided; ``num_inflight``: requests since one was read.
     """
 
     count: int = 0
     tokens: float = 0.0
     stepped: float = 0.0
     is_read: bool = True
-    num_unread: int = 0
+    num_inflight: int = 0
 
     def add(self, tokens: int, stepped: int) -> None:
         self.count += 1
@@ -57,17 +57,17 @@ class _Answers:
 
 
 @dataclass(slots=True)
-class Reading:
+class EagleGate:
     """What one server knows of it."""
 
     _cost: StageCost = field(default_factory=StageCost)
     _answers: OrderedDict[float, _Answers] = field(default_factory=OrderedDict)
 
-    def saw_cost(self, tokens: int, ms: float) -> None:
+    def observe_cost(self, tokens: int, ms: float) -> None:
         """The head read so many tokens of prompts."""
         self._cost.add(tokens, ms)
 
-    def saw_answer(self, threshold: float, tokens: int, stepped: int) -> None:
+    def observe_answer(self, threshold: float, tokens: int, stepped: int) -> None:
         """An answer is over.
 
         Args:
@@ -88,8 +88,8 @@ class Reading:
             return True
         saved = SAVED * answers.stepped * ms_per_token
         answers.is_read = saved >= cost * (1.0 if answers.is_read else SURER)
-        answers.num_unread = 0 if answers.is_read else (answers.num_unread + 1) % AGAIN
-        return not answers.num_unread
+        answers.num_inflight = 0 if answers.is_read else (answers.num_inflight + 1) % AGAIN
+        return not answers.num_inflight
 
     def _of(self, threshold: float) -> _Answers:
         return used(self._answers, threshold, _Answers, MAX_THRESHOLDS)

@@ -49,12 +49,12 @@ class Agreement:
     whole: float = 0.0
     through: float = 0.0
 
-    def saw_kept(self, num_tokens: int, differing: int) -> None:
+    def observe_accepted(self, num_tokens: int, differing: int) -> None:
         """So many tokens were kept; so many of them the target would have written otherwise."""
         self.kept += num_tokens
         self.differing += differing
 
-    def saw_cut(self, stretch: int, matched: int) -> None:
+    def observe_reject(self, stretch: int, matched: int) -> None:
         """A stretch of so many tokens was the first that was rejected; so many behind the cut the
         target would have written itself."""
         self.cuts += 1

@@ -9,122 +9,132 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.core.phases import Move, Phase
-from sglang_parse.core.slots import PATIENCE, Grant, Holding, cost, pages_up, share_out
+from sglang_parse.core.kv_demand import (
+    PATIENCE,
+    KvDemand,
+    KvGrant,
+    allocate_kv_slots,
+    cost,
+    pages_up,
+)
+from sglang_parse.core.phases import Action, Phase
 
 pytestmark = pytest.mark.unit
 
 BURST, QUESTION, BUDGET = 4, 3, 12
 
 
-def moves(grants: list[Grant]) -> list[Move]:
-    return [grant.move for grant in grants]
+def moves(grants: list[KvGrant]) -> list[Action]:
+    return [grant.action for grant in grants]
 
 
-def drafter(num_drafted: int = 0, committed: int = 20, allocated: int = 20) -> Holding:
+def drafter(num_drafted: int = 0, committed: int = 20, allocated: int = 20) -> KvDemand:
     tail = num_drafted + BURST
-    return Holding(
+    return KvDemand(
         Phase.DRAFTING, committed, allocated, tail, 1 + tail + QUESTION * tail, num_drafted
     )
 
 
-def judged(num_drafted: int = 6, waited: int = 0, committed: int = 20) -> Holding:
+def judged(num_drafted: int = 6, waited: int = 0, committed: int = 20) -> KvDemand:
     tail = 1 + num_drafted + 2 * QUESTION
-    return Holding(
+    return KvDemand(
         Phase.VERIFYING, committed, committed + num_drafted, tail, 0, num_drafted, waited
     )
 
 
-def stepper(committed: int = 20) -> Holding:
-    return Holding(Phase.CONTINUING, committed, committed, 1)
+def stepper(committed: int = 20) -> KvDemand:
+    return KvDemand(Phase.DECODING, committed, committed, 1)
 
 
 def test_with_room_for_all_everyone_makes_its_phases_move():
-    grants = share_out([drafter(), judged(), stepper()], 1000)
-    assert moves(grants) == [Move.BURST, Move.PASS, Move.STEP]
+    grants = allocate_kv_slots([drafter(), judged(), stepper()], 1000)
+    assert moves(grants) == [Action.DRAFT, Action.VERIFY, Action.DECODE]
     assert [grant.tail for grant in grants] == [4, 13, 1]
 
 
-def ended(phase: Phase = Phase.DRAFTING) -> Holding:
-    return Holding(phase, 20, 30, tail=0, has_ended=True)
+def ended(phase: Phase = Phase.DRAFTING) -> KvDemand:
+    return KvDemand(phase, 20, 30, tail=0, has_ended=True)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("available", [0, 1000])
 def test_an_ended_request_waits_and_gives_nothing_up(phase, available):
-    assert share_out([ended(phase)], available) == [Grant(Move.WAIT, None)]
-    grants = share_out([ended(phase), stepper()], available)
-    assert moves(grants) == [Move.WAIT, Move.STEP]
+    assert allocate_kv_slots([ended(phase)], available) == [KvGrant(Action.WAIT, None)]
+    grants = allocate_kv_slots([ended(phase), stepper()], available)
+    assert moves(grants) == [Action.WAIT, Action.DECODE]
 
 
 def test_short_of_slots_others_wait_for_those_of_an_ended_request():
-    assert moves(share_out([judged()], 0)) == [Move.GIVE_UP]
-    assert moves(share_out([judged(), ended()], 0)) == [Move.WAIT, Move.WAIT]
+    assert moves(allocate_kv_slots([judged()], 0)) == [Action.DROP_DRAFT]
+    assert moves(allocate_kv_slots([judged(), ended()], 0)) == [Action.WAIT, Action.WAIT]
 
 
 def test_a_burst_leaves_room_to_judge_it():
     need = 4 + 1 + 3 * 4
-    assert moves(share_out([drafter()], need)) == [Move.BURST]
-    assert moves(share_out([drafter()], need - 1)) == [Move.GIVE_UP]
+    assert moves(allocate_kv_slots([drafter()], need)) == [Action.DRAFT]
+    assert moves(allocate_kv_slots([drafter()], need - 1)) == [Action.DROP_DRAFT]
 
 
 def test_short_of_slots_a_draft_is_judged_as_it_is():
-    assert moves(share_out([drafter(num_drafted=5, allocated=25), stepper()], 3)) == [
-        Move.END_DRAFT,
-        Move.STEP,
+    assert moves(allocate_kv_slots([drafter(num_drafted=5, allocated=25), stepper()], 3)) == [
+        Action.END_DRAFT,
+        Action.DECODE,
     ]
 
 
 def test_a_pass_waits_for_slots_another_pass_gives_back():
-    grants = share_out([judged(), judged(waited=2)], 8)
-    assert moves(grants) == [Move.WAIT, Move.PASS]
+    grants = allocate_kv_slots([judged(), judged(waited=2)], 8)
+    assert moves(grants) == [Action.WAIT, Action.VERIFY]
 
 
 def test_a_pass_that_waited_long_enough_gives_its_draft_up():
     holdings = [judged(waited=PATIENCE), stepper()]
-    assert moves(share_out(holdings, 1)) == [Move.GIVE_UP, Move.STEP]
+    assert moves(allocate_kv_slots(holdings, 1)) == [Action.DROP_DRAFT, Action.DECODE]
 
 
 def test_when_nobody_can_move_the_shortest_draft_goes():
-    assert moves(share_out([judged(9), judged(5)], 0)) == [Move.WAIT, Move.GIVE_UP]
+    assert moves(allocate_kv_slots([judged(9), judged(5)], 0)) == [Action.WAIT, Action.DROP_DRAFT]
 
 
 def test_drafts_go_before_a_request_is_retracted():
     holdings = [judged(6), stepper(), stepper()]
-    grants = share_out(holdings, 0)
-    assert moves(grants) == [Move.GIVE_UP, Move.STEP, Move.STEP]
+    grants = allocate_kv_slots(holdings, 0)
+    assert moves(grants) == [Action.DROP_DRAFT, Action.DECODE, Action.DECODE]
     assert cost(holdings, grants) <= 0
 
 
 def test_steps_that_do_not_fit_are_reported_so_that_sglang_retracts():
     holdings = [stepper(), stepper()]
-    assert cost(holdings, share_out(holdings, 1)) == 2
+    assert cost(holdings, allocate_kv_slots(holdings, 1)) == 2
 
 
-def ahead(committed: int = 20, left_over: int = 0) -> Holding:
+def ahead(committed: int = 20, left_over: int = 0) -> KvDemand:
     """A request whose target is accelerated by an EAGLE-3 head, three tokens ahead."""
     allocated = committed + left_over
-    return Holding(Phase.CONTINUING, committed, allocated, 4, is_accelerated=True)
+    return KvDemand(Phase.DECODING, committed, allocated, 4, is_accelerated=True)
 
 
 def test_the_head_stands_still_before_a_draft_gives_way():
     need = 4 + 1 + 3 * 4
-    assert moves(share_out([drafter(), ahead()], need + 4)) == [Move.BURST, Move.EAGLE]
-    grants = share_out([drafter(), ahead()], need + 3)
-    assert moves(grants) == [Move.BURST, Move.STEP]
+    assert moves(allocate_kv_slots([drafter(), ahead()], need + 4)) == [
+        Action.DRAFT,
+        Action.EAGLE_DECODE,
+    ]
+    grants = allocate_kv_slots([drafter(), ahead()], need + 3)
+    assert moves(grants) == [Action.DRAFT, Action.DECODE]
     assert [grant.tail for grant in grants] == [4, 1]
 
 
 def test_a_plain_step_gives_back_what_an_accelerated_one_left_over():
     holdings = [ahead(left_over=3), stepper(), stepper()]
-    grants = share_out(holdings, 0)
-    assert moves(grants) == [Move.STEP] * 3
+    grants = allocate_kv_slots(holdings, 0)
+    assert moves(grants) == [Action.DECODE] * 3
     assert cost(holdings, grants) == 0
 
 
 def test_whole_pages_are_counted():
     holdings = [stepper(committed=31), stepper(committed=32)]
-    grants = share_out(holdings, 1000, page_size=16)
+    grants = allocate_kv_slots(holdings, 1000, page_size=16)
     # 31 + 1 still fits the second page that is held; 32 + 1 opens a third.
     assert cost(holdings, grants, page_size=16) == 16
 
@@ -143,16 +153,18 @@ holdings_lists = st.lists(
 
 @given(holdings_lists, st.integers(0, 120), st.sampled_from([1, 4, 16]))
 def test_never_more_than_there_is_unless_plain_steps_alone_do_not_fit(holdings, available, page):
-    grants = share_out(holdings, available, page)
+    grants = allocate_kv_slots(holdings, available, page)
     total = cost(holdings, grants, page)
     if total > available:  # an EAGLE move is no plain step
-        assert all(move in (Move.STEP, Move.GIVE_UP) for move in moves(grants))
-    assert any(move not in (Move.WAIT, Move.END_DRAFT) for move in moves(grants))
+        assert all(move in (Action.DECODE, Action.DROP_DRAFT) for move in moves(grants))
+    assert any(move not in (Action.WAIT, Action.END_DRAFT) for move in moves(grants))
 
 
 @given(holdings_lists, st.integers(0, 120), st.sampled_from([1, 4, 16]))
 def test_asking_twice_answers_the_same(holdings, available, page):
-    assert share_out(holdings, available, page) == share_out(holdings, available, page)
+    assert allocate_kv_slots(holdings, available, page) == allocate_kv_slots(
+        holdings, available, page
+    )
 
 
 @dataclass
@@ -167,12 +179,12 @@ class Simulated:
     waited: int = 0
     idle: int = 0
 
-    def holding(self) -> Holding:
+    def holding(self) -> KvDemand:
         drafting = self.phase is Phase.DRAFTING
         tail = min(self.drafted + BURST, BUDGET) if drafting else 1
         if self.phase is Phase.VERIFYING:
             tail = 1 + self.drafted + QUESTION * 2
-        return Holding(
+        return KvDemand(
             self.phase,
             self.committed,
             self.allocated,
@@ -182,26 +194,26 @@ class Simulated:
             self.waited,
         )
 
-    def apply(self, grant: Grant, page: int, rng: random.Random) -> None:
+    def apply(self, grant: KvGrant, page: int, rng: random.Random) -> None:
         """What the worker does, without models."""
-        if grant.tail is not None and grant.move is not Move.GIVE_UP:
+        if grant.tail is not None and grant.action is not Action.DROP_DRAFT:
             wanted = pages_up(self.committed + grant.tail, page)
             self.allocated = max(self.allocated, wanted)
-        self.waited = self.waited + 1 if grant.move is Move.WAIT else 0
-        if grant.move is Move.BURST:
+        self.waited = self.waited + 1 if grant.action is Action.WAIT else 0
+        if grant.action is Action.DRAFT:
             self.drafted = min(self.drafted + BURST, BUDGET)
             self.phase = Phase.VERIFYING if self.drafted == BUDGET else Phase.DRAFTING
-        elif grant.move is Move.END_DRAFT:
+        elif grant.action is Action.END_DRAFT:
             self.phase = Phase.VERIFYING
-        elif grant.move is not Move.WAIT:
+        elif grant.action is not Action.WAIT:
             self._write(grant, page, rng)
 
-    def _write(self, grant: Grant, page: int, rng: random.Random) -> None:
-        written = 1 + (rng.randint(0, self.drafted) if grant.move is Move.PASS else 0)
+    def _write(self, grant: KvGrant, page: int, rng: random.Random) -> None:
+        written = 1 + (rng.randint(0, self.drafted) if grant.action is Action.VERIFY else 0)
         self.committed += written
         self.output -= written
         self.drafted = 0
-        self.phase = rng.choice([Phase.DRAFTING, Phase.CONTINUING])
+        self.phase = rng.choice([Phase.DRAFTING, Phase.DECODING])
         self.allocated = pages_up(self.committed, page)
 
 
@@ -222,7 +234,7 @@ def test_every_request_ends_in_a_pool_that_holds_the_plain_load(seed, num_reques
             return
         holdings = [r.holding() for r in running]
         available = pool - sum(r.allocated for r in running)
-        grants = share_out(holdings, available, page)
+        grants = allocate_kv_slots(holdings, available, page)
         assert cost(holdings, grants, page) <= available
         for request, grant in zip(running, grants, strict=True):
             before = (request.output, request.drafted, request.phase)

@@ -16,10 +16,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_parse.core.cuts import Cuts, Expected
-from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import RoundPlan
-from sglang_parse.core.prices import StageCosts
+from sglang_parse.core.policy.acceptance import AcceptanceModel, Expected
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.policy.stage_cost import StageCosts
 
 
 class Load(NamedTuple):
@@ -73,7 +73,7 @@ class Planner:
     limits: Limits
     costs: StageCosts
 
-    def best(self, cuts: Cuts, load: Load) -> RoundPlan:
+    def best(self, cuts: AcceptanceModel, load: Load) -> RoundPlan:
         """For drafts that were cut so: the plan of the highest rate, of those that are not silent
         for too long; if all are, the one that is so for the shortest time."""
         plans = {
@@ -90,31 +90,33 @@ class Planner:
             best = min(plans, key=lambda plan: plans[plan].silence_ms)
         return RoundPlan(*best, speedup=plans[best].rate / self._plain_rate(load.total))
 
-    def loss_ms(self, cuts: Cuts, plan: RoundPlan, num_running: int) -> float:
+    def loss_ms(self, cuts: AcceptanceModel, plan: RoundPlan, num_running: int) -> float:
         """What is lost if one request drafts so and the others wait for it; below 0: it is won."""
         expected = self._expect(cuts, plan.draft_tokens, plan.max_prefixes)
-        loss = expected.drafted * (self.costs.burst_step.at(1) or 0.0)
-        loss += self.costs.one_pass.at(self._rows(expected)) or 0.0
+        loss = expected.drafted * (self.costs.draft_step.at(1) or 0.0)
+        loss += self.costs.verify.at(self._rows(expected)) or 0.0
         emitted = expected.kept + expected.own
-        emitted += expected.cut * cuts.behind(expected).matched
+        emitted += expected.reject_prob * cuts.behind(expected).matched
         # It saves its share of the steps for what it emits.
         steps = emitted / self.costs.tokens_per_step
-        return loss - steps * (self.costs.step.at(num_running) or 0.0) / num_running
+        return loss - steps * (self.costs.decode.at(num_running) or 0.0) / num_running
 
     def _plain_rate(self, num_running: int) -> float:
         """Where nobody drafts."""
-        ms = (self.costs.step.at(num_running) or 0.0) + (self.costs.host.at(num_running) or 0.0)
+        ms = (self.costs.decode.at(num_running) or 0.0) + (
+            self.costs.scheduler.at(num_running) or 0.0
+        )
         return num_running * self.costs.tokens_per_step / max(1e-9, ms)
 
-    def _pace(self, cuts: Cuts, expected: Expected, burst: int, load: Load) -> Pace:
+    def _pace(self, cuts: AcceptanceModel, expected: Expected, burst: int, load: Load) -> Pace:
         """Of all running requests, if such are the rounds of all that do not rest."""
         behind = cuts.behind(expected)
         # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
         # are cut at their start until the target has come there: from anywhere in the stretch.
         advance = behind.reach + behind.written
         again = max(0.0, expected.spacing - advance) ** 2 / (2 * expected.spacing * advance)
-        rounds = 1.0 if self.limits.by_token else 1 + expected.cut * again
-        num_cuts = 0.0 if self.limits.by_token else rounds - 1 + expected.cut
+        rounds = 1.0 if self.limits.by_token else 1 + expected.reject_prob * again
+        num_cuts = 0.0 if self.limits.by_token else rounds - 1 + expected.reject_prob
         bursts = max(1.0, expected.drafted / burst)
         steps = num_cuts * behind.written / self.costs.tokens_per_step
         iterations = rounds * (bursts + 1) + steps
@@ -136,17 +138,17 @@ class Planner:
         only_bursts = 0.0 if load.resting else drafting**count
         only_steps = max(0.0, (1 - judged) ** count - only_bursts)
         stepping = count * (1 - drafting - judged) + load.resting
-        ms = costs.host.at(load.total) or 0.0
-        ms += anyone_drafts * burst * (costs.burst_step.at(count * drafting / anyone_drafts) or 0.0)
+        ms = costs.scheduler.at(load.total) or 0.0
+        ms += anyone_drafts * burst * (costs.draft_step.at(count * drafting / anyone_drafts) or 0.0)
         # Passes differ in how many drafts they judge, and the price bends: as dear as two of them,
         # one standard deviation smaller and larger.
         mean = count * judged / anyone_judged
         spread = min(mean - 1, math.sqrt(count * judged * (1 - judged))) if mean > 1 else 0.0
         sizes = ((mean + side * spread) * rows + stepping for side in (-1, 1))
-        ms += anyone_judged * sum(costs.one_pass.at(size) or 0.0 for size in sizes) / 2
-        return ms + only_steps * (costs.step.at(max(1.0, stepping)) or 0.0)
+        ms += anyone_judged * sum(costs.verify.at(size) or 0.0 for size in sizes) / 2
+        return ms + only_steps * (costs.decode.at(max(1.0, stepping)) or 0.0)
 
-    def _expect(self, cuts: Cuts, draft_tokens: int, max_prefixes: int) -> Expected:
+    def _expect(self, cuts: AcceptanceModel, draft_tokens: int, max_prefixes: int) -> Expected:
         return cuts.expect(draft_tokens, max_prefixes, by_token=self.limits.by_token)
 
     def _rows(self, expected: Expected) -> float:

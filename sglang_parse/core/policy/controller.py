@@ -17,15 +17,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sglang_parse.core.accounts import PILOTS, Account, Accounts, Key, account_of
-from sglang_parse.core.cuts import Judgement
-from sglang_parse.core.limits import Limits
 from sglang_parse.core.phases import RoundPlan
-from sglang_parse.core.planner import Load, Planner
-from sglang_parse.core.prices import Stage, StageCosts, Timed
-from sglang_parse.core.reading import Reading
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.eagle_gate import EagleGate
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.policy.planner import Load, Planner
+from sglang_parse.core.policy.stage_cost import Stage, StageCosts, StageTime
+from sglang_parse.core.policy.threshold_stats import (
+    COLD_START_PROBES,
+    Key,
+    StatsByThreshold,
+    ThresholdStats,
+    stats_key,
+)
 
-PILOT = 16
+COLD_START_TOKENS = 16
 """Draft tokens of a round that is to find out."""
 YOUNG = 32
 """Rounds of an account in which each is news."""
@@ -48,7 +54,7 @@ first, and half as often each time."""
 SURE, SURE_TIMES = 1.5, 8
 """Expected speedup from which the plain target's price is wanted that many times as seldom: all
 that ask meanwhile write a segment without a draft."""
-WORTH, COMEBACK = 1.05, 1.1
+SUSPEND_SPEEDUP, RESUME_SPEEDUP = 1.05, 1.1
 """Expected speedup below which drafting ends, and at which it is resumed: what is expected was 4 to
 6 % more than what came of it where drafts were about even (simulated shares of 10 and 30 %)."""
 
@@ -71,20 +77,20 @@ class Controller:
     num_running: int = 1
     planned: RoundPlan | None = None
     speedup: float | None = None
-    reading: Reading = field(default_factory=Reading)
+    reading: EagleGate = field(default_factory=EagleGate)
     _costs: StageCosts = field(default_factory=StageCosts)
     _resting: Counter[Key | None] = field(default_factory=Counter)
-    _accounts: Accounts = field(default_factory=Accounts)
+    _accounts: StatsByThreshold = field(default_factory=StatsByThreshold)
     _drafts_since_price: int = 0
     _price_every: int = PRICE_SOON
     _has_plain: bool = False
     _sooner: float = EARLY
-    _owed_ms: float = 0.0
+    _fairness_debt_ms: float = 0.0
     _seen_ms: float = 0.0
 
     # -- what was seen ----------------------------------------------------------
 
-    def saw_load(self, num_running: int, resting: Iterable[Key | None] = ()) -> None:
+    def observe_load(self, num_running: int, resting: Iterable[Key | None] = ()) -> None:
         """Requests that run now.
 
         Args:
@@ -93,25 +99,25 @@ class Controller:
         """
         self.num_running, self._resting = num_running, Counter(resting)
 
-    def saw(self, iteration: Sequence[Timed]) -> None:
+    def observe(self, iteration: Sequence[StageTime]) -> None:
         """The stages of one iteration."""
         self._seen_ms += sum(timed.ms for timed in iteration)
-        self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.HOST))
+        self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.SCHEDULER))
         for timed in iteration:
-            self._costs.saw(timed)
-            if timed.stage is Stage.FILL:
-                self._saw_fill(timed)
-            elif timed.stage is Stage.STEP:
-                self._saw_step(timed)
+            self._costs.observe(timed)
+            if timed.stage is Stage.DRAFT_PREFILL:
+                self._observe_draft_prefill(timed)
+            elif timed.stage is Stage.DECODE:
+                self._observe_decode(timed)
 
-    def _saw_fill(self, timed: Timed) -> None:
+    def _observe_draft_prefill(self, timed: StageTime) -> None:
         """What the draft model had to read before a trial is lost with it."""
         for key in timed.accounts:
             account = self._accounts.get(key)
-            if account is not None and account.is_off:
-                account.to_spend_ms -= timed.ms / len(timed.accounts)
+            if account is not None and account.is_suspended:
+                account.probe_budget_ms -= timed.ms / len(timed.accounts)
 
-    def saw_prefill(self, ms: float, num_read: int = 0, read_ms: float = 0.0) -> None:
+    def observe_prefill(self, ms: float, num_read: int = 0, read_ms: float = 0.0) -> None:
         """Prompts of requests that may draft were read: others waited, and more often than among
         their like, as drafts end sooner.
 
@@ -119,19 +125,21 @@ class Controller:
             num_read: tokens of all prompts that an EAGLE-3 head read, in ``read_ms``.
         """
         if num_read:
-            self.reading.saw_cost(num_read, read_ms)
+            self.reading.observe_cost(num_read, read_ms)
         if self._has_plain and self.limits.slowdown:
-            self._owed_ms += ms
+            self._fairness_debt_ms += ms
 
     def _owe(self, ms: float) -> None:
         """What this iteration took too long for those that never draft, the next ones make good."""
-        step_ms = self._costs.step.at(self.num_running)
+        step_ms = self._costs.decode.at(self.num_running)
         if not self._has_plain or not self.limits.slowdown or step_ms is None:
-            self._owed_ms = 0.0
+            self._fairness_debt_ms = 0.0
         else:
-            self._owed_ms = max(0.0, self._owed_ms + ms - self.limits.slowdown * step_ms)
+            self._fairness_debt_ms = max(
+                0.0, self._fairness_debt_ms + ms - self.limits.slowdown * step_ms
+            )
 
-    def _saw_step(self, timed: Timed) -> None:
+    def _observe_decode(self, timed: StageTime) -> None:
         if self._drafts_since_price > self._price_every:
             self._price_every = min(2 * self._price_every, PRICE_EVERY)
         self._drafts_since_price = 0
@@ -140,25 +148,25 @@ class Controller:
     def _save_for_trials(self, step_ms: float) -> None:
         """Those that would ask share it: one budget is for all trials together."""
         resting = (self._accounts.get(key) for key in self._resting if key is not None)
-        off = [account for account in resting if account is not None and account.is_off]
+        off = [account for account in resting if account is not None and account.is_suspended]
         for account in off:
             sooner = self._sooner if account.cuts.rounds < YOUNG else 1.0
-            account.to_spend_ms += sooner * RETRY_SHARE * step_ms / len(off)
+            account.probe_budget_ms += sooner * RETRY_SHARE * step_ms / len(off)
 
-    def saw_round(self, threshold: float, judged: Judgement, num_failed: int = 0) -> None:
+    def observe_round(self, threshold: float, judged: VerifyOutcome, num_failed: int = 0) -> None:
         """A draft was judged; for ``num_failed`` see ``plan``."""
-        account = self._accounts.of(account_of(threshold, num_failed))
-        account.waiting, account.pilots = None, max(0, account.pilots - 1)
+        account = self._accounts.of(stats_key(threshold, num_failed))
+        account.waiting, account.cold_start_probes = None, max(0, account.cold_start_probes - 1)
         account.cuts.add(judged, self.num_running)
 
-    def saw_rest(self, threshold: float, num_tokens: int) -> None:
+    def observe_decoded_segment(self, threshold: float, num_tokens: int) -> None:
         """The target finished the segment after a cut."""
-        self._accounts.of(account_of(threshold)).cuts.add_rest(num_tokens)
+        self._accounts.of(stats_key(threshold)).cuts.add_rest(num_tokens)
 
     @property
-    def burst_tokens(self) -> int:
+    def draft_chunk(self) -> int:
         """Draft tokens per iteration, at most."""
-        return self.planned.burst_tokens if self.planned else self.limits.first_burst
+        return self.planned.draft_chunk if self.planned else self.limits.first_chunk
 
     # -- rounds -----------------------------------------------------------------
 
@@ -180,26 +188,30 @@ class Controller:
             return self._whole() if self.mode == "always" else None
         if threshold > 1:
             return None  # nothing of a draft can be kept
-        key = account_of(threshold, num_failed)
+        key = stats_key(threshold, num_failed)
         account = self._accounts.of(key)
-        if account.pilots == PILOTS:
-            return self._pilot(account)
+        if account.cold_start_probes == COLD_START_PROBES:
+            return self._cold_start_probe(account)
         if self._wants_price():
             return None
         best = self._best_lately(account, self._resting.total() - self._resting[key])
         self.speedup = best.speedup
-        account.is_off = (best.speedup or 0.0) < (COMEBACK if account.is_off else WORTH)
-        if not account.is_off:
+        account.is_suspended = (best.speedup or 0.0) < (
+            RESUME_SPEEDUP if account.is_suspended else SUSPEND_SPEEDUP
+        )
+        if not account.is_suspended:
             return best
-        return self._pilot(account) if account.pilots else self._trial(account)
+        return (
+            self._cold_start_probe(account) if account.cold_start_probes else self._reprobe(account)
+        )
 
     def _wants_price(self) -> bool:
         """Whether it is time to let the plain target write a little, to see what it takes."""
         self._drafts_since_price += 1
         most = self._price_every * (SURE_TIMES if (self.speedup or 0.0) >= SURE else 1)
-        return self._costs.step.at(1) is None or self._drafts_since_price > most
+        return self._costs.decode.at(1) is None or self._drafts_since_price > most
 
-    def _pilot(self, account: Account) -> RoundPlan | None:
+    def _cold_start_probe(self, account: ThresholdStats) -> RoundPlan | None:
         """One request finds out; the others wait for what it brings."""
         if account.waiting is not None and account.waiting < PATIENCE:
             account.waiting += 1
@@ -207,31 +219,31 @@ class Controller:
         account.waiting = 0
         return self._short()
 
-    def _trial(self, account: Account) -> RoundPlan | None:
+    def _reprobe(self, account: ThresholdStats) -> RoundPlan | None:
         """One request drafts a little all the same, for a small share of the time."""
         plan = self._short()
         loss = self._planner.loss_ms(account.cuts, plan, self.num_running)
-        if account.to_spend_ms < max(loss, 0.0):
+        if account.probe_budget_ms < max(loss, 0.0):
             return None
-        account.to_spend_ms = 0.0
+        account.probe_budget_ms = 0.0
         self._sooner = max(1.0, self._sooner / 2)
         return plan
 
     def _whole(self) -> RoundPlan:
         limits = self.limits
-        return RoundPlan(limits.draft_tokens, limits.max_prefixes, limits.first_burst)
+        return RoundPlan(limits.draft_tokens, limits.max_prefixes, limits.first_chunk)
 
     def _short(self) -> RoundPlan:
         whole = self._whole()
         if "draft_tokens" in self.limits.fixed:
             return whole
-        return replace(whole, draft_tokens=min(PILOT, whole.draft_tokens))
+        return replace(whole, draft_tokens=min(COLD_START_TOKENS, whole.draft_tokens))
 
     @property
     def _planner(self) -> Planner:
         return Planner(self.limits, self._costs)
 
-    def _best_lately(self, account: Account, resting: int) -> RoundPlan:
+    def _best_lately(self, account: ThresholdStats, resting: int) -> RoundPlan:
         """The best plan; to look takes milliseconds: anew at another load and where something may
         have changed."""
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
@@ -249,9 +261,9 @@ class Controller:
 
     # -- requests ---------------------------------------------------------------
 
-    def head_reads(self, threshold: float) -> bool:
+    def uses_eagle(self, threshold: float) -> bool:
         """Whether an EAGLE-3 head reads along with a request that may draft, about to begin."""
-        step_ms = self._costs.step.at(self.num_running)
+        step_ms = self._costs.decode.at(self.num_running)
         if self.mode != "auto" or step_ms is None:
             return True
         written = self.num_running * self._costs.tokens_per_step
@@ -283,14 +295,14 @@ class Controller:
             may_join: the burst ends all drafts under way, and no other has waited for them yet.
         """
         self._has_plain = num_plain > 0
-        burst, step_ms = self.burst_tokens, self._costs.step.at(self.num_running)
+        burst, step_ms = self.draft_chunk, self._costs.decode.at(self.num_running)
         if self.mode != "auto":
             return burst, len(rows)
         if not num_stepping:
             return burst, 0 if may_join and num_drafting else len(rows)
         if step_ms is None:
             return burst, len(rows)
-        if self._has_plain and self._owed_ms:
+        if self._has_plain and self._fairness_debt_ms:
             return 0, 0
         if not self.limits.gap:
             return burst, len(rows)
@@ -300,14 +312,14 @@ class Controller:
         self, budget: float, num_drafting: int, rows: Sequence[int], num_stepping: int
     ) -> tuple[int, int]:
         """What ``share`` gives in so many ms."""
-        burst, total, judged = self.burst_tokens, num_stepping, 0
+        burst, total, judged = self.draft_chunk, num_stepping, 0
         for more in rows:
-            if judged and (self._costs.one_pass.at(total + more) or 0.0) > budget:
+            if judged and (self._costs.verify.at(total + more) or 0.0) > budget:
                 break
             judged, total = judged + 1, total + more
-        if "burst_tokens" in self.limits.fixed:
+        if "draft_chunk" in self.limits.fixed:
             return burst, judged
-        spent = (self._costs.one_pass if judged else self._costs.step).at(total) or 0.0
-        each = self._costs.burst_step.at(max(1, num_drafting)) or 0.0
+        spent = (self._costs.verify if judged else self._costs.decode).at(total) or 0.0
+        each = self._costs.draft_step.at(max(1, num_drafting)) or 0.0
         room = int((budget - spent) / each) if each else burst
         return max(1, min(burst, room)), judged

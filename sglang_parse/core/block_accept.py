@@ -16,7 +16,7 @@ import torch
 from sglang_parse.core.block import NO_TOKEN, Kept, Masks
 
 
-class Ahead(NamedTuple):
+class ChainState(NamedTuple):
     """Where some requests' next blocks stand; int64, on the device.
 
     Attributes:
@@ -31,14 +31,14 @@ class Ahead(NamedTuple):
     candidates: torch.Tensor
     num_candidates: torch.Tensor
 
-    def pick(self, index: torch.Tensor | slice) -> Ahead:
+    def pick(self, index: torch.Tensor | slice) -> ChainState:
         """Those of some of the requests."""
-        return Ahead(*(part[index] for part in self))
+        return ChainState(*(part[index] for part in self))
 
 
-def keep_blocks(
-    masks: Masks, ahead: Ahead, choices: torch.Tensor, mask_id: int
-) -> tuple[Ahead, torch.Tensor]:
+def accept_blocks(
+    masks: Masks, ahead: ChainState, choices: torch.Tensor, mask_id: int
+) -> tuple[ChainState, torch.Tensor]:
     """What stays of one block of each request, as ``block.keep`` has it.
 
     Args:
@@ -49,7 +49,7 @@ def keep_blocks(
         mask_id: the mask token.
 
     Returns:
-        where the next blocks stand, and int64 [n, 2 * K + 1] for ``kept_of``. A request whose
+        where the next blocks stand, and int64 [n, 2 * K + 1] for ``accepted_block``. A request whose
         tokens could not be computed stays where it is.
     """
     num_masks = ahead.candidates.shape[1]
@@ -66,7 +66,7 @@ def keep_blocks(
     is_sound = (choices != NO_TOKEN).all(1)
     num_kept, num_proposed = is_sound * (matched + 1), proposes * num_masks
     last = choices.gather(1, matched[:, None])[:, 0]
-    behind = Ahead(
+    behind = ChainState(
         ahead.starts + num_kept,
         torch.where(is_sound, last, ahead.last),
         torch.where(is_sound[:, None], proposed, ahead.candidates),
@@ -76,8 +76,8 @@ def keep_blocks(
     return behind, torch.cat(record, 1)
 
 
-def kept_of(record: Sequence[int]) -> Kept:
-    """What a row of ``keep_blocks``' record says."""
+def accepted_block(record: Sequence[int]) -> Kept:
+    """What a row of ``accept_blocks``' record says."""
     num_kept, num_proposed, *rest = record
     if not num_kept:
         return Kept((), (), is_faulty=True)

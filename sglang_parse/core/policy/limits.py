@@ -9,11 +9,11 @@ from sglang_parse.core.config import ParseConfig
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 PREFIXES = (1, 2, 4, 8, 16, 32, 64, 128)
-BURSTS = (4, 8, 16, 32, 64, 128)
+CHUNKS = (4, 8, 16, 32, 64, 128)
 """What a plan may be, below what the settings allow."""
-CHOSEN = ("draft_tokens", "max_prefixes", "burst_tokens")
+CHOSEN = ("draft_tokens", "max_prefixes", "draft_chunk")
 """The settings a plan chooses."""
-FIRST_BURST = 16
+FIRST_CHUNK = 16
 """Draft tokens per iteration before prices are known."""
 
 
@@ -22,7 +22,7 @@ class Limits:
     """What the settings leave to decide. Each number is the most, or fixed.
 
     Attributes:
-        draft_tokens, max_prefixes, burst_tokens: as in ``phases.RoundPlan``.
+        draft_tokens, max_prefixes, draft_chunk: as in ``phases.RoundPlan``.
         fixed: the names of those of them that are not to be chosen.
         question_rows: rows of one question; 0 in token mode.
         by_token: token mode.
@@ -35,7 +35,7 @@ class Limits:
 
     draft_tokens: int = 128
     max_prefixes: int = 16
-    burst_tokens: int = 128
+    draft_chunk: int = 128
     fixed: frozenset[str] = frozenset()
     question_rows: float = 0.0
     by_token: bool = False
@@ -66,24 +66,24 @@ class Limits:
             fixed |= {"draft_tokens", "max_prefixes"}
         if not is_timed or config.drafting != "auto":
             fixed |= set(CHOSEN)
-        is_fixed = "burst_tokens" in fixed
+        is_fixed = "draft_chunk" in fixed
         return cls(
             draft_tokens=config.draft_tokens,
             max_prefixes=config.max_prefixes,
-            burst_tokens=config.burst_tokens if is_fixed else config.draft_tokens,
+            draft_chunk=config.draft_chunk if is_fixed else config.draft_tokens,
             fixed=frozenset(fixed),
             question_rows=question_rows if config.is_semantic else 0.0,
             by_token=not config.is_semantic,
-            gap=config.max_gap if is_timed else 0.0,
+            gap=config.max_itl_ratio if is_timed else 0.0,
             slowdown=config.max_slowdown if is_timed else 0.0,
-            silence_ms=1e3 * config.max_silence if is_timed else 0.0,
+            silence_ms=1e3 * config.max_draft_latency if is_timed else 0.0,
         )
 
     @property
-    def first_burst(self) -> int:
+    def first_chunk(self) -> int:
         """Before anything is known."""
-        is_fixed = "burst_tokens" in self.fixed
-        return self.burst_tokens if is_fixed else min(FIRST_BURST, self.burst_tokens)
+        is_fixed = "draft_chunk" in self.fixed
+        return self.draft_chunk if is_fixed else min(FIRST_CHUNK, self.draft_chunk)
 
     def drafts(self, segment: float) -> Iterator[tuple[int, int]]:
         """(Draft tokens, prefixes) of all rounds there may be.
@@ -97,7 +97,7 @@ class Limits:
 
     def bursts(self) -> list[int]:
         """Draft tokens per iteration there may be."""
-        return self._values("burst_tokens", BURSTS)
+        return self._values("draft_chunk", CHUNKS)
 
     def _values(self, name: str, known: Sequence[int], least: float = 0) -> list[int]:
         most: int = getattr(self, name)

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core.block import NO_TOKEN, Block, BlockPlan, Masks, block_of, keep, wide_rows
-from sglang_parse.core.keeping import Ahead, keep_blocks, kept_of
+from sglang_parse.core.block import NO_TOKEN, Block, DraftLayout, Masks, block_of, keep, wide_rows
+from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 
 pytestmark = pytest.mark.unit
 
 MASK_ID = 61
 
 
-def wide_choices(plan: BlockPlan, block: Block, choices: list[int], fill: list[int]) -> list[int]:
+def wide_choices(plan: DraftLayout, block: Block, choices: list[int], fill: list[int]) -> list[int]:
     """``choices`` of a block's rows, in a forward of as many candidates as there can be."""
     real, masks = choices[: block.num_real], iter(choices[block.num_real :])
     if plan.masks is Masks.LAST:
@@ -29,11 +29,13 @@ def wide_choices(plan: BlockPlan, block: Block, choices: list[int], fill: list[i
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[BlockPlan, list, list[Block], list[list[int]], list[list[int]]]:
+def cases(
+    draw: st.DrawFn,
+) -> tuple[DraftLayout, list, list[Block], list[list[int]], list[list[int]]]:
     """Few token ids, so that candidates hold now and then; some could not be computed."""
     tokens = st.integers(NO_TOKEN, 3) if draw(st.booleans()) else st.integers(0, 2)
     size, masks = draw(st.integers(2, 5)), draw(st.sampled_from([Masks.LAST, Masks.EVERY]))
-    plan, blocks, chosen, wide = BlockPlan(size, masks), [], [], []
+    plan, blocks, chosen, wide = DraftLayout(size, masks), [], [], []
     for _ in range(draw(st.integers(1, 3))):
         candidates = draw(st.lists(st.integers(0, 2), max_size=size - 1))
         written = draw(st.integers(0, 20))
@@ -49,12 +51,12 @@ def cases(draw: st.DrawFn) -> tuple[BlockPlan, list, list[Block], list[list[int]
     return plan, blocks, chosen, wide
 
 
-def ahead_of(plan: BlockPlan, blocks: list[Block]) -> Ahead:
+def ahead_of(plan: DraftLayout, blocks: list[Block]) -> ChainState:
     padded = [
         [*block.candidates, *[MASK_ID] * (plan.size - 1 - len(block.candidates))]
         for block in blocks
     ]
-    return Ahead(
+    return ChainState(
         torch.tensor([block.layout.prefix_len for block in blocks]),
         torch.full((len(blocks),), 7),
         torch.tensor(padded),
@@ -66,10 +68,10 @@ def ahead_of(plan: BlockPlan, blocks: list[Block]) -> Ahead:
 def test_it_is_what_stays_on_the_host(case: tuple):
     plan, blocks, chosen, wide = case
     before = ahead_of(plan, blocks)
-    after, records = keep_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
+    after, records = accept_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
     for i, (block, choices) in enumerate(zip(blocks, chosen, strict=True)):
         expected = keep(block, choices)
-        found = kept_of(records[i].tolist())
+        found = accepted_block(records[i].tolist())
         assert (found.token_ids, found.candidates) == (expected.token_ids, expected.candidates)
         assert found.is_faulty == expected.is_faulty
         if found.is_faulty:
@@ -92,9 +94,9 @@ def test_rows_of_a_block_among_the_rows_of_a_wide_one(case: tuple):
         [choices[row] for row in wide_rows(plan, block)]
         for block, choices in zip(blocks, chosen, strict=True)
     ]
-    _, records = keep_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
+    _, records = accept_blocks(plan.masks, before, torch.tensor(wide), MASK_ID)
     for block, choices, record in zip(blocks, chosen, records.tolist(), strict=True):
-        assert kept_of(record) == keep(block, choices)
+        assert accepted_block(record) == keep(block, choices)
 
 
 @pytest.mark.parametrize("masks", [Masks.LAST, Masks.EVERY], ids=lambda masks: masks.value)
@@ -122,7 +124,7 @@ def test_texts_of_blocks_that_nobody_reads(masks: Masks, share_right: float):
 
     texts = [[1, 2], [3, 4, 5]]
     known = [[], [next_token(texts[1])]]
-    ahead = Ahead(
+    ahead = ChainState(
         torch.tensor([len(text) - 1 for text in texts]),
         torch.tensor([text[-1] for text in texts]),
         torch.tensor([[*part, *[MASK_ID] * (size - 1 - len(part))] for part in known]),
@@ -135,9 +137,9 @@ def test_texts_of_blocks_that_nobody_reads(masks: Masks, share_right: float):
     for _ in range(num_blocks):
         parts = zip(texts, ahead.candidates.tolist(), ahead.num_candidates.tolist(), strict=True)
         choices = torch.tensor([chosen(*part) for part in parts])
-        ahead, records = keep_blocks(masks, ahead, choices, MASK_ID)
+        ahead, records = accept_blocks(masks, ahead, choices, MASK_ID)
         for text, record in zip(texts, records.tolist(), strict=True):
-            text.extend(kept_of(record).token_ids)
+            text.extend(accepted_block(record).token_ids)
         assert ahead.starts.tolist() == [len(text) - 1 for text in texts]
         assert ahead.last.tolist() == [text[-1] for text in texts]
     for text, own in zip(texts, expected, strict=True):

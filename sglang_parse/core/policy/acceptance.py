@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sglang_parse.core.agreement import Agreement, Behind
+from sglang_parse.core.policy.agreement import Agreement, Behind
 
 BAND_ENDS = (8, 16, 32, 64, 128, 256, 512, 1024, 8192)
 """Depths, in draft tokens, at which a band ends."""
@@ -39,7 +39,7 @@ MOST_PLACES = 64
 """Places at which a draft judged token by token is looked at."""
 
 
-class Judgement(NamedTuple):
+class VerifyOutcome(NamedTuple):
     """A draft that was judged. Offsets are draft tokens.
 
     Attributes:
@@ -55,7 +55,7 @@ class Judgement(NamedTuple):
     drafted: int
     judged: int
     segments: int
-    cut: int
+    accepted_len: int
     rejected: int | None
     is_finished: bool
     matched: int = 0
@@ -64,11 +64,11 @@ class Judgement(NamedTuple):
     @property
     def has_failed(self) -> bool:
         """Whether it was good for nothing, but for a few tokens that anybody would have guessed."""
-        return not self.cut and self.matched < GUESSED
+        return not self.accepted_len and self.matched < GUESSED
 
 
 @dataclass(slots=True)
-class Hazard:
+class ErrorRate:
     """Events per token, by depth."""
 
     events: list[float] = field(default_factory=lambda: [0.0] * len(BAND_ENDS))
@@ -107,7 +107,7 @@ class Expected(NamedTuple):
     Attributes:
         drafted: draft tokens; ``judged``: those in front of the last prefix's end; ``kept``: those
             that are kept.
-        cut: the chance that some of what is judged is rejected.
+        reject_prob: the chance that some of what is judged is rejected.
         own: the chance that the target's own next token follows.
         behind: of what is judged, tokens behind a cut, where there is one.
         prefixes: how many are judged; ``spacing``: tokens between their ends.
@@ -116,7 +116,7 @@ class Expected(NamedTuple):
     drafted: float
     judged: float
     kept: float
-    cut: float
+    reject_prob: float
     own: float
     behind: float
     prefixes: float
@@ -124,7 +124,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(slots=True)
-class Cuts:
+class AcceptanceModel:
     """The account of one threshold.
 
     Attributes:
@@ -140,8 +140,8 @@ class Cuts:
     segment: float = USUAL_SEGMENT
     rest: float = USUAL_SEGMENT
     agreement: Agreement = field(default_factory=Agreement)
-    _wrong: Hazard = field(default_factory=Hazard)
-    _over: Hazard = field(default_factory=Hazard)
+    _wrong: ErrorRate = field(default_factory=ErrorRate)
+    _over: ErrorRate = field(default_factory=ErrorRate)
     _expected: dict[tuple[int, int, bool], Expected] = field(default_factory=dict)
 
     @property
@@ -149,7 +149,7 @@ class Cuts:
         """Wrong tokens per token, at all depths together."""
         return self._wrong.mean(self.prior)
 
-    def add(self, judged: Judgement, num_running: int = 1) -> None:
+    def add(self, judged: VerifyOutcome, num_running: int = 1) -> None:
         """A draft was judged, one of so many requests'.
 
         Those that run at the same time began together, perhaps, and are as far: what one of them
@@ -161,12 +161,16 @@ class Cuts:
         for seen in (self._wrong, self._over, self.agreement):
             seen.fade(left)
         # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
-        wrong = judged.cut if judged.rejected is None else (judged.cut + judged.rejected - 1) // 2
+        wrong = (
+            judged.accepted_len
+            if judged.rejected is None
+            else (judged.accepted_len + judged.rejected - 1) // 2
+        )
         self._wrong.add(wrong, has_event=judged.rejected is not None)
         self._over.add(judged.drafted, has_event=judged.is_finished)
-        self.agreement.saw_kept(judged.cut, judged.differing)
+        self.agreement.observe_accepted(judged.accepted_len, judged.differing)
         if judged.rejected is not None:
-            self.agreement.saw_cut(judged.rejected - judged.cut, judged.matched)
+            self.agreement.observe_reject(judged.rejected - judged.accepted_len, judged.matched)
         # Not of all that was drafted: a short draft ends in the middle of one.
         self.segment += NEWEST * (judged.judged / max(1, judged.segments) - self.segment)
 
@@ -181,7 +185,7 @@ class Cuts:
             by_token: every token is judged and no question is asked (token mode).
         """
         key = draft_tokens, max_prefixes, by_token
-        if key not in self._expected:  # asked for often while drafting rests, and as it was
+        if key not in self._expected:  # asked for often while drafting is suspended, and as it was
             self._expected[key] = self._expect(*key)
         return self._expected[key]
 
