@@ -164,7 +164,7 @@ def request(
     req.parse_state = RequestState(
         RequestPolicy(threshold=0.5),
         phase=phase,
-        move=move,
+        action=move,
         output_ids=[7],
         committed=PROMPT,
         prefilled_len=PROMPT,
