@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sglang_parse.core.phases import Phase, RoundPlan
+from sglang_parse.core.phases import DraftPlan, Phase
 from sglang_parse.core.request import RequestState, Stats
 
 # Figure of a request -> the counter it adds to, its label's value, the factor.
@@ -84,7 +84,7 @@ class Counters:
         self.latest: Sequence[Any] = ()
         self._launched: Sequence[Any] = ()
         self.expected_speedup: float | None = None
-        self.planned: RoundPlan | None = None
+        self.planned: DraftPlan | None = None
         self.simulated: float | None = None
         self.mismatch: Collection[str] = ()
         self.verdict_drift: float | None = None

@@ -92,7 +92,7 @@ class RequestPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundPlan:
+class DraftPlan:
     """How a round is made. Chosen by ``controller``.
 
     Attributes:
@@ -128,7 +128,7 @@ class Standing:
     segment_start: int
     resumes: bool = True
     skipped_drafts: int = 0
-    plan: RoundPlan | None = None
+    plan: DraftPlan | None = None
     drafting_suspended: bool = False
     num_failed: int = 0
 

@@ -22,12 +22,12 @@ from sglang_parse.core.block import Kept
 from sglang_parse.core.phases import (
     STEPPING,
     Action,
+    DraftPlan,
     Outcome,
     Phase,
     Questions,
     RequestPolicy,
     Round,
-    RoundPlan,
     Standing,
     TraceRecord,
 )
@@ -146,7 +146,7 @@ class RequestState:
     policy: RequestPolicy
     phase: Phase = Phase.DRAFTING
     action: Action = Action.DECODE
-    plan: RoundPlan | None = None
+    plan: DraftPlan | None = None
     waited: int = 0
     draft: Draft = field(default_factory=Draft)
     num_draft_inflight: int = 0

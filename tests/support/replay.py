@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.phases import RoundPlan
+from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.stage_cost import Stage, StageTime
@@ -77,7 +77,7 @@ class Policy(Protocol):
     def observe_load(self, num_running: int, resting: Sequence[int]) -> None:
         """Requests that run now; of those that rest, how often each has failed."""
 
-    def plan(self, num_failed: int) -> RoundPlan | None:
+    def plan(self, num_failed: int) -> DraftPlan | None:
         """A request may draft: how; None where it should not."""
 
     def share(
@@ -103,9 +103,9 @@ class Fixed:
 
     def observe_load(self, num_running: int, resting: Sequence[int]) -> None: ...
 
-    def plan(self, num_failed: int) -> RoundPlan | None:
+    def plan(self, num_failed: int) -> DraftPlan | None:
         del num_failed
-        return RoundPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
+        return DraftPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
 
     def share(
         self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
@@ -126,13 +126,13 @@ class Controlled:
 
     controller: Controller
     threshold: float = 0.5
-    taken: Counter[RoundPlan | None] = field(default_factory=Counter)
+    taken: Counter[DraftPlan | None] = field(default_factory=Counter)
 
     def observe_load(self, num_running: int, resting: Sequence[int]) -> None:
         keys = (stats_key(self.threshold, num_failed) for num_failed in resting)
         self.controller.observe_load(num_running, keys)
 
-    def plan(self, num_failed: int) -> RoundPlan | None:
+    def plan(self, num_failed: int) -> DraftPlan | None:
         plan = self.controller.plan(self.threshold, num_failed)
         self.taken[plan and replace(plan, speedup=None)] += 1
         return plan
@@ -165,7 +165,7 @@ class Request:
     started: float
     behind: list[int] = field(default_factory=list)
     place: int = 0
-    plan: RoundPlan | None = None
+    plan: DraftPlan | None = None
     drafted: int = 0
     ends: tuple[int, ...] = ()
     judged_ends: tuple[int, ...] = ()

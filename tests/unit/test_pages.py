@@ -20,7 +20,7 @@ from sglang_parse.bench.harness.kv_log import Held
 from sglang_parse.bench.harness.records import Answer, Leg, Way
 from sglang_parse.bench.soak.run import Report
 from sglang_parse.core import config
-from sglang_parse.core.phases import RequestPolicy, RoundPlan, TraceRecord
+from sglang_parse.core.phases import DraftPlan, RequestPolicy, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
@@ -106,7 +106,7 @@ def test_every_key_of_meta_info_is_in_the_table():
         certified=True,
     )
     table = page("responses").partition("## Served plainly")[0]
-    state = RequestState(terms, plan=RoundPlan(64, 8, 16))
+    state = RequestState(terms, plan=DraftPlan(64, 8, 16))
     assert first_column(table) == set(response_info(Served(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 

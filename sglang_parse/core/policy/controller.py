@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sglang_parse.core.phases import RoundPlan
+from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.eagle_gate import EagleGate
 from sglang_parse.core.policy.limits import Limits
@@ -75,7 +75,7 @@ class Controller:
     limits: Limits = field(default_factory=Limits)
     mode: str = "auto"
     num_running: int = 1
-    planned: RoundPlan | None = None
+    planned: DraftPlan | None = None
     speedup: float | None = None
     reading: EagleGate = field(default_factory=EagleGate)
     _costs: StageCosts = field(default_factory=StageCosts)
@@ -170,7 +170,7 @@ class Controller:
 
     # -- rounds -----------------------------------------------------------------
 
-    def plan(self, threshold: float, num_failed: int = 0) -> RoundPlan | None:
+    def plan(self, threshold: float, num_failed: int = 0) -> DraftPlan | None:
         """How a request with this threshold, about to draft, should; None: it should not.
 
         A pilot and a trial are promised to whoever is told of them, so ask once per draft.
@@ -183,7 +183,7 @@ class Controller:
         self.planned = plan or self.planned
         return plan
 
-    def _plan(self, threshold: float, num_failed: int) -> RoundPlan | None:
+    def _plan(self, threshold: float, num_failed: int) -> DraftPlan | None:
         if self.mode != "auto":
             return self._whole() if self.mode == "always" else None
         if threshold > 1:
@@ -211,7 +211,7 @@ class Controller:
         most = self._price_every * (SURE_TIMES if (self.speedup or 0.0) >= SURE else 1)
         return self._costs.decode.at(1) is None or self._drafts_since_price > most
 
-    def _cold_start_probe(self, account: ThresholdStats) -> RoundPlan | None:
+    def _cold_start_probe(self, account: ThresholdStats) -> DraftPlan | None:
         """One request finds out; the others wait for what it brings."""
         if account.waiting is not None and account.waiting < PATIENCE:
             account.waiting += 1
@@ -219,7 +219,7 @@ class Controller:
         account.waiting = 0
         return self._short()
 
-    def _reprobe(self, account: ThresholdStats) -> RoundPlan | None:
+    def _reprobe(self, account: ThresholdStats) -> DraftPlan | None:
         """One request drafts a little all the same, for a small share of the time."""
         plan = self._short()
         loss = self._planner.loss_ms(account.cuts, plan, self.num_running)
@@ -229,11 +229,11 @@ class Controller:
         self._sooner = max(1.0, self._sooner / 2)
         return plan
 
-    def _whole(self) -> RoundPlan:
+    def _whole(self) -> DraftPlan:
         limits = self.limits
-        return RoundPlan(limits.draft_tokens, limits.max_prefixes, limits.first_chunk)
+        return DraftPlan(limits.draft_tokens, limits.max_prefixes, limits.first_chunk)
 
-    def _short(self) -> RoundPlan:
+    def _short(self) -> DraftPlan:
         whole = self._whole()
         if "draft_tokens" in self.limits.fixed:
             return whole
@@ -243,7 +243,7 @@ class Controller:
     def _planner(self) -> Planner:
         return Planner(self.limits, self._costs)
 
-    def _best_lately(self, account: ThresholdStats, resting: int) -> RoundPlan:
+    def _best_lately(self, account: ThresholdStats, resting: int) -> DraftPlan:
         """The best plan; to look takes milliseconds: anew at another load and where something may
         have changed."""
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))

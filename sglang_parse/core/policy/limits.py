@@ -22,7 +22,7 @@ class Limits:
     """What the settings leave to decide. Each number is the most, or fixed.
 
     Attributes:
-        draft_tokens, max_prefixes, draft_chunk: as in ``phases.RoundPlan``.
+        draft_tokens, max_prefixes, draft_chunk: as in ``phases.DraftPlan``.
         fixed: the names of those of them that are not to be chosen.
         question_rows: rows of one question; 0 in token mode.
         by_token: token mode.

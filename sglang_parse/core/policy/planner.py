@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_parse.core.phases import RoundPlan
+from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.acceptance import AcceptanceModel, Expected
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.policy.stage_cost import StageCosts
@@ -73,7 +73,7 @@ class Planner:
     limits: Limits
     costs: StageCosts
 
-    def best(self, cuts: AcceptanceModel, load: Load) -> RoundPlan:
+    def best(self, cuts: AcceptanceModel, load: Load) -> DraftPlan:
         """For drafts that were cut so: the plan of the highest rate, of those that are not silent
         for too long; if all are, the one that is so for the shortest time."""
         plans = {
@@ -88,9 +88,9 @@ class Planner:
             best = max(allowed, key=lambda plan: plans[plan].rate)
         else:
             best = min(plans, key=lambda plan: plans[plan].silence_ms)
-        return RoundPlan(*best, speedup=plans[best].rate / self._plain_rate(load.total))
+        return DraftPlan(*best, speedup=plans[best].rate / self._plain_rate(load.total))
 
-    def loss_ms(self, cuts: AcceptanceModel, plan: RoundPlan, num_running: int) -> float:
+    def loss_ms(self, cuts: AcceptanceModel, plan: DraftPlan, num_running: int) -> float:
         """What is lost if one request drafts so and the others wait for it; below 0: it is won."""
         expected = self._expect(cuts, plan.draft_tokens, plan.max_prefixes)
         loss = expected.drafted * (self.costs.draft_step.at(1) or 0.0)

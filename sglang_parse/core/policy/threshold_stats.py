@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from sglang_parse.core.phases import RoundPlan
+from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.acceptance import PRIOR, AcceptanceModel
 from sglang_parse.core.policy.lru import used
 
@@ -46,7 +46,7 @@ class ThresholdStats:
     """
 
     cuts: AcceptanceModel
-    best: RoundPlan | None = None
+    best: DraftPlan | None = None
     num_asked: int = 0
     at_load: int = 0
     at_rounds: int = 0
