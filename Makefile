@@ -22,7 +22,7 @@ BENCH_FLAGS ?=
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare load docs test test-gpu test-real bench-kv bench-gpu soak train-demo-pair
+.PHONY: help setup demo compare load docs test test-gpu test-real bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -68,9 +68,6 @@ test-real: setup  ## PARSE with SmolLM2-135M-Instruct, a model nobody here made;
 
 load: setup  ## what requests wait for while others are served: build/load/results.json (LOAD_FLAGS=...); half an hour
 	$(RUN) -m sglang_parse.cli load $(LOAD_FLAGS)
-
-bench-kv: setup  ## KV slots held per request, PARSE against stock STANDALONE (minutes)
-	$(RUN) -m sglang_parse.cli bench-kv
 
 bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/bench.html (BENCH_FLAGS=...)
 	$(RUN) -m sglang_parse.cli bench --limit $(BENCH_FLAGS)

@@ -20,7 +20,6 @@ class Command:
         program: the module whose ``run(arguments, console)`` returns its exit code; imported when
             it is asked for, as it may need packages that are an extra of ours.
         extra: that extra.
-        room: where both are.
         takes_server_flags: all other flags are a server's: ``arguments.server_flags``.
     """
 
@@ -29,7 +28,6 @@ class Command:
     description: str
     flags: str
     program: str
-    room: str = "bench"
     takes_server_flags: bool = False
     extra: str = "compare"
 
@@ -52,14 +50,6 @@ COMMANDS = (
         "anything failed; a figure that misses its mark is reported and is no failure.",
         "limit.settings",
         "limit.run",
-    ),
-    Command(
-        "bench-kv",
-        "KV slots held per request: PARSE against stock STANDALONE",
-        "Sends the same problems to PARSE and to SGLang's STANDALONE speculation, one server "
-        "after the other, and compares the KV slots held beyond the committed tokens.",
-        "kv",
-        "kv",
     ),
     Command(
         "soak",
@@ -94,9 +84,8 @@ COMMANDS = (
         "Looks at this machine and, given the flags of python -m sglang.launch_server, at the "
         "server they would start; with --url at one that runs, which it asks a few prompts. Exit "
         "code 1 when something will not work.",
-        "settings",
-        "run",
-        room="doctor",
+        "doctor.settings",
+        "doctor.run",
         takes_server_flags=True,
     ),
     Command(
@@ -104,9 +93,8 @@ COMMANDS = (
         "every judgement of an answer, on one page: what was cut, why, and what instead",
         "Asks a running PARSE server, or reads answers that were saved with their traces; prints "
         "each answer as it was made and writes explain.html, where the threshold can be moved.",
-        "settings",
-        "run",
-        room="explain",
+        "explain.settings",
+        "explain.run",
     ),
     Command(
         "calibrate",
@@ -130,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(
             command.name, help=command.help, description=command.description
         )
-        _module(command.room, command.flags).add_arguments(subparser)
+        _module(command.flags).add_arguments(subparser)
         subparser.set_defaults(chosen=command)
     arguments, others = parser.parse_known_args(argv)
     if others and not arguments.chosen.takes_server_flags:
@@ -155,19 +143,19 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def _module(room: str, name: str) -> ModuleType:
-    return importlib.import_module(f"sglang_parse.{room}.{name}")
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"sglang_parse.{name}")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        run = _module(arguments.chosen.room, arguments.chosen.program).run
+        run = _module(arguments.chosen.program).run
     except ModuleNotFoundError as error:
         fix = f"pip install 'sglang-parse[{arguments.chosen.extra}]'"
         what = f"sglang-parse {arguments.command}: {error.name} is not installed"
         print(f"{what}; fix: {fix}", file=sys.stderr)
         return 1
-    return _module("bench", "harness.program").run_program(arguments.command, run, arguments)
+    return _module("client.program").run_program(arguments.command, run, arguments)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,16 @@ from types import ModuleType
 
 import griffe
 
-from sglang_parse.bench.calibrate.report import KEYS as CALIBRATE_KEYS
-from sglang_parse.bench.compare import report as compare
-from sglang_parse.bench.demo import report as demo
-from sglang_parse.bench.harness.figures import STAGES, Goal
-from sglang_parse.bench.limit import report as limit
-from sglang_parse.bench.load import run as load
+from sglang_parse.calibrate.report import KEYS as CALIBRATE_KEYS
+from sglang_parse.client.figures import STAGES, Goal
+from sglang_parse.compare import report as compare
 from sglang_parse.core import config
 from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
+from sglang_parse.demo import report as demo
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
+from sglang_parse.limit import report as limit
+from sglang_parse.load import run as load
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 from support import question_rows  # tests: the chat-template families they know
 
@@ -193,7 +193,7 @@ def demo_keys() -> str:
         **under(f"{server}.<speed>", "demo.figures.Speed"),
         **under(f"{server}.<stages>", "demo.figures.Stages"),
         **under("limit", "demo.figures.Limit"),
-        **under("checks", "harness.figures.Goal", GOAL),
+        **under("checks", "client.figures.Goal", GOAL),
     }
     return table(("key", "meaning"), rows_of(texts))
 
@@ -206,9 +206,9 @@ def bench_keys() -> str:
         **under("pass", "limit.figures.Pass"),
         **under("masks", "limit.figures.MaskBuild"),
         **under("memory", "limit.figures.Memory"),
-        **under("kv_held", "harness.kv_log.Held", ("mean", "peak")),
+        **under("kv_held", "client.kv_log.Held", ("mean", "peak")),
         **under("bounds", "limit.bounds.Bound"),
-        **under("checks", "harness.figures.Goal", GOAL),
+        **under("checks", "client.figures.Goal", GOAL),
     }
     return table(("key", "meaning"), rows_of(texts))
 
@@ -224,8 +224,8 @@ def compare_keys() -> str:
         **under("ways.quality.test", "compare.quality.PairedTest"),
         **under("ways.time", "compare.figures.WhereTimeGoes"),
         **under("noise", "compare.quality.PairedTest"),
-        **under("checks", "harness.figures.Goal", goal),
-        **under("timed", "harness.records.ServingRun"),
+        **under("checks", "client.figures.Goal", goal),
+        **under("timed", "client.records.ServingRun"),
     }
     return table(("key", "meaning"), rows_of(texts))
 
@@ -259,13 +259,13 @@ def load_keys() -> str:
 
 def record_keys(record: str) -> str:
     """Keys of a file that is one record."""
-    return table(("key", "meaning"), rows_of(attributes(f"bench.{record}")))
+    return table(("key", "meaning"), rows_of(attributes(record)))
 
 
 def under(prefix: str, record: str, keys: Sequence[str] = ()) -> dict[str, str]:
     """A record's keys in a report, all or those named; ``ms_per_request`` has one per stage."""
     found = {}
-    for name, text in attributes(f"bench.{record}").items():
+    for name, text in attributes(record).items():
         if not keys or name in keys:
             stages = STAGES if name == "ms_per_request" else ("",)
             found |= {f"{prefix}.{name}.{stage}".rstrip("."): text for stage in stages}
@@ -325,7 +325,6 @@ TABLES = {
     "compare keys": compare_keys,
     "load keys": load_keys,
     "soak keys": partial(record_keys, "soak.run.Report"),
-    "kv keys": partial(record_keys, "harness.kv_log.Held"),
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),
     "plain reasons": plain_reasons,

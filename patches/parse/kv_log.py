@@ -1,4 +1,4 @@
-"""A file with the KV slots each request holds, for the KV benchmark (ledger: kv_log)."""
+"""A file with the KV slots each request holds, for `sglang-parse bench` (ledger: kv_log)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PATCH = hook_patch(
             _log, HookType.AFTER, ("batch",)
         ),
     },
-    why="`make bench-kv` compares the KV slots PARSE holds with those of stock STANDALONE, "
-    "and SGLang reports totals only.",
+    why="`make bench-gpu` reports the KV slots that each request holds; SGLang reports "
+    "totals only.",
     how="after the slots of an iteration are allocated, appends what each request holds "
     "beyond its committed tokens to the file that the environment variable "
     "`SGLANG_PARSE_KV_LOG` names. Not applied where it is unset.",

@@ -11,7 +11,7 @@ from sglang.srt.speculative.spec_registry import get_spec
 
 from sglang_parse import patches
 from sglang_parse.algorithm import NAME
-from sglang_parse.bench.harness import conditions
+from sglang_parse.client import conditions
 from sglang_parse.doctor.finding import Finding, Trouble, examine
 from sglang_parse.startup import compat
 from sglang_parse.startup.seams import SEAMS

@@ -1,7 +1,7 @@
 """A server that runs: is it PARSE, how does its target judge, and what does that bring?
 
 A few prompts are answered with PARSE and without it, one at a time, by the same server. Notation as
-in ``bench.harness.figures``.
+in ``client.figures``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.bench.harness.ask import Asking, ask
-from sglang_parse.bench.harness.figures import limit_of
-from sglang_parse.bench.harness.prompts import prompts_for
-from sglang_parse.bench.harness.records import BenchError, Item, Leg
-from sglang_parse.bench.harness.servers import Remote
+from sglang_parse.client.ask import Asking, ask
+from sglang_parse.client.figures import limit_of
+from sglang_parse.client.prompts import prompts_for
+from sglang_parse.client.records import BenchError, Item, Leg
+from sglang_parse.client.servers import Remote
 from sglang_parse.core.question import LOW_MASS
 from sglang_parse.doctor import start
 from sglang_parse.doctor.finding import NOT_CHECKED, WARNING, Finding, Trouble, examine
@@ -236,7 +236,7 @@ class _Cost:
 
     Attributes:
         measured: plain time per token / PARSE's.
-        r, v, a: see ``bench.harness.figures``.
+        r, v, a: see ``client.figures``.
     """
 
     measured: float

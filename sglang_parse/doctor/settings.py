@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_parse.bench.harness.flags import Flags, at_least, option
+from sglang_parse.client.flags import Flags, at_least, option
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.bench.harness import conditions
+from sglang_parse.client import conditions
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance

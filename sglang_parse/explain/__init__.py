@@ -5,5 +5,5 @@
     page      explain.html, one file that needs nothing else
     run       the order of events
 
-The answer is taken apart in ``bench.harness.traced``, which the demo shows its answer with, too.
+The answer is taken apart in ``client.traced``, which the demo shows its answer with, too.
 """

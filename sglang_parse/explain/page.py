@@ -1,7 +1,7 @@
 """explain.html: one file that needs nothing else, with a threshold that can be moved.
 
 What a threshold would keep is worked out here, by the server's own rule
-(``bench.harness.traced.Keeps``); the page only looks it up.
+(``client.traced.Keeps``); the page only looks it up.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sglang_parse.bench.harness.figures import STAGES
-from sglang_parse.bench.harness.traced import DROPPED, KEPT, REJECTED, UNJUDGED, Made, Round
+from sglang_parse.client.figures import STAGES
+from sglang_parse.client.traced import DROPPED, KEPT, REJECTED, UNJUDGED, Made, Round
 
-_TEMPLATES = ("sglang_parse.explain", "sglang_parse.bench.harness")
+_TEMPLATES = ("sglang_parse.explain", "sglang_parse.client")
 """Packages with the page, and with what pages share."""
 MARKS = {KEPT: "✓", REJECTED: "✗", DROPPED: "–", UNJUDGED: "…"}
 """So that nothing is told by colour alone."""

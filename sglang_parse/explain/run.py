@@ -6,10 +6,10 @@ import argparse
 
 from rich.console import Console
 
-from sglang_parse.bench.harness import conditions
-from sglang_parse.bench.harness.program import write_json
-from sglang_parse.bench.harness.tables import make_progress
-from sglang_parse.bench.harness.traced import Made, answer_table, take_apart
+from sglang_parse.client import conditions
+from sglang_parse.client.program import write_json
+from sglang_parse.client.tables import make_progress
+from sglang_parse.client.traced import Made, answer_table, take_apart
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.settings import ExplainSettings
 

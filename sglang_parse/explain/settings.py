@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_parse.bench.harness.flags import Flags, at_least, option
-from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.client.flags import Flags, at_least, option
+from sglang_parse.client.records import BenchError
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 
-from sglang_parse.bench.harness.ask import trace_answers
-from sglang_parse.bench.harness.prompts import prompts_for
-from sglang_parse.bench.harness.records import BenchError, Item, one_object
-from sglang_parse.bench.harness.servers import Remote
-from sglang_parse.bench.harness.traced import Decode, Traced
+from sglang_parse.client.ask import trace_answers
+from sglang_parse.client.prompts import prompts_for
+from sglang_parse.client.records import BenchError, Item, one_object
+from sglang_parse.client.servers import Remote
+from sglang_parse.client.traced import Decode, Traced
 from sglang_parse.explain.settings import ExplainSettings
 
 MODEL = "default"

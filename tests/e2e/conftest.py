@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_parse.bench.harness.servers import DEFAULTS, ENVIRONMENT
+from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT
 from support.client import Client
 from support.demo_pair import DEMO
 from support.models import load_model

@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 
 from sglang_parse import cli
-from sglang_parse.bench.compare.run import run
-from sglang_parse.bench.compare.settings import CompareSettings, add_arguments
-from sglang_parse.bench.harness import servers
-from sglang_parse.bench.harness.ask import ask
-from sglang_parse.bench.harness.program import run_program
-from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.harness.servers import Remote
-from sglang_parse.bench.tasks import Item
-from sglang_parse.bench.tasks.demo import demo_assignment
+from sglang_parse.client import servers
+from sglang_parse.client.ask import ask
+from sglang_parse.client.program import run_program
+from sglang_parse.client.records import BenchError
+from sglang_parse.client.servers import Remote
+from sglang_parse.compare.run import run
+from sglang_parse.compare.settings import CompareSettings, add_arguments
+from sglang_parse.tasks import Item
+from sglang_parse.tasks.demo import demo_assignment
 from support.client import Client
 
 SMALL = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.calibrate.page import render as render_calibration
-from sglang_parse.bench.compare.page import render
+from sglang_parse.calibrate.page import render as render_calibration
+from sglang_parse.compare.page import render
 from support import calibration
 from support.comparison import FACTS, six_servers
 from support.open_page import look_at

@@ -17,7 +17,7 @@ import pytest
 import sglang as sgl
 
 from sglang_parse import cli
-from sglang_parse.bench.harness.traced import KEPT, take_apart
+from sglang_parse.client.traced import KEPT, take_apart
 from sglang_parse.core.config import ENV_VAR, ConfigError
 from sglang_parse.explain import sources
 from sglang_parse.frontend import ParseEndpoint

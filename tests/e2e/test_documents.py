@@ -25,11 +25,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from sglang_parse import cli
-from sglang_parse.bench.harness import servers
-from sglang_parse.bench.harness.figures import Goal
-from sglang_parse.bench.harness.servers import Server, ServerSpec, awake, free_ports
-from sglang_parse.bench.limit import bounds
+from sglang_parse.client import servers
+from sglang_parse.client.figures import Goal
+from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.core.config import ENV_VAR, ParseConfig
+from sglang_parse.limit import bounds
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.random_pair import PairShape, make_pair

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.harness.servers import awake
+from sglang_parse.client.servers import awake
 from support.client import EXACT, HTTP, Client, assert_adds_up, assert_same, ids_of, parse_info
 from support.demo_pair import DEMO, disturbed_draft
 from support.servers import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from sglang_parse.bench.harness.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from support.client import Client, parse_info, random_prompts, wait_until
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, parse_flags, start_probed

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sglang_parse.bench.harness.servers import awake
+from sglang_parse.client.servers import awake
 from support.client import Client, parse_info, random_prompts
 from support.servers import BLOCKS, OVERLAP, QUESTION, SEED, Start, parse_flags
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_parse.bench.harness.servers import Remote, awake
-from sglang_parse.bench.load.stages import stage_shares
+from sglang_parse.client.servers import Remote, awake
+from sglang_parse.load.stages import stage_shares
 from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support import calibration

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_parse.bench.harness.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
+from sglang_parse.client.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
 from support.client import HTTP, Client, wait_until
 from support.servers import SEED
 from support.warm import Nursery

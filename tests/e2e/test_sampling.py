@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sglang_parse.bench.harness.servers import awake
+from sglang_parse.client.servers import awake
 from support.client import EXACT, Client, parse_info, random_prompts
 from support.models import load_model
 from support.servers import SEED, Start, parse_flags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_parse.bench.harness.servers import Server, ServerSpec, free_ports
+from sglang_parse.client.servers import Server, ServerSpec, free_ports
 from support.client import Client, parse_info, random_prompts
 from support.servers import parse_flags
 from support.warm import Nursery

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_parse.bench.soak import drive as soak_drive
-from sglang_parse.bench.soak import run as soak
+from sglang_parse.soak import drive as soak_drive
+from sglang_parse.soak import run as soak
 from support.client import Client
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_parse.bench.harness.servers import awake
+from sglang_parse.client.servers import awake
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
 from support.servers import BLOCKS, SEMANTIC, Start, parse_flags, plugin, two_ranks_environment
 

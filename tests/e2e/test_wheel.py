@@ -21,7 +21,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from sglang_parse.bench.harness.servers import (
+from sglang_parse.client.servers import (
     Process,
     Server,
     ServerSpec,
@@ -42,7 +42,7 @@ OURS = "sglang_parse"
 NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
 LEDGER = f"{OURS}/patches/README.md"
 """For readers of the repository; no program reads it."""
-COMMANDS = ("demo", "bench", "bench-kv", "soak", "compare")
+COMMANDS = ("demo", "bench", "soak", "compare")
 NEED_THE_PAIR = {
     name: ("--device", "cpu", "--target", "tiny_target", "--draft", "tiny_draft")
     if name == "bench"

@@ -18,7 +18,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     Each starts anew: a process that has looked for a GPU cannot be forked into one that uses it.
     """
-    from sglang_parse.bench.harness import servers
+    from sglang_parse.client import servers
     from support.servers import CHECKS, shared_servers
 
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +43,7 @@ def random_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def setup(request: pytest.FixtureRequest) -> Any:
     """The way to run PARSE that a test asks for (``support.gpu_setups.Setup``)."""
-    from sglang_parse.bench.limit.settings import has_fa3
+    from sglang_parse.limit.settings import has_fa3
 
     if request.param.backend == "fa3" and not has_fa3():
         pytest.skip("fa3 wants a Hopper GPU and sglang-kernel's build of it (flash_ops)")

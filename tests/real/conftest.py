@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from make_pair import make_pair
 
-from sglang_parse.bench.harness.servers import DEFAULTS, ENVIRONMENT
+from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT
 from support.client import Client
 from support.models import load_model, load_tokenizer
 from support.servers import CHECKS, Start, parse_flags, plain_flags, served, shared_servers

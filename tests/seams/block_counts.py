@@ -8,10 +8,10 @@ over its rate. The card's two numbers are its makers'.
 
 from __future__ import annotations
 
-from sglang_parse.bench.limit.bounds import Card, Work, pass_work, step_work
-from sglang_parse.bench.limit.shape import Shape, shape_names
 from sglang_parse.core.block import block_of
 from sglang_parse.core.policy.layout_choice import layouts_for
+from sglang_parse.limit.bounds import Card, Work, pass_work, step_work
+from sglang_parse.limit.shape import Shape, shape_names
 
 H100 = Card(bandwidth=3.35e12, rate=989e12)
 """SXM, bf16 without sparsity."""

@@ -26,8 +26,8 @@ def test_sglang_takes_every_server_at_real_shapes(
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_parse.bench.limit.settings import LimitSettings, add_arguments
     from sglang_parse.core.config import ENV_VAR, ParseConfig
+    from sglang_parse.limit.settings import LimitSettings, add_arguments
 
     monkeypatch.setenv(ENV_VAR, "")
     parser = argparse.ArgumentParser()

@@ -343,7 +343,7 @@ def test_a_small_pool():
 
 def answered(**parse: Any) -> served._Served:
     """A server that has answered one prompt, with this in meta_info."""
-    from sglang_parse.bench.harness.records import Answer, Leg, Way
+    from sglang_parse.client.records import Answer, Leg, Way
 
     counters = {"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10}
     stages = {"draft_ms": 100.0, "verify_ms": 50.0, "accepted_tokens": 8, "matched_tokens": 0}

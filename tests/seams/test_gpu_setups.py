@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_parse.attention.support import choose_layout
-from sglang_parse.bench.harness.servers import COMMON_FLAGS
+from sglang_parse.client.servers import COMMON_FLAGS
 from support.gpu_setups import CHAINS, REAL_SIZES, SETUPS, VARIANTS, Setup
 
 pytestmark = pytest.mark.seams

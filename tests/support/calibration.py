@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from sglang_parse.bench.calibrate.certify import errors_allowed, make_grid
-from sglang_parse.bench.calibrate.figures import (
+from sglang_parse.calibrate.certify import errors_allowed, make_grid
+from sglang_parse.calibrate.figures import (
     Calibration,
     Share,
     costs_of,
@@ -14,9 +14,9 @@ from sglang_parse.bench.calibrate.figures import (
     reliability,
     whole_wrong_answers,
 )
-from sglang_parse.bench.calibrate.losses import TOKEN, FirstDraft
-from sglang_parse.bench.calibrate.report import certificate_of
-from sglang_parse.bench.calibrate.served import Mark, compared
+from sglang_parse.calibrate.losses import TOKEN, FirstDraft
+from sglang_parse.calibrate.report import certificate_of
+from sglang_parse.calibrate.served import Mark, compared
 from sglang_parse.core.certificate import Certificate, Fingerprint
 from support.comparison import FACTS as COMPARED
 

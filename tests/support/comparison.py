@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_parse.bench.compare.figures import Comparison, make_comparison
-from sglang_parse.bench.harness.records import LATENCIES, PERCENTILES, Answer, Leg, ServingRun, Way
+from sglang_parse.client.records import LATENCIES, PERCENTILES, Answer, Leg, ServingRun, Way
+from sglang_parse.compare.figures import Comparison, make_comparison
 
 RATES = {
     Way("plain"): 80.0,

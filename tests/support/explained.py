@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.traced import Made
+from sglang_parse.client.traced import Made
 from sglang_parse.core.selection import select
 from support.open_page import look_at
 

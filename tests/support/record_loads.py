@@ -24,11 +24,11 @@ from typing import Any
 
 from untrained import save_untrained  # examples/demo_pair
 
-from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
-from sglang_parse.bench.harness.lineup import lineup, parse_settings
-from sglang_parse.bench.harness.records import PARSE
-from sglang_parse.bench.harness.servers import Server, free_ports
-from sglang_parse.bench.harness.traced import num_matched
+from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.client.lineup import lineup, parse_settings
+from sglang_parse.client.records import PARSE
+from sglang_parse.client.servers import Server, free_ports
+from sglang_parse.client.traced import num_matched
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.harness.pool import Pool
-from sglang_parse.bench.harness.servers import Server, ServerSpec, StartProcess, awake
+from sglang_parse.client.pool import Pool
+from sglang_parse.client.servers import Server, ServerSpec, StartProcess, awake
 from support.client import Client
 from support.demo_pair import DEMO
 

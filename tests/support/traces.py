@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_parse.bench.harness.traced import Made, Traced, take_apart
+from sglang_parse.client.traced import Made, Traced, take_apart
 from sglang_parse.core.phases import TraceRecord
 
 QUESTION = "<end>\nIs the answer correct so far?\n"

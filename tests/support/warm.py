@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.bench.harness.servers import Process, start_process
+from sglang_parse.client.servers import Process, start_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = (

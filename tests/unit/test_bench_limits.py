@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.limit import bounds
-from sglang_parse.bench.limit.bounds import Card, Work
-from sglang_parse.bench.limit.shape import Shape, shape_names
+from sglang_parse.client.records import BenchError
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import dense_mask
+from sglang_parse.limit import bounds
+from sglang_parse.limit.bounds import Card, Work
+from sglang_parse.limit.shape import Shape, shape_names
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.bench.harness.demo_pair import DEMO_PAIR, demo_models
-from sglang_parse.bench.harness.lineup import Models, command_of, lineup
-from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.client.lineup import Models, command_of, lineup
+from sglang_parse.client.records import BenchError
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.harness.pool import Pool
-from sglang_parse.bench.harness.servers import ServerSpec
+from sglang_parse.client.pool import Pool
+from sglang_parse.client.servers import ServerSpec
 
 pytestmark = pytest.mark.unit
 

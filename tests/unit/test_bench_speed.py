@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
-from sglang_parse.bench.limit.bounds import attended_pairs
-from sglang_parse.bench.limit.figures import (
+from sglang_parse.client.records import Answer, BenchError, Leg, Way
+from sglang_parse.core.simulation import ENV_VAR as SIMULATE
+from sglang_parse.limit.bounds import attended_pairs
+from sglang_parse.limit.figures import (
     LimitFigures,
     Pass,
     make_goals,
@@ -18,8 +19,7 @@ from sglang_parse.bench.limit.figures import (
     speed_at,
     what_rows_allow,
 )
-from sglang_parse.bench.limit.settings import LimitSettings, add_arguments, fraction_of
-from sglang_parse.core.simulation import ENV_VAR as SIMULATE
+from sglang_parse.limit.settings import LimitSettings, add_arguments, fraction_of
 
 pytestmark = pytest.mark.unit
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sglang_parse.bench.calibrate import certify
-from sglang_parse.bench.calibrate.certify import (
+from sglang_parse.calibrate import certify
+from sglang_parse.calibrate.certify import (
     certified_threshold,
     errors_allowed,
     fewest_requests,
     learn_then_test,
     make_grid,
 )
-from sglang_parse.bench.calibrate.figures import (
+from sglang_parse.calibrate.figures import (
     Share,
     costs_of,
     make_rules,
@@ -29,9 +29,9 @@ from sglang_parse.bench.calibrate.figures import (
     upper_bound,
     whole_wrong_answers,
 )
-from sglang_parse.bench.calibrate.losses import ANSWER, TOKEN, FirstDraft
-from sglang_parse.bench.calibrate.page import render
-from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.calibrate.losses import ANSWER, TOKEN, FirstDraft
+from sglang_parse.calibrate.page import render
+from sglang_parse.client.records import BenchError
 from sglang_parse.core.selection import SELECTIONS, select
 from support.calibration import FACTS, calibration
 

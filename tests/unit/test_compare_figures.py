@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_parse.bench.compare.figures import (
+from sglang_parse.client.figures import speedups
+from sglang_parse.client.records import BenchError, Leg, Way
+from sglang_parse.compare.figures import (
     accept_length,
     make_comparison,
     make_goals,
 )
-from sglang_parse.bench.compare.page import render
-from sglang_parse.bench.compare.quality import paired_test
-from sglang_parse.bench.harness.figures import speedups
-from sglang_parse.bench.harness.records import BenchError, Leg, Way
+from sglang_parse.compare.page import render
+from sglang_parse.compare.quality import paired_test
 from support.comparison import FACTS, RATES, SHARES, answer, six_servers, timed
 
 

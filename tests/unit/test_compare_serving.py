@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.compare import serving
-from sglang_parse.bench.compare.serving import Load, bench
-from sglang_parse.bench.harness.ask import Asking
-from sglang_parse.bench.harness.records import BenchError, Way
-from sglang_parse.bench.harness.servers import Remote
-from sglang_parse.bench.tasks import Item
 from sglang_parse.cli import end_on_sigterm
+from sglang_parse.client.ask import Asking
+from sglang_parse.client.records import BenchError, Way
+from sglang_parse.client.servers import Remote
+from sglang_parse.compare import serving
+from sglang_parse.compare.serving import Load, bench
+from sglang_parse.tasks import Item
 
 LOAD = Load([Item("0", "one", None), Item("1", "two", None)], 2, "models/target", Asking(), 7)
 STAND_IN = """

@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 
-from sglang_parse.bench.compare.settings import CompareSettings, add_arguments
-from sglang_parse.bench.harness.demo_pair import DEMO_PAIR
-from sglang_parse.bench.harness.records import Way
+from sglang_parse.client.demo_pair import DEMO_PAIR
+from sglang_parse.client.records import Way
+from sglang_parse.compare.settings import CompareSettings, add_arguments
 
 pytestmark = pytest.mark.unit
 

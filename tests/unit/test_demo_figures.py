@@ -2,8 +2,8 @@
 
 import pytest
 
-from sglang_parse.bench.demo.figures import make_figures, run_limit
-from sglang_parse.bench.harness.records import Answer, BenchError, Leg, Way
+from sglang_parse.client.records import Answer, BenchError, Leg, Way
+from sglang_parse.demo.figures import make_figures, run_limit
 
 pytestmark = pytest.mark.unit
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sglang_parse.bench.harness.ask import Asking, ask, graded, trace_answers
-from sglang_parse.bench.harness.match import Assignment, Match, Part, Preset, Watcher
-from sglang_parse.bench.harness.pool import Pool
-from sglang_parse.bench.harness.records import BenchError, Leg, Way
-from sglang_parse.bench.harness.servers import Remote
-from sglang_parse.bench.tasks import Item
+from sglang_parse.client.ask import Asking, ask, graded, trace_answers
+from sglang_parse.client.match import Assignment, Match, Part, Preset, Watcher
+from sglang_parse.client.pool import Pool
+from sglang_parse.client.records import BenchError, Leg, Way
+from sglang_parse.client.servers import Remote
+from sglang_parse.tasks import Item
 
 PROBLEMS = [Item(str(k), f"problem {k}", k) for k in range(4)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.bench.harness.prompts import read_prompts
-from sglang_parse.bench.harness.records import BenchError
+from sglang_parse.client.prompts import read_prompts
+from sglang_parse.client.records import BenchError
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.settings import ExplainSettings, add_arguments
 from support.traces import record, traced

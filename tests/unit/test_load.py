@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from sglang_parse.bench.harness.loop import closed_loop
-from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.load.figures import Run, Span, figures_of
-from sglang_parse.bench.load.names import title_of
-from sglang_parse.bench.load.run import WARM_UP, _Loads
-from sglang_parse.bench.load.settings import SERVERS, LoadSettings
-from sglang_parse.bench.load.stream import Streamed
 from sglang_parse.cli import main
+from sglang_parse.client.loop import closed_loop
+from sglang_parse.client.records import BenchError
 from sglang_parse.core.simulation import ENV_VAR
+from sglang_parse.load.figures import Run, Span, figures_of
+from sglang_parse.load.names import title_of
+from sglang_parse.load.run import WARM_UP, _Loads
+from sglang_parse.load.settings import SERVERS, LoadSettings
+from sglang_parse.load.stream import Streamed
 
 pytestmark = pytest.mark.unit
 

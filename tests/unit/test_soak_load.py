@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.bench.soak.load import (
+from sglang_parse.soak.load import (
     EXACT,
     FALLBACKS,
     FATES,
@@ -17,7 +17,7 @@ from sglang_parse.bench.soak.load import (
     faults_of,
     make_request,
 )
-from sglang_parse.bench.soak.run import Outcome, summarise
+from sglang_parse.soak.run import Outcome, summarise
 
 pytestmark = pytest.mark.unit
 PROBLEMS = [SimpleNamespace(text=f"problem {n}", solution=f"solution {n}") for n in range(40)]

@@ -17,11 +17,11 @@ from typing import Any
 import pandas
 import pytest
 
-from sglang_parse.bench.calibrate.run import with_loss
-from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.tasks import Options, TaskError, find_task, task_names
-from sglang_parse.bench.tasks.base import Grader, Item
-from sglang_parse.bench.tasks.demo import demo_assignment
+from sglang_parse.calibrate.run import with_loss
+from sglang_parse.client.records import BenchError
+from sglang_parse.tasks import Options, TaskError, find_task, task_names
+from sglang_parse.tasks.base import Grader, Item
+from sglang_parse.tasks.demo import demo_assignment
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",

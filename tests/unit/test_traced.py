@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sglang_parse.bench.harness.records import BenchError
-from sglang_parse.bench.harness.traced import (
+from sglang_parse.client.records import BenchError
+from sglang_parse.client.traced import (
     DROPPED,
     KEPT,
     REJECTED,

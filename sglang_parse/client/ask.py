@@ -1,0 +1,211 @@
+"""Send items to a server through its OpenAI-compatible API, timed by our own clock; grade them.
+
+SGLang's ``bench_serving`` measures latencies better, but it keeps ``meta_info`` to itself: whoever
+wants to know where PARSE's time goes asks here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import openai
+
+from sglang_parse.client.records import (
+    TITLES,
+    WITH_PARSE,
+    Answer,
+    BenchError,
+    Grader,
+    Item,
+    Leg,
+    Way,
+)
+from sglang_parse.client.servers import MODEL_NAME, Endpoint
+from sglang_parse.client.traced import Traced
+
+MAX_TOKENS = 256
+REQUEST_LIMIT_S = 180.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What all requests of one leg share.
+
+    Attributes:
+        model: the served model's name.
+        temperature: 0 is greedy.
+        custom_params: SGLang's own, per request; empty for none.
+        limit_s: a request that takes longer has failed.
+        wants_tokens: the answers' token ids, too.
+    """
+
+    model: str = MODEL_NAME
+    max_tokens: int = MAX_TOKENS
+    temperature: float = 0.0
+    custom_params: Mapping[str, Any] | None = None
+    limit_s: float = REQUEST_LIMIT_S
+    wants_tokens: bool = False
+
+    def extra_body(self) -> dict[str, Any]:
+        """Fields of the request that the OpenAI API does not know."""
+        custom = {"custom_params": dict(self.custom_params)} if self.custom_params else {}
+        tokens = {"return_token_ids": True} if self.wants_tokens else {}
+        return {"return_meta_info": True, **custom, **tokens}
+
+
+def ask(
+    server: Endpoint,
+    items: Sequence[Item],
+    indices: Sequence[int],
+    *,
+    way: Way | None = None,
+    run: int = -1,
+    concurrency: int = 1,
+    asking: Asking = Asking(),  # noqa: B008 - frozen
+    on_answer: Callable[[], None] = lambda: None,
+) -> Leg:
+    """One leg: ``items[i] for i in indices``, ``concurrency`` at a time, not yet graded.
+
+    Args:
+        server: a server that is awake.
+        way: by default the server as it is.
+        on_answer: called once per answer, for progress.
+
+    Raises:
+        BenchError: a request failed, or a server that stands for PARSE did not use it.
+    """
+
+    def answer(index: int) -> Answer:
+        return _ask(client, server, index, items[index], asking)
+
+    # A client per leg: a connection kept over a suspension would be found closed.
+    with _open_client(server, asking.limit_s) as client:
+        calls = [partial(answer, index) for index in indices]
+        leg = timed(calls, way or Way(server.name), run, concurrency, on_answer)
+    if server.name in WITH_PARSE:
+        for found in leg.answers:
+            _check_served(server.name, found)
+    return leg
+
+
+def timed(
+    calls: Sequence[Callable[[], Answer]],
+    way: Way,
+    run: int,
+    concurrency: int,
+    on_answer: Callable[[], None] = lambda: None,
+) -> Leg:
+    """The leg that these calls make, from the first request to the last answer."""
+    started = time.perf_counter()
+    answers = run_together(calls, concurrency, on_answer)
+    return Leg(way, run, concurrency, time.perf_counter() - started, tuple(answers))
+
+
+def graded(leg: Leg, items: Sequence[Item], grade: Grader) -> Leg:
+    """The leg with scores. In the main thread only: some graders set alarms."""
+    answers = (replace(a, score=grade(items[a.problem], a.texts)) for a in leg.answers)
+    return replace(leg, answers=tuple(answers))
+
+
+def trace_answers(
+    server: Endpoint,
+    items: Sequence[Item],
+    *,
+    options: Mapping[str, Any] | None = None,
+    model: str = MODEL_NAME,
+    max_tokens: int = MAX_TOKENS,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[Traced]:
+    """The answers to ``items`` with their traces, one after the other.
+
+    Args:
+        options: PARSE's, beside the trace.
+
+    Raises:
+        BenchError: a request failed.
+    """
+    asking = Asking(
+        model=model,
+        max_tokens=max_tokens,
+        custom_params={"parse": {**(options or {}), "trace": True}},
+        wants_tokens=True,
+    )
+    leg = ask(server, items, range(len(items)), asking=asking, on_answer=on_answer)
+    return [Traced(items[a.problem].text, a.token_ids, a.parse) for a in leg.answers]
+
+
+def run_together(
+    calls: Sequence[Callable[[], Result]],
+    concurrency: int,
+    on_result: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """Results of the calls, in their order; the first failure is raised without waiting."""
+    pool = ThreadPoolExecutor(concurrency)
+    try:
+        futures = [pool.submit(call) for call in calls]
+        for future in as_completed(futures):
+            future.result()
+            on_result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return [future.result() for future in futures]
+
+
+def _open_client(server: Endpoint, limit_s: float) -> openai.OpenAI:
+    """Without retries: a failure is not something to hide."""
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=limit_s
+    )
+
+
+def _check_served(name: str, answer: Answer) -> None:
+    if answer.parse.get("mode") != "parse":
+        raise BenchError(
+            f"{TITLES[name]} did not serve problem {answer.problem} with PARSE: "
+            f"meta_info['parse'] is {answer.parse!r}"
+        )
+
+
+def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:
+    messages: list[dict[str, str]] = []
+    texts, output_tokens, meta, token_ids = [], 0, {}, ()
+    started = time.perf_counter()
+    for turn in (item.text, *item.follow_ups):
+        messages.append({"role": "user", "content": turn})
+        response = _complete(client, server, messages, asking)
+        choice = response.choices[0]
+        texts.append(choice.message.content or "")
+        messages.append({"role": "assistant", "content": texts[-1]})
+        output_tokens += response.usage.completion_tokens
+        extra = choice.model_extra or {}
+        meta, token_ids = extra.get("meta_info", {}), tuple(extra.get("response_token_ids", ()))
+    wall_ms = (time.perf_counter() - started) * 1e3
+    return Answer(index, tuple(texts), output_tokens, wall_ms, meta, token_ids=token_ids)
+
+
+def _complete(
+    client: openai.OpenAI, server: Endpoint, messages: Sequence[Any], asking: Asking
+) -> Any:
+    title = TITLES.get(server.name, server.name)
+    try:
+        response = client.chat.completions.create(
+            model=asking.model,
+            messages=list(messages),
+            temperature=asking.temperature,
+            max_tokens=asking.max_tokens,
+            extra_body=asking.extra_body(),
+        )
+    except openai.OpenAIError as error:
+        server.check_alive()  # its end, with the log, says more
+        raise BenchError(f"a request to the server for {title} failed: {error!r}") from error
+    reason = response.choices[0].finish_reason
+    if reason not in ("stop", "length"):
+        raise BenchError(f"a request to {title} ended with {reason!r}")
+    return response

@@ -1,0 +1,100 @@
+"""The trained pair in ``examples/demo_pair``: its models, its question, its problems.
+
+It is what the programs take where nobody names other models, and what the project's own figures to
+reach are about.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from sglang_parse.client.lineup import Models, parse_settings
+from sglang_parse.client.records import BenchError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+DEMO_PAIR = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
+WITHOUT = "a wheel comes without the demo pair"
+CHECKOUT = "run this from a checkout of the repository"
+
+
+def demo_path(name: str) -> Path:
+    """A file or a folder of the demo pair's own.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    path = DEMO_PAIR / name
+    if not path.exists():
+        raise BenchError(f"{path} is missing: {WITHOUT}; fix: {CHECKOUT}")
+    return path
+
+
+def short_path(name: str) -> str:
+    """A path of the demo pair, short where that is possible: it is shown in the conditions."""
+    path, here = DEMO_PAIR / name, Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def check_there(paths: Mapping[str, str]) -> None:
+    """Raises: BenchError, naming the flags whose path would be the demo pair's and is not there."""
+    given = {flag: Path(path).absolute() for flag, path in paths.items()}
+    missing = [
+        flag for flag, path in given.items() if path.is_relative_to(DEMO_PAIR) and not path.exists()
+    ]
+    if missing:
+        which = f"{', '.join(missing)} would be in {DEMO_PAIR}"
+        raise BenchError(f"{which}: {WITHOUT}; fix: give them, or {CHECKOUT}")
+
+
+def demo_models(pair: Path) -> Models:
+    """The pair in that folder, or one that was trained like it.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    question = demo_path("question.json")
+    target, draft = pair / "target", pair / "draft"
+    for folder in (target, draft):
+        if not (folder / "config.json").is_file():
+            raise BenchError(
+                f"{folder} is not a model (no config.json); fix: give --pair a folder with "
+                "target/ and draft/, or make one with `make train-demo-pair`"
+            )
+    flags = parse_settings(segment="line")
+    return Models(str(target), str(draft), question=str(question), parse_flags=flags)
+
+
+def demo_tokenizer(pair: Path) -> Tokenizer:
+    """Of the pair in that folder: its models share it."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
+
+
+def is_of_demo_pair(paths: Sequence[str]) -> bool:
+    """Whether every one of these models is the demo pair's target or its draft."""
+    known = {(DEMO_PAIR / name).resolve() for name in ("target", "draft")}
+    return all(Path(path).resolve() in known for path in paths)
+
+
+def load_problems() -> ModuleType:
+    """``examples/demo_pair/problems.py``, a script's neighbour and in no package.
+
+    Raises:
+        BenchError: it is not there.
+    """
+    path = demo_path("problems.py")
+    spec = importlib.util.spec_from_file_location("demo_pair_problems", path)
+    if spec is None or spec.loader is None:
+        raise BenchError(f"{path} is no Python program")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module

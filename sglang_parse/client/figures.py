@@ -1,0 +1,134 @@
+"""Legs to figures, and figures against their marks. Statistics only.
+
+Notation, wherever a limit is told:
+    t  ms per output token of the plain target, prefill included
+    r  ms of drafting per output token / t
+    v  ms of verification per output token / t
+    a  draft tokens that are output, accepted or matched / output tokens
+The limit 1 / (r + v + 1 - a) is the speedup PARSE would reach if nothing but drafting, verification
+and the target's own tokens took time. What r, v and a are measured by, each program says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from sglang_parse.client.records import BenchError, Leg, ServingRun, Way
+
+STAGES = ("prefill", "draft", "verify", "decode")
+SLACK = 1e-9
+"""0.97 - 0.96 is more than 0.01 in floating point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure to reach. A missed one is a finding, not an error of the program.
+
+    Attributes:
+        name: the figure.
+        value: what was measured.
+        kind: "at least", "at most", or "above" for more than the mark itself.
+        wanted: the mark in words.
+        reached: whether the value does.
+        missed_by: the share of the mark that is lacking, or beyond it; 0 when reached.
+    """
+
+    name: str
+    value: float
+    kind: str
+    mark: float
+
+    @property
+    def wanted(self) -> str:
+        return f"{self.kind} {self.mark}"
+
+    @property
+    def reached(self) -> bool:
+        if self.kind == "above":
+            return self.value > self.mark
+        lacking = self.mark - self.value if self.kind == "at least" else self.value - self.mark
+        return lacking <= SLACK
+
+    @property
+    def missed_by(self) -> float:
+        return 0.0 if self.reached else abs(self.mark - self.value) / self.mark
+
+    def as_json(self) -> dict[str, Any]:
+        keys = ("name", "value", "wanted", "reached")
+        return {key: getattr(self, key) for key in keys}
+
+
+def limit_of(r: float, v: float, a: float) -> float:
+    """See the module's notation. Raises: BenchError, when they give none."""
+    cost = r + v + 1 - a
+    if not cost > 0:
+        raise BenchError(f"stage times give no limit: r {r:.3f}, v {v:.3f}, a {a:.3f}")
+    return 1 / cost
+
+
+def speedups(timed: Iterable[Leg | ServingRun], way: Way, other: Way) -> list[float]:
+    """Quotients of tokens per second at one concurrency, one per run that has both."""
+    rates = {(item.way, item.run): item.tokens_per_s for item in timed}
+    runs = sorted({run for _, run in rates})
+    return [
+        rates[way, run] / rates[other, run]
+        for run in runs
+        if (way, run) in rates and (other, run) in rates
+    ]
+
+
+def legs_of(legs: Sequence[Leg], server: str, concurrency: int) -> list[Leg]:
+    """The timed legs of one server, in the order of the runs.
+
+    Raises:
+        BenchError: there is none, or one without answers.
+    """
+    found = [leg for leg in legs if (leg.way.server, leg.concurrency) == (server, concurrency)]
+    found = sorted((leg for leg in found if leg.run >= 0), key=lambda leg: leg.run)
+    if not found or any(not leg.output_tokens for leg in found):
+        raise BenchError(f"nothing was measured of {server} at {concurrency} requests at a time")
+    return found
+
+
+def tokens_per_s(legs: Sequence[Leg]) -> float:
+    """Median over the runs."""
+    return median(leg.tokens_per_s for leg in legs)
+
+
+def request_ms(legs: Sequence[Leg]) -> float:
+    """Wall time of a request as its client sees it: mean of a run, median over the runs."""
+    return median(fmean(answer.wall_ms for answer in leg.answers) for leg in legs)
+
+
+def quotient(legs: Sequence[Leg], over: str, under: str) -> float:
+    """Median over the runs of one counter of ``meta_info["parse"]`` over another, both summed."""
+    return median(leg.per_request(over) / max(leg.per_request(under), 1e-9) for leg in legs)
+
+
+def per_token(legs: Sequence[Leg], counter: str) -> float:
+    """Median over the runs of a counter per output token."""
+    return median(leg.per_token(counter) for leg in legs)
+
+
+def per_request(legs: Sequence[Leg], counter: str) -> float:
+    """Median over the runs of a counter per request."""
+    return median(leg.per_request(counter) for leg in legs)
+
+
+def stage_ms(legs: Sequence[Leg]) -> dict[str, float]:
+    """Stage -> a request's share of its time on the server, ms; medians over the runs."""
+    return {stage: per_request(legs, f"{stage}_ms") for stage in STAGES}
+
+
+def rounded(value: Any) -> Any:
+    """Plain data with its floats rounded to 4 places."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value

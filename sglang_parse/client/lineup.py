@@ -1,0 +1,146 @@
+"""Every way to serve a pair of models, as flags: the one place that knows how each is started.
+
+The stock ones get the settings a user would choose for them: chains (topk 1), no thresholds.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_parse.client.records import (
+    DRAFT,
+    EAGLE3,
+    PARSE,
+    PARSE_EAGLE3,
+    PARSE_ONE,
+    PLAIN,
+    STANDALONE,
+    BenchError,
+)
+from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
+from sglang_parse.core.config import flag
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is served, and the flags that all servers share.
+
+    Attributes:
+        eagle3: folder with an EAGLE-3 head for the target; None leaves out the servers with it.
+        question: PARSE's question file; None asks the built-in one.
+        common: SGLang's flags for every server.
+        parse_flags: more flags for the servers with PARSE.
+        standalone_steps, eagle3_steps: draft tokens per verification of the stock servers, and of
+            PARSE's EAGLE-3 continuation.
+    """
+
+    target: str
+    draft: str
+    eagle3: str | None = None
+    question: str | None = None
+    common: tuple[str, ...] = COMMON_FLAGS
+    parse_flags: tuple[str, ...] = ()
+    standalone_steps: int = 4
+    eagle3_steps: int = 4
+
+    def check_local(self) -> None:
+        """A folder that is not there is no hub name: Raises: BenchError."""
+        for name, path in (
+            ("--target", self.target),
+            ("--draft", self.draft),
+            ("--eagle3", self.eagle3),
+        ):
+            looks_local = path is not None and (path.startswith(("/", ".")) or Path(path).exists())
+            if looks_local and not (Path(path or "") / "config.json").is_file():
+                raise BenchError(f"{name} is {path!r}, which holds no model (no config.json)")
+
+
+def lineup(models: Models, names: tuple[str, ...]) -> list[ServerSpec]:
+    """How to start the named servers, in that order.
+
+    Raises:
+        BenchError: a name is unknown, or its model was not given.
+    """
+    for name in names:
+        if name not in _FLAGS:
+            raise BenchError(f"--servers names {name!r}; known: {', '.join(_FLAGS)}")
+    return [ServerSpec(name, _FLAGS[name](models), common=models.common) for name in names]
+
+
+def command_of(spec: ServerSpec) -> str:
+    """The command line of a server, without its port."""
+    return shlex.join(["python", *spec.launcher, *spec.common, *spec.flags])
+
+
+def parse_settings(**settings: object) -> tuple[str, ...]:
+    """PARSE's flags for settings of ``ParseConfig``, by their names."""
+    return tuple(word for name, value in settings.items() for word in (flag(name), str(value)))
+
+
+def _plain(models: Models) -> tuple[str, ...]:
+    return ("--model-path", models.target)
+
+
+def _draft(models: Models) -> tuple[str, ...]:
+    return ("--model-path", models.draft)
+
+
+def _speculative(algorithm: str, draft: str) -> tuple[str, ...]:
+    return ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft)
+
+
+def _steps(num_steps: int) -> tuple[str, ...]:
+    """A chain of that many draft tokens."""
+    return (
+        *("--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(num_steps + 1)),
+    )
+
+
+def _standalone(models: Models) -> tuple[str, ...]:
+    stock = _speculative("STANDALONE", models.draft)
+    return (*_plain(models), *stock, *_steps(models.standalone_steps))
+
+
+def _eagle3(models: Models) -> tuple[str, ...]:
+    stock = _speculative("EAGLE3", _head(models))
+    return (*_plain(models), *stock, *_steps(models.eagle3_steps))
+
+
+def _parse(models: Models) -> tuple[str, ...]:
+    question = parse_settings(question=models.question) if models.question else ()
+    drafted = _speculative("PARSE", models.draft)
+    return (*_plain(models), *drafted, *question, *models.parse_flags)
+
+
+def _parse_one(models: Models) -> tuple[str, ...]:
+    """A draft that can write several tokens a forward writes one: what blocks are worth."""
+    return (*_parse(models), *parse_settings(draft_parallel_tokens=1))
+
+
+def _parse_eagle3(models: Models) -> tuple[str, ...]:
+    continued = parse_settings(decode_accelerator="eagle3", eagle3_path=_head(models))
+    return (*_parse(models), *continued, *_steps(models.eagle3_steps))
+
+
+def _head(models: Models) -> str:
+    if models.eagle3 is None:
+        raise BenchError(
+            "servers with EAGLE-3 need a head for the target; fix: give --eagle3 its folder, or "
+            "leave them out with --servers"
+        )
+    return models.eagle3
+
+
+_FLAGS: dict[str, Callable[[Models], tuple[str, ...]]] = {
+    PLAIN: _plain,
+    STANDALONE: _standalone,
+    EAGLE3: _eagle3,
+    PARSE: _parse,
+    PARSE_ONE: _parse_one,
+    PARSE_EAGLE3: _parse_eagle3,
+    DRAFT: _draft,
+}

@@ -1,0 +1,141 @@
+"""Servers that take turns: started when first needed, suspended between turns, few at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sglang_parse.client.servers import (
+    STOP_LIMIT_S,
+    Endpoint,
+    Remote,
+    Server,
+    ServerSpec,
+    awake,
+    free_ports,
+)
+
+STARTS_AT_ONCE = 2
+"""Most of a start is imports, and there are two cores or more. But SGLang sizes its KV by what of
+the memory is left while it loads: with nine starts at once one may find none."""
+
+Launch = Callable[[ServerSpec, int, Path], Server]
+
+
+class Pool:
+    """Servers by name; the one longest out of use ends when more than ``max_alive`` would live.
+
+    All of them are ended on the way out of its block, whatever happened.
+
+    Args:
+        specs: the servers that ``awake`` knows by name.
+        logs: folder of one log per start; it is made.
+        remotes: servers that run already; they are not counted.
+        max_alive: in memory at a time; by default as many as there are.
+        on_start: called with the name of a server before it is started.
+        launch: (spec, port, log) -> a server that is starting.
+        stop_limit_s: see ``Server.stop``.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ServerSpec],
+        logs: Path,
+        *,
+        remotes: Mapping[str, Remote] | None = None,
+        max_alive: int | None = None,
+        on_start: Callable[[str], None] = lambda _: None,
+        launch: Launch = Server,
+        stop_limit_s: float = STOP_LIMIT_S,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._remotes, self._logs = remotes or {}, logs
+        self._max_alive = max_alive or len(specs)
+        self._on_start, self._launch, self._stop_limit_s = on_start, launch, stop_limit_s
+        self._alive: dict[str, Server] = {}  # in the order of their last use
+        self._num_started: dict[str, int] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every server of ours."""
+        while self._alive:
+            self._alive.popitem()[1].stop(self._stop_limit_s)
+
+    def start_all(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Start every server, ``STARTS_AT_ONCE`` at the same time.
+
+        Raises:
+            BenchError: a server does not start.
+        """
+        ports = free_ports(len(self._specs))
+        starting: deque[Server] = deque()
+
+        def settle() -> None:
+            server = starting.popleft()
+            server.wait_ready()
+            server.suspend()
+            on_ready()
+
+        for spec, port in zip(self._specs.values(), ports, strict=True):
+            if len(starting) == STARTS_AT_ONCE:
+                settle()
+            starting.append(self._start(spec, port))
+        while starting:
+            settle()
+
+    def server(self, spec: ServerSpec) -> Server:
+        """The server of that name; if it is not there it is started, and then suspended.
+
+        Raises:
+            BenchError: it does not start.
+        """
+        server = self._alive.pop(spec.name, None)
+        if server is not None:
+            self._alive[spec.name] = server
+            return server
+        self._make_room()
+        (port,) = free_ports(1)
+        server = self._start(spec, port)
+        server.wait_ready()
+        server.suspend()
+        return server
+
+    @contextlib.contextmanager
+    def awake(self, *names: str) -> Iterator[list[Endpoint]]:
+        """The named servers, running, for the length of a block.
+
+        Raises:
+            BenchError: a server does not start, or a remote one does not answer.
+        """
+        endpoints: list[Endpoint] = []
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                if name in self._remotes:
+                    endpoints.append(self._remotes[name])
+                    endpoints[-1].check_alive()
+                else:
+                    server = self.server(self._specs[name])
+                    stack.enter_context(awake(server))
+                    endpoints.append(server)
+            yield endpoints
+
+    def _start(self, spec: ServerSpec, port: int) -> Server:
+        self._on_start(spec.name)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        count = self._num_started[spec.name] = self._num_started.get(spec.name, 0) + 1
+        log = self._logs / (f"{spec.name}.log" if count == 1 else f"{spec.name}-{count}.log")
+        server = self._launch(spec, port, log)
+        self._alive[spec.name] = server  # so that it is ended, whatever happens next
+        return server
+
+    def _make_room(self) -> None:
+        suspended = [name for name, server in self._alive.items() if server.is_suspended]
+        for name in suspended[: max(0, len(self._alive) - self._max_alive + 1)]:
+            self._alive.pop(name).stop(self._stop_limit_s)

@@ -1,0 +1,68 @@
+"""What a person asks a running server, to see what it does: a file of prompts, or a few of ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sglang_parse.client.demo_pair import is_of_demo_pair, load_problems
+from sglang_parse.client.records import BenchError, Item
+
+_EVERYDAY = (
+    "What is 17 * 6 + 45? Work it out step by step.",
+    "A train leaves at 14:35 and arrives at 17:10. How long does it take? Explain each step.",
+    "Write a Python function that returns the n-th Fibonacci number, with a short explanation.",
+    "Name the planets of the solar system in order, one per line, with one fact each.",
+    "I buy 3 pens for 1.20 each and a book for 7.50. I pay with 20. What change do I get?",
+    "Explain in four sentences why the sky is blue.",
+)
+
+
+def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
+    """``count`` prompts at most.
+
+    Args:
+        path: a file with them; None asks problems of the demo pair where its target, or a model
+            trained like it, is served, else questions of everyday.
+        model_path: what is served.
+
+    Raises:
+        BenchError: the file cannot be read as prompts.
+    """
+    if path is not None:
+        texts = read_prompts(path)[:count]
+    elif is_of_demo_pair([model_path]):
+        texts = [problem.text for problem in load_problems().held_out_problems(count, seed=1)]
+    else:
+        texts = list(_EVERYDAY[:count])
+    return [Item(str(number), text, None) for number, text in enumerate(texts)]
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Lines of JSON, each a text or an object with "prompt".
+
+    Raises:
+        BenchError: it is something else, or empty.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"--prompts is {str(path)!r}, which cannot be read: {error}") from error
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BenchError(f"{path}:{number} is not JSON ({error}); {_WANTED}") from error
+        text = found.get("prompt") if isinstance(found, dict) else found
+        if not isinstance(text, str) or not text:
+            raise BenchError(f"{path}:{number} has no prompt; {_WANTED}")
+        texts.append(text)
+    if not texts:
+        raise BenchError(f"{path} is empty; {_WANTED}")
+    return texts
+
+
+_WANTED = 'fix: one text in quotes, or one object with "prompt", per line'

@@ -1,0 +1,241 @@
+"""SGLang servers as subprocesses: start, wait, suspend, resume, end. Each has a process group.
+
+An idle SGLang server keeps a CPU core busy, so servers not in use are suspended (SIGSTOP).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+import httpx
+
+from sglang_parse.client.records import TITLES, BenchError
+
+START_LIMIT_S = 600.0
+STOP_LIMIT_S = 15.0
+LOG_TAIL_LINES = 25
+MODEL_NAME = "demo"
+MAX_RUNNING_REQUESTS = 16
+
+COMMON_FLAGS: tuple[str, ...] = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
+    *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
+    *("--max-total-tokens", "16384", "--max-running-requests", str(MAX_RUNNING_REQUESTS)),
+)
+ENVIRONMENT = {
+    # Everything is on disk: no server may wait for a network.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    # Compiling costs seconds per new batch shape on a CPU and gains nothing for models this small.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+# Models this small are slower on two threads than on one, and far noisier beside other programs.
+DEFAULTS = {"OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """How to start one server: ``flags`` come on top of ``common``.
+
+    ``launcher``: what Python runs, before the flags. ``environment``: on top of all variables.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    common: tuple[str, ...] = COMMON_FLAGS
+    launcher: tuple[str, ...] = ("-m", "sglang.launch_server")
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Process(Protocol):
+    """What a server needs of its first process; ``subprocess.Popen`` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+
+
+def start_process(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
+    """A process with a group of its own: reached as a whole, spared Ctrl-C."""
+    return subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+    )
+
+
+StartProcess = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Process]
+
+
+class Server:
+    """One running server.
+
+    Args:
+        start: how its first process is started; None: by ``start_process``.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        port: int,
+        log: Path,
+        start: StartProcess | None = None,
+    ) -> None:
+        self.name, self.port, self.log = spec.name, port, log
+        self.is_suspended = False
+        command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
+        with log.open("wb") as output:
+            environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
+            start = start or start_process
+            self._process = start([*command, "--port", str(port)], environment, output)
+
+    @property
+    def pid(self) -> int:
+        """Of its first process, whose descendants are the others."""
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
+        """Raises: BenchError, with the log's tail, when it dies or takes too long."""
+        deadline = time.monotonic() + limit_s
+        # One client: each new one reads the system's certificates, 50 ms of CPU.
+        with httpx.Client(timeout=20) as client:
+            while time.monotonic() < deadline:
+                self.check_alive()
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.get(f"{self.url}/health_generate").status_code == 200:
+                        return
+                time.sleep(0.5)
+        raise self._error(f"was not ready after {limit_s:.0f} s")
+
+    def check_alive(self) -> None:
+        """Raises: BenchError, when the server has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise self._error(f"ended with exit code {code}")
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the main process, as a container runtime sends it."""
+        self._process.terminate()
+
+    def wait_ended(self, limit_s: float) -> int:
+        """The exit code. Raises: subprocess.TimeoutExpired."""
+        return self._process.wait(limit_s)
+
+    def flush(self) -> None:
+        """Empty its prefix cache; it must be idle, or become so soon.
+
+        Raises:
+            BenchError: it refuses.
+        """
+        answer = httpx.post(f"{self.url}/flush_cache", params={"timeout": 20}, timeout=60)
+        if answer.status_code != 200:
+            raise self._error(f"did not empty its prefix cache ({answer.text.strip()})")
+
+    def suspend(self) -> None:
+        self._signal(signal.SIGSTOP)
+        self.is_suspended = True
+
+    def resume(self) -> None:
+        self.check_alive()
+        self._signal(signal.SIGCONT)
+        self.is_suspended = False
+
+    def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
+        """End every process of the group: ask first (unless the limit is 0), then insist."""
+        self._signal(signal.SIGCONT)
+        if limit_s:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The group outlives its leader as long as a child does, so this is right to try always.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _error(self, what: str) -> BenchError:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        tail = "\n".join(f"  | {line}" for line in lines)
+        title = TITLES.get(self.name, self.name)
+        return BenchError(f"the server for {title} {what}. The end of {self.log}:\n{tail}")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Somebody's server, by its URL: used as it is, never suspended or ended."""
+
+    name: str
+    url: str
+
+    def check_alive(self) -> None:
+        """Raises: BenchError, when it does not answer."""
+        try:
+            httpx.get(f"{self.url}/health", timeout=20).raise_for_status()
+        except httpx.HTTPError as error:
+            raise BenchError(f"{self.name} at {self.url} does not answer: {error!r}") from error
+
+    def model_path(self) -> str:
+        """What it serves, as it says; "" where it does not say."""
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            found = httpx.get(f"{self.url}/model_info", timeout=20).raise_for_status().json()
+            return found.get("model_path", "")
+        return ""
+
+
+Endpoint = Server | Remote
+"""What can be asked."""
+
+
+@contextlib.contextmanager
+def awake(*chosen: Server) -> Iterator[None]:
+    """Resume some servers for the length of a block."""
+    for server in chosen:
+        server.resume()
+    try:
+        yield
+    finally:
+        for server in chosen:
+            server.suspend()
+
+
+def free_ports(count: int, offsets: Sequence[int] = (0,)) -> list[int]:
+    """Ports far apart (SGLang takes more ports near the one it is given), none in use now.
+
+    Args:
+        offsets: what is taken, counted from each port.
+    """
+    ports: list[int] = []
+    # Below the range from which the system picks ports for outgoing connections.
+    first = random.randrange(20_000, 24_000)
+    for start in range(first, first + 2_000 * count, 2_000):
+        wanted = range(start, start + 2_000)
+        ports.append(
+            next(port for port in wanted if all(_is_free(port + offset) for offset in offsets))
+        )
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

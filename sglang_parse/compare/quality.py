@@ -1,0 +1,93 @@
+"""How good a way's answers are, and whether they differ from the baseline's. Statistics only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from scipy import stats
+
+from sglang_parse.client.records import BenchError, Leg
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTest:
+    """Do two ways answer the same problems equally well?
+
+    Attributes:
+        method: ``McNemar, exact`` for right and wrong answers, ``Wilcoxon`` for other scores.
+        problems: how many both answered.
+        better, worse: problems on which the way's score is above, below the baseline's.
+        p_value: of "no difference"; 1 where no problem differs.
+    """
+
+    method: str
+    problems: int
+    better: int
+    worse: int
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One way's answers.
+
+    Attributes:
+        problems: how many were graded, or answered where none could be.
+        score: mean, 0 to 1: the share of right answers for most tasks; None if not graded.
+        interval: 95 % (Wilson), for right and wrong answers only.
+        test: against the baseline's first pass.
+    """
+
+    problems: int
+    score: float | None
+    interval: tuple[float, float] | None
+    test: PairedTest | None
+
+
+def quality_of(graded: Leg, baseline: Leg | None) -> Quality:
+    """A way's scores, beside the baseline's if they are another way's."""
+    scores = [score for score in graded.scores if score is not None]
+    if not scores:
+        return Quality(len(graded.scores), None, None, None)
+    interval = None
+    if is_binary(scores):
+        found = stats.binomtest(round(sum(scores)), len(scores)).proportion_ci(method="wilson")
+        interval = (float(found.low), float(found.high))
+    test = None
+    if baseline is not None and baseline.way != graded.way:
+        # A sweep may answer only the first of the problems.
+        test = paired_test(graded.scores, baseline.scores[: len(graded.scores)])
+    return Quality(len(scores), fmean(scores), interval, test)
+
+
+def is_binary(scores: Iterable[float | None]) -> bool:
+    return set(scores) <= {0, 1}
+
+
+def paired_test(
+    scores: Sequence[float | None], baseline: Sequence[float | None]
+) -> PairedTest | None:
+    """Two ways' scores for the same problems, in the same order; None if not graded.
+
+    McNemar's exact test is the binomial test of the problems on which the two differ.
+
+    Raises:
+        BenchError: the numbers of problems differ.
+    """
+    if len(scores) != len(baseline):
+        raise BenchError(f"a paired test of {len(scores)} scores with {len(baseline)}")
+    pairs = [
+        (a, b) for a, b in zip(scores, baseline, strict=True) if a is not None and b is not None
+    ]
+    if not pairs:
+        return None
+    differences = [ours - theirs for ours, theirs in pairs if ours != theirs]
+    better = sum(difference > 0 for difference in differences)
+    if is_binary(score for pair in pairs for score in pair):
+        method, test = "McNemar, exact", lambda: stats.binomtest(better, len(differences))
+    else:
+        method, test = "Wilcoxon", lambda: stats.wilcoxon(differences)
+    p_value = float(test().pvalue) if differences else 1.0
+    return PairedTest(method, len(pairs), better, len(differences) - better, p_value)

@@ -1,0 +1,114 @@
+"""Requests of the speed benchmark: random tokens in, a fixed number of tokens out."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import httpx
+
+from sglang_parse.client.ask import timed
+from sglang_parse.client.records import Answer, BenchError, Leg, Way, one_object
+from sglang_parse.client.servers import Endpoint
+from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
+from sglang_parse.limit.settings import LimitSettings
+
+REQUEST_LIMIT_S = 1800.0
+PREFILL_REPEATS = 5
+MIN_REQUESTS = 2
+WAVES = 3
+"""Requests behind each other at one place, where they begin apart."""
+WARM_UP_REQUESTS = {"auto": COLD_START_PROBES + 2, "always": 1}
+"""By ``--drafting``. The controller decides after its ``COLD_START_PROBES``, and wants a price first."""
+
+
+class Sender:
+    """Sends loads to one server; the prompts differ from request to request."""
+
+    def __init__(self, endpoint: Endpoint, settings: LimitSettings, fraction: float | None) -> None:
+        self.endpoint, self.settings, self.fraction = endpoint, settings, fraction
+        self._rng = random.Random(0)
+        self._answer_s = 0.0  # of the last leg, at its concurrency
+
+    def leg(self, run: int, concurrency: int) -> Leg:
+        """One wave of requests, all at once; or several behind each other, begun apart.
+
+        Raises:
+            BenchError: a request failed, or PARSE did not say what it should.
+        """
+        least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
+        is_staggered = self.settings.staggered and run >= 0
+        count = max(least, concurrency * (WAVES if is_staggered else 1))
+        prompts = [self._tokens(self.settings.input_len) for _ in range(count)]
+        apart_s = self._answer_s / concurrency if is_staggered else 0.0
+        with self._client() as client:
+            calls = [
+                partial(self._ask, client, i, prompt, apart_s * i if i < concurrency else 0.0)
+                for i, prompt in enumerate(prompts)
+            ]
+            leg = timed(calls, Way(self.endpoint.name), run, concurrency)
+        self._answer_s = median(answer.wall_ms for answer in leg.answers) / 1e3
+        return leg
+
+    def prefill_ms(self, num_tokens: int) -> float:
+        """A prefill of that many tokens behind a cached prompt, by the clock that times passes:
+        PARSE's on the host, from the launch until the numbers are there."""
+        return median([self._prefill_ms(num_tokens) for _ in range(1 + PREFILL_REPEATS)][1:])
+
+    def _prefill_ms(self, num_tokens: int) -> float:
+        prompt = self._tokens(self.settings.input_len)
+        with self._client() as client:
+            self._generate(client, prompt, 1)
+            meta = self._generate(client, [*prompt, *self._tokens(num_tokens)], 1)
+        if meta["cached_tokens"] != len(prompt):
+            raise BenchError(
+                f"{meta['cached_tokens']} of {len(prompt)} tokens of a prompt came from the cache "
+                f"of {self.endpoint.name}; leave --disable-radix-cache and --page-size out"
+            )
+        return one_object(meta["parse"])["prefill_ms"]
+
+    def _ask(
+        self, client: httpx.Client, index: int, prompt: Sequence[int], wait_s: float
+    ) -> Answer:
+        time.sleep(wait_s)
+        started = time.perf_counter()
+        meta = self._generate(client, prompt, self.settings.max_new_tokens)
+        wall_ms = 1e3 * (time.perf_counter() - started)
+        if meta["completion_tokens"] != self.settings.max_new_tokens:
+            raise BenchError(f"{self.endpoint.name} wrote {meta['completion_tokens']} tokens")
+        answer = Answer(index, (), meta["completion_tokens"], wall_ms, meta)
+        if self.fraction is not None:
+            self._check_simulated(answer.parse)
+        return answer
+
+    def _check_simulated(self, parse: Mapping[str, Any]) -> None:
+        if (parse.get("mode"), parse.get("simulated")) != ("parse", self.fraction):
+            raise BenchError(
+                f"{self.endpoint.name} should serve with PARSE and simulate {self.fraction}, its "
+                f"meta_info['parse'] is {parse!r}"
+            )
+
+    def _generate(
+        self, client: httpx.Client, prompt: Sequence[int], max_new_tokens: int
+    ) -> dict[str, Any]:
+        """``meta_info``. Raises: BenchError."""
+        params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        body = {"input_ids": list(prompt), "sampling_params": params}
+        try:
+            response = client.post(f"{self.endpoint.url}/generate", json=body)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            self.endpoint.check_alive()  # its end, with the log, says more
+            raise BenchError(f"a request to {self.endpoint.name} failed: {error!r}") from error
+        return response.json()["meta_info"]
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(range(3, self.settings.target.vocab), k=count)
+
+    def _client(self) -> httpx.Client:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.Client(timeout=REQUEST_LIMIT_S, limits=limits)

@@ -1,0 +1,31 @@
+"""The demo pair's own problems: made, not read, and graded by their one right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_parse.client.ask import MAX_TOKENS
+from sglang_parse.client.demo_pair import load_problems
+from sglang_parse.client.match import Assignment
+from sglang_parse.tasks.base import Item
+
+
+def demo_assignment(count: int, max_tokens: int = MAX_TOKENS) -> Assignment:
+    """That many held-out problems and their grader.
+
+    Raises:
+        BenchError: not in a checkout of the repository.
+    """
+    module = load_problems()
+    items = [
+        Item(str(number), problem.text, problem)
+        for number, problem in enumerate(module.held_out_problems(count))
+    ]
+
+    def grade(item: Item, texts: Sequence[str]) -> float:
+        return float(module.is_answer_right(item.reference, texts[0]))
+
+    def locate(item: Item, text: str, finished: bool) -> int | None:
+        return module.num_right_before_error(item.reference, text, finished=finished)
+
+    return Assignment("held-out problems of the demo pair", items, grade, max_tokens, locate)
