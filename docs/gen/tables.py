@@ -218,7 +218,7 @@ def compare_keys() -> str:
     goal = (*GOAL, "missed_by")
     texts = {
         **compare.KEYS,
-        **under("ways", "compare.figures.WayFigures"),
+        **under("ways", "compare.figures.VariantFigures"),
         **under("ways.speeds", "compare.figures.SpeedAt"),
         **under("ways.quality", "compare.quality.Quality", ("problems", "score", "interval")),
         **under("ways.quality.test", "compare.quality.PairedTest"),

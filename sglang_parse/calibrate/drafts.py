@@ -15,8 +15,7 @@ from typing import Any
 from sglang_parse.calibrate.losses import FirstDraft
 from sglang_parse.calibrate.store import Store
 from sglang_parse.client.ask import Asking, ask
-from sglang_parse.client.match import Assignment
-from sglang_parse.client.records import PARSE, Answer, BenchError, Way
+from sglang_parse.client.records import PARSE, Answer, Assignment, BenchError, Variant
 from sglang_parse.client.servers import Endpoint
 from sglang_parse.core.certificate import Fingerprint
 
@@ -32,7 +31,7 @@ def look_at(endpoint: Endpoint, task: Assignment, asking: Asking) -> Fingerprint
     Raises:
         BenchError: it asks no question.
     """
-    (answer,) = ask(endpoint, task.items, [0], way=Way(PARSE), asking=asking).answers
+    (answer,) = ask(endpoint, task.items, [0], variant=Variant(PARSE), asking=asking).answers
     found = Fingerprint(**_shown(answer, "fingerprint"))
     if not found.question:
         raise BenchError(
@@ -62,10 +61,10 @@ def collect(
     size = WAVES * concurrency
     for start in range(0, len(missing), size):
         part = missing[start : start + size]
-        way = Way(PARSE)
+        way = Variant(PARSE)
         leg = ask(
             *(endpoint, task.items, part),
-            way=way,
+            variant=way,
             concurrency=concurrency,
             asking=asking,
             on_answer=partial(on_draft, 1),

@@ -10,9 +10,9 @@ from sglang_parse.calibrate.figures import Calibration
 from sglang_parse.calibrate.losses import FirstDraft
 from sglang_parse.calibrate.settings import CalibrateSettings
 from sglang_parse.client.conditions import date, machine, versions
-from sglang_parse.client.lineup import command_of
-from sglang_parse.client.match import Assignment
+from sglang_parse.client.records import Assignment
 from sglang_parse.client.servers import ServerSpec
+from sglang_parse.client.targets import command_of
 from sglang_parse.core.certificate import Certificate, Fingerprint, spread_out
 
 PROMISE = (

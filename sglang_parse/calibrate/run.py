@@ -33,13 +33,12 @@ from sglang_parse.calibrate.settings import CalibrateSettings
 from sglang_parse.calibrate.show import show_figures
 from sglang_parse.calibrate.store import Store
 from sglang_parse.client.ask import Asking
-from sglang_parse.client.lineup import lineup
-from sglang_parse.client.match import Assignment
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
-from sglang_parse.client.records import PARSE, TITLES, BenchError
+from sglang_parse.client.records import PARSE, TITLES, Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT, Endpoint
 from sglang_parse.client.tables import add_bar, make_progress
+from sglang_parse.client.targets import server_specs
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.tasks import make_assignment
 
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     settings, say = CalibrateSettings.read(arguments), Teller(console)
     loss, task = with_loss(_task(settings), settings.loss)
     _say_what_can_be(settings, say)
-    specs = [] if settings.remote else lineup(settings.models, (PARSE,))
+    specs = [] if settings.remote else server_specs(settings.models, (PARSE,))
     if specs:
         os.environ.update(ENVIRONMENT)
     remotes = {PARSE: settings.remote} if settings.remote else None

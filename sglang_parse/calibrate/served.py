@@ -10,8 +10,15 @@ from typing import Any
 from sglang_parse.calibrate.figures import Served, Share, paired_difference, upper_bound
 from sglang_parse.calibrate.store import Store
 from sglang_parse.client.ask import Asking, ask, graded
-from sglang_parse.client.match import Assignment
-from sglang_parse.client.records import PARSE, PLAIN, Answer, BenchError, Leg, Way
+from sglang_parse.client.records import (
+    PARSE,
+    PLAIN,
+    Answer,
+    Assignment,
+    BenchError,
+    BenchRun,
+    Variant,
+)
 from sglang_parse.client.servers import Endpoint, Remote
 
 WAVES = 4
@@ -74,7 +81,7 @@ def answer_all(
         part = missing[start : start + size]
         leg = ask(
             *(server, task.items, part),
-            way=Way(PLAIN if way[1] is None else PARSE, way[1]),
+            variant=Variant(PLAIN if way[1] is None else PARSE, way[1]),
             concurrency=concurrency,
             asking=asking,
             on_answer=partial(on_answer, 1),
@@ -91,7 +98,7 @@ def _params(threshold: float | None) -> Mapping[str, Any]:
     return {"parse": {"enabled": True, "threshold": threshold}}
 
 
-def _mark(answer: Answer, name: str, leg: Leg) -> Mark:
+def _mark(answer: Answer, name: str, leg: BenchRun) -> Mark:
     if answer.score not in (0, 1):
         raise BenchError(f"problem {answer.problem} was graded {answer.score}, not right or wrong")
     info = answer.parse

@@ -11,9 +11,9 @@ from pathlib import Path
 from sglang_parse.calibrate.losses import LOSSES, Loss
 from sglang_parse.client.demo_pair import check_there, short_path
 from sglang_parse.client.flags import Flags, at_least, numbers, option, share, split_words
-from sglang_parse.client.lineup import Models
 from sglang_parse.client.records import PARSE, BenchError
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
+from sglang_parse.client.targets import Models
 from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
 _models = partial(option, group="models and server")

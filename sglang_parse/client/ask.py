@@ -20,10 +20,10 @@ from sglang_parse.client.records import (
     WITH_PARSE,
     Answer,
     BenchError,
+    BenchRun,
     Grader,
     Item,
-    Leg,
-    Way,
+    Variant,
 )
 from sglang_parse.client.servers import MODEL_NAME, Endpoint
 from sglang_parse.client.traced import Traced
@@ -65,17 +65,17 @@ def ask(
     items: Sequence[Item],
     indices: Sequence[int],
     *,
-    way: Way | None = None,
+    variant: Variant | None = None,
     run: int = -1,
     concurrency: int = 1,
     asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
-) -> Leg:
+) -> BenchRun:
     """One leg: ``items[i] for i in indices``, ``concurrency`` at a time, not yet graded.
 
     Args:
         server: a server that is awake.
-        way: by default the server as it is.
+        variant: by default the server as it is.
         on_answer: called once per answer, for progress.
 
     Raises:
@@ -88,7 +88,7 @@ def ask(
     # A client per leg: a connection kept over a suspension would be found closed.
     with _open_client(server, asking.limit_s) as client:
         calls = [partial(answer, index) for index in indices]
-        leg = timed(calls, way or Way(server.name), run, concurrency, on_answer)
+        leg = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
     if server.name in WITH_PARSE:
         for found in leg.answers:
             _check_served(server.name, found)
@@ -97,18 +97,18 @@ def ask(
 
 def timed(
     calls: Sequence[Callable[[], Answer]],
-    way: Way,
+    variant: Variant,
     run: int,
     concurrency: int,
     on_answer: Callable[[], None] = lambda: None,
-) -> Leg:
+) -> BenchRun:
     """The leg that these calls make, from the first request to the last answer."""
     started = time.perf_counter()
     answers = run_together(calls, concurrency, on_answer)
-    return Leg(way, run, concurrency, time.perf_counter() - started, tuple(answers))
+    return BenchRun(variant, run, concurrency, time.perf_counter() - started, tuple(answers))
 
 
-def graded(leg: Leg, items: Sequence[Item], grade: Grader) -> Leg:
+def graded(leg: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRun:
     """The leg with scores. In the main thread only: some graders set alarms."""
     answers = (replace(a, score=grade(items[a.problem], a.texts)) for a in leg.answers)
     return replace(leg, answers=tuple(answers))

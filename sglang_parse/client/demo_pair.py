@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sglang_parse.client.lineup import Models, parse_settings
 from sglang_parse.client.records import BenchError
+from sglang_parse.client.targets import Models, parse_settings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from sglang_parse.client.records import BenchError, Leg, ServingRun, Way
+from sglang_parse.client.records import BenchError, BenchRun, ServingRun, Variant
 
 STAGES = ("prefill", "draft", "verify", "decode")
 SLACK = 1e-9
@@ -69,56 +69,58 @@ def limit_of(r: float, v: float, a: float) -> float:
     return 1 / cost
 
 
-def speedups(timed: Iterable[Leg | ServingRun], way: Way, other: Way) -> list[float]:
+def speedups(
+    timed: Iterable[BenchRun | ServingRun], variant: Variant, other: Variant
+) -> list[float]:
     """Quotients of tokens per second at one concurrency, one per run that has both."""
-    rates = {(item.way, item.run): item.tokens_per_s for item in timed}
+    rates = {(item.variant, item.run): item.tokens_per_s for item in timed}
     runs = sorted({run for _, run in rates})
     return [
-        rates[way, run] / rates[other, run]
+        rates[variant, run] / rates[other, run]
         for run in runs
-        if (way, run) in rates and (other, run) in rates
+        if (variant, run) in rates and (other, run) in rates
     ]
 
 
-def legs_of(legs: Sequence[Leg], server: str, concurrency: int) -> list[Leg]:
+def runs_of(legs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
     """The timed legs of one server, in the order of the runs.
 
     Raises:
         BenchError: there is none, or one without answers.
     """
-    found = [leg for leg in legs if (leg.way.server, leg.concurrency) == (server, concurrency)]
+    found = [leg for leg in legs if (leg.variant.server, leg.concurrency) == (server, concurrency)]
     found = sorted((leg for leg in found if leg.run >= 0), key=lambda leg: leg.run)
     if not found or any(not leg.output_tokens for leg in found):
         raise BenchError(f"nothing was measured of {server} at {concurrency} requests at a time")
     return found
 
 
-def tokens_per_s(legs: Sequence[Leg]) -> float:
+def tokens_per_s(legs: Sequence[BenchRun]) -> float:
     """Median over the runs."""
     return median(leg.tokens_per_s for leg in legs)
 
 
-def request_ms(legs: Sequence[Leg]) -> float:
+def request_ms(legs: Sequence[BenchRun]) -> float:
     """Wall time of a request as its client sees it: mean of a run, median over the runs."""
     return median(fmean(answer.wall_ms for answer in leg.answers) for leg in legs)
 
 
-def quotient(legs: Sequence[Leg], over: str, under: str) -> float:
+def quotient(legs: Sequence[BenchRun], over: str, under: str) -> float:
     """Median over the runs of one counter of ``meta_info["parse"]`` over another, both summed."""
     return median(leg.per_request(over) / max(leg.per_request(under), 1e-9) for leg in legs)
 
 
-def per_token(legs: Sequence[Leg], counter: str) -> float:
+def per_token(legs: Sequence[BenchRun], counter: str) -> float:
     """Median over the runs of a counter per output token."""
     return median(leg.per_token(counter) for leg in legs)
 
 
-def per_request(legs: Sequence[Leg], counter: str) -> float:
+def per_request(legs: Sequence[BenchRun], counter: str) -> float:
     """Median over the runs of a counter per request."""
     return median(leg.per_request(counter) for leg in legs)
 
 
-def stage_ms(legs: Sequence[Leg]) -> dict[str, float]:
+def stage_ms(legs: Sequence[BenchRun]) -> dict[str, float]:
     """Stage -> a request's share of its time on the server, ms; medians over the runs."""
     return {stage: per_request(legs, f"{stage}_ms") for stage in STAGES}
 

@@ -15,33 +15,18 @@ from typing import Generic, TypeVar
 
 from sglang_parse.client.ask import Asking, ask, graded, run_together
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.records import Grader, Item, Leg, Locator, ServingRun, Way
+from sglang_parse.client.records import Assignment, BenchRun, ServingRun, Variant
 from sglang_parse.client.servers import Endpoint
 
-StageTime = TypeVar("StageTime", Leg, ServingRun)
+StageTime = TypeVar("StageTime", BenchRun, ServingRun)
 """What a clock brings back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """What is asked, and how it is graded.
-
-    ``title`` is for people, with what a reader must know. ``locate`` says where a text goes wrong,
-    for tasks where that can be told.
-    """
-
-    title: str
-    items: Sequence[Item]
-    grade: Grader
-    max_tokens: int
-    locate: Locator | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
-    """Some of the task's problems, sent one way in one go; ``run`` as of ``Leg``."""
+    """Some of the task's problems, sent one way in one go; ``run`` as of ``BenchRun``."""
 
-    way: Way
+    variant: Variant
     indices: Sequence[int]
     run: int = -1
     concurrency: int = 1
@@ -82,8 +67,8 @@ class Played(Generic[StageTime]):
     """What a match brought back: what was timed, what was looked at, what was graded."""
 
     timed: list[StageTime] = field(default_factory=list)
-    looks: list[Leg] = field(default_factory=list)
-    marks: list[Leg] = field(default_factory=list)
+    looks: list[BenchRun] = field(default_factory=list)
+    marks: list[BenchRun] = field(default_factory=list)
 
 
 class Watcher(Generic[StageTime]):
@@ -108,7 +93,7 @@ class Match:
 
     pool: Pool
     task: Assignment
-    asking: Callable[[Way], Asking]
+    asking: Callable[[Variant], Asking]
 
     def play(self, preset: Preset[StageTime], watcher: Watcher[StageTime]) -> Played[StageTime]:
         """All of it. Raises: BenchError, when a server or a request fails."""
@@ -132,7 +117,7 @@ class Match:
     ) -> None:
         parts = preset.timed(endpoint.name, run)
         watcher.turn(endpoint.name, run, parts)
-        self.ask(endpoint, Part(parts[0].way, range(1)))  # its first answers are its slowest
+        self.ask(endpoint, Part(parts[0].variant, range(1)))  # its first answers are its slowest
         for part in parts:
             played.timed.append(preset.clock(endpoint, part))
             watcher.timed(played.timed[-1])
@@ -141,13 +126,13 @@ class Match:
 
     def _marks(
         self, preset: Preset[StageTime], watcher: Watcher[StageTime], names: Sequence[str]
-    ) -> list[Leg]:
+    ) -> list[BenchRun]:
         parts = {name: found for name in names if (found := preset.marks(name))}
         if not parts:
             return []
         watcher.marks(parts)
 
-        def play(endpoint: Endpoint) -> list[Leg]:
+        def play(endpoint: Endpoint) -> list[BenchRun]:
             return [
                 self.ask(endpoint, part, on_answer=watcher.answered)
                 for part in parts[endpoint.name]
@@ -159,19 +144,19 @@ class Match:
 
     def ask(
         self, endpoint: Endpoint, part: Part, on_answer: Callable[[], None] = lambda: None
-    ) -> Leg:
+    ) -> BenchRun:
         """One part by our own clock, with every answer's ``meta_info``, not yet graded."""
         return ask(
             endpoint,
             self.task.items,
             part.indices,
-            way=part.way,
+            variant=part.variant,
             run=part.run,
             concurrency=part.concurrency,
-            asking=self.asking(part.way),
+            asking=self.asking(part.variant),
             on_answer=on_answer,
         )
 
-    def graded(self, leg: Leg) -> Leg:
+    def graded(self, leg: BenchRun) -> BenchRun:
         """With scores. Not where answers arrive, see ``ask.graded``."""
         return graded(leg, self.task.items, self.task.grade)

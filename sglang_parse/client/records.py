@@ -54,8 +54,25 @@ Locator = Callable[[Item, str, bool], int | None]
 where nothing is wrong so far."""
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A task's problems and their grader.
+
+    Attributes:
+        title: for people, with what a reader must know.
+        max_tokens: per answer.
+        locate: finds where a text goes wrong, for tasks where that can be found.
+    """
+
+    title: str
+    items: Sequence[Item]
+    grade: Grader
+    max_tokens: int
+    locate: Locator | None = None
+
+
 @dataclass(frozen=True, slots=True, order=True)
-class Way:
+class Variant:
     """A server by its name; ``threshold`` is None for servers without PARSE, or for its own."""
 
     server: str
@@ -117,7 +134,7 @@ def one_object(found: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class BenchRun:
     """Some items sent to one server in one go.
 
     Attributes:
@@ -127,7 +144,7 @@ class Leg:
         seconds: first request sent to last answer received.
     """
 
-    way: Way
+    variant: Variant
     run: int
     concurrency: int
     seconds: float
@@ -158,7 +175,7 @@ class Leg:
             return float(sum(answer.parse[key] for answer in self.answers))
         except KeyError as error:
             raise BenchError(
-                f"an answer of {self.way.label} has no {key!r} in meta_info['parse']"
+                f"an answer of {self.variant.label} has no {key!r} in meta_info['parse']"
             ) from error
 
 
@@ -167,7 +184,7 @@ class ServingRun:
     """One run of ``bench_serving``.
 
     Attributes:
-        way: server and threshold.
+        variant: server and threshold.
         run: 0, 1, ...; what has the same run sent the same problems, shortly after another.
         concurrency: requests at a time.
         requests, output_tokens: how many in this run.
@@ -178,7 +195,7 @@ class ServingRun:
         accept_length: the server's own average at that moment, None without speculation.
     """
 
-    way: Way
+    variant: Variant
     run: int
     concurrency: int
     requests: int

@@ -30,9 +30,9 @@ from sglang_parse.client.records import (
     STANDALONE,
     TITLES,
     Answer,
-    Leg,
+    BenchRun,
     ServingRun,
-    Way,
+    Variant,
 )
 from sglang_parse.compare.quality import PairedTest, Quality, paired_test, quality_of
 
@@ -89,7 +89,7 @@ class WhereTimeGoes:
 
 
 @dataclass(frozen=True, slots=True)
-class WayFigures:
+class VariantFigures:
     """All of one way; ``time`` is None without PARSE.
 
     Attributes:
@@ -107,8 +107,8 @@ class WayFigures:
     time: WhereTimeGoes | None
 
     @property
-    def way(self) -> Way:
-        return Way(self.server, self.threshold)
+    def variant(self) -> Variant:
+        return Variant(self.server, self.threshold)
 
     def speed_at(self, concurrency: int) -> SpeedAt | None:
         return next((speed for speed in self.speeds if speed.concurrency == concurrency), None)
@@ -123,7 +123,7 @@ class Comparison:
         checks: the project's own figures to reach; none where other models are compared.
     """
 
-    ways: tuple[WayFigures, ...]
+    ways: tuple[VariantFigures, ...]
     noise: PairedTest | None
     checks: tuple[Goal, ...]
 
@@ -132,15 +132,15 @@ class Comparison:
         checks = [goal.as_json() | {"missed_by": goal.missed_by} for goal in self.checks]
         return rounded(asdict(self) | {"checks": checks})
 
-    def find(self, way: Way) -> WayFigures | None:
-        return next((figures for figures in self.ways if figures.way == way), None)
+    def find(self, way: Variant) -> VariantFigures | None:
+        return next((figures for figures in self.ways if figures.variant == way), None)
 
 
 def make_comparison(
-    ways: Sequence[Way],
+    ways: Sequence[Variant],
     timed: Sequence[ServingRun],
-    looks: Sequence[Leg],
-    marks: Sequence[Leg],
+    looks: Sequence[BenchRun],
+    marks: Sequence[BenchRun],
     own_threshold: float,
     *,
     has_goals: bool,
@@ -154,8 +154,8 @@ def make_comparison(
         own_threshold: at which PARSE is measured like the others, at every concurrency.
         has_goals: whether these are the models that the project's figures to reach are about.
     """
-    baseline = _marks_of(marks, Way(PLAIN), 0)
-    again = _marks_of(marks, Way(PLAIN), 1)
+    baseline = _marks_of(marks, Variant(PLAIN), 0)
+    again = _marks_of(marks, Variant(PLAIN), 1)
     figures = tuple(_way_figures(way, timed, looks, marks, baseline) for way in ways)
     noise = None
     if baseline is not None and again is not None:
@@ -165,17 +165,17 @@ def make_comparison(
 
 
 def _way_figures(
-    way: Way,
+    way: Variant,
     timed: Sequence[ServingRun],
-    looks: Sequence[Leg],
-    marks: Sequence[Leg],
-    baseline: Leg | None,
-) -> WayFigures:
-    mine = [item for item in timed if item.way == way]
+    looks: Sequence[BenchRun],
+    marks: Sequence[BenchRun],
+    baseline: BenchRun | None,
+) -> VariantFigures:
+    mine = [item for item in timed if item.variant == way]
     concurrencies = sorted({item.concurrency for item in mine})
     graded = _marks_of(marks, way, 0)
-    looked = [look for look in looks if look.way == way]
-    return WayFigures(
+    looked = [look for look in looks if look.variant == way]
+    return VariantFigures(
         server=way.server,
         threshold=way.threshold,
         speeds=tuple(_speed_at(way, timed, concurrency) for concurrency in concurrencies),
@@ -185,14 +185,14 @@ def _way_figures(
     )
 
 
-def _marks_of(marks: Sequence[Leg], way: Way, run: int) -> Leg | None:
-    return next((leg for leg in marks if (leg.way, leg.run) == (way, run)), None)
+def _marks_of(marks: Sequence[BenchRun], way: Variant, run: int) -> BenchRun | None:
+    return next((leg for leg in marks if (leg.variant, leg.run) == (way, run)), None)
 
 
-def _speed_at(way: Way, timed: Sequence[ServingRun], concurrency: int) -> SpeedAt:
+def _speed_at(way: Variant, timed: Sequence[ServingRun], concurrency: int) -> SpeedAt:
     here = [item for item in timed if item.concurrency == concurrency]
-    mine = [item for item in here if item.way == way]
-    others = {name: speedups(here, way, Way(name)) for name in (PLAIN, STANDALONE, EAGLE3)}
+    mine = [item for item in here if item.variant == way]
+    others = {name: speedups(here, way, Variant(name)) for name in (PLAIN, STANDALONE, EAGLE3)}
     return SpeedAt(
         concurrency=concurrency,
         tokens_per_s=Spread.of(item.tokens_per_s for item in mine),
@@ -219,7 +219,7 @@ def accept_length(answers: Sequence[Answer]) -> float | None:
     return kept / passes if passes else None
 
 
-def _where_time_goes(looks: Sequence[Leg]) -> WhereTimeGoes:
+def _where_time_goes(looks: Sequence[BenchRun]) -> WhereTimeGoes:
     return WhereTimeGoes(
         ms_per_request=stage_ms(looks),
         draft_share=per_token(looks, "accepted_tokens"),
@@ -228,14 +228,14 @@ def _where_time_goes(looks: Sequence[Leg]) -> WhereTimeGoes:
 
 
 def make_goals(
-    ways: Sequence[WayFigures], timed: Sequence[ServingRun], own_threshold: float
+    ways: Sequence[VariantFigures], timed: Sequence[ServingRun], own_threshold: float
 ) -> tuple[Goal, ...]:
     """The figures to reach, for the servers that were measured: at one request at a time, but for
     what blocks are worth where several run."""
     goals = list(_block_goals(timed, own_threshold))
     timed = [item for item in timed if item.concurrency == 1]
     for name in (STANDALONE, EAGLE3):
-        ratios = speedups(timed, Way(PARSE, own_threshold), Way(name))
+        ratios = speedups(timed, Variant(PARSE, own_threshold), Variant(name))
         if ratios:
             title = f"PARSE over {TITLES[name]}"
             goals.append(Goal(title, median(ratios), "at least", MIN_OVER_STOCK))
@@ -244,7 +244,7 @@ def make_goals(
 
 def _block_goals(timed: Sequence[ServingRun], own_threshold: float) -> Iterable[Goal]:
     """A draft that writes several tokens a forward against the same one, token by token."""
-    blocks, one = Way(PARSE, own_threshold), Way(PARSE_ONE, own_threshold)
+    blocks, one = Variant(PARSE, own_threshold), Variant(PARSE_ONE, own_threshold)
     for concurrency in sorted({item.concurrency for item in timed} - {1}):
         ratios = speedups([i for i in timed if i.concurrency == concurrency], blocks, one)
         if ratios:
@@ -252,14 +252,16 @@ def _block_goals(timed: Sequence[ServingRun], own_threshold: float) -> Iterable[
             yield Goal(name, median(ratios), "at least", MIN_OVER_ONE)
 
 
-def _composition_goals(ways: Sequence[WayFigures], timed: Sequence[ServingRun]) -> Iterable[Goal]:
+def _composition_goals(
+    ways: Sequence[VariantFigures], timed: Sequence[ServingRun]
+) -> Iterable[Goal]:
     """PARSE+EAGLE3 against the better of its two parts in the same run, at every threshold."""
     levels: list[tuple[float, float]] = []
     for figures in ways:
         if figures.server != PARSE_EAGLE3 or figures.time is None:
             continue
-        parts = (Way(PARSE, figures.threshold), Way(EAGLE3))
-        ratios = [speedups(timed, figures.way, part) for part in parts]
+        parts = (Variant(PARSE, figures.threshold), Variant(EAGLE3))
+        ratios = [speedups(timed, figures.variant, part) for part in parts]
         if not all(ratios):
             continue
         ratio, share = median(map(min, *ratios)), figures.time.draft_share

@@ -21,7 +21,7 @@ from sglang_parse.client.records import (
     STANDALONE,
     TITLES,
 )
-from sglang_parse.compare.figures import Comparison, Spread, WayFigures
+from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 
 COLOURS = {
     PLAIN: PALETTE["grey"],
@@ -64,7 +64,7 @@ def render(figures: Comparison, facts: dict[str, Any]) -> str:
     )
 
 
-def main_ways(figures: Comparison, own_threshold: float) -> list[WayFigures]:
+def main_ways(figures: Comparison, own_threshold: float) -> list[VariantFigures]:
     """One way per server: PARSE at its own threshold."""
     return [way for way in figures.ways if way.threshold in (None, own_threshold)]
 
@@ -93,13 +93,13 @@ def trade_plot(figures: Comparison) -> go.Figure:
     return plot
 
 
-def _trade_point(way: WayFigures) -> tuple[str, Spread, tuple[float, float, float]] | None:
+def _trade_point(way: VariantFigures) -> tuple[str, Spread, tuple[float, float, float]] | None:
     """(Label, tokens per second, score in percent with its interval); None without both."""
     speed, quality = way.speed_at(1), way.quality
     if speed is None or quality is None or quality.score is None:
         return None
     low, high = quality.interval or (quality.score, quality.score)
-    return way.way.label, speed.tokens_per_s, (100 * low, 100 * quality.score, 100 * high)
+    return way.variant.label, speed.tokens_per_s, (100 * low, 100 * quality.score, 100 * high)
 
 
 def speed_plot(figures: Comparison) -> go.Figure:
@@ -152,7 +152,7 @@ def time_plot(figures: Comparison) -> go.Figure:
         plot.add_bar(
             name=stage,
             orientation="h",
-            y=[way.way.label for way in ways],
+            y=[way.variant.label for way in ways],
             x=[way.time.ms_per_request[stage] for way in ways if way.time],
             marker_color=STAGE_COLOURS[stage],
             hovertemplate="%{y}, %{fullData.name}: %{x:.0f} ms<extra></extra>",
@@ -163,8 +163,8 @@ def time_plot(figures: Comparison) -> go.Figure:
     return plot
 
 
-def _by_server(ways: Iterable[WayFigures]) -> list[tuple[str, list[WayFigures]]]:
-    found: dict[str, list[WayFigures]] = {}
+def _by_server(ways: Iterable[VariantFigures]) -> list[tuple[str, list[VariantFigures]]]:
+    found: dict[str, list[VariantFigures]] = {}
     for way in ways:
         found.setdefault(way.server, []).append(way)
     return list(found.items())

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from scipy import stats
 
-from sglang_parse.client.records import BenchError, Leg
+from sglang_parse.client.records import BenchError, BenchRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Quality:
     test: PairedTest | None
 
 
-def quality_of(graded: Leg, baseline: Leg | None) -> Quality:
+def quality_of(graded: BenchRun, baseline: BenchRun | None) -> Quality:
     """A way's scores, beside the baseline's if they are another way's."""
     scores = [score for score in graded.scores if score is not None]
     if not scores:
@@ -56,7 +56,7 @@ def quality_of(graded: Leg, baseline: Leg | None) -> Quality:
         found = stats.binomtest(round(sum(scores)), len(scores)).proportion_ci(method="wilson")
         interval = (float(found.low), float(found.high))
     test = None
-    if baseline is not None and baseline.way != graded.way:
+    if baseline is not None and baseline.variant != graded.variant:
         # A sweep may answer only the first of the problems.
         test = paired_test(graded.scores, baseline.scores[: len(graded.scores)])
     return Quality(len(scores), fmean(scores), interval, test)

@@ -9,9 +9,9 @@ from typing import Any
 
 from sglang_parse.client.conditions import date, machine, versions
 from sglang_parse.client.figures import rounded
-from sglang_parse.client.lineup import command_of
-from sglang_parse.client.records import PARSE, STANDALONE, TITLES, Leg, ServingRun
+from sglang_parse.client.records import PARSE, STANDALONE, TITLES, BenchRun, ServingRun
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, ServerSpec
+from sglang_parse.client.targets import command_of
 from sglang_parse.compare.figures import Comparison
 from sglang_parse.compare.settings import OWN_THRESHOLD, CompareSettings
 
@@ -49,7 +49,10 @@ KEYS = {
 
 
 def results(
-    figures: Comparison, timed: Sequence[ServingRun], marks: Sequence[Leg], facts: dict[str, Any]
+    figures: Comparison,
+    timed: Sequence[ServingRun],
+    marks: Sequence[BenchRun],
+    facts: dict[str, Any],
 ) -> dict[str, Any]:
     """Plain data: what the page shows, and what it was computed from."""
     return {
@@ -58,7 +61,7 @@ def results(
         "timed": [rounded(asdict(item)) for item in timed],
         "marks": [
             {
-                **asdict(graded.way),
+                **asdict(graded.variant),
                 "repeat": graded.run,
                 "output_tokens": graded.output_tokens,
                 "scores": list(graded.scores),

@@ -13,12 +13,12 @@ from functools import partial
 from rich.console import Console
 
 from sglang_parse.client.ask import Asking
-from sglang_parse.client.lineup import lineup
-from sglang_parse.client.match import Assignment, Match, Part, Preset, Watcher
+from sglang_parse.client.match import Match, Part, Preset, Watcher
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
-from sglang_parse.client.records import PLAIN, TITLES, WITH_PARSE, ServingRun, Way
+from sglang_parse.client.records import PLAIN, TITLES, WITH_PARSE, Assignment, ServingRun, Variant
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
+from sglang_parse.client.targets import server_specs
 from sglang_parse.compare.figures import make_comparison
 from sglang_parse.compare.page import render
 from sglang_parse.compare.report import conditions, results
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     settings, say = CompareSettings.read(arguments), Teller(console)
     task = assignment(settings)
-    specs = lineup(settings.models, settings.own_servers)
+    specs = server_specs(settings.models, settings.own_servers)
     has_goals = settings.is_demo_pair()
     if specs:
         # What is started here is on disk, and so is its tokenizer: nobody waits for a network.
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         OWN_THRESHOLD,
         has_goals=has_goals,
     )
-    first = Part(Way(PLAIN), settings.indices(0, 1, len(task.items)))
+    first = Part(Variant(PLAIN), settings.indices(0, 1, len(task.items)))
     command = command_of(load(settings, match, first))
     facts = conditions(settings, specs, task.title, command, say.seconds)
     content = results(figures, played.timed, played.marks, facts)
@@ -80,7 +80,7 @@ def assignment(settings: CompareSettings) -> Assignment:
     )
 
 
-def asking_of(settings: CompareSettings, task: Assignment, way: Way) -> Asking:
+def asking_of(settings: CompareSettings, task: Assignment, way: Variant) -> Asking:
     """What all requests of a way share."""
     return Asking(
         model=settings.model_name,
@@ -103,7 +103,7 @@ def preset(settings: CompareSettings, match: Match) -> Preset[ServingRun]:
 
     def clock(endpoint: Endpoint, part: Part) -> ServingRun:
         folder = settings.output / "bench_serving"
-        return bench(endpoint, part.way, part.run, load(settings, match, part), folder)
+        return bench(endpoint, part.variant, part.run, load(settings, match, part), folder)
 
     def looks(server: str, run: int) -> list[Part]:
         if server not in WITH_PARSE:
@@ -140,7 +140,7 @@ def load(settings: CompareSettings, match: Match, part: Part) -> Load:
         problems=[match.task.items[index] for index in part.indices],
         concurrency=part.concurrency,
         tokenizer=settings.tokenizer,
-        asking=match.asking(part.way),
+        asking=match.asking(part.variant),
         seed=settings.seed,
     )
 
@@ -156,7 +156,7 @@ class _Lines(Watcher[ServingRun]):
         self._say(f"run {run + 1} of {self._runs}: {TITLES[server]}")
 
     def timed(self, found: ServingRun) -> None:
-        at = f"{found.way.label}, {found.concurrency} at a time"
+        at = f"{found.variant.label}, {found.concurrency} at a time"
         self._say(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
 
     def marks(self, parts: dict[str, Sequence[Part]]) -> None:

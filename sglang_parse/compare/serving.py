@@ -26,7 +26,7 @@ from sglang_parse.client.records import (
     BenchError,
     Item,
     ServingRun,
-    Way,
+    Variant,
 )
 from sglang_parse.client.servers import Endpoint
 
@@ -94,7 +94,7 @@ def command_of(load: Load) -> str:
     return f"python -m {PROGRAM} {shlex.join(words)}"
 
 
-def bench(endpoint: Endpoint, way: Way, run: int, load: Load, folder: Path) -> ServingRun:
+def bench(endpoint: Endpoint, way: Variant, run: int, load: Load, folder: Path) -> ServingRun:
     """One run of ``bench_serving``; its files and what it printed stay in ``folder``.
 
     Raises:
@@ -144,7 +144,7 @@ def _become(program: str, words: Sequence[str], log: Path) -> None:
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-def read_result(way: Way, run: int, concurrency: int, result: Mapping[str, Any]) -> ServingRun:
+def read_result(way: Variant, run: int, concurrency: int, result: Mapping[str, Any]) -> ServingRun:
     """From the object ``bench_serving`` writes."""
     # It has no p50 of its own, but the median under its name.
     names = {"p50": "median", "p90": "p90", "p99": "p99"}
@@ -156,7 +156,7 @@ def read_result(way: Way, run: int, concurrency: int, result: Mapping[str, Any])
         for kind in LATENCIES
     }
     return ServingRun(
-        way=way,
+        variant=way,
         run=run,
         concurrency=concurrency,
         requests=result["completed"],

@@ -12,7 +12,6 @@ from typing import Any
 
 from sglang_parse.client.demo_pair import check_there, is_of_demo_pair, short_path
 from sglang_parse.client.flags import Flags, at_least, option, split_names, split_words
-from sglang_parse.client.lineup import Models
 from sglang_parse.client.records import (
     DRAFT,
     EAGLE3,
@@ -24,9 +23,10 @@ from sglang_parse.client.records import (
     TITLES,
     WITH_PARSE,
     BenchError,
-    Way,
+    Variant,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
+from sglang_parse.client.targets import Models
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
@@ -197,15 +197,15 @@ class CompareSettings(Flags):
             [*started, *(remote.model_path() for remote in self.remotes.values())]
         )
 
-    def ways(self, server: str) -> tuple[Way, ...]:
+    def ways(self, server: str) -> tuple[Variant, ...]:
         """A server's ways, its own threshold first."""
         if server not in WITH_PARSE:
-            return (Way(server),)
+            return (Variant(server),)
         if server == PARSE_ONE:  # its text is PARSE's: other thresholds would say nothing new
-            return (Way(server, OWN_THRESHOLD),)
-        return tuple(Way(server, value) for value in (OWN_THRESHOLD, *self.thresholds))
+            return (Variant(server, OWN_THRESHOLD),)
+        return tuple(Variant(server, value) for value in (OWN_THRESHOLD, *self.thresholds))
 
-    def all_ways(self) -> tuple[Way, ...]:
+    def all_ways(self) -> tuple[Variant, ...]:
         """Every way: servers in their order, thresholds rising."""
         return tuple(way for server in self.servers for way in sorted(self.ways(server)))
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from sglang_parse.client.records import PLAIN
 from sglang_parse.client.tables import make_table, show_goals
-from sglang_parse.compare.figures import Comparison, Spread, WayFigures
+from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 from sglang_parse.compare.quality import Quality
 
 
@@ -24,7 +24,7 @@ def show_figures(console: Console, figures: Comparison, output: Path) -> None:
         if figure.time is not None:
             times = figure.time.ms_per_request.items()
             spent = ", ".join(f"{stage} {ms:.0f}" for stage, ms in times)
-            console.print(f"ms per request of {figure.way.label}: {spent}", highlight=False)
+            console.print(f"ms per request of {figure.variant.label}: {spent}", highlight=False)
     console.print(f"{output / 'results.json'}\n{output / 'report.html'}")
 
 
@@ -35,11 +35,11 @@ def figures_table(figures: Comparison) -> Table:
     table = make_table("output tokens/s and speedup over the plain target", headings)
     for figure in figures.ways:
         speeds = [_speed(figure, concurrency) for concurrency in concurrencies]
-        table.add_row(figure.way.label, *speeds, *_quality(figure.quality))
+        table.add_row(figure.variant.label, *speeds, *_quality(figure.quality))
     return table
 
 
-def _speed(figure: WayFigures, concurrency: int) -> str:
+def _speed(figure: VariantFigures, concurrency: int) -> str:
     speed = figure.speed_at(concurrency)
     if speed is None:
         return ""

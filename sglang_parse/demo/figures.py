@@ -14,18 +14,18 @@ from typing import Any
 
 from sglang_parse.client.figures import (
     Goal,
-    legs_of,
     limit_of,
     per_request,
     per_token,
     quotient,
     request_ms,
     rounded,
+    runs_of,
     speedups,
     stage_ms,
     tokens_per_s,
 )
-from sglang_parse.client.records import DRAFT, PARSE, PLAIN, Leg, Way
+from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchRun, Variant
 
 MIN_SPEEDUP, MIN_LIMIT_SHARE, MIN_SPEEDUP_CONCURRENT = 5.0, 0.9, 1.0
 MAX_ACCURACY_LOSS, MIN_ACCURACY_GAIN = 0.01, 0.1
@@ -114,7 +114,7 @@ class DemoFigures:
         return rounded(asdict(self) | {"checks": [goal.as_json() for goal in self.checks]})
 
 
-def make_figures(legs: Sequence[Leg], concurrency: int) -> DemoFigures:
+def make_figures(legs: Sequence[BenchRun], concurrency: int) -> DemoFigures:
     """All figures of a demo.
 
     Args:
@@ -129,25 +129,25 @@ def make_figures(legs: Sequence[Leg], concurrency: int) -> DemoFigures:
     return DemoFigures(servers, limit, _goals(servers, limit))
 
 
-def _server_figures(legs: Sequence[Leg], name: str, concurrency: int) -> ServerFigures:
-    scores = [score or 0 for leg in legs if leg.way.server == name for score in leg.scores]
-    one, many = legs_of(legs, name, 1), legs_of(legs, name, concurrency)
+def _server_figures(legs: Sequence[BenchRun], name: str, concurrency: int) -> ServerFigures:
+    scores = [score or 0 for leg in legs if leg.variant.server == name for score in leg.scores]
+    one, many = runs_of(legs, name, 1), runs_of(legs, name, concurrency)
     return ServerFigures(
         problems=len(scores),
         accuracy=fmean(scores),
-        one=_speed(one, legs_of(legs, PLAIN, 1)),
-        concurrent=_speed(many, legs_of(legs, PLAIN, concurrency)),
+        one=_speed(one, runs_of(legs, PLAIN, 1)),
+        concurrent=_speed(many, runs_of(legs, PLAIN, concurrency)),
         stages_one=_stages(one) if name == PARSE else None,
         stages_concurrent=_stages(many) if name == PARSE else None,
     )
 
 
-def _speed(legs: Sequence[Leg], plain: Sequence[Leg]) -> Speed:
-    ratios = speedups([*legs, *plain], legs[0].way, Way(PLAIN))
+def _speed(legs: Sequence[BenchRun], plain: Sequence[BenchRun]) -> Speed:
+    ratios = speedups([*legs, *plain], legs[0].variant, Variant(PLAIN))
     return Speed(tokens_per_s(legs), median(ratios), request_ms(legs))
 
 
-def _stages(legs: Sequence[Leg]) -> Stages:
+def _stages(legs: Sequence[BenchRun]) -> Stages:
     return Stages(
         draft_share=per_token(legs, "accepted_tokens"),
         accepted_of_drafted=quotient(legs, "accepted_tokens", "drafted_tokens"),
@@ -156,7 +156,7 @@ def _stages(legs: Sequence[Leg]) -> Stages:
     )
 
 
-def run_limit(parse: Leg, plain: Leg) -> Limit:
+def run_limit(parse: BenchRun, plain: BenchRun) -> Limit:
     """The cost model of one run."""
     t = 1e3 / plain.tokens_per_s
     r = parse.per_token("draft_ms") / t
@@ -166,8 +166,8 @@ def run_limit(parse: Leg, plain: Leg) -> Limit:
     return Limit(t, r, v, a, limit, parse.tokens_per_s / plain.tokens_per_s / limit)
 
 
-def _limit(legs: Sequence[Leg]) -> Limit:
-    pairs = zip(legs_of(legs, PARSE, 1), legs_of(legs, PLAIN, 1), strict=True)
+def _limit(legs: Sequence[BenchRun]) -> Limit:
+    pairs = zip(runs_of(legs, PARSE, 1), runs_of(legs, PLAIN, 1), strict=True)
     runs = [asdict(run_limit(*pair)) for pair in pairs]
     return Limit(**{key: median(run[key] for run in runs) for key in runs[0]})
 

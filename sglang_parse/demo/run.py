@@ -11,13 +11,13 @@ from rich.progress import Progress, TaskID
 
 from sglang_parse.client.ask import Asking, trace_answers
 from sglang_parse.client.demo_pair import demo_models, demo_tokenizer
-from sglang_parse.client.lineup import lineup
 from sglang_parse.client.match import Match, Part, Preset, Watcher
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
-from sglang_parse.client.records import DRAFT, PARSE, PLAIN, TITLES, Leg, Way
+from sglang_parse.client.records import DRAFT, PARSE, PLAIN, TITLES, BenchRun, Variant
 from sglang_parse.client.servers import MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.client.tables import add_bar, make_progress, show_goals
+from sglang_parse.client.targets import server_specs
 from sglang_parse.client.traced import Traced, answer_table, take_apart
 from sglang_parse.demo.figures import make_figures
 from sglang_parse.demo.report import report
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, print the table, write the JSON file. Raises: BenchError."""
     settings, say = DemoSettings.read(arguments), Teller(console)
     task = demo_assignment(settings.total_problems)
-    specs = lineup(demo_models(settings.pair), NAMES)
+    specs = server_specs(demo_models(settings.pair), NAMES)
     with (
         make_progress(console) as progress,
         Pool(specs, settings.output.parent / "demo-logs") as pool,
@@ -53,20 +53,23 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def preset(settings: DemoSettings, match: Match, bars: Watcher[Leg]) -> Preset[Leg]:
+def preset(settings: DemoSettings, match: Match, bars: Watcher[BenchRun]) -> Preset[BenchRun]:
     """The demo's match: our own clock, and every answer graded, the timed ones too."""
     parts = settings.parts()
     rest = range(settings.problems, settings.total_problems)
 
     def timed(server: str, run: int) -> list[Part]:
         one, many = parts[run]
-        return [Part(Way(server), one, run), Part(Way(server), many, run, settings.concurrency)]
+        return [
+            Part(Variant(server), one, run),
+            Part(Variant(server), many, run, settings.concurrency),
+        ]
 
-    def clock(endpoint: Endpoint, part: Part) -> Leg:
+    def clock(endpoint: Endpoint, part: Part) -> BenchRun:
         return match.graded(match.ask(endpoint, part, on_answer=bars.answered))
 
     def marks(server: str) -> list[Part]:
-        return [Part(Way(server), rest, concurrency=MAX_RUNNING_REQUESTS)] if rest else []
+        return [Part(Variant(server), rest, concurrency=MAX_RUNNING_REQUESTS)] if rest else []
 
     return Preset(
         runs=len(parts),
@@ -78,7 +81,7 @@ def preset(settings: DemoSettings, match: Match, bars: Watcher[Leg]) -> Preset[L
     )
 
 
-class _Bars(Watcher[Leg]):
+class _Bars(Watcher[BenchRun]):
     """One bar per turn, and one for the answers that only count."""
 
     def __init__(self, settings: DemoSettings, progress: Progress) -> None:
@@ -99,13 +102,13 @@ class _Bars(Watcher[Leg]):
         self._bar = add_bar(self._progress, title, sum(len(part.indices) for part in parts))
 
 
-def trace_of_a_cut_draft(match: Match, legs: Sequence[Leg]) -> Traced:
+def trace_of_a_cut_draft(match: Match, legs: Sequence[BenchRun]) -> Traced:
     """An answer whose draft was cut, any answer if none was.
 
     Answers that were right in the end come first (there the target saved them), then those of few
     rounds, which are easy to follow.
     """
-    answers = [answer for leg in legs if leg.way.server == PARSE for answer in leg.answers]
+    answers = [answer for leg in legs if leg.variant.server == PARSE for answer in leg.answers]
     cut = [a for a in answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
     chosen = sorted(cut, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES] or answers[:1]
     with match.pool.awake(PARSE) as (endpoint,):

@@ -19,7 +19,7 @@ from sglang_parse.algorithm import NAME
 from sglang_parse.client.ask import Asking, ask
 from sglang_parse.client.figures import limit_of
 from sglang_parse.client.prompts import prompts_for
-from sglang_parse.client.records import BenchError, Item, Leg
+from sglang_parse.client.records import BenchError, BenchRun, Item
 from sglang_parse.client.servers import Remote
 from sglang_parse.core.question import LOW_MASS
 from sglang_parse.doctor import start
@@ -126,16 +126,16 @@ class _Served:
         return prompts_for(settings.prompts, self.info["model_path"], settings.requests)
 
     @cached_property
-    def with_parse(self) -> Leg:
+    def with_parse(self) -> BenchRun:
         """Answers with PARSE and their traces. Raises: BenchError."""
         return self._ask({"trace": True})
 
     @cached_property
-    def plain(self) -> Leg:
+    def plain(self) -> BenchRun:
         """The same prompts without PARSE. Raises: BenchError."""
         return self._ask({"enabled": False})
 
-    def _ask(self, options: dict[str, Any]) -> Leg:
+    def _ask(self, options: dict[str, Any]) -> BenchRun:
         asking = Asking(
             model=MODEL, max_tokens=self.settings.max_tokens, custom_params={"parse": options}
         )
@@ -245,7 +245,7 @@ class _Cost:
     a: float
 
     @classmethod
-    def of(cls, drafted: Leg, plain: Leg) -> _Cost:
+    def of(cls, drafted: BenchRun, plain: BenchRun) -> _Cost:
         """Raises: BenchError, when the answers have no tokens."""
         t = _ms_per_token(plain)
         return cls(
@@ -288,7 +288,7 @@ class _Cost:
         return max(self._shares)[2]
 
 
-def _ms_per_token(leg: Leg) -> float:
+def _ms_per_token(leg: BenchRun) -> float:
     if not leg.output_tokens:
         raise BenchError("the answers have no tokens")
     return sum(answer.wall_ms for answer in leg.answers) / leg.output_tokens

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from sglang_parse.client.figures import (
     Goal,
-    legs_of,
     limit_of,
     per_token,
     quotient,
     request_ms,
+    runs_of,
     stage_ms,
     tokens_per_s,
 )
 from sglang_parse.client.kv_log import Held
-from sglang_parse.client.records import DRAFT, Leg
+from sglang_parse.client.records import DRAFT, BenchRun
 from sglang_parse.limit.bounds import Bound, Card
 from sglang_parse.limit.settings import LimitSettings, server_at
 
@@ -150,26 +150,26 @@ class LimitFigures:
 
 
 def plain_tokens_per_s(
-    legs: Sequence[Leg], concurrency: int, settings: LimitSettings
+    legs: Sequence[BenchRun], concurrency: int, settings: LimitSettings
 ) -> tuple[str, float]:
     """The plain target's fastest server, and its output tokens per second."""
-    rates = {name: tokens_per_s(legs_of(legs, name, concurrency)) for name in settings.plain_names}
+    rates = {name: tokens_per_s(runs_of(legs, name, concurrency)) for name in settings.plain_names}
     best = max(rates, key=lambda name: rates[name])
     return best, rates[best]
 
 
 def speed_at(
-    legs: Sequence[Leg], fraction: float, concurrency: int, settings: LimitSettings
+    legs: Sequence[BenchRun], fraction: float, concurrency: int, settings: LimitSettings
 ) -> SpeedAt:
     """One row of the table.
 
     Where an answer takes several drafts, the limit is of what was drafted, judged and kept on the
     server itself: what the target writes at the cuts is part of it.
     """
-    own = legs_of(legs, server_at(fraction), concurrency)
+    own = runs_of(legs, server_at(fraction), concurrency)
     best, plain = plain_tokens_per_s(legs, concurrency, settings)
-    r = plain / tokens_per_s(legs_of(legs, DRAFT, concurrency))
-    priced = own if settings.has_rounds else legs_of(legs, settings.price, concurrency)
+    r = plain / tokens_per_s(runs_of(legs, DRAFT, concurrency))
+    priced = own if settings.has_rounds else runs_of(legs, settings.price, concurrency)
     v = per_token(priced, "verify_ms") * plain / 1e3
     kept, drafted = per_token(own, "accepted_tokens"), per_token(own, "drafted_tokens")
     limit = limit_of(r * drafted, v, kept) if settings.has_rounds else limit_of(r, v, fraction)
@@ -193,9 +193,9 @@ def speed_at(
     )
 
 
-def run_ms(legs: Sequence[Leg], concurrency: int, settings: LimitSettings) -> dict[str, float]:
+def run_ms(legs: Sequence[BenchRun], concurrency: int, settings: LimitSettings) -> dict[str, float]:
     """Time of one run of each stage, in which all requests take part."""
-    priced = legs_of(legs, settings.price, concurrency)
+    priced = runs_of(legs, settings.price, concurrency)
     return {
         "draft step": concurrency * quotient(priced, "draft_ms", "drafted_tokens"),
         "decode step": 1e3 * concurrency / plain_tokens_per_s(legs, concurrency, settings)[1],

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from sglang_parse.client.ask import timed
-from sglang_parse.client.records import Answer, BenchError, Leg, Way, one_object
+from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, one_object
 from sglang_parse.client.servers import Endpoint
 from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
 from sglang_parse.limit.settings import LimitSettings
@@ -34,7 +34,7 @@ class Sender:
         self._rng = random.Random(0)
         self._answer_s = 0.0  # of the last leg, at its concurrency
 
-    def leg(self, run: int, concurrency: int) -> Leg:
+    def leg(self, run: int, concurrency: int) -> BenchRun:
         """One wave of requests, all at once; or several behind each other, begun apart.
 
         Raises:
@@ -50,7 +50,7 @@ class Sender:
                 partial(self._ask, client, i, prompt, apart_s * i if i < concurrency else 0.0)
                 for i, prompt in enumerate(prompts)
             ]
-            leg = timed(calls, Way(self.endpoint.name), run, concurrency)
+            leg = timed(calls, Variant(self.endpoint.name), run, concurrency)
         self._answer_s = median(answer.wall_ms for answer in leg.answers) / 1e3
         return leg
 

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from sglang_parse.client.conditions import date, machine, versions
 from sglang_parse.client.figures import Goal, rounded
-from sglang_parse.client.lineup import command_of
 from sglang_parse.client.page import PALETTE
 from sglang_parse.client.servers import ServerSpec
 from sglang_parse.client.tables import make_table, show_goals
+from sglang_parse.client.targets import command_of
 from sglang_parse.limit.figures import LimitFigures, what_rows_allow
 from sglang_parse.limit.settings import LimitSettings
 

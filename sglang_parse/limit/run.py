@@ -13,11 +13,11 @@ import httpx
 import torch
 from rich.console import Console
 
-from sglang_parse.client.figures import legs_of, quotient, tokens_per_s
+from sglang_parse.client.figures import quotient, runs_of, tokens_per_s
 from sglang_parse.client.kv_log import Held
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
-from sglang_parse.client.records import BenchError, Leg
+from sglang_parse.client.records import BenchError, BenchRun
 from sglang_parse.client.servers import Server, ServerSpec, awake
 from sglang_parse.limit import bounds
 from sglang_parse.limit.figures import (
@@ -94,7 +94,7 @@ class _Measured:
 
     settings: LimitSettings
     say: Teller
-    legs: list[Leg] = field(default_factory=list)
+    legs: list[BenchRun] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
     prefill_ms: dict[int, float] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class _Measured:
             self.say(f"  {server.name}, {concurrency} at a time: {rate:.1f} tokens/s")
             self.legs += legs
 
-    def _timed(self, sender: Sender, name: str, concurrency: int) -> list[Leg]:
+    def _timed(self, sender: Sender, name: str, concurrency: int) -> list[BenchRun]:
         log = self.settings.kv_log()
         if name == self.settings.price:
             log.write_text("")
@@ -160,7 +160,7 @@ class _Measured:
             prefixes=self.settings.prefixes,
             question_tokens=self.settings.question_len,
             concurrency=fewest,
-            ms=quotient(legs_of(self.legs, price, fewest), "verify_ms", "rounds"),
+            ms=quotient(runs_of(self.legs, price, fewest), "verify_ms", "rounds"),
             prefill_ms=self.prefill_ms[layout.num_draft_rows],
             prefill_rows_ms=self.prefill_ms[layout.num_rows],
         )

@@ -12,9 +12,9 @@ from typing import Any
 
 from sglang_parse.client.flags import Flags, at_least, numbers, option, share, split_words
 from sglang_parse.client.kv_log import KV_LOG
-from sglang_parse.client.lineup import Models, lineup, parse_settings
 from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
+from sglang_parse.client.targets import Models, parse_settings, server_specs
 from sglang_parse.core.config import ConfigError, ParseConfig
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
@@ -244,16 +244,16 @@ class LimitSettings(Flags):
 
         def with_parse(name: str, fraction: float, drafting: str) -> ServerSpec:
             flags = (*shape, *parse_settings(drafting=drafting), *self.parse_flags)
-            (spec,) = lineup(replace(models, parse_flags=flags), (PARSE,))
+            (spec,) = server_specs(replace(models, parse_flags=flags), (PARSE,))
             log = ((KV_LOG, str(self.kv_log())),) if name == self.price else ()
             environment = ((SIMULATE, f"{fraction:g}"), *log, *more)
             return replace(spec, name=name, environment=environment)
 
         specs = []
         for name, backend in zip(self.plain_names, self.baselines, strict=True):
-            (spec,) = lineup(replace(models, common=self._common(backend)), (PLAIN,))
+            (spec,) = server_specs(replace(models, common=self._common(backend)), (PLAIN,))
             specs.append(replace(spec, name=name, environment=more))
-        specs += [replace(spec, environment=more) for spec in lineup(models, (DRAFT,))]
+        specs += [replace(spec, environment=more) for spec in server_specs(models, (DRAFT,))]
         if self.price == PRICE:
             specs.append(with_parse(PRICE, 1.0, "always"))
         return specs + [with_parse(server_at(f), f, self.drafting) for f in self.fractions]

@@ -16,12 +16,12 @@ from rich.table import Table
 from sglang_parse.client.ask import Asking
 from sglang_parse.client.conditions import date, machine, versions
 from sglang_parse.client.demo_pair import demo_tokenizer
-from sglang_parse.client.lineup import command_of
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
 from sglang_parse.client.records import Item
 from sglang_parse.client.servers import Server
 from sglang_parse.client.tables import make_table
+from sglang_parse.client.targets import command_of
 from sglang_parse.load.figures import LoadFigures, Run, figures_of
 from sglang_parse.load.names import title_of
 from sglang_parse.load.settings import LoadSettings

@@ -16,7 +16,6 @@ from sglang_parse.client.flags import (
     split_names,
     split_words,
 )
-from sglang_parse.client.lineup import Models, lineup
 from sglang_parse.client.records import (
     EAGLE3,
     PARSE,
@@ -27,6 +26,7 @@ from sglang_parse.client.records import (
     BenchError,
 )
 from sglang_parse.client.servers import MODEL_NAME, Remote, ServerSpec
+from sglang_parse.client.targets import Models, server_specs
 from sglang_parse.load.names import environment_of, kind_of, names_at
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3)
@@ -111,7 +111,7 @@ class LoadSettings(Flags):
         names = [name for name in self.names if name not in self.remotes]
         if not names:
             return []
-        kinds = {spec.name: spec for spec in lineup(self.models, tuple(map(kind_of, names)))}
+        kinds = {spec.name: spec for spec in server_specs(self.models, tuple(map(kind_of, names)))}
         return [replace(kinds[kind_of(n)], name=n, environment=environment_of(n)) for n in names]
 
     @property

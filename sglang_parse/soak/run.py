@@ -23,12 +23,12 @@ from rich.table import Table
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models, load_problems
 from sglang_parse.client.flags import Flags, option
-from sglang_parse.client.lineup import lineup, parse_settings
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import write_json
 from sglang_parse.client.records import PARSE, PLAIN
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
 from sglang_parse.client.tables import make_progress, make_table
+from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.core.config import flag
 from sglang_parse.soak.drive import Outcome, drive, leaks, plain_answers
 from sglang_parse.soak.load import Render, SoakRequest, make_request
@@ -165,7 +165,8 @@ def _specs(settings: SoakSettings) -> list[ServerSpec]:
         PARSE: (*SHORT_ROUNDS, *parse_settings(overlap=settings.overlap)),
     }
     return [
-        replace(spec, flags=(*spec.flags, *more[spec.name])) for spec in lineup(models, tuple(more))
+        replace(spec, flags=(*spec.flags, *more[spec.name]))
+        for spec in server_specs(models, tuple(more))
     ]
 
 

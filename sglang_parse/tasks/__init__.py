@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_parse.client.ask import MAX_TOKENS
-from sglang_parse.client.match import Assignment
+from sglang_parse.client.records import Assignment
 from sglang_parse.tasks.base import Grader, Item, Options, Task, TaskError
 
 DEMO_TASK = "demo"

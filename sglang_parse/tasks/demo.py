@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sglang_parse.client.ask import MAX_TOKENS
 from sglang_parse.client.demo_pair import load_problems
-from sglang_parse.client.match import Assignment
+from sglang_parse.client.records import Assignment
 from sglang_parse.tasks.base import Item
 
 

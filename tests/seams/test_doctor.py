@@ -343,7 +343,7 @@ def test_a_small_pool():
 
 def answered(**parse: Any) -> served._Served:
     """A server that has answered one prompt, with this in meta_info."""
-    from sglang_parse.client.records import Answer, Leg, Way
+    from sglang_parse.client.records import Answer, BenchRun, Variant
 
     counters = {"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10}
     stages = {"draft_ms": 100.0, "verify_ms": 50.0, "accepted_tokens": 8, "matched_tokens": 0}
@@ -351,7 +351,7 @@ def answered(**parse: Any) -> served._Served:
     meta = counters | stages | {"trace": [record]} | parse
     found = served._Served(None, None, {})  # type: ignore[arg-type]
     legs = [
-        Leg(Way("x"), -1, 1, 1.0, (Answer(0, ("",), 10, ms, {"parse": [meta]}),))
+        BenchRun(Variant("x"), -1, 1, 1.0, (Answer(0, ("",), 10, ms, {"parse": [meta]}),))
         for ms in (200.0, 500.0)
     ]
     found.with_parse, found.plain = legs  # type: ignore[misc]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from sglang_parse.client.records import LATENCIES, PERCENTILES, Answer, Leg, ServingRun, Way
+from sglang_parse.client.records import (
+    LATENCIES,
+    PERCENTILES,
+    Answer,
+    BenchRun,
+    ServingRun,
+    Variant,
+)
 from sglang_parse.compare.figures import Comparison, make_comparison
 
 RATES = {
-    Way("plain"): 80.0,
-    Way("standalone"): 130.0,
-    Way("eagle3"): 160.0,
-    Way("parse", 0.0): 300.0,
-    Way("parse", 0.5): 250.0,
-    Way("parse", 1.5): 60.0,
-    Way("parse-eagle3", 0.0): 310.0,
-    Way("parse-eagle3", 0.5): 280.0,
-    Way("parse-eagle3", 1.5): 147.0,
-    Way("draft"): 470.0,
+    Variant("plain"): 80.0,
+    Variant("standalone"): 130.0,
+    Variant("eagle3"): 160.0,
+    Variant("parse", 0.0): 300.0,
+    Variant("parse", 0.5): 250.0,
+    Variant("parse", 1.5): 60.0,
+    Variant("parse-eagle3", 0.0): 310.0,
+    Variant("parse-eagle3", 0.5): 280.0,
+    Variant("parse-eagle3", 1.5): 147.0,
+    Variant("draft"): 470.0,
 }
 SHARES = {0.0: 1.0, 0.5: 0.6, 1.5: 0.0}
 OWN_THRESHOLD = 0.5
@@ -52,7 +59,7 @@ FACTS = {
 }
 
 
-def timed(way: Way, run: int, concurrency: int, tokens_per_s: float) -> ServingRun:
+def timed(way: Variant, run: int, concurrency: int, tokens_per_s: float) -> ServingRun:
     latency = {
         kind: {p: 1e3 * (k + 1) / tokens_per_s for k, p in enumerate(PERCENTILES)}
         for kind in LATENCIES
@@ -85,18 +92,18 @@ def six_servers(runs: int = 3, *, has_goals: bool = True) -> Comparison:
         for concurrency in (CONCURRENCIES if way.threshold in (None, OWN_THRESHOLD) else (1,))
     ]
     looks = [
-        Leg(way, run, 1, 1.0, tuple(answer(k, SHARES[way.threshold]) for k in range(3)))
+        BenchRun(way, run, 1, 1.0, tuple(answer(k, SHARES[way.threshold]) for k in range(3)))
         for way in ways
         for run in range(runs)
         if way.threshold is not None
     ]
-    graded = [*map(marks, ways), marks(Way("plain"), 1)]
+    graded = [*map(marks, ways), marks(Variant("plain"), 1)]
     return make_comparison(ways, loads, looks, graded, OWN_THRESHOLD, has_goals=has_goals)
 
 
-def marks(way: Way, run: int = 0) -> Leg:
+def marks(way: Variant, run: int = 0) -> BenchRun:
     """40 problems; the draft alone is wrong on every fourth, PARSE on one."""
     wrong = {"draft": range(0, 40, 4), "parse": range(1)}.get(way.server, range(0))
     share = None if way.threshold is None else SHARES[way.threshold]
     answers = (answer(k, share, score=float(k not in wrong)) for k in range(40))
-    return Leg(way, run, 16, 1.0, tuple(answers))
+    return BenchRun(way, run, 16, 1.0, tuple(answers))

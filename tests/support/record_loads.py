@@ -25,9 +25,9 @@ from typing import Any
 from untrained import save_untrained  # examples/demo_pair
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models
-from sglang_parse.client.lineup import lineup, parse_settings
 from sglang_parse.client.records import PARSE
 from sglang_parse.client.servers import Server, free_ports
+from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.client.traced import num_matched
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens
@@ -88,7 +88,7 @@ def _write(content: dict[str, Any]) -> None:
 def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str, Any]:
     """What one server observe, load by load: prices by size, and the answers' scripts."""
     (port,) = free_ports(1)
-    (parse,) = lineup(demo_models(DEMO_PAIR), (PARSE,))
+    (parse,) = server_specs(demo_models(DEMO_PAIR), (PARSE,))
     spec = replace(parse, flags=(*parse.flags, *flags))
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.client.records import Answer, BenchError, Leg, Way
+from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.limit.bounds import attended_pairs
 from sglang_parse.limit.figures import (
@@ -95,13 +95,13 @@ def test_servers_and_what_they_simulate(tmp_path: Path):
     assert [fraction_of(name) for name in ("price", *fractions)] == [1, 0.25, 1]
 
 
-def leg(server: str, run: int, seconds: float, **parse: float) -> Leg:
+def leg(server: str, run: int, seconds: float, **parse: float) -> BenchRun:
     """Two requests at a time with 50 output tokens each."""
     answer = Answer(0, (), 50, 4000.0, {"parse": [parse]} if parse else {})
-    return Leg(Way(server), run, 2, seconds, (answer,) * 2)
+    return BenchRun(Variant(server), run, 2, seconds, (answer,) * 2)
 
 
-def legs() -> list[Leg]:
+def legs() -> list[BenchRun]:
     """Plain 10 tokens/s, draft 50, PARSE 20; a pass of 500 ms a request."""
     judged = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
     judged |= {"prefill_ms": 50, "decode_ms": 2500}

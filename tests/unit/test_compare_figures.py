@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_parse.client.figures import speedups
-from sglang_parse.client.records import BenchError, Leg, Way
+from sglang_parse.client.records import BenchError, BenchRun, Variant
 from sglang_parse.compare.figures import (
     accept_length,
     make_comparison,
@@ -17,7 +17,7 @@ from support.comparison import FACTS, RATES, SHARES, answer, six_servers, timed
 
 
 def test_speedups_are_quotients_of_the_same_run():
-    parse, plain = Way("parse", 0.5), Way("plain")
+    parse, plain = Variant("parse", 0.5), Variant("plain")
     rates = [(parse, 0, 200.0), (plain, 0, 100.0), (parse, 1, 60.0), (plain, 1, 20.0)]
     loads = [timed(way, run, 1, rate) for way, run, rate in rates]
     assert speedups(loads, parse, plain) == [2.0, 3.0]
@@ -27,14 +27,14 @@ def test_speedups_are_quotients_of_the_same_run():
 
 def test_medians_and_ranges():
     figures = six_servers()
-    parse = figures.find(Way("parse", 0.5))
+    parse = figures.find(Variant("parse", 0.5))
     speed = parse.speed_at(1)
     assert speed.tokens_per_s.median == pytest.approx(252.5)
     assert (speed.tokens_per_s.low, speed.tokens_per_s.high) == pytest.approx((250, 255))
     assert speed.over["plain"].median == pytest.approx(250 / 80)
     assert parse.time.ms_per_request["decode"] == pytest.approx(200)
     assert parse.time.draft_share == pytest.approx(0.6)
-    assert len(figures.find(Way("parse", 1.5)).speeds) == 1
+    assert len(figures.find(Variant("parse", 1.5)).speeds) == 1
 
 
 def test_figures_to_reach():
@@ -52,7 +52,7 @@ def test_figures_to_reach():
 
 
 def test_what_blocks_are_worth_at_several_requests():
-    blocks, one = Way("parse", 0.5), Way("parse-one", 0.5)
+    blocks, one = Variant("parse", 0.5), Variant("parse-one", 0.5)
     rates = [(1, 9.0), (8, 1.8), (16, 1.2)]
     loads = [timed(blocks, 0, c, 100 * ratio) for c, ratio in rates]
     loads += [timed(one, 0, c, 100.0) for c, _ in rates]
@@ -63,7 +63,7 @@ def test_what_blocks_are_worth_at_several_requests():
 
 def test_what_was_not_measured_has_no_figure_to_reach():
     figures = six_servers()
-    loads = [timed(Way("parse", 0.5), 0, 1, 250.0), timed(Way("plain"), 0, 1, 80.0)]
+    loads = [timed(Variant("parse", 0.5), 0, 1, 250.0), timed(Variant("plain"), 0, 1, 80.0)]
     assert make_goals(figures.ways, loads, 0.5) == ()
 
 
@@ -114,29 +114,29 @@ def test_parse_has_its_own_accept_length():
 
 def test_quality_and_noise():
     figures = six_servers()
-    draft = figures.find(Way("draft")).quality
+    draft = figures.find(Variant("draft")).quality
     assert draft.score == 0.75
     assert draft.interval[0] < 0.75 < draft.interval[1]
     assert (draft.test.better, draft.test.worse) == (0, 10)
     assert draft.test.p_value == pytest.approx(2 / 2**10)
-    assert figures.find(Way("plain")).quality.test is None
+    assert figures.find(Variant("plain")).quality.test is None
     assert (figures.noise.problems, figures.noise.p_value) == (40, 1)
     assert len(figures.ways) == len(RATES)
 
 
-def ungraded(way: Way) -> Leg:
-    return Leg(way, 0, 16, 1.0, (answer(0, SHARES.get(way.threshold)),) * 2)
+def ungraded(way: Variant) -> BenchRun:
+    return BenchRun(way, 0, 16, 1.0, (answer(0, SHARES.get(way.threshold)),) * 2)
 
 
-@pytest.mark.parametrize("ways", [(), (Way("plain"),), (Way("parse", 0.5),)])
-def test_a_page_of_few_servers_and_no_grades(ways: tuple[Way, ...]):
+@pytest.mark.parametrize("ways", [(), (Variant("plain"),), (Variant("parse", 0.5),)])
+def test_a_page_of_few_servers_and_no_grades(ways: tuple[Variant, ...]):
     """MT-Bench without a judge, one server alone, none that finished."""
     loads = [timed(way, 0, 1, 80.0) for way in ways]
-    looks = [Leg(way, 0, 1, 1.0, (answer(0, 0.6),)) for way in ways if way.threshold]
+    looks = [BenchRun(way, 0, 1, 1.0, (answer(0, 0.6),)) for way in ways if way.threshold]
     graded = [ungraded(way) for way in ways]
     figures = make_comparison(ways, loads, looks, graded, 0.5, has_goals=True)
     assert all(way.quality.score is None for way in figures.ways)
     assert (figures.noise, figures.checks) == (None, ())
     page = render(figures, FACTS)
     assert page.count("not graded") == len(ways)
-    assert ("No server with PARSE took part" in page) == (Way("parse", 0.5) not in ways)
+    assert ("No server with PARSE took part" in page) == (Variant("parse", 0.5) not in ways)

@@ -16,7 +16,7 @@ import pytest
 
 from sglang_parse.cli import end_on_sigterm
 from sglang_parse.client.ask import Asking
-from sglang_parse.client.records import BenchError, Way
+from sglang_parse.client.records import BenchError, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.compare import serving
 from sglang_parse.compare.serving import Load, bench
@@ -85,7 +85,7 @@ def value(arguments: list[str], flag: str) -> str:
 
 
 def run_bench(folder: Path):
-    way = Way("parse", 0.9)
+    way = Variant("parse", 0.9)
     return bench(Alive("parse", "http://127.0.0.1:1"), way, 0, LOAD, folder)
 
 

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.records import Way
+from sglang_parse.client.records import Variant
 from sglang_parse.compare.settings import CompareSettings, add_arguments
 
 pytestmark = pytest.mark.unit
@@ -65,7 +65,7 @@ def test_servers_that_run_are_asked(url: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_token_by_token_is_measured_at_its_own_threshold_only():
-    assert settings().ways("parse-one") == (Way("parse-one", 0.5),)
+    assert settings().ways("parse-one") == (Variant("parse-one", 0.5),)
 
 
 def test_a_flag_is_read_once_and_for_all():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_parse.client.records import Answer, BenchError, Leg, Way
+from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.demo.figures import make_figures, run_limit
 
 pytestmark = pytest.mark.unit
@@ -26,13 +26,13 @@ def answer(problem: int, *, right: bool = True, parse: bool = False) -> Answer:
     return Answer(problem, ("text",), 100, 1000.0, meta, float(right))
 
 
-def leg(server: str, run: int, concurrency: int, seconds: float, *, right: int = 2) -> Leg:
+def leg(server: str, run: int, concurrency: int, seconds: float, *, right: int = 2) -> BenchRun:
     """Two answers of 100 tokens; `right` of them are right."""
     answers = [answer(i, right=i < right, parse=server == "parse") for i in range(2)]
-    return Leg(Way(server), run, concurrency, seconds, tuple(answers))
+    return BenchRun(Variant(server), run, concurrency, seconds, tuple(answers))
 
 
-def legs(parse_seconds: tuple[float, ...] = (1.0, 0.8, 5.0)) -> list[Leg]:
+def legs(parse_seconds: tuple[float, ...] = (1.0, 0.8, 5.0)) -> list[BenchRun]:
     """Three runs; the plain target takes 2 s one at a time and 1 s at 8; PARSE as given."""
     found = []
     for run, seconds in enumerate(parse_seconds):
@@ -99,11 +99,13 @@ def test_json_is_plain_data():
 
 
 def test_a_missing_leg_or_counter_is_an_error_that_names_it():
-    without = [found for found in legs() if (found.way.server, found.concurrency) != ("draft", 8)]
+    without = [
+        found for found in legs() if (found.variant.server, found.concurrency) != ("draft", 8)
+    ]
     with pytest.raises(BenchError, match="draft at 8"):
         make_figures(without, 8)
-    broken = Leg(
-        Way("parse"), 0, 1, 1.0, (Answer(0, ("",), 10, 1.0, {"parse": [{"mode": "parse"}]}),)
+    broken = BenchRun(
+        Variant("parse"), 0, 1, 1.0, (Answer(0, ("",), 10, 1.0, {"parse": [{"mode": "parse"}]}),)
     )
     with pytest.raises(BenchError, match="draft_ms"):
         run_limit(broken, leg("plain", 0, 1, 2.0))

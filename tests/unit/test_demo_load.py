@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import pytest
 
 from sglang_parse.client.ask import Asking, ask, graded, trace_answers
-from sglang_parse.client.match import Assignment, Match, Part, Preset, Watcher
+from sglang_parse.client.match import Match, Part, Preset, Watcher
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.records import BenchError, Leg, Way
+from sglang_parse.client.records import Assignment, BenchError, BenchRun, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.tasks import Item
 
@@ -71,7 +71,7 @@ def test_a_leg_is_graded_in_the_problems_order(server: Remote):
     leg = graded(ask(server, PROBLEMS, [3, 2, 0], run=1, concurrency=2), PROBLEMS, grade)
     assert [answer.problem for answer in leg.answers] == [3, 2, 0]
     assert leg.scores == (1, 0, 1)
-    assert (leg.way.server, leg.run, leg.concurrency, leg.output_tokens) == ("parse", 1, 2, 15)
+    assert (leg.variant.server, leg.run, leg.concurrency, leg.output_tokens) == ("parse", 1, 2, 15)
     assert leg.per_request("rounds") == 1
 
 
@@ -115,7 +115,7 @@ def test_an_aborted_answer_is_an_error(server: Remote, monkeypatch):
 
 
 @dataclass
-class Diary(Watcher[Leg]):
+class Diary(Watcher[BenchRun]):
     """What a match told its program."""
 
     lines: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Diary(Watcher[Leg]):
     def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
         self.lines.append(f"{server}, run {run}, {len(parts)} to time")
 
-    def timed(self, found: Leg) -> None:
+    def timed(self, found: BenchRun) -> None:
         self.lines.append(f"timed {found.answers[0].problem}")
 
     def marks(self, parts: dict[str, Sequence[Part]]) -> None:
@@ -143,10 +143,10 @@ def test_a_match_is_played_as_its_preset_says(server: Remote, tmp_path: Path):
         preset = Preset(
             runs=2,
             order=lambda run: names if run == 0 else names[::-1],
-            timed=lambda name, run: [Part(Way(name), [run + 1], run)],
+            timed=lambda name, run: [Part(Variant(name), [run + 1], run)],
             clock=match.ask,
-            looks=lambda name, run: [Part(Way(name), [3], run)] if name == "parse" else [],
-            marks=lambda name: [Part(Way(name), [1, 2])] if name != "plain" else [],
+            looks=lambda name, run: [Part(Variant(name), [3], run)] if name == "parse" else [],
+            marks=lambda name: [Part(Variant(name), [1, 2])] if name != "plain" else [],
             width=2,
         )
         played = match.play(preset, diary)
@@ -155,9 +155,9 @@ def test_a_match_is_played_as_its_preset_says(server: Remote, tmp_path: Path):
     for name in ("parse", "draft"):
         told += [f"marks of {name}", "answered", "answered"]
     assert diary.lines == told
-    assert [(leg.way.server, leg.run) for leg in played.timed] == turns
-    assert [(leg.way.server, leg.run) for leg in played.looks] == [("parse", 0), ("parse", 1)]
-    marks = [(leg.way.server, leg.scores) for leg in played.marks]
+    assert [(leg.variant.server, leg.run) for leg in played.timed] == turns
+    assert [(leg.variant.server, leg.run) for leg in played.looks] == [("parse", 0), ("parse", 1)]
+    marks = [(leg.variant.server, leg.scores) for leg in played.marks]
     assert marks == [("parse", (1, 0)), ("draft", (1, 0))]
     # Every turn begins with a request that is not measured.
     run_0 = ["problem 0", "problem 1"]

@@ -12,7 +12,7 @@ import pytest
 from markdown.extensions.toc import slugify
 
 from sglang_parse.calibrate.report import content
-from sglang_parse.client.records import Answer, Leg, Way
+from sglang_parse.client.records import Answer, BenchRun, Variant
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, TraceRecord
@@ -134,7 +134,7 @@ def test_demo_json_keys_are_documented():
     parse = counters | dict.fromkeys(stages, 0.1)
     answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)
     names = product(("plain", "draft", "parse"), (1, 8))
-    legs = [Leg(Way(name), 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
+    legs = [BenchRun(Variant(name), 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
     settings = DemoSettings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
     content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
     assert documented_keys("demo keys") == set(report_keys(content))
@@ -157,8 +157,8 @@ def paths(content: object, path: str = "") -> Iterator[str]:
 
 
 def test_keys_of_a_comparison_are_documented():
-    runs = [comparison.timed(Way("plain"), 0, 1, 80.0)]
-    content = results(comparison.six_servers(), runs, [comparison.marks(Way("plain"))], FACTS)
+    runs = [comparison.timed(Variant("plain"), 0, 1, 80.0)]
+    content = results(comparison.six_servers(), runs, [comparison.marks(Variant("plain"))], FACTS)
     found = {path + "." for path in paths(json.loads(json.dumps(content)))}
     keys = {key + "." for key in documented_keys("compare keys")}
     known = {path for path in found for key in keys if path.startswith(key) or key.startswith(path)}

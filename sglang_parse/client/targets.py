@@ -58,7 +58,7 @@ class Models:
                 raise BenchError(f"{name} is {path!r}, which holds no model (no config.json)")
 
 
-def lineup(models: Models, names: tuple[str, ...]) -> list[ServerSpec]:
+def server_specs(models: Models, names: tuple[str, ...]) -> list[ServerSpec]:
     """How to start the named servers, in that order.
 
     Raises:

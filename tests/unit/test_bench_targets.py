@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models
-from sglang_parse.client.lineup import Models, command_of, lineup
 from sglang_parse.client.records import BenchError
+from sglang_parse.client.targets import Models, command_of, server_specs
 
 pytestmark = pytest.mark.unit
 
@@ -30,24 +30,24 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_flags(name: str):
-    (spec,) = lineup(MODELS, (name,))
+    (spec,) = server_specs(MODELS, (name,))
     launched = "python -m sglang.launch_server --device cpu "
     assert (spec.name, command_of(spec)) == (name, launched + EXPECTED[name])
 
 
 def test_the_built_in_question_needs_no_flag():
-    (spec,) = lineup(replace(MODELS, question=None, parse_flags=()), ("parse",))
+    (spec,) = server_specs(replace(MODELS, question=None, parse_flags=()), ("parse",))
     assert not any(flag.startswith("--parse") for flag in spec.flags)
 
 
 def test_the_demo_pair_is_cut_by_lines_and_asked_its_own_question():
-    (spec,) = lineup(demo_models(DEMO_PAIR), ("parse",))
+    (spec,) = server_specs(demo_models(DEMO_PAIR), ("parse",))
     question = str(DEMO_PAIR / "question.json")
     assert spec.flags[-4:] == ("--parse-question", question, "--parse-segment", "line")
 
 
 def test_what_cannot_be_started_is_refused():
     with pytest.raises(BenchError, match="--servers names 'vllm'; known: plain"):
-        lineup(MODELS, ("vllm",))
+        server_specs(MODELS, ("vllm",))
     with pytest.raises(BenchError, match="give --eagle3 its folder"):
-        lineup(replace(MODELS, eagle3=None), ("parse-eagle3",))
+        server_specs(replace(MODELS, eagle3=None), ("parse-eagle3",))
