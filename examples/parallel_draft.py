@@ -37,7 +37,7 @@ from transformers import (
 )
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.mask import tail_mask
+from sglang_parse.core.mask import qlen_only_mask
 
 IGNORE = -100
 
@@ -91,7 +91,7 @@ def pack(
         following[: text.num_prompt - 1] = IGNORE
         batch["input_ids"][index, :num_text] = torch.tensor(text.ids)
         batch["position_ids"][index, :num_rows] = positions
-        batch["attention_mask"][index, 0, :num_rows, :num_rows] = tail_mask(layout)
+        batch["attention_mask"][index, 0, :num_rows, :num_rows] = qlen_only_mask(layout)
         batch["labels"][index, :num_rows] = following[positions]
         runs = torch.arange(1, block).repeat(layout.num_questions)
         batch["depths"][index, num_text:num_rows] = runs
@@ -102,7 +102,7 @@ def _layout(text: Text, anchors: Sequence[int], block: int) -> RequestLayout:
     return RequestLayout(
         prefix_len=0,
         num_draft_rows=len(text.ids),
-        cuts=tuple(anchor + 1 for anchor in anchors),
+        visible_lens=tuple(anchor + 1 for anchor in anchors),
         question_lens=(block - 1,) * len(anchors),
     )
 

@@ -18,7 +18,7 @@ from problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem
 from torch.utils.data import Dataset
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.mask import tail_mask
+from sglang_parse.core.mask import qlen_only_mask
 from sglang_parse.core.question import Question
 
 IGNORE = -100
@@ -148,7 +148,7 @@ def _layout(sample: Sample, cuts: Sequence[int], question: Question, end_id: int
     return RequestLayout(
         prefix_len=0,
         num_draft_rows=num_prompt + len(sample.answer_ids),
-        cuts=tuple(num_prompt + cut for cut in cuts),
+        visible_lens=tuple(num_prompt + cut for cut in cuts),
         question_lens=tuple(len(_question_ids(sample, c, question, end_id)) for c in cuts),
     )
 
@@ -168,7 +168,7 @@ def _fill(
         ids = ids + list(_question_ids(sample, cut, question, end_id))
     row["input_ids"][:num_rows] = torch.tensor(ids)
     row["position_ids"][:num_rows] = torch.tensor(layout.positions())
-    row["attention_mask"][0, :num_rows, :num_rows] = tail_mask(layout)
+    row["attention_mask"][0, :num_rows, :num_rows] = qlen_only_mask(layout)
     right_end = num_prompt + sample.num_right
     row["labels"][num_prompt - 1 : right_end - 1] = torch.tensor(ids[num_prompt:right_end])
     row["error_so_far"][num_prompt : layout.num_draft_rows] = 0.0

@@ -23,7 +23,7 @@ class DecodeLine(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         # Without PARSE in this process nothing has been counted, and nothing is changed.
-        if self.counters.latest and _ACCEPTANCE.search(str(record.msg)):
+        if self.counters.latest_reqs and _ACCEPTANCE.search(str(record.msg)):
             record.msg = _ACCEPTANCE.sub(self.figures(), record.msg, count=1)
         return True
 
@@ -45,9 +45,11 @@ class DecodeLine(logging.Filter):
         speedup = self.counters.expected_speedup
         per_forward = f"tokens a draft forward: {drafted / forwards:.1f}, " if forwards else ""
         pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
-        if self.counters.simulated is not None:
-            pays += f"SIMULATED acceptance: {self.counters.simulated:g}, "
-        phases = "".join(f"#{name}: {count}, " for name, count in self.counters.phases().items())
+        if self.counters.simulated_accept_ratio is not None:
+            pays += f"SIMULATED acceptance: {self.counters.simulated_accept_ratio:g}, "
+        phases = "".join(
+            f"#{name}: {count}, " for name, count in self.counters.count_phases().items()
+        )
         return (
             f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "
             f"accepted: {accepted} ({share:.2f}), target-written: {target}, "

@@ -20,7 +20,8 @@ def _add_parse(original: Callable, streamer: Any, reqs: list) -> dict[str, list]
     if is_parse(streamer.spec_algorithm):
         counters = process_context().counters
         info["parse"] = [
-            [response_info(req, counters.simulated)] if req.finished() else [] for req in reqs
+            [response_info(req, counters.simulated_accept_ratio)] if req.finished() else []
+            for req in reqs
         ]
         for req in filter(lambda req: req.finished(), reqs):
             counters.update(req)

@@ -44,7 +44,7 @@ def paged_rows(
         starts: see ``ParseVerifyInput.starts``. What is past ``kv_indptr[-1]`` is never read then.
     """
     device = slots.device
-    kv_lens = [s.kv_len if with_own else s.context for s in sequences]
+    kv_lens = [s.kv_len if with_own else s.context_len for s in sequences]
     kv_indptr = indptr(kv_lens, device) if starts is None else _indptr(kv_lens, sequences, starts)
     columns = torch.arange(sum(kv_lens), dtype=torch.int32, device=device)
     owner = torch.searchsorted(kv_indptr[1:], columns, right=True).clamp_(max=len(sequences) - 1)
@@ -104,7 +104,7 @@ def _columns(
     numbers = [
         number
         for s in sequences
-        for number in (s.request, s.context, s.own_start - s.context, s.prefix_len)
+        for number in (s.request, s.context_len, s.start_column - s.context_len, s.prefix_len)
     ]
     request, context, jump, prefix = _sent(numbers, owner.device).view(-1, 4)[owner].unbind(-1)
     if starts is not None:

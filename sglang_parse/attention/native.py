@@ -156,10 +156,10 @@ def _alias_parts(layout: VerifyLayout, slots: torch.Tensor) -> list[AttentionPar
     parts, first = [], layout.qo_indptr
     for sequence in layout.pseudo_sequences():
         start = first[sequence.request] + sequence.start
-        own = slice(sequence.own_start, sequence.own_start + sequence.num_rows)
+        own = slice(sequence.start_column, sequence.start_column + sequence.num_rows)
         row = slots[sequence.request]
         (mask,) = _causal_masks([sequence.num_rows], [sequence.kv_len])
-        kv_slots = torch.cat((row[: sequence.context], row[own]))
+        kv_slots = torch.cat((row[: sequence.context_len], row[own]))
         parts.append(AttentionPart(slice(start, start + sequence.num_rows), kv_slots, mask))
     return parts
 

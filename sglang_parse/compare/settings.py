@@ -32,7 +32,7 @@ from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE_ONE, PARSE, PARSE_EAGLE3, DRAFT)
 OF_THE_PAIR = ("target", "draft", "eagle3", "question")
-OWN_THRESHOLD = ParseConfig().smallest_accepted
+OWN_THRESHOLD = ParseConfig().accept_threshold
 """At which a server with PARSE is measured like the others, at every concurrency."""
 
 

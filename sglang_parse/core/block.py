@@ -134,7 +134,7 @@ def block_of(
         layout = RequestLayout(
             prefix_len=written,
             num_draft_rows=num_real,
-            cuts=tuple(num_pending + row for row, _ in masks),
+            visible_lens=tuple(num_pending + row for row, _ in masks),
             question_lens=tuple(count for _, count in masks),
         )
     else:

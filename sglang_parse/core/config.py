@@ -163,7 +163,7 @@ class ParseConfig(BaseModel):
         return read_certificate(self.threshold) if isinstance(self.threshold, str) else None
 
     @property
-    def smallest_accepted(self) -> float:
+    def accept_threshold(self) -> float:
         """The threshold itself."""
         certificate = self.certificate
         if certificate is None or certificate.threshold is None:
@@ -236,7 +236,7 @@ class RequestOptions(BaseModel):
             raise ConfigError(
                 f"custom_params.parse has {len(options)} keys; use {MAX_OPTIONS} at most"
             )
-        server = {"enabled": config.default == "on", "threshold": config.smallest_accepted}
+        server = {"enabled": config.default == "on", "threshold": config.accept_threshold}
         try:
             return cls.model_validate({**server, **options})
         except ValidationError as error:

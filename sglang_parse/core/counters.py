@@ -36,7 +36,7 @@ _COUNTERS = {
 _STATS = tuple(field.name for field in fields(Stats))
 
 
-def figures(req: Any) -> dict[str, float]:
+def request_counts(req: Any) -> dict[str, float]:
     """The counters of one request that has reached the worker, as its client sees them."""
     stats = req.parse_state.stats
     values = {name: getattr(stats, name) for name in _STATS}
@@ -51,7 +51,7 @@ def figures(req: Any) -> dict[str, float]:
     return values
 
 
-def slots_held(req: Any) -> int:
+def num_kv_slots(req: Any) -> int:
     """KV slots of a request behind its final ones."""
     return req.kv.kv_allocated_len - req.parse_state.committed_len
 
@@ -68,25 +68,25 @@ class Counters:
 
     Attributes:
         totals: the counters.
-        keeps_samples: whether histograms' samples are kept until they are taken; somebody must
+        collects_samples: whether histograms' samples are kept until they are taken; somebody must
             take them then.
-        latest: the requests of the latest iteration; under overlap of the one before, too, whose
+        latest_reqs: the requests of the latest iteration; under overlap of the one before, too, whose
             result comes after the launch.
-        expected_speedup, planned: as ``controller.Controller``'s.
-        simulated: share of every draft that is kept in place of the verdicts (``simulation``).
-        mismatch: what the server's certificate was made for and is not so here.
+        expected_speedup, last_plan: as ``controller.Controller``'s.
+        simulated_accept_ratio: share of every draft that is kept in place of the verdicts (``simulation``).
+        certificate_mismatch: what the server's certificate was made for and is not so here.
         verdict_drift: how far the latest verdicts are from the certificate's, 0 to 1.
     """
 
     def __init__(self) -> None:
         self.totals: Totals = defaultdict(float)
-        self.keeps_samples = False
-        self.latest: Sequence[Any] = ()
+        self.collects_samples = False
+        self.latest_reqs: Sequence[Any] = ()
         self._launched: Sequence[Any] = ()
         self.expected_speedup: float | None = None
-        self.planned: DraftPlan | None = None
-        self.simulated: float | None = None
-        self.mismatch: Collection[str] = ()
+        self.last_plan: DraftPlan | None = None
+        self.simulated_accept_ratio: float | None = None
+        self.certificate_mismatch: Collection[str] = ()
         self.verdict_drift: float | None = None
         self._samples: dict[str, list[float]] = defaultdict(list)
 
@@ -94,36 +94,38 @@ class Counters:
         self.totals[name, label_value] += amount
 
     def observe(self, name: str, values: Sequence[float]) -> None:
-        if self.keeps_samples:
+        if self.collects_samples:
             self._samples[name].extend(values)
 
-    def take_samples(self) -> dict[str, list[float]]:
+    def drain_samples(self) -> dict[str, list[float]]:
         """Histogram -> samples since the last call."""
         samples, self._samples = self._samples, defaultdict(list)
         return samples
 
-    def judged(self, num_drafted: int, cut: int, verdicts: Sequence[float]) -> None:
+    def observe_verify(
+        self, num_drafted: int, accepted_len: int, verdicts: Sequence[float]
+    ) -> None:
         """One draft was judged: its length, what was kept of it, its verdicts."""
         self.count("verified_tokens_total", num_drafted)
-        self.observe("accept_ratio", (cut / max(1, num_drafted),))
+        self.observe("accept_ratio", (accepted_len / max(1, num_drafted),))
         self.observe("verdict", verdicts)
 
-    def emitted(self, state: RequestState, now: float) -> None:
+    def observe_output(self, state: RequestState, now: float) -> None:
         """A request emits tokens."""
         gap = state.gap(now)
         if gap is not None:
             self.observe("decode_itl_seconds", (gap,))
 
-    def launched(self, reqs: Sequence[Any], *, overlap: bool) -> None:
+    def record_launch(self, reqs: Sequence[Any], *, overlap: bool) -> None:
         """An iteration of these requests has begun."""
         before = self._launched if overlap else ()
-        self.latest = list({id(req): req for req in (*reqs, *before)}.values())
+        self.latest_reqs = list({id(req): req for req in (*reqs, *before)}.values())
         self._launched = reqs
 
-    def hold(self, reqs: Sequence[Any]) -> None:
+    def observe_kv_slots(self, reqs: Sequence[Any]) -> None:
         """A decode iteration starts: its slots are allocated."""
-        if self.keeps_samples:
-            self.observe("kv_slots_held", (sum(map(slots_held, reqs)),))
+        if self.collects_samples:
+            self.observe("kv_slots_held", (sum(map(num_kv_slots, reqs)),))
 
     def update(self, req: Any) -> None:
         """Count what a request has added.
@@ -133,7 +135,7 @@ class Counters:
         state = getattr(req, "parse_state", None)
         if state is None:
             return
-        now = {**figures(req), "requests": 1, "faults": int(bool(state.fault))}
+        now = {**request_counts(req), "requests": 1, "faults": int(bool(state.fault))}
         for figure, value in now.items():
             change = state.count(figure, value)
             if change > 0:
@@ -145,15 +147,15 @@ class Counters:
                 self.count(name, change * factor, label_value)
 
     def update_latest(self) -> None:
-        for req in self.latest:
+        for req in self.latest_reqs:
             self.update(req)
 
     @property
-    def has_ended(self) -> bool:
+    def any_finished(self) -> bool:
         """Whether a request of the latest iteration has."""
-        return any(req.finished() for req in self.latest)
+        return any(req.finished() for req in self.latest_reqs)
 
-    def phases(self) -> dict[str, int]:
+    def count_phases(self) -> dict[str, int]:
         """Requests still running after the latest iteration, by phase."""
         counts = {phase.value: 0 for phase in Phase}
         for req in self._launched:

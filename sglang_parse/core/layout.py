@@ -25,31 +25,31 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class PseudoSequence:
-    """Rows that attend as one ordinary sequence: to ``context`` columns, then causally.
+    """Rows that attend as one ordinary sequence: to ``context_len`` columns, then causally.
 
     Attributes:
         request: index of the request whose columns these are.
         start: its first row, counted from the request's first.
         num_rows: how many rows.
-        context: columns [0, context) of the request that all of its rows see.
-        own_start: the column of its first row; context and own columns need not touch.
+        context_len: columns [0, context) of the request that all of its rows see.
+        start_column: the column of its first row; context and own columns need not touch.
     """
 
     request: int
     start: int
     num_rows: int
-    context: int
-    own_start: int
+    context_len: int
+    start_column: int
 
     @property
     def prefix_len(self) -> int:
         """The request's: columns in front of all its rows."""
-        return self.own_start - self.start
+        return self.start_column - self.start
 
     @property
     def kv_len(self) -> int:
         """Columns its last row sees."""
-        return self.context + self.num_rows
+        return self.context_len + self.num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +59,27 @@ class RequestLayout:
     Attributes:
         prefix_len: context tokens whose KV is already written.
         num_draft_rows: causal rows.
-        cuts: per question, how many draft rows it may see; ascending is not required.
+        visible_lens: per question, how many draft rows it may see; ascending is not required.
         question_lens: per question, its number of tokens (>= 1).
     """
 
     prefix_len: int
     num_draft_rows: int
-    cuts: tuple[int, ...] = ()
+    visible_lens: tuple[int, ...] = ()
     question_lens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.cuts) != len(self.question_lens):
-            raise ValueError(f"{len(self.cuts)} cuts for {len(self.question_lens)} questions")
+        if len(self.visible_lens) != len(self.question_lens):
+            raise ValueError(
+                f"{len(self.visible_lens)} visible_lens for {len(self.question_lens)} questions"
+            )
         if self.prefix_len < 0 or self.num_draft_rows < 1:
             raise ValueError(
                 f"prefix_len {self.prefix_len} (>= 0) and num_draft_rows "
                 f"{self.num_draft_rows} (>= 1) are out of range"
             )
-        if any(not 0 <= cut <= self.num_draft_rows for cut in self.cuts):
-            raise ValueError(f"cuts {self.cuts} outside 0..{self.num_draft_rows}")
+        if any(not 0 <= cut <= self.num_draft_rows for cut in self.visible_lens):
+            raise ValueError(f"visible_lens {self.visible_lens} outside 0..{self.num_draft_rows}")
         if any(length < 1 for length in self.question_lens):
             raise ValueError(f"empty question in {self.question_lens}")
 
@@ -92,7 +94,7 @@ class RequestLayout:
 
     @property
     def num_questions(self) -> int:
-        return len(self.cuts)
+        return len(self.visible_lens)
 
     @property
     def question_starts(self) -> tuple[int, ...]:
@@ -119,7 +121,7 @@ class RequestLayout:
     def positions(self) -> list[int]:
         """[num_rows] position of every row: a question's follow its cut, as if it stood alone."""
         positions = list(range(self.prefix_len, self.prefix_len + self.num_draft_rows))
-        for cut, length in zip(self.cuts, self.question_lens, strict=True):
+        for cut, length in zip(self.visible_lens, self.question_lens, strict=True):
             start = self.prefix_len + cut
             positions.extend(range(start, start + length))
         return positions
@@ -129,7 +131,7 @@ class RequestLayout:
         prefix = self.prefix_len
         sequences = [PseudoSequence(request, 0, self.num_draft_rows, prefix, prefix)]
         for start, cut, length in zip(
-            self.question_starts, self.cuts, self.question_lens, strict=True
+            self.question_starts, self.visible_lens, self.question_lens, strict=True
         ):
             own = PseudoSequence(request, start, length, prefix + cut, prefix + start)
             sequences.append(own)

@@ -23,7 +23,9 @@ def may_attend(layout: RequestLayout, row: int, column: int) -> bool:
     key = column - layout.prefix_len
     owner, key_owner = _owner(layout, row), _owner(layout, key)
     causal_draft = owner == _DRAFT and key_owner == _DRAFT and key <= row
-    prefix_of_question = owner != _DRAFT and key_owner == _DRAFT and key < layout.cuts[owner]
+    prefix_of_question = (
+        owner != _DRAFT and key_owner == _DRAFT and key < layout.visible_lens[owner]
+    )
     same_question = owner != _DRAFT and key_owner == owner and key <= row
     return causal_draft or prefix_of_question or same_question
 
@@ -37,7 +39,7 @@ def _owner(layout: RequestLayout, row: int) -> int:
     return owner
 
 
-def tail_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
+def qlen_only_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
     """``may_attend`` among the new rows only: bool [num_rows, num_rows].
 
     Tensor operations over row owners; the cost does not depend on the context's length.
@@ -45,7 +47,9 @@ def tail_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torc
     if not layout.num_questions:  # a chain: a head's proposals, a draft in token mode
         return torch.ones(2 * (layout.num_rows,), dtype=torch.bool, device=device).tril()
     # Neither the copy nor the repetition, whose size is known here, waits for the device.
-    numbers = [[layout.num_draft_rows, *part] for part in (layout.question_lens, layout.cuts)]
+    numbers = [
+        [layout.num_draft_rows, *part] for part in (layout.question_lens, layout.visible_lens)
+    ]
     lengths, draft_seen = torch.tensor(numbers).to(device, non_blocking=True)
     ids = torch.arange(-1, layout.num_questions, device=device)
     place = torch.repeat_interleave(lengths, output_size=layout.num_rows)
@@ -60,7 +64,7 @@ def tail_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torc
 def dense_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
     """The full mask of one request: bool [num_rows, kv_len]."""
     context = torch.ones(layout.num_rows, layout.prefix_len, dtype=torch.bool, device=device)
-    return torch.cat((context, tail_mask(layout, device)), dim=1)
+    return torch.cat((context, qlen_only_mask(layout, device)), dim=1)
 
 
 def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -73,7 +77,7 @@ def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch
     flat = torch.ones(layout.mask_size, dtype=torch.bool, device=device)
     for part, request in zip(split_flat_mask(flat, layout), layout.requests, strict=True):
         if request.num_rows > 1:  # one row sees itself
-            part[:, request.prefix_len :] = tail_mask(request, device)
+            part[:, request.prefix_len :] = qlen_only_mask(request, device)
     return flat
 
 
@@ -83,7 +87,7 @@ def flat_mask_at(layout: VerifyLayout, starts: torch.Tensor, tail: torch.Tensor)
     Args:
         layout: requests whose rows are alike, each behind the longest context it can have.
         starts: int64 [num_requests] the lengths.
-        tail: the ``tail_mask`` of each.
+        tail: the ``qlen_only_mask`` of each.
 
     Returns:
         bool [layout.mask_size] which begins with ``flat_mask(layout.at(starts))``.

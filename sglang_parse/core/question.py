@@ -33,7 +33,7 @@ FAMILY_MARKS = {
     "gemma": "<start_of_turn>",
 }
 """Built-in question -> what the chat templates of its family have in them."""
-LOW_MASS = 0.5
+LOW_VERDICT_MASS = 0.5
 """Mean p(accept) + p(reject) below which a question is reported as not understood."""
 SHORT = "_short"
 """Ends the names of the built-in questions that take fewer tokens; asked only where named."""

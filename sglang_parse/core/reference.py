@@ -50,7 +50,7 @@ class Case:
         return RequestLayout(
             prefix_len=len(self.context_ids) - 1,
             num_draft_rows=1 + len(self.draft_ids),
-            cuts=tuple(1 + end for end in self.prefix_ends),
+            visible_lens=tuple(1 + end for end in self.prefix_ends),
             question_lens=tuple(map(len, self.question_ids)),
         )
 

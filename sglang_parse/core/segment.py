@@ -116,10 +116,10 @@ def prefix_ends(
     ends = segment_ends(pieces, rule)
     if (finished or not ends) and (not ends or ends[-1] != len(pieces)):
         ends.append(len(pieces))
-    return thin_out(ends, max_prefixes)
+    return evenly_spaced(ends, max_prefixes)
 
 
-def thin_out(ends: Sequence[int], max_count: int) -> list[int]:
+def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
     """Keep at most ``max_count`` of ``ends``, evenly spaced, the last one always."""
     count = len(ends)
     if count <= max_count:
@@ -127,7 +127,7 @@ def thin_out(ends: Sequence[int], max_count: int) -> list[int]:
     return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
 
 
-def first_end(pieces: Sequence[str], rule: SegmentRule, num_new: int) -> int | None:
+def first_segment_end(pieces: Sequence[str], rule: SegmentRule, num_new: int) -> int | None:
     """Offset after which the segment that starts with ``pieces[0]`` ends; None while it goes on.
 
     Args:

@@ -21,7 +21,7 @@ from sglang_parse.client.figures import limit_of
 from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import BenchError, BenchRun, Item
 from sglang_parse.client.servers import Remote
-from sglang_parse.core.question import LOW_MASS
+from sglang_parse.core.question import LOW_VERDICT_MASS
 from sglang_parse.doctor import start
 from sglang_parse.doctor.finding import NOT_CHECKED, WARNING, Finding, Trouble, examine
 from sglang_parse.doctor.settings import DoctorSettings
@@ -179,7 +179,7 @@ class _Served:
             return "no question is asked (--parse-verification token)"
         mean = fmean(values)
         found = f"{mean:.3f} of the probability on average, {min(values):.3f} at least"
-        if mean < LOW_MASS:
+        if mean < LOW_VERDICT_MASS:
             raise Trouble(
                 f"{found}, of {len(values)} verdicts: they mean little",
                 "give --parse-question a wording this model answers with the verdict words, or "

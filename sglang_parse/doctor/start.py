@@ -286,7 +286,7 @@ class Start:
                 "run sglang-parse calibrate for this one",
                 WARNING,
             )
-        return f"{config.threshold} was made for this server: {config.smallest_accepted:g}"
+        return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
 
     @staticmethod
     def _or_none(look: Callable[[], Any]) -> Any:

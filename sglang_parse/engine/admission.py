@@ -41,7 +41,7 @@ def learn(engine: Engine, req: Any) -> None:
     state: RequestState = req.parse_state
     if engine.head.is_there and not state.policy.is_plain:
         num_prompt = len(req.origin_input_ids) - req.cached_tokens
-        engine.controller.reading.observe_answer(
+        engine.controller.eagle_gate.observe_answer(
             state.policy.threshold, num_prompt + len(state.output_ids), state.num_stepped
         )
 

@@ -19,7 +19,7 @@ from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
 from sglang_parse.core.block import DraftLayout, block_of
 from sglang_parse.core.block_accept import ChainState, accept_blocks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import flat_mask_at, tail_mask
+from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.broadcast import broadcast_tokens
@@ -54,7 +54,7 @@ class BlockChain:
         self.plan, self._model, self._mask_id = plan, model, mask_id
         self._layout, device = wide_layout(plan), sampler.batch.device
         has_mask = is_masked and not self._layout.is_causal
-        self._tail = tail_mask(self._layout, device) if has_mask else None
+        self._tail = qlen_only_mask(self._layout, device) if has_mask else None
         width = self._layout.num_rows
         reqs = [sampler.batch.reqs[row] for row in rows]
         self._limits_cpu = [req.kv.kv_allocated_len - width for req in reqs]

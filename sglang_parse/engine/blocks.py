@@ -53,7 +53,7 @@ class Bursts:
         model: the draft model.
         size: tokens a block.
         mask_id: the draft's mask token; not used where ``size`` is 1.
-        or_one: also write one token a forward where that is faster.
+        allow_one_token: also write one token a forward where that is faster.
         is_masked: forwards with masks behind every row run in the layout ``mask``, otherwise in
             ``alias``.
         plans_on_device: whether attention plans a forward from lengths that only the device knows.
@@ -67,7 +67,7 @@ class Bursts:
         *,
         size: int,
         mask_id: int,
-        or_one: bool,
+        allow_one_token: bool,
         is_masked: bool,
         plans_on_device: bool,
         draft_tokens: int,
@@ -75,7 +75,7 @@ class Bursts:
     ) -> None:
         self.model, self.mask_id, self.is_masked = model, mask_id, is_masked
         self.plans_on_device, self.draft_tokens = plans_on_device, draft_tokens
-        plans = layouts_for(size, or_one=or_one)
+        plans = layouts_for(size, allow_one_token=allow_one_token)
         self.choice = DraftLayoutChoice(plans if is_timed else plans[:1])
         self._told: DraftLayout | None = None
         self._tell_from = 0
@@ -98,12 +98,12 @@ class Bursts:
     def _tell(self, num_requests: int) -> None:
         """Say which plan is taken and why, when that has changed; not for every flicker."""
         choice = self.choice
-        is_new = choice.taken != self._told and choice.num_bursts >= self._tell_from
-        if choice.taken is not None and is_new and len(choice.prices) > 1:
-            self._told, self._tell_from = choice.taken, choice.num_bursts + TELL_EVERY
+        is_new = choice.current != self._told and choice.num_choices >= self._tell_from
+        if choice.current is not None and is_new and len(choice.costs) > 1:
+            self._told, self._tell_from = choice.current, choice.num_choices + TELL_EVERY
             logger.info(
                 "PARSE: drafts are written %s. With %d requests: %s",
-                *(choice.taken, num_requests, choice.told(num_requests)),
+                *(choice.current, num_requests, choice.describe(num_requests)),
             )
 
 

@@ -163,7 +163,9 @@ class Iteration:
             req.parse_state.charge(draft=ms * n / sum(num_read))
         states = [req.parse_state for req, _ in readers]
         accounts = tuple(stats_key(s.policy.threshold, s.num_failed) for s in states)
-        self._timed.append(StageTime(Stage.DRAFT_PREFILL, sum(num_read), 0, ms, accounts=accounts))
+        self._timed.append(
+            StageTime(Stage.DRAFT_PREFILL, sum(num_read), 0, ms, stats_keys=accounts)
+        )
 
     def _launch_pass(self, rows: Mapping[Action, Sequence[int]]) -> None:
         engine, self._forward_started = self._engine, time.perf_counter()
@@ -263,7 +265,7 @@ class Iteration:
         engine.controller.observe(timed)
         engine.bursts.choice.observe(timed)
         engine.counters.expected_speedup = engine.controller.speedup
-        engine.counters.planned = engine.controller.planned
+        engine.counters.last_plan = engine.controller.last_plan
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
             if is_gone(req):
                 tokens.clear()
@@ -272,7 +274,7 @@ class Iteration:
                 tokens.clear()
             elif tokens:
                 req.parse_state.write(tokens)
-                engine.counters.emitted(req.parse_state, engine.last_read)
+                engine.counters.observe_output(req.parse_state, engine.last_read)
         self.result.fill(self.batch, self._emitted, self._output)
 
     # -- accounting -------------------------------------------------------------

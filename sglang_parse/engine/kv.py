@@ -103,7 +103,7 @@ class KvSlots:
         has_waited = any(batch.reqs[i].parse_state.waited for i in over)
         # Asked of nobody in an iteration of bursts alone: there are many.
         may_join = bool(over) and not stepping and not has_waited
-        draft_chunk, num_judged = self.controller.share(
+        draft_chunk, num_judged = self.controller.limit_iteration(
             len(drafting),
             [batch.reqs[i].parse_state.draft.num_rows for i in over],
             len(stepping),

@@ -17,9 +17,9 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Outcome, Phase, Questions, Round, Standing
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.question import LOW_MASS, Question
+from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.segment import first_end, prefix_ends, thin_out
+from sglang_parse.core.segment import evenly_spaced, first_segment_end, prefix_ends
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -101,7 +101,7 @@ class Rounds:
         pieces = [self._piece(token) for token in draft.token_ids]
         all_ends = prefix_ends(pieces, self.rule, finished=_is_whole(req), max_prefixes=len(pieces))
         most = state.plan.max_prefixes if state.plan else self.config.max_prefixes
-        ends = thin_out(all_ends, most)
+        ends = evenly_spaced(all_ends, most)
         was_thinking = self._is_thinking(req)
         ids = [
             question.ids_for(
@@ -144,7 +144,7 @@ class Rounds:
         record = None
         if state.policy.keep_trace:
             record = trace_record(state, readout, selected, own, self.question)
-        self.counters.judged(state.num_drafted, cut, readout.verdicts)
+        self.counters.observe_verify(state.num_drafted, cut, readout.verdicts)
         if self.drift is not None and not state.stats.rounds:
             self._compare(self.drift, readout.verdicts)
         judgement = _judgement(req, cut, matched, readout.choices)
@@ -250,7 +250,7 @@ class Rounds:
         """
         if self.question is None:
             return len(segment)
-        end = first_end([self._piece(token) for token in segment], self.rule, num_new)
+        end = first_segment_end([self._piece(token) for token in segment], self.rule, num_new)
         if end is not None and not standing.drafting_suspended:
             self.controller.observe_decoded_segment(state.policy.threshold, end)
         return end
@@ -288,7 +288,7 @@ class Rounds:
         if self._low_mass_reported or not readout.mass:
             return
         mean = sum(readout.mass) / len(readout.mass)
-        if mean < LOW_MASS:
+        if mean < LOW_VERDICT_MASS:
             self._low_mass_reported = True
             logger.warning(
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
@@ -296,12 +296,12 @@ class Rounds:
                 "this model answers with the verdict words, or another pair of words (such as Yes "
                 "and No), and take --parse-threshold from sglang-parse calibrate.",
                 mean,
-                LOW_MASS,
+                LOW_VERDICT_MASS,
             )
 
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
         """What ``core.simulation`` was asked for; never without saying so."""
-        self.counters.simulated = simulated.fraction
+        self.counters.simulated_accept_ratio = simulated.fraction
         logger.warning(
             "PARSE: acceptance is simulated (%s=%g): verdicts are computed and ignored, %.0f %% of "
             "every draft of up to %d tokens is kept. For benchmarks only: answers mean nothing.",
@@ -320,14 +320,14 @@ def _judgement(req: Any, cut: int, matched: int, choices: Sequence[int]) -> Veri
     if not ends and cut < drafted:  # token mode
         rejected = cut + 1
     return VerifyOutcome(
-        drafted=drafted,
-        judged=ends[-1] if ends else drafted,
-        segments=state.draft.num_segments or drafted,
+        num_drafted=drafted,
+        num_verified=ends[-1] if ends else drafted,
+        num_segments=state.draft.num_segments or drafted,
         accepted_len=cut,
-        rejected=rejected,
+        reject_end=rejected,
         is_finished=_is_whole(req),
-        matched=matched,
-        differing=sum(map(ne, state.draft.token_ids[:cut], choices)),
+        num_matched=matched,
+        num_mismatched=sum(map(ne, state.draft.token_ids[:cut], choices)),
     )
 
 

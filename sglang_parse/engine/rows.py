@@ -63,7 +63,7 @@ def verifying_rows(row: int, req: Any, *, semantic: bool) -> VerifyRows:
     layout = RequestLayout(
         prefix_len=committed,
         num_draft_rows=num_draft_rows,
-        cuts=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
+        visible_lens=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
         question_lens=tuple(map(len, draft.question_ids)) if semantic else (),
     )
     ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)

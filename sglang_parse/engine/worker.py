@@ -81,7 +81,7 @@ class ParseWorker(BaseSpecWorker):
         """
         del on_publish
         engine = self.engine
-        engine.counters.launched(batch.reqs, overlap=batch.enable_overlap)
+        engine.counters.record_launch(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if batch.forward_mode.is_extend():
             prefilled = {req.rid for req in batch.reqs}
@@ -91,7 +91,7 @@ class ParseWorker(BaseSpecWorker):
             return prefill(engine, batch, **kwargs)
         self._running = {req.rid: req for req in batch.reqs}
         engine.controller.observe_load(len(batch.reqs), [*_resting(batch.reqs)])
-        engine.counters.hold(batch.reqs)
+        engine.counters.observe_kv_slots(batch.reqs)
         return self.pipeline.launch(batch)
 
     def alloc_memory_pool(
@@ -174,7 +174,7 @@ def build_engine(
         head = Eagle3Head(server_args, gpu_id, nccl_port, target_worker, config.eagle3_path)
     controller = _controller(config, server_args, question)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
-    counters.mismatch = certified.mismatch
+    counters.certificate_mismatch = certified.mismatch
     return Engine(
         config=config,
         target=target,
@@ -183,7 +183,7 @@ def build_engine(
             draft,
             size=block.size,
             mask_id=block.mask_id,
-            or_one=block.or_one,
+            allow_one_token=block.allow_one_token,
             is_masked=is_masked,
             plans_on_device=SUPPORT[server_args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,
@@ -238,7 +238,11 @@ def _parallel_draft(config: ParseConfig, draft: DraftModel) -> ParallelDraft:
     if block.size > 1:
         logger.info(
             "PARSE: the draft writes up to %d tokens a forward, with mask token %d%s",
-            *(block.size, block.mask_id, ", or one where that is faster" if block.or_one else ""),
+            *(
+                block.size,
+                block.mask_id,
+                ", or one where that is faster" if block.allow_one_token else "",
+            ),
         )
     return block
 

@@ -91,7 +91,7 @@ def pass_work(
 def attended_pairs(layout: RequestLayout) -> int:
     """Ones in the request's mask."""
     return sum(
-        rows.num_rows * rows.context + rows.num_rows * (rows.num_rows + 1) // 2
+        rows.num_rows * rows.context_len + rows.num_rows * (rows.num_rows + 1) // 2
         for rows in layout.pseudo_sequences()
     )
 

@@ -209,7 +209,7 @@ class LimitSettings(Flags):
         return RequestLayout(
             prefix_len=self.input_len,
             num_draft_rows=1 + self.draft_len,
-            cuts=tuple(1 + length * k for k in range(1, self.prefixes + 1)),
+            visible_lens=tuple(1 + length * k for k in range(1, self.prefixes + 1)),
             question_lens=(self.question_len,) * self.prefixes,
         )
 

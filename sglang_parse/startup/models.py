@@ -158,12 +158,12 @@ class ParallelDraft:
     Attributes:
         size: tokens at most.
         mask_id: its mask token; 0 where ``size`` is 1.
-        or_one: one token a forward where that is faster.
+        allow_one_token: one token a forward where that is faster.
     """
 
     size: int = 1
     mask_id: int = 0
-    or_one: bool = False
+    allow_one_token: bool = False
 
 
 def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
@@ -195,7 +195,7 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
     ):
         fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
         refuse(f"{key} in the draft's config.json", mask_id, fix)
-    return ParallelDraft(size or USUAL_BLOCK, mask_id, or_one=size is None)
+    return ParallelDraft(size or USUAL_BLOCK, mask_id, allow_one_token=size is None)
 
 
 def slot_sharers(args: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_parse.core.block import Masks
-from sglang_parse.core.counters import figures
+from sglang_parse.core.counters import request_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     info: dict[str, Any] = {"mode": "plain" if state.policy.is_plain else "parse", **note}
     if state.policy.is_plain:
         info["reason"] = state.policy.plain_reason
-    shown = figures(req)
+    shown = request_counts(req)
     if state.policy.decode_accelerator:
         info["decode_accelerator"] = state.policy.decode_accelerator
     else:

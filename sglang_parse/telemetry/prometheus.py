@@ -75,12 +75,12 @@ class ParseMetrics:
         """SGLang's call after every iteration, when its result has been processed."""
         super().increment_realtime_tokens(*args, **kwargs)  # type: ignore[misc]
         counters, now = self._parse_counters, time.monotonic()
-        if not counters.keeps_samples:
+        if not counters.collects_samples:
             # The first call: it comes after a prefill, so no sample is missing yet.
-            counters.keeps_samples = True
+            counters.collects_samples = True
             self._show_zeros()
         counters.update_latest()
-        if now - self._parse_published_at >= PUBLISH_EVERY_S or counters.has_ended:
+        if now - self._parse_published_at >= PUBLISH_EVERY_S or counters.any_finished:
             self._parse_published_at = now
             self.publish()
 
@@ -92,21 +92,21 @@ class ParseMetrics:
             if growth > 0:
                 self._child(BY_NAME[name], label_value).inc(growth)
                 self._parse_published[name, label_value] = total
-        planned = counters.planned
+        planned = counters.last_plan
         gauges = {
             ("expected_speedup", ""): counters.expected_speedup,
             ("planned_draft_tokens", ""): planned and planned.draft_tokens,
             ("planned_prefixes", ""): planned and planned.max_prefixes,
             ("planned_draft_chunk", ""): planned and planned.draft_chunk,
-            ("simulated_acceptance", ""): counters.simulated,
+            ("simulated_acceptance", ""): counters.simulated_accept_ratio,
             ("verdict_drift", ""): counters.verdict_drift,
-            **{("certificate_mismatch", what): 1 for what in counters.mismatch},
+            **{("certificate_mismatch", what): 1 for what in counters.certificate_mismatch},
         }
         for (name, label_value), value in gauges.items():
             if value is not None and value != self._parse_gauges.get((name, label_value)):
                 self._parse_gauges[name, label_value] = value
                 self._child(BY_NAME[name], label_value).set(value)
-        for name, values in counters.take_samples().items():
+        for name, values in counters.drain_samples().items():
             child = self._child(BY_NAME[name], "")
             for value in values:
                 child.observe(value)

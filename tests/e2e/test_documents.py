@@ -300,7 +300,7 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert again["fingerprint"] == found["fingerprint"]
     assert len((tmp_path / "drafts.jsonl").read_text().splitlines()) == asked[0]
     config = ParseConfig(threshold=str(tmp_path / "calibration.json"))
-    assert config.smallest_accepted == again["threshold"]
+    assert config.accept_threshold == again["threshold"]
 
 
 def test_log(server: Server):

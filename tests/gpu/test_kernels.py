@@ -91,7 +91,7 @@ def one_cut_early(layout: VerifyLayout, device: torch.device) -> torch.Tensor:
     early = RequestLayout(
         first.prefix_len,
         first.num_draft_rows,
-        (first.cuts[0] - 1, *first.cuts[1:]),
+        (first.visible_lens[0] - 1, *first.visible_lens[1:]),
         first.question_lens,
     )
     return flat_mask(VerifyLayout.of([early, *layout.requests[1:]]), device)

@@ -29,7 +29,7 @@ def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, f
     """Masks -> (rows of a forward, its floor over that of a step)."""
     step = floor_ms(step_work(shape, num_requests, CONTEXT, BF16_BYTES))
     found = {}
-    for plan in layouts_for(size, or_one=False):
+    for plan in layouts_for(size, allow_one_token=False):
         block = block_of(
             plan, written=CONTEXT, known=CONTEXT + 1, candidates=range(size - 1), room=size * size
         )

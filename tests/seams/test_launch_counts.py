@@ -156,7 +156,7 @@ def in_blocks(
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
-    (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
+    (plan,) = (plan for plan in engine.bursts.choice.costs if plan.masks.value == masks)
     engine.bursts.choice.choose = lambda _: plan
     engine.slots.all_burst = lambda *_: True
     return batch, engine

@@ -85,7 +85,7 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     ends.parse_state.draft.candidates = (7, 8, 9)
     batch = batch_of(begins, goes_on, samples, ends)
     engine = engine_for(batch, is_masked=is_masked, block_size=4)
-    (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
+    (plan,) = (plan for plan in engine.bursts.choice.costs if plan.masks.value == masks)
     monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
     launched(batch, engine)
     (forward,) = engine.draft.draft_runner.forwards
@@ -115,7 +115,7 @@ def test_blocks_behind_unread_blocks(
         batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
     config = ParseConfig(draft_tokens=64, draft_chunk=12)
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
-    (plan,) = (plan for plan in engine.bursts.choice.prices if plan.masks.value == masks)
+    (plan,) = (plan for plan in engine.bursts.choice.costs if plan.masks.value == masks)
     monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
     engine.slots.all_burst = lambda *_: True
     first, _ = launched(batch, engine)

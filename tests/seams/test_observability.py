@@ -94,7 +94,7 @@ def test_what_an_ended_request_added_is_shown_at_once(monkeypatch: pytest.Monkey
     ended = SimpleNamespace(finished=lambda: True)
     shown = []
     for now, latest in ((100, []), (100.05, []), (100.06, [ended]), (100.1, []), (100.17, [])):
-        clock[0], counters.latest = now, latest
+        clock[0], counters.latest_reqs = now, latest
         counters.count("rounds_total")
         collector.increment_realtime_tokens()
         shown.append(collector._parse_children["rounds_total", ""].value)
@@ -119,7 +119,7 @@ def test_lines_change_only_where_parse_serves(serves: bool):
             return True
 
     counters = Counters()
-    counters.latest = [Waiting()] if serves else []
+    counters.latest_reqs = [Waiting()] if serves else []
     counters.count("drafted_tokens_total", 20)
     counters.count("draft_forwards_total", 5)
     counters.count("verified_tokens_total", 16)
@@ -140,5 +140,5 @@ def test_simulated_acceptance_is_in_the_decode_line():
 
     counters = Counters()
     assert "SIMULATED" not in DecodeLine(counters).figures()
-    counters.simulated = 0.75
+    counters.simulated_accept_ratio = 0.75
     assert "SIMULATED acceptance: 0.75, " in DecodeLine(counters).figures()

@@ -267,7 +267,7 @@ def engine_for(
             draft,
             size=block_size,
             mask_id=VOCAB - 1,
-            or_one=False,
+            allow_one_token=False,
             is_masked=is_masked,
             plans_on_device=plans_on_device,
             draft_tokens=config.draft_tokens,

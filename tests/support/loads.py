@@ -37,7 +37,7 @@ class Load:
     name: str
     prices: Prices
     phases: Sequence[tuple[int, Sequence[Script]]]
-    gap: float = 0.0
+    max_itl_ratio: float = 0.0
 
     def play(self, policy: Policy) -> float:
         """Output tokens per second of all phases."""
@@ -49,7 +49,7 @@ class Load:
         return 1e3 * tokens / ms
 
     def controlled(self) -> float:
-        limits = Limits(question_rows=QUESTION_ROWS, gap=self.gap)
+        limits = Limits(question_rows=QUESTION_ROWS, max_itl_ratio=self.max_itl_ratio)
         return self.play(Controlled(Controller(limits)))
 
 

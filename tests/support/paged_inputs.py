@@ -61,7 +61,7 @@ class RequestTensors:
         draft = torch.arange(start + layout.num_draft_rows, device=device)
         yield slice(0, layout.num_draft_rows), draft
         for cut, first, size in zip(
-            layout.cuts, layout.question_starts, layout.question_lens, strict=True
+            layout.visible_lens, layout.question_starts, layout.question_lens, strict=True
         ):
             question = torch.arange(start + first, start + first + size, device=device)
             yield slice(first, first + size), torch.cat((draft[: start + cut], question))

@@ -12,7 +12,7 @@ import torch
 
 from sglang_parse.core.block import Masks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import flat_mask, flat_mask_at, may_attend, tail_mask
+from sglang_parse.core.mask import flat_mask, flat_mask_at, may_attend, qlen_only_mask
 from support.passes import block
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
@@ -94,7 +94,7 @@ class PagedPass:
         if self.layout is UNREAD:
             told = self.layout.at([length + UNKNOWN for length in prefix_lens])
             starts = torch.tensor(prefix_lens)
-            mask = flat_mask_at(told, starts, tail_mask(told.requests[0]))
+            mask = flat_mask_at(told, starts, qlen_only_mask(told.requests[0]))
         spec_info = ParseVerifyInput(
             layout=told,
             custom_mask=mask if is_masked else None,

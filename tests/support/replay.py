@@ -21,7 +21,7 @@ from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.stage_cost import Stage, StageTime
 from sglang_parse.core.policy.threshold_stats import stats_key
-from sglang_parse.core.segment import thin_out
+from sglang_parse.core.segment import evenly_spaced
 
 Price = Callable[[float], float]
 """Size (requests, rows) -> ms."""
@@ -83,7 +83,7 @@ class Policy(Protocol):
     def share(
         self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
     ) -> tuple[int, int]:
-        """As ``Controller.share``."""
+        """As ``Controller.limit_iteration``."""
 
     def observe(self, *iteration: StageTime) -> None: ...
 
@@ -140,7 +140,7 @@ class Controlled:
     def share(
         self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
     ) -> tuple[int, int]:
-        return self.controller.share(num_drafting, rows, num_stepping, may_join=may_join)
+        return self.controller.limit_iteration(num_drafting, rows, num_stepping, may_join=may_join)
 
     @property
     def burst(self) -> int:
@@ -355,7 +355,7 @@ class Replay:
     def _question(self, request: Request) -> None:
         assert request.plan is not None
         request.ends = request.ends_of(request.drafted)
-        request.judged_ends = tuple(thin_out(request.ends, request.plan.max_prefixes))
+        request.judged_ends = tuple(evenly_spaced(request.ends, request.plan.max_prefixes))
 
     def _judge(self, request: Request) -> None:
         start, drafted = request.place, request.drafted
@@ -370,8 +370,8 @@ class Replay:
         is_end = start + drafted >= request.length
         judged = VerifyOutcome(
             *(drafted, last, len(request.ends), cut, rejected, is_end),
-            matched=matched,
-            differing=request.differing(cut),
+            num_matched=matched,
+            num_mismatched=request.differing(cut),
         )
         self.policy.observe_round(judged, request.num_failed)
         request.num_failed = request.num_failed + 1 if judged.has_failed else 0

@@ -46,7 +46,7 @@ def flashinfer(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool)
         own = -(-sequence.num_rows * heads_per_kv_head // TILE)
         for tile in range(own):
             last_row = -(-(tile + 1) * TILE // heads_per_kv_head)
-            columns += sequence.context + min(last_row, sequence.num_rows)
+            columns += sequence.context_len + min(last_row, sequence.num_rows)
         tiles += own
     return Counts(tiles, columns, 0)
 
@@ -55,7 +55,7 @@ def triton(layout: VerifyLayout, heads_per_kv_head: int, *, is_masked: bool) -> 
     if is_masked:
         runs = [(request.num_rows, request.prefix_len) for request in layout.requests]
     else:
-        runs = [(sequence.num_rows, sequence.context) for sequence in layout.pseudo_sequences()]
+        runs = [(sequence.num_rows, sequence.context_len) for sequence in layout.pseudo_sequences()]
     tiles = columns = new_columns = 0
     for num_rows, context in runs:
         for start in range(0, num_rows, TILE):

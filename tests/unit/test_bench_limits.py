@@ -18,7 +18,7 @@ from sglang_parse.limit.shape import Shape, shape_names
 
 pytestmark = pytest.mark.unit
 
-LAYOUT = RequestLayout(prefix_len=7, num_draft_rows=5, cuts=(3, 5), question_lens=(2, 4))
+LAYOUT = RequestLayout(prefix_len=7, num_draft_rows=5, visible_lens=(3, 5), question_lens=(2, 4))
 
 
 def test_the_pair_has_the_sizes_in_its_names():

@@ -75,7 +75,7 @@ def test_the_defaults_fit_a_card_of_141_gb_and_no_small_one():
 def test_a_draft_is_an_answer_in_prefixes_of_one_length():
     layout = settings().layout()
     assert (layout.num_draft_rows, layout.num_rows) == (513, 513 + 16 * 40)
-    assert layout.cuts == tuple(range(33, 514, 32))
+    assert layout.visible_lens == tuple(range(33, 514, 32))
     assert attended_pairs(layout) > layout.num_rows * layout.prefix_len
 
 

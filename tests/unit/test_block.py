@@ -32,7 +32,7 @@ LAST, EVERY = DraftLayout(4, Masks.LAST), DraftLayout(4, Masks.EVERY)
 def test_masks_behind_the_last_row():
     block = block_of(LAST, written=9, known=10, candidates=[5, 6, 7], room=100)
     assert block.layout.positions() == [9, 10, 11, 12, 13, 14, 15]
-    assert (block.layout.num_draft_rows, block.layout.cuts) == (7, ())  # plainly causal
+    assert (block.layout.num_draft_rows, block.layout.visible_lens) == (7, ())  # plainly causal
     assert block.token_ids([4], MASK_ID) == [4, 5, 6, 7, MASK_ID, MASK_ID, MASK_ID]
     assert block.logits_rows == (0, 1, 2, 3, 4, 5, 6)
     assert block.layout.num_rows - 1 == LAST.rows_behind == 6
@@ -44,7 +44,7 @@ def test_masks_behind_every_row():
         *(12, 13, 14),
         *(13, 14, 15),
     ]
-    assert block.layout.cuts == (1, 2, 3, 4)
+    assert block.layout.visible_lens == (1, 2, 3, 4)
     assert block.layout.num_rows - 1 == EVERY.rows_behind == 15
 
 
@@ -66,7 +66,7 @@ def test_no_row_stands_for_a_token_behind_the_budget(plan: DraftLayout, room: in
 
 
 def test_one_token_a_forward_is_a_block_too():
-    (one,) = layouts_for(1, or_one=True)
+    (one,) = layouts_for(1, allow_one_token=True)
     block = block_of(one, written=9, known=10, candidates=(), room=5)
     assert (block.layout.num_rows, one.rows_behind) == (1, 0)
     assert keep(block, [3]).token_ids == (3,)

@@ -53,7 +53,7 @@ def write(folder: Path, **changes: object) -> str:
 def test_a_server_serves_by_the_file(tmp_path: Path):
     config = ParseConfig(threshold=write(tmp_path))
     assert config.certificate == CERTIFICATE
-    assert config.smallest_accepted == 0.9985
+    assert config.accept_threshold == 0.9985
     assert RequestOptions.read(None, config).threshold == 0.9985
     assert RequestOptions.read({"parse": {"threshold": 0.1}}, config).threshold == 0.1
     environ: dict[str, str] = {}
@@ -63,7 +63,7 @@ def test_a_server_serves_by_the_file(tmp_path: Path):
 
 def test_a_number_is_no_certificate():
     config = ParseConfig(threshold=0.7)
-    assert (config.certificate, config.smallest_accepted) == (None, 0.7)
+    assert (config.certificate, config.accept_threshold) == (None, 0.7)
 
 
 @pytest.mark.parametrize(

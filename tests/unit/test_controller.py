@@ -31,14 +31,14 @@ pytestmark = pytest.mark.unit
 
 HALF, LOW = 0.5, 0.25
 GOOD = VerifyOutcome(
-    128, judged=128, segments=10, accepted_len=128, rejected=None, is_finished=False
+    128, num_verified=128, num_segments=10, accepted_len=128, reject_end=None, is_finished=False
 )
 BAD = VerifyOutcome(
     COLD_START_TOKENS,
-    judged=COLD_START_TOKENS,
-    segments=1,
+    num_verified=COLD_START_TOKENS,
+    num_segments=1,
     accepted_len=0,
-    rejected=COLD_START_TOKENS,
+    reject_end=COLD_START_TOKENS,
     is_finished=False,
 )
 STEP_MS = 8.0
@@ -105,7 +105,7 @@ def test_good_drafts_are_long_and_bad_ones_short():
     good, middling = priced(), priced()
     play(good, GOOD)
     cut = VerifyOutcome(
-        128, judged=128, segments=10, accepted_len=26, rejected=38, is_finished=False
+        128, num_verified=128, num_segments=10, accepted_len=26, reject_end=38, is_finished=False
     )
     play(middling, cut)
     assert good.plan(HALF).draft_tokens == 128
@@ -114,7 +114,7 @@ def test_good_drafts_are_long_and_bad_ones_short():
 
 def test_drafts_pay_that_are_rejected_and_that_the_target_would_have_written():
     """Nothing is kept, and most of it comes with the cut."""
-    controller, alike = priced(), BAD._replace(matched=COLD_START_TOKENS - 2)
+    controller, alike = priced(), BAD._replace(num_matched=COLD_START_TOKENS - 2)
     play(controller, BAD, LOW, rounds=30)
     play(controller, alike, HALF, rounds=30)
     assert controller.plan(LOW) is None
@@ -133,7 +133,7 @@ def test_dear_rows_are_asked_fewer_questions():
 
 
 def replace_cut(cut: int, rejected: int) -> VerifyOutcome:
-    return GOOD._replace(accepted_len=cut, rejected=rejected)
+    return GOOD._replace(accepted_len=cut, reject_end=rejected)
 
 
 def test_load_counts():
@@ -320,10 +320,10 @@ def test_it_comes_back_when_trials_go_well():
             controller.observe_round(
                 HALF,
                 GOOD._replace(
-                    drafted=COLD_START_TOKENS,
-                    judged=COLD_START_TOKENS,
+                    num_drafted=COLD_START_TOKENS,
+                    num_verified=COLD_START_TOKENS,
                     accepted_len=COLD_START_TOKENS,
-                    segments=1,
+                    num_segments=1,
                 ),
             )
         if trials == 60:
@@ -359,7 +359,7 @@ def test_what_was_given_is_fixed():
     assert limits.fixed == {"draft_tokens", "draft_chunk"}
     controller = priced(limits)
     assert controller.plan(HALF).draft_tokens == 48  # the pilot, too
-    play(controller, replace_cut(4, 12)._replace(drafted=48, judged=48))
+    play(controller, replace_cut(4, 12)._replace(num_drafted=48, num_verified=48))
     for _ in range(10):
         if plan := controller.plan(HALF):
             assert (plan.draft_tokens, plan.draft_chunk) == (48, 8)
@@ -376,16 +376,16 @@ def test_a_simulated_share_is_of_drafts_as_long_as_the_settings_say():
 def test_nothing_depends_on_the_clock_where_answers_must_be_the_same_again():
     limits = Limits.of(ParseConfig(), 20, is_timed=False)
     assert limits.fixed == {"draft_tokens", "max_prefixes", "draft_chunk"}
-    assert (limits.gap, limits.silence_ms, limits.draft_chunk) == (0, 0, 16)
+    assert (limits.max_itl_ratio, limits.max_draft_latency_ms, limits.draft_chunk) == (0, 0, 16)
 
 
 def test_a_rounds_silence_has_a_bound():
-    free, bound = priced(), priced(Limits(silence_ms=60.0))
+    free, bound = priced(), priced(Limits(max_draft_latency_ms=60.0))
     for controller in (free, bound):
         play(controller, GOOD)
     assert free.plan(HALF).draft_tokens == 128  # 128 ms of drafting
     assert bound.plan(HALF).draft_tokens <= 52
-    impossible = priced(Limits(silence_ms=1.0))
+    impossible = priced(Limits(max_draft_latency_ms=1.0))
     play(impossible, GOOD)
     assert impossible.plan(HALF).draft_tokens <= 24
 
@@ -394,51 +394,51 @@ def test_a_rounds_silence_has_a_bound():
 
 
 def test_where_nobody_waits_all_that_is_ready_goes():
-    controller = priced(Limits(gap=2.5))
-    assert controller.share(3, [200, 200], 0) == (16, 2)
+    controller = priced(Limits(max_itl_ratio=2.5))
+    assert controller.limit_iteration(3, [200, 200], 0) == (16, 2)
 
 
 def test_those_who_could_join_a_pass_are_waited_for_where_nobody_writes():
-    controller = priced(Limits(gap=2.5))
-    assert controller.share(3, [200, 200], 0, may_join=True) == (16, 0)
-    assert controller.share(0, [200, 200], 0, may_join=True) == (16, 2)  # nobody is left
-    assert controller.share(3, [200], 1, may_join=True)[1] == 1
-    assert replace(controller, mode="always").share(3, [200], 0, may_join=True)[1] == 1
+    controller = priced(Limits(max_itl_ratio=2.5))
+    assert controller.limit_iteration(3, [200, 200], 0, may_join=True) == (16, 0)
+    assert controller.limit_iteration(0, [200, 200], 0, may_join=True) == (16, 2)  # nobody is left
+    assert controller.limit_iteration(3, [200], 1, may_join=True)[1] == 1
+    assert replace(controller, mode="always").limit_iteration(3, [200], 0, may_join=True)[1] == 1
 
 
 def test_who_continues_waits_for_no_more_than_the_bound():
-    controller = priced(Limits(gap=2.5, question_rows=10))
+    controller = priced(Limits(max_itl_ratio=2.5, question_rows=10))
     controller.observe_load(4)
     play(controller, GOOD)
     controller.plan(HALF)
-    burst, judged = controller.share(2, [], 2)
+    burst, judged = controller.limit_iteration(2, [], 2)
     assert burst * 1.0 + STEP_MS <= 2.5 * STEP_MS + 1
     assert judged == 0
-    burst, judged = controller.share(0, [600, 600, 600], 1)
+    burst, judged = controller.limit_iteration(0, [600, 600, 600], 1)
     assert judged == 1  # each pass takes 20 ms
-    assert controller.share(2, [5000], 1) == (1, 1)  # somebody moves, whatever it takes
+    assert controller.limit_iteration(2, [5000], 1) == (1, 1)  # somebody moves, whatever it takes
 
 
 def test_a_fixed_burst_is_not_shortened():
-    limits = Limits(gap=2.5, draft_chunk=64, fixed=frozenset({"draft_chunk"}))
+    limits = Limits(max_itl_ratio=2.5, draft_chunk=64, fixed=frozenset({"draft_chunk"}))
     controller = priced(limits)
-    assert controller.share(2, [], 2) == (64, 0)
+    assert controller.limit_iteration(2, [], 2) == (64, 0)
 
 
 def test_without_a_bound_all_goes():
     controller = replace(priced(), num_running=4)
     play(controller, GOOD)
     controller.plan(HALF)
-    assert controller.share(2, [600] * 3, 1) == (controller.draft_chunk, 3)
+    assert controller.limit_iteration(2, [600] * 3, 1) == (controller.draft_chunk, 3)
 
 
 def test_what_an_iteration_took_too_long_for_those_that_never_draft_is_made_good():
     """Over the iterations they take as long as the bound says, whatever one of them takes."""
-    controller = priced(Limits(slowdown=1.5))
+    controller = priced(Limits(max_slowdown=1.5))
     controller.observe_load(4)
     waited, total, count = 0, 0.0, 0
     for _ in range(200):
-        burst, judged = controller.share(2, [600], 1, num_plain=1)
+        burst, judged = controller.limit_iteration(2, [600], 1, num_plain=1)
         assert (burst, judged) in {(controller.draft_chunk, 1), (0, 0)}
         spent = 60.0 if judged else 0.0
         waited += not judged
@@ -450,14 +450,17 @@ def test_what_an_iteration_took_too_long_for_those_that_never_draft_is_made_good
 
 
 def test_prefills_of_requests_that_draft_are_made_good_too():
-    controller = priced(Limits(slowdown=1.5))
+    controller = priced(Limits(max_slowdown=1.5))
     controller.observe_load(4)
-    controller.share(2, [], 1)
+    controller.limit_iteration(2, [], 1)
     controller.observe_prefill(60.0)
-    assert controller.share(2, [600], 1, num_plain=1) != (0, 0)  # nobody was there to wait for it
+    assert controller.limit_iteration(2, [600], 1, num_plain=1) != (
+        0,
+        0,
+    )  # nobody was there to wait for it
     controller.observe_prefill(60.0)
     waited = 0
-    while controller.share(2, [600], 1, num_plain=1) == (0, 0):
+    while controller.limit_iteration(2, [600], 1, num_plain=1) == (0, 0):
         controller.observe([StageTime(Stage.DECODE, 4, 4, STEP_MS)])
         waited += 1
     assert waited == math.ceil(60.0 / (0.5 * STEP_MS))
@@ -465,13 +468,17 @@ def test_prefills_of_requests_that_draft_are_made_good_too():
 
 @pytest.mark.parametrize(
     ("limits", "num_plain", "mode"),
-    [(Limits(), 1, "auto"), (Limits(slowdown=1.5), 0, "auto"), (Limits(slowdown=1.5), 1, "always")],
+    [
+        (Limits(), 1, "auto"),
+        (Limits(max_slowdown=1.5), 0, "auto"),
+        (Limits(max_slowdown=1.5), 1, "always"),
+    ],
     ids=["no bound", "all of them draft", "drafting always"],
 )
 def test_otherwise_nobody_is_owed_anything(limits: Limits, num_plain: int, mode: str):
     controller = replace(priced(limits), mode=mode)
     for _ in range(3):
-        assert controller.share(2, [600], 1, num_plain) == (controller.draft_chunk, 1)
+        assert controller.limit_iteration(2, [600], 1, num_plain) == (controller.draft_chunk, 1)
         controller.observe(
             [StageTime(Stage.DRAFT, 2, 16, 60.0), StageTime(Stage.DECODE, 4, 4, STEP_MS)]
         )

@@ -77,7 +77,7 @@ def test_any_number_of_thresholds():
 
 def test_the_controller_asks_at_the_load_there_is():
     """A step's time is shared by those in it, and by the tokens it brings."""
-    controller = Controller(reading=reading(4))
+    controller = Controller(eagle_gate=reading(4))
     assert controller.uses_eagle(0.5)  # no price of a step yet
     controller.observe([StageTime(Stage.DECODE, 1, 1, 6.0)])
     assert controller.uses_eagle(0.5)
@@ -87,6 +87,6 @@ def test_the_controller_asks_at_the_load_there_is():
 
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_where_drafting_is_fixed_all_are_read(mode: str):
-    controller = Controller(mode=mode, reading=reading(0))
+    controller = Controller(mode=mode, eagle_gate=reading(0))
     controller.observe([StageTime(Stage.DECODE, 1, 1, 6.0)])
     assert controller.uses_eagle(0.5)

@@ -12,14 +12,16 @@ from sglang_parse.core.mask import (
     flat_mask,
     flat_mask_at,
     may_attend,
+    qlen_only_mask,
     split_flat_mask,
-    tail_mask,
 )
 
 pytestmark = pytest.mark.unit
 
 # Four draft rows in two segments, two questions of two tokens, as in the design's picture.
-GOLDEN_LAYOUT = RequestLayout(prefix_len=3, num_draft_rows=4, cuts=(2, 4), question_lens=(2, 2))
+GOLDEN_LAYOUT = RequestLayout(
+    prefix_len=3, num_draft_rows=4, visible_lens=(2, 4), question_lens=(2, 2)
+)
 GOLDEN = """
     1 . . . . . . .
     1 1 . . . . . .
@@ -48,7 +50,7 @@ def stand_alone_prompts(layout: RequestLayout) -> list[list[tuple[str, ...]]]:
     context = [("context", str(i)) for i in range(layout.prefix_len)]
     draft = [("draft", str(i)) for i in range(layout.num_draft_rows)]
     prompts = [context + draft[: i + 1] for i in range(layout.num_draft_rows)]
-    for k, (cut, length) in enumerate(zip(layout.cuts, layout.question_lens, strict=True)):
+    for k, (cut, length) in enumerate(zip(layout.visible_lens, layout.question_lens, strict=True)):
         question = [("question", str(k), str(i)) for i in range(length)]
         prompts += [context + draft[:cut] + question[: i + 1] for i in range(length)]
     return prompts
@@ -69,7 +71,7 @@ def request_layouts(draw) -> RequestLayout:
     return RequestLayout(
         prefix_len=draw(st.integers(0, 20)),
         num_draft_rows=num_draft_rows,
-        cuts=tuple(draw(cuts)),
+        visible_lens=tuple(draw(cuts)),
         question_lens=tuple(draw(lens)),
     )
 
@@ -79,7 +81,7 @@ BATCHES = st.lists(request_layouts(), min_size=1, max_size=3).map(VerifyLayout.o
 
 def test_golden_mask():
     golden = rows_of_text(GOLDEN)
-    assert tail_mask(GOLDEN_LAYOUT).tolist() == golden
+    assert qlen_only_mask(GOLDEN_LAYOUT).tolist() == golden
     with_context = [[True] * 3 + row for row in golden]
     assert dense_mask(GOLDEN_LAYOUT).tolist() == with_context
     assert predicate_mask(GOLDEN_LAYOUT) == with_context
@@ -164,8 +166,8 @@ def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
         first = batch.qo_indptr[sequence.request] + sequence.start
         kv_len = batch.requests[sequence.request].kv_len
         for i in range(sequence.num_rows):
-            own = range(sequence.own_start, sequence.own_start + i + 1)
-            columns = {*range(sequence.context), *own}
+            own = range(sequence.start_column, sequence.start_column + i + 1)
+            columns = {*range(sequence.context_len), *own}
             seen += [column in columns for column in range(kv_len)]
             rows.append(first + i)
         assert sequence.kv_len == len(columns)
@@ -186,8 +188,8 @@ def test_paged_rows_name_those_slots(batch, with_own, unknown):
     sequences = batch.pseudo_sequences()
     expected = [
         [
-            *slots[s.request, : s.context].tolist(),
-            *slots[s.request, s.own_start : s.own_start + s.num_rows * with_own].tolist(),
+            *slots[s.request, : s.context_len].tolist(),
+            *slots[s.request, s.start_column : s.start_column + s.num_rows * with_own].tolist(),
         ]
         for s in sequences
     ]
@@ -220,7 +222,7 @@ def test_a_mask_behind_lengths_only_the_device_knows(request, starts, unknown):
     """Requests whose rows are alike."""
     batch = VerifyLayout.of([request.at(start) for start in starts])
     longest = batch.at([start + unknown for start in starts])
-    flat = flat_mask_at(longest, torch.tensor(starts), tail_mask(request))
+    flat = flat_mask_at(longest, torch.tensor(starts), qlen_only_mask(request))
     assert flat[: batch.mask_size].equal(flat_mask(batch))
     assert len(flat) == longest.mask_size
 
@@ -265,15 +267,15 @@ def test_an_empty_pass():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cuts": (2,)}, "1 cuts for 2 questions"),
+        ({"visible_lens": (2,)}, "1 visible_lens for 2 questions"),
         ({"prefix_len": -1}, "prefix_len -1"),
         ({"num_draft_rows": 0}, "num_draft_rows 0"),
-        ({"cuts": (2, 5)}, r"cuts \(2, 5\) outside 0..4"),
-        ({"cuts": (-1, 4)}, r"cuts \(-1, 4\) outside 0..4"),
+        ({"visible_lens": (2, 5)}, r"visible_lens \(2, 5\) outside 0..4"),
+        ({"visible_lens": (-1, 4)}, r"visible_lens \(-1, 4\) outside 0..4"),
         ({"question_lens": (2, 0)}, r"empty question in \(2, 0\)"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(change, message):
-    golden = {"prefix_len": 3, "num_draft_rows": 4, "cuts": (2, 4), "question_lens": (2, 2)}
+    golden = {"prefix_len": 3, "num_draft_rows": 4, "visible_lens": (2, 4), "question_lens": (2, 2)}
     with pytest.raises(ValueError, match=message):
         RequestLayout(**(golden | change))

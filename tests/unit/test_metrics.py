@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.core.counters import Counters, Window, figures
+from sglang_parse.core.counters import Counters, Window, request_counts
 from sglang_parse.core.phases import Phase, RequestPolicy
 from sglang_parse.core.request import RequestState, Stats
 from sglang_parse.telemetry.metrics import METRICS, response_info
@@ -123,7 +123,7 @@ def test_a_fault_is_counted_once():
 
 def test_requests_that_never_started_are_not_counted():
     counters, req = Counters(), Request(parse_state=None)
-    counters.latest = [req]
+    counters.latest_reqs = [req]
     counters.update_latest()
     assert counted(counters) == {}
     assert response_info(req) == {"mode": "plain", "reason": "not started"}
@@ -137,28 +137,28 @@ def test_simulated_acceptance_is_in_every_response():
 
 def test_judged_drafts():
     counters = Counters()
-    counters.keeps_samples = True
-    counters.judged(8, 8, [0.9, 0.8])
-    counters.judged(4, 1, [0.6, 0.1, 0.7])
-    counters.judged(0, 0, [])
+    counters.collects_samples = True
+    counters.observe_verify(8, 8, [0.9, 0.8])
+    counters.observe_verify(4, 1, [0.6, 0.1, 0.7])
+    counters.observe_verify(0, 0, [])
     assert counted(counters) == {"verified_tokens_total": 12}
-    assert counters.take_samples() == {
+    assert counters.drain_samples() == {
         "accept_ratio": [1.0, 0.25, 0.0],
         "verdict": [0.9, 0.8, 0.6, 0.1, 0.7],
     }
-    assert counters.take_samples() == {}
+    assert counters.drain_samples() == {}
 
 
 def test_nothing_piles_up_where_nobody_takes_samples():
     counters = Counters()
-    counters.judged(8, 8, [0.9, 0.8])
-    counters.hold([Request(None)])  # its slots are not even looked at
-    assert counters.take_samples() == {}
+    counters.observe_verify(8, 8, [0.9, 0.8])
+    counters.observe_kv_slots([Request(None)])  # its slots are not even looked at
+    assert counters.drain_samples() == {}
 
 
 def test_held_slots_are_those_behind_the_committed_tokens():
     counters = Counters()
-    counters.keeps_samples = True
+    counters.collects_samples = True
     slots = [(10, 12), (20, 36)]
     reqs = []
     for low, high in slots:
@@ -166,26 +166,26 @@ def test_held_slots_are_those_behind_the_committed_tokens():
         req.parse_state.committed = low
         req.kv = SimpleNamespace(kv_allocated_len=high)
         reqs.append(req)
-    counters.hold(reqs)
-    counters.hold(reqs[:1])
-    assert counters.take_samples() == {"kv_slots_held": [18, 2]}
+    counters.observe_kv_slots(reqs)
+    counters.observe_kv_slots(reqs[:1])
+    assert counters.drain_samples() == {"kv_slots_held": [18, 2]}
 
 
 def test_gaps_are_those_of_requests_that_continue():
     """From tokens to tokens with nothing but target steps between; a draft is no gap of theirs."""
     counters = Counters()
-    counters.keeps_samples = True
+    counters.collects_samples = True
     state = request().parse_state
     state.phase = Phase.DECODING
     for now in (1.0, 1.5, 2.5):  # the first tokens behind a cut, and two steps
-        counters.emitted(state, now)
+        counters.observe_output(state, now)
     state.phase = Phase.DRAFTING  # with its next token it begins a draft
-    counters.emitted(state, 3.0)
+    counters.observe_output(state, 3.0)
     state.phase = Phase.DECODING
-    counters.emitted(state, 9.0)
+    counters.observe_output(state, 9.0)
     state.restart(12, [])
-    counters.emitted(state, 20.0)
-    assert counters.take_samples() == {"decode_itl_seconds": [0.5, 1.0, 0.5]}
+    counters.observe_output(state, 20.0)
+    assert counters.drain_samples() == {"decode_itl_seconds": [0.5, 1.0, 0.5]}
 
 
 def test_phases_of_the_requests_that_go_on():
@@ -193,17 +193,17 @@ def test_phases_of_the_requests_that_go_on():
     reqs = [request() for _ in range(4)]
     reqs[1].parse_state.phase = reqs[2].parse_state.phase = Phase.DECODING
     reqs[2].finished_len = 0
-    counters.launched(reqs, overlap=False)
-    assert counters.phases() == {"drafting": 2, "verifying": 0, "decoding": 1, "plain": 0}
+    counters.record_launch(reqs, overlap=False)
+    assert counters.count_phases() == {"drafting": 2, "verifying": 0, "decoding": 1, "plain": 0}
 
 
 def test_under_overlap_a_result_comes_after_the_next_launch():
     counters = Counters()
     first, second = ([SimpleNamespace(rid=rid) for rid in rids] for rids in ("ab", "bc"))
     for overlap in (False, True):
-        counters.launched(first, overlap=overlap)
-        counters.launched(second, overlap=overlap)
-        rids = {req.rid for req in counters.latest}
+        counters.record_launch(first, overlap=overlap)
+        counters.record_launch(second, overlap=overlap)
+        rids = {req.rid for req in counters.latest_reqs}
         assert rids == ({"a", "b", "c"} if overlap else {"b", "c"})
 
 
@@ -230,7 +230,7 @@ def test_every_figure_of_a_request_has_its_metric():
     req.parse_state.fault = "some"
     counters = Counters()
     counters.update(req)
-    assert len(counted(counters)) == len(figures(req)) + len(("requests", "faults"))
+    assert len(counted(counters)) == len(request_counts(req)) + len(("requests", "faults"))
     known = {(metric.name, value) for metric in METRICS for value in metric.label_values}
     assert set(counters.totals) <= known
 

@@ -42,8 +42,8 @@ def test_as_fast_as_the_best_of_the_grid(load: Load):
 @pytest.mark.parametrize("name", ["4, middle", "16, high"])
 def test_a_bound_on_gaps_costs_little(name: str):
     load = LOADS[name]
-    free, load.gap = load.controlled(), 2.5
+    free, load.max_itl_ratio = load.controlled(), 2.5
     try:
         assert load.controlled() >= 0.8 * free
     finally:
-        load.gap = 0.0
+        load.max_itl_ratio = 0.0

@@ -26,7 +26,9 @@ def test_verifying_asks_for_exactly_the_rows_of_its_layout():
     draft = Draft(
         token_ids=[7] * 9, prefix_ends=[4, 9], question_ids=[(1, 2, 3), (1, 2, 3, 4)], finished=True
     )
-    layout = RequestLayout(prefix_len=20, num_draft_rows=10, cuts=(5, 10), question_lens=(3, 4))
+    layout = RequestLayout(
+        prefix_len=20, num_draft_rows=10, visible_lens=(5, 10), question_lens=(3, 4)
+    )
     assert lookahead_slots(state(Phase.VERIFYING, draft), 16, 128) == layout.num_rows == 17
 
 

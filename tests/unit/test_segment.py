@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core.segment import SegmentRule, first_end, prefix_ends, segment_ends, thin_out
+from sglang_parse.core.segment import (
+    SegmentRule,
+    evenly_spaced,
+    first_segment_end,
+    prefix_ends,
+    segment_ends,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -149,11 +155,11 @@ def test_prefix_ends_merges_but_keeps_the_end_of_a_finished_draft():
 
 
 def test_thin_out_makes_even_groups():
-    assert thin_out([2, 4, 6, 8], 4) == [2, 4, 6, 8]
-    assert thin_out([2, 4, 6, 8], 2) == [4, 8]
-    assert thin_out(range(1, 11), 3) == [3, 6, 10]
-    assert thin_out([2, 4, 6], 1) == [6]
-    assert thin_out([], 1) == []
+    assert evenly_spaced([2, 4, 6, 8], 4) == [2, 4, 6, 8]
+    assert evenly_spaced([2, 4, 6, 8], 2) == [4, 8]
+    assert evenly_spaced(range(1, 11), 3) == [3, 6, 10]
+    assert evenly_spaced([2, 4, 6], 1) == [6]
+    assert evenly_spaced([], 1) == []
 
 
 PIECES = st.lists(st.sampled_from(["a", " b", ".", ". ", "\n", " ", "", "\n\n", '"', "\u3002"]))
@@ -196,8 +202,8 @@ def test_every_segment_has_text_and_no_cut_splits_a_blank_line_off(pieces, rule)
     ],
 )
 def test_where_the_first_segment_ends(pieces: list[str], rule: SegmentRule, end: int | None):
-    assert first_end(pieces, rule, len(pieces)) == end
-    assert first_end(pieces, rule, 1) == end
+    assert first_segment_end(pieces, rule, len(pieces)) == end
+    assert first_segment_end(pieces, rule, 1) == end
 
 
 PIECES = ("a", " b", " ", "\n", " \n", "\n\n", ".", ". ", "!", '"', ")", "3", "\u3002", "\u300d")
@@ -212,6 +218,6 @@ def test_looking_at_what_is_new_finds_the_same_end(steps: list[list[str]], rule:
     for new in steps:
         written += new
         whole = segment_ends(written, rule)
-        assert first_end(written, rule, len(new)) == (whole[0] if whole else None)
+        assert first_segment_end(written, rule, len(new)) == (whole[0] if whole else None)
         if whole:
             return

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_parse.core.config import ConfigError, ParseConfig
-from sglang_parse.core.segment import thin_out
+from sglang_parse.core.segment import evenly_spaced
 from sglang_parse.core.simulation import ENV_VAR, SimulatedAcceptance
 
 pytestmark = pytest.mark.unit
@@ -46,7 +46,7 @@ def test_the_average_is_the_wanted_share(fraction: float, drafts: list[tuple[int
     simulated = SimulatedAcceptance(fraction)
     kept = drafted = longest = 0
     for length, max_prefixes in drafts:
-        ends = thin_out(range(1, length + 1), max_prefixes)
+        ends = evenly_spaced(range(1, length + 1), max_prefixes)
         accepted_len = simulated.accepted_len(length, ends)
         assert accepted_len == 0 or accepted_len in ends
         kept, drafted, longest = kept + accepted_len, drafted + length, max(longest, length)

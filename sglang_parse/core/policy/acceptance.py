@@ -52,19 +52,19 @@ class VerifyOutcome(NamedTuple):
         differing: of those that were kept, how many it would have written otherwise.
     """
 
-    drafted: int
-    judged: int
-    segments: int
+    num_drafted: int
+    num_verified: int
+    num_segments: int
     accepted_len: int
-    rejected: int | None
+    reject_end: int | None
     is_finished: bool
-    matched: int = 0
-    differing: int = 0
+    num_matched: int = 0
+    num_mismatched: int = 0
 
     @property
     def has_failed(self) -> bool:
         """Whether it was good for nothing, but for a few tokens that anybody would have guessed."""
-        return not self.accepted_len and self.matched < GUESSED
+        return not self.accepted_len and self.num_matched < GUESSED
 
 
 @dataclass(slots=True)
@@ -157,22 +157,24 @@ class AcceptanceModel:
         """
         self.rounds += 1
         self._expected.clear()
-        left = math.exp(-judged.drafted * FEW / max(FEW, num_running) / MEMORY)
+        left = math.exp(-judged.num_drafted * FEW / max(FEW, num_running) / MEMORY)
         for seen in (self._wrong, self._over, self.agreement):
             seen.fade(left)
         # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
         wrong = (
             judged.accepted_len
-            if judged.rejected is None
-            else (judged.accepted_len + judged.rejected - 1) // 2
+            if judged.reject_end is None
+            else (judged.accepted_len + judged.reject_end - 1) // 2
         )
-        self._wrong.add(wrong, has_event=judged.rejected is not None)
-        self._over.add(judged.drafted, has_event=judged.is_finished)
-        self.agreement.observe_accepted(judged.accepted_len, judged.differing)
-        if judged.rejected is not None:
-            self.agreement.observe_reject(judged.rejected - judged.accepted_len, judged.matched)
+        self._wrong.add(wrong, has_event=judged.reject_end is not None)
+        self._over.add(judged.num_drafted, has_event=judged.is_finished)
+        self.agreement.observe_accepted(judged.accepted_len, judged.num_mismatched)
+        if judged.reject_end is not None:
+            self.agreement.observe_reject(
+                judged.reject_end - judged.accepted_len, judged.num_matched
+            )
         # Not of all that was drafted: a short draft ends in the middle of one.
-        self.segment += NEWEST * (judged.judged / max(1, judged.segments) - self.segment)
+        self.segment += NEWEST * (judged.num_verified / max(1, judged.num_segments) - self.segment)
 
     def add_rest(self, num_tokens: int) -> None:
         """The target finished the segment after a cut."""

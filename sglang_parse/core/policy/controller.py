@@ -67,17 +67,17 @@ class Controller:
         limits: what there is to decide.
         mode: "auto" decides; "always" drafts and "never" does not, as ``limits`` say.
         num_running: requests that run now, the one asked about included.
-        planned: the plan made last; None before the first.
+        last_plan: the plan made last; None before the first.
         speedup: what drafting was last expected to bring; None while prices are missing.
-        reading: what is known of an EAGLE-3 head's.
+        eagle_gate: what is known of an EAGLE-3 head's.
     """
 
     limits: Limits = field(default_factory=Limits)
     mode: str = "auto"
     num_running: int = 1
-    planned: DraftPlan | None = None
+    last_plan: DraftPlan | None = None
     speedup: float | None = None
-    reading: EagleGate = field(default_factory=EagleGate)
+    eagle_gate: EagleGate = field(default_factory=EagleGate)
     _costs: StageCosts = field(default_factory=StageCosts)
     _resting: Counter[Key | None] = field(default_factory=Counter)
     _accounts: StatsByThreshold = field(default_factory=StatsByThreshold)
@@ -102,7 +102,9 @@ class Controller:
     def observe(self, iteration: Sequence[StageTime]) -> None:
         """The stages of one iteration."""
         self._seen_ms += sum(timed.ms for timed in iteration)
-        self._owe(sum(timed.ms for timed in iteration if timed.stage is not Stage.SCHEDULER))
+        self._update_fairness_debt(
+            sum(timed.ms for timed in iteration if timed.stage is not Stage.SCHEDULER)
+        )
         for timed in iteration:
             self._costs.observe(timed)
             if timed.stage is Stage.DRAFT_PREFILL:
@@ -112,10 +114,10 @@ class Controller:
 
     def _observe_draft_prefill(self, timed: StageTime) -> None:
         """What the draft model had to read before a trial is lost with it."""
-        for key in timed.accounts:
+        for key in timed.stats_keys:
             account = self._accounts.get(key)
             if account is not None and account.is_suspended:
-                account.probe_budget_ms -= timed.ms / len(timed.accounts)
+                account.probe_budget_ms -= timed.ms / len(timed.stats_keys)
 
     def observe_prefill(self, ms: float, num_read: int = 0, read_ms: float = 0.0) -> None:
         """Prompts of requests that may draft were read: others waited, and more often than among
@@ -125,18 +127,18 @@ class Controller:
             num_read: tokens of all prompts that an EAGLE-3 head read, in ``read_ms``.
         """
         if num_read:
-            self.reading.observe_cost(num_read, read_ms)
-        if self._has_plain and self.limits.slowdown:
+            self.eagle_gate.observe_cost(num_read, read_ms)
+        if self._has_plain and self.limits.max_slowdown:
             self._fairness_debt_ms += ms
 
-    def _owe(self, ms: float) -> None:
+    def _update_fairness_debt(self, ms: float) -> None:
         """What this iteration took too long for those that never draft, the next ones make good."""
         step_ms = self._costs.decode.at(self.num_running)
-        if not self._has_plain or not self.limits.slowdown or step_ms is None:
+        if not self._has_plain or not self.limits.max_slowdown or step_ms is None:
             self._fairness_debt_ms = 0.0
         else:
             self._fairness_debt_ms = max(
-                0.0, self._fairness_debt_ms + ms - self.limits.slowdown * step_ms
+                0.0, self._fairness_debt_ms + ms - self.limits.max_slowdown * step_ms
             )
 
     def _observe_decode(self, timed: StageTime) -> None:
@@ -166,7 +168,7 @@ class Controller:
     @property
     def draft_chunk(self) -> int:
         """Draft tokens per iteration, at most."""
-        return self.planned.draft_chunk if self.planned else self.limits.first_chunk
+        return self.last_plan.draft_chunk if self.last_plan else self.limits.first_chunk
 
     # -- rounds -----------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class Controller:
                 requests differ.
         """
         plan = self._plan(threshold, num_failed)
-        self.planned = plan or self.planned
+        self.last_plan = plan or self.last_plan
         return plan
 
     def _plan(self, threshold: float, num_failed: int) -> DraftPlan | None:
@@ -267,11 +269,11 @@ class Controller:
         if self.mode != "auto" or step_ms is None:
             return True
         written = self.num_running * self._costs.tokens_per_step
-        return self.reading.pays(threshold, step_ms / written)
+        return self.eagle_gate.pays(threshold, step_ms / written)
 
     # -- iterations -------------------------------------------------------------
 
-    def share(
+    def limit_iteration(
         self,
         num_drafting: int,
         rows: Sequence[int],
@@ -284,7 +286,7 @@ class Controller:
 
         Where nobody waits for a next token, all that is ready; or nothing yet, where the others may
         join that pass and the next draft: two halves in turns pay for twice as many forwards. Else
-        as much as keeps the iteration within ``limits.gap`` plain steps, but a token and a draft at
+        as much as keeps the iteration within ``limits.max_itl_ratio`` plain steps, but a token and a draft at
         least; and nothing while requests that never draft are owed time.
 
         Args:
@@ -304,14 +306,14 @@ class Controller:
             return burst, len(rows)
         if self._has_plain and self._fairness_debt_ms:
             return 0, 0
-        if not self.limits.gap:
+        if not self.limits.max_itl_ratio:
             return burst, len(rows)
-        return self._within(self.limits.gap * step_ms, num_drafting, rows, num_stepping)
+        return self._within(self.limits.max_itl_ratio * step_ms, num_drafting, rows, num_stepping)
 
     def _within(
         self, budget: float, num_drafting: int, rows: Sequence[int], num_stepping: int
     ) -> tuple[int, int]:
-        """What ``share`` gives in so many ms."""
+        """What ``limit_iteration`` gives in so many ms."""
         burst, total, judged = self.draft_chunk, num_stepping, 0
         for more in rows:
             if judged and (self._costs.verify.at(total + more) or 0.0) > budget:

@@ -14,16 +14,16 @@ from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
 from sglang_parse.core.policy.stage_cost import StageCost, StageTime
 
 
-def layouts_for(size: int, *, or_one: bool) -> tuple[DraftLayout, ...]:
+def layouts_for(size: int, *, allow_one_token: bool) -> tuple[DraftLayout, ...]:
     """What a draft may do whose blocks have ``size`` tokens.
 
     Args:
-        or_one: also write one token a forward, where that is faster.
+        allow_one_token: also write one token a forward, where that is faster.
     """
     if size == 1:
         return (ONE_TOKEN,)
     blocks = tuple(DraftLayout(size, masks) for masks in (Masks.EVERY, Masks.LAST))
-    return (*blocks, ONE_TOKEN) if or_one else blocks
+    return (*blocks, ONE_TOKEN) if allow_one_token else blocks
 
 
 STAYS = 0.9
@@ -35,7 +35,7 @@ RETRY_EVERY = 64
 
 
 @dataclass(slots=True)
-class PlanPrice:
+class LayoutCost:
     """What a plan's bursts took lately.
 
     Attributes:
@@ -60,58 +60,58 @@ class DraftLayoutChoice:
         plans: the plans there are, the one to begin with first.
 
     Attributes:
-        taken: the cheapest when it was last asked for; None while all are on trial.
+        current: the cheapest when it was last asked for; None while all are on trial.
     """
 
     def __init__(self, plans: Sequence[DraftLayout]) -> None:
-        self.prices = {plan: PlanPrice() for plan in plans}
-        self.num_bursts = 0
-        self.taken: DraftLayout | None = None
+        self.costs = {plan: LayoutCost() for plan in plans}
+        self.num_choices = 0
+        self.current: DraftLayout | None = None
 
     def choose(self, num_requests: int) -> DraftLayout:
         """The plan of a burst of this many requests."""
-        self.num_bursts += 1
+        self.num_choices += 1
         plan = self._due()
         if plan is None:
-            plan = self.taken = self.cheapest(num_requests)
-        self.prices[plan].last_used = self.num_bursts
+            plan = self.current = self.cheapest(num_requests)
+        self.costs[plan].last_used = self.num_choices
         return plan
 
     def _due(self) -> DraftLayout | None:
         """A plan that has to be tried."""
-        for plan, price in self.prices.items():
+        for plan, price in self.costs.items():
             if price.bursts < TRIALS:
                 return plan
-        if self.num_bursts % RETRY_EVERY:
+        if self.num_choices % RETRY_EVERY:
             return None
-        return min(self.prices, key=lambda plan: self.prices[plan].last_used)
+        return min(self.costs, key=lambda plan: self.costs[plan].last_used)
 
     def cheapest(self, num_requests: int) -> DraftLayout:
         """The plan whose kept tokens were cheapest; one without a price last."""
 
         def price(plan: DraftLayout) -> float:
-            found = self.prices[plan].per_token.at(num_requests)
+            found = self.costs[plan].per_token.at(num_requests)
             if found is None:
                 return float("inf")
-            return found * STAYS if plan == self.taken else found
+            return found * STAYS if plan == self.current else found
 
-        return min(self.prices, key=price)
+        return min(self.costs, key=price)
 
     def observe(self, iteration: Iterable[StageTime]) -> None:
         """The stages of one iteration; bursts are looked at."""
         for timed in iteration:
-            if timed.plan is None or not timed.amount:
+            if timed.layout is None or not timed.num_tokens:
                 continue
-            price = self.prices[timed.plan]
+            price = self.costs[timed.layout]
             price.bursts += 1
             if price.bursts > 1:
-                price.per_token.add(timed.size, timed.ms / timed.amount)
-                price.per_forward.add(timed.size, timed.ms / timed.forwards)
+                price.per_token.add(timed.size, timed.ms / timed.num_tokens)
+                price.per_forward.add(timed.size, timed.ms / timed.num_forwards)
 
-    def told(self, num_requests: int) -> str:
+    def describe(self, num_requests: int) -> str:
         """The prices at this load, in words."""
         return "; ".join(
             f"{plan}: {price.per_token.at(num_requests) or 0:.2f} ms a kept token, "
             f"{price.per_forward.at(num_requests) or 0:.2f} ms a forward"
-            for plan, price in self.prices.items()
+            for plan, price in self.costs.items()
         )

@@ -26,11 +26,11 @@ class Limits:
         fixed: the names of those of them that are not to be chosen.
         question_rows: rows of one question; 0 in token mode.
         by_token: token mode.
-        gap: what a request that does not draft may wait for its next token while others draft, in
+        max_itl_ratio: what a request that does not draft may wait for its next token while others draft, in
             plain steps at this load; 0 for any time.
-        slowdown: what a mean iteration may take while requests that never draft run, in the same; 0
+        max_slowdown: what a mean iteration may take while requests that never draft run, in the same; 0
             for any time.
-        silence_ms: how long a round may take; 0 for any time.
+        max_draft_latency_ms: how long a round may take; 0 for any time.
     """
 
     draft_tokens: int = 128
@@ -39,9 +39,9 @@ class Limits:
     fixed: frozenset[str] = frozenset()
     question_rows: float = 0.0
     by_token: bool = False
-    gap: float = 0.0
-    slowdown: float = 0.0
-    silence_ms: float = 0.0
+    max_itl_ratio: float = 0.0
+    max_slowdown: float = 0.0
+    max_draft_latency_ms: float = 0.0
 
     @classmethod
     def of(
@@ -74,9 +74,9 @@ class Limits:
             fixed=frozenset(fixed),
             question_rows=question_rows if config.is_semantic else 0.0,
             by_token=not config.is_semantic,
-            gap=config.max_itl_ratio if is_timed else 0.0,
-            slowdown=config.max_slowdown if is_timed else 0.0,
-            silence_ms=1e3 * config.max_draft_latency if is_timed else 0.0,
+            max_itl_ratio=config.max_itl_ratio if is_timed else 0.0,
+            max_slowdown=config.max_slowdown if is_timed else 0.0,
+            max_draft_latency_ms=1e3 * config.max_draft_latency if is_timed else 0.0,
         )
 
     @property

@@ -43,11 +43,11 @@ class Pace(NamedTuple):
 
     Attributes:
         rate: output tokens per ms of all running requests together.
-        silence_ms: how long a request's draft and its pass take.
+        draft_latency_ms: how long a request's draft and its pass take.
     """
 
     rate: float
-    silence_ms: float
+    draft_latency_ms: float
 
 
 class Shares(NamedTuple):
@@ -82,12 +82,12 @@ class Planner:
             for expected in (self._expect(cuts, length, prefixes),)
             for burst in self.limits.bursts()
         }
-        most = self.limits.silence_ms or math.inf
-        allowed = [plan for plan, pace in plans.items() if pace.silence_ms <= most]
+        most = self.limits.max_draft_latency_ms or math.inf
+        allowed = [plan for plan, pace in plans.items() if pace.draft_latency_ms <= most]
         if allowed:
             best = max(allowed, key=lambda plan: plans[plan].rate)
         else:
-            best = min(plans, key=lambda plan: plans[plan].silence_ms)
+            best = min(plans, key=lambda plan: plans[plan].draft_latency_ms)
         return DraftPlan(*best, speedup=plans[best].rate / self._plain_rate(load.total))
 
     def loss_ms(self, cuts: AcceptanceModel, plan: DraftPlan, num_running: int) -> float:

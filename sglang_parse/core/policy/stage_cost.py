@@ -52,11 +52,11 @@ class StageTime:
 
     stage: Stage
     size: int
-    amount: float
+    num_tokens: float
     ms: float
-    forwards: int = 0
-    plan: DraftLayout | None = None
-    accounts: tuple[tuple[float, int], ...] = ()
+    num_forwards: int = 0
+    layout: DraftLayout | None = None
+    stats_keys: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -160,12 +160,12 @@ class StageCosts:
     def observe(self, timed: StageTime) -> None:
         """A stage of an iteration; what is read before a draft is no part of any plan."""
         if timed.stage is Stage.DRAFT:
-            self.draft_step.add(timed.size, timed.ms / max(1, timed.amount))
+            self.draft_step.add(timed.size, timed.ms / max(1, timed.num_tokens))
         elif timed.stage is Stage.VERIFY:
             self.verify.add(timed.size, timed.ms)
         elif timed.stage is Stage.SCHEDULER:
             self.scheduler.add(timed.size, timed.ms)
         elif timed.stage is Stage.DECODE:
             self.decode.add(timed.size, timed.ms)
-            written = timed.amount / timed.size
+            written = timed.num_tokens / timed.size
             self.tokens_per_step += NEWEST_STEP * (written - self.tokens_per_step)

@@ -37,7 +37,7 @@ class Record:
     def observe(self, original: Callable, controller: Any, iteration: Iterable[StageTime]) -> None:
         iteration = list(iteration)
         for timed in iteration:
-            self._write(timed.stage.value, timed.size, timed.amount, round(timed.ms, 3))
+            self._write(timed.stage.value, timed.size, timed.num_tokens, round(timed.ms, 3))
         original(controller, iteration)
 
     def observe_round(
