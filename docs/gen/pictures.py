@@ -7,7 +7,7 @@ from sglang_parse.core.mask import may_attend
 
 CELL, LEFT, TOP = 34, 70, 54
 NAMES = ("prompt", "d0", "d1", "d2", "d3", "q0", "q0", "q1", "q1")
-LAYOUT = RequestLayout(prefix_len=1, num_draft_rows=4, cuts=(2, 4), question_lens=(2, 2))
+LAYOUT = RequestLayout(prefix_len=1, num_draft_rows=4, visible_lens=(2, 4), question_lens=(2, 2))
 """Two segments of two tokens, questions of two tokens; the prompt is one column."""
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
