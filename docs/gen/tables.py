@@ -242,12 +242,11 @@ def calibrate_keys() -> str:
         **own,
         **CALIBRATE_KEYS,
         **under("results", "calibrate.figures.Calibration"),
-        **under("results.rules", "calibrate.figures.RuleFigures"),
-        **under("results.rules.thresholds", "calibrate.figures.AtThreshold"),
-        **under("results.served", "calibrate.figures.Served"),
+        **under("results.selections.<selection>", "calibrate.figures.AtThreshold"),
+        **under("results.served", "calibrate.figures.ServedFigures"),
         **under("results.bins", "calibrate.figures.Bin"),
     }
-    lists = ("results.rules", "results.rules.thresholds", "results.served", "results.bins")
+    lists = ("results.selections", "results.served", "results.bins")
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 

@@ -1,8 +1,7 @@
-"""``sglang-parse calibrate``: a threshold with a promise, and what every threshold would cost.
+"""``sglang-parse calibrate``: certifies a threshold and measures every other one.
 
-settings.py reads what is asked; run.py is the order of events, made of the harness's parts.
-drafts.py collects first drafts and what the target says of them, served.py answers with the
-threshold beside the plain target's; both keep what they have on disk. losses.py says what a rule
-keeps at a threshold, certify.py tests thresholds, figures.py counts: statistics only. report.py,
-page.py and show.py write and print them.
+``settings`` parses the command line and ``run`` is the order of events. ``collect`` requests first
+drafts and whole answers and stores them on disk. ``first_draft`` (the loss), ``certify`` (the
+test) and ``figures`` are pure statistics. ``report`` writes calibration.json and the tables that
+the terminal and ``page`` (report.html) render.
 """

@@ -1,89 +1,90 @@
-"""A calibration: pilot, calibration set, then the check by whole answers on other problems."""
+"""A calibration: pilot, calibration set, then a check by whole answers to other problems."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
-from sglang_parse.calibrate.certify import errors_allowed, fewest_requests, make_grid
-from sglang_parse.calibrate.drafts import JUDGE_ALL, collect, look_at
-from sglang_parse.calibrate.figures import (
-    Calibration,
-    RuleFigures,
-    Served,
-    Share,
-    costs_of,
-    make_rules,
-    reliability,
-    whole_wrong_answers,
+from sglang_parse.calibrate import figures as f
+from sglang_parse.calibrate.certify import (
+    Proportion,
+    errors_allowed,
+    fewest_requests,
+    make_grid,
 )
-from sglang_parse.calibrate.losses import ANSWER, TOKEN, FirstDraft, Loss
+from sglang_parse.calibrate.collect import Collector, Store
+from sglang_parse.calibrate.first_draft import ANSWER, TOKEN, Loss
 from sglang_parse.calibrate.page import render
-from sglang_parse.calibrate.report import certificate_of, conditions, content, data_set_of
-from sglang_parse.calibrate.served import Mark, answer_all, compared, plain_ms, way_name
+from sglang_parse.calibrate.report import content, show
 from sglang_parse.calibrate.settings import CalibrateSettings
-from sglang_parse.calibrate.show import show_figures
-from sglang_parse.calibrate.store import Store
 from sglang_parse.client.ask import Asking
+from sglang_parse.client.conditions import date, machine, versions
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
-from sglang_parse.client.records import PARSE, TITLES, Assignment, BenchError
-from sglang_parse.client.servers import ENVIRONMENT, Endpoint
+from sglang_parse.client.records import PARSE, PLAIN, TITLES, Assignment, BenchError
+from sglang_parse.client.servers import ENVIRONMENT
 from sglang_parse.client.tables import add_bar, make_progress
-from sglang_parse.client.targets import server_specs
-from sglang_parse.core.certificate import Fingerprint
+from sglang_parse.client.targets import command_of, server_specs
+from sglang_parse.core.certificate import Certificate, spread_out
 from sglang_parse.tasks import make_assignment
 
 REQUEST_LIMIT_S = 1800.0
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Ask, test, write calibration.json and report.html, print a table.
+    """Calibrates; writes calibration.json and report.html, prints tables.
 
     Raises:
         BenchError: a server or a request failed.
-        TaskError: the task's file or its grader is not there.
+        TaskError: the task's file or its grader is missing.
     """
-    settings, say = CalibrateSettings.read(arguments), Teller(console)
-    loss, task = with_loss(_task(settings), settings.loss)
-    _say_what_can_be(settings, say)
+    settings, log = CalibrateSettings.read(arguments), Teller(console)
+    loss, task = with_loss(_load_task(settings), settings.loss)
+    log(_requirement(settings))
     specs = [] if settings.remote else server_specs(settings.models, (PARSE,))
-    if specs:
-        os.environ.update(ENVIRONMENT)
-    remotes = {PARSE: settings.remote} if settings.remote else None
+    os.environ.update(ENVIRONMENT if specs else {})
     with (
         Pool(
             *(specs, settings.output / "logs"),
-            remotes=remotes,
-            on_start=lambda name: say(f"start {TITLES[name]}"),
+            remotes={PARSE: settings.remote} if settings.remote else None,
+            on_start=lambda name: log(f"start {TITLES[name]}"),
         ) as pool,
         pool.awake(PARSE) as (endpoint,),
         make_progress(console) as progress,
     ):
-        calibrating = _Calibrating(settings, task, loss, endpoint, progress)
-        figures, fingerprint, drafts = calibrating.play()
-    data_set = data_set_of(task, settings.total)
-    certificate = certificate_of(figures, drafts, fingerprint, data_set)
-    facts = conditions(settings, specs, task, say.seconds)
-    write_json(settings.output / "calibration.json", content(figures, certificate, facts))
-    page = render(figures, certificate, facts)
-    (settings.output / "report.html").write_text(page, encoding="utf-8")
-    show_figures(console, figures, settings.output)
+        asking = Asking(settings.model_name, max_tokens=task.max_tokens, limit_s=REQUEST_LIMIT_S)
+        collector = Collector(endpoint, task, asking, _decoder(settings), settings.concurrency)
+        figures, certificate = _calibrate(settings, loss, collector, progress)
+    conditions = {
+        "date": date(),
+        "minutes": round(log.seconds / 60, 1),
+        "machine": machine(),
+        "versions": versions(("scipy",)),
+        "server": settings.remote.url if settings.remote else command_of(specs[0]),
+        "max_tokens": task.max_tokens,
+        **{name: getattr(settings, name) for name in ("pilot", "served", "concurrency")},
+    }
+    file, page = settings.output / "calibration.json", settings.output / "report.html"
+    write_json(file, content(figures, certificate, conditions))
+    page.write_text(render(figures, certificate, conditions), encoding="utf-8")
+    show(console, figures, certificate)
+    if certificate.threshold is not None:
+        console.print(f"serve with it: --parse-threshold {file}", highlight=False)
+    console.print(f"{file}\n{page}", highlight=False)
     return 0
 
 
-def _task(settings: CalibrateSettings) -> Assignment:
-    """As many different problems as the three sets need. Raises: BenchError, TaskError."""
-    asked = (settings.task, settings.task_file, settings.total)
-    task = make_assignment(*asked, settings.max_tokens, settings.options)
+def _load_task(settings: CalibrateSettings) -> Assignment:
+    """Loads as many different problems as the three sets need. Raises: BenchError, TaskError."""
+    wanted = (settings.task, settings.task_file, settings.total)
+    task = make_assignment(*wanted, settings.max_tokens, settings.options)
     if len(task.items) < settings.total:
         raise BenchError(
             f"{task.title} has {len(task.items)} problems; --pilot {settings.pilot}, --requests "
@@ -96,11 +97,10 @@ def _task(settings: CalibrateSettings) -> Assignment:
 
 
 def with_loss(task: Assignment, wanted: Loss | None) -> tuple[Loss, Assignment]:
-    """Which error counts, and the task without what is not needed for it: a grader that need not
-    say where a text goes wrong is not asked.
+    """Chooses the loss; the task is returned without a locator where the loss needs none.
 
     Raises:
-        BenchError: it would have to, and cannot.
+        BenchError: the loss needs a locator and the task has none.
     """
     loss: Loss = wanted or (TOKEN if task.locate else ANSWER)
     if loss == ANSWER:
@@ -110,129 +110,91 @@ def with_loss(task: Assignment, wanted: Loss | None) -> tuple[Loss, Assignment]:
     return loss, task
 
 
-def _say_what_can_be(settings: CalibrateSettings, say: Teller) -> None:
-    fewest = fewest_requests(settings.alpha, settings.delta)
-    allowed = errors_allowed(settings.requests, settings.alpha, settings.delta)
-    if allowed < 0:
-        say(
-            f"{settings.requests} requests certify nothing at alpha {settings.alpha:g} and delta "
-            f"{settings.delta:g}, even without an error: {fewest} or more can"
-        )
-    else:
-        say(f"a threshold passes with {allowed} errors of {settings.requests} requests or fewer")
+def _requirement(settings: CalibrateSettings) -> str:
+    alpha, delta = settings.levels
+    allowed = errors_allowed(settings.requests, alpha, delta)
+    if allowed >= 0:
+        return f"a threshold passes with at most {allowed} errors in {settings.requests} requests"
+    return (
+        f"{settings.requests} requests certify nothing at alpha {alpha:g} and delta {delta:g}, "
+        f"even without an error: {fewest_requests(alpha, delta)} or more can"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Calibrating:
-    """One server, asked in order."""
+def _calibrate(
+    settings: CalibrateSettings, loss: Loss, collector: Collector, progress: Progress
+) -> tuple[f.Calibration, Certificate]:
+    found, task = collector.fingerprint(), collector.task
+    same = {  # first drafts and plain answers do not depend on the selection
+        **found.model_dump(),
+        **{"selection": "any", "task": task.title, "max_tokens": task.max_tokens},
+        **{"task_file": str(settings.task_file or ""), "located": task.locate is not None},
+    }
 
-    settings: CalibrateSettings
-    task: Assignment
-    loss: Loss
-    endpoint: Endpoint
-    progress: Progress
+    def store(name: str) -> Store:
+        return Store(settings.output / f"{name}.jsonl", same)
 
-    def play(self) -> tuple[Calibration, Fingerprint, list[FirstDraft]]:
-        settings, loss = self.settings, self.loss
-        levels = settings.alpha, settings.delta
-        found = look_at(self.endpoint, self.task, self._asking(self.task.max_tokens, JUDGE_ALL))
-        drafts = self._drafts(found)
-        pilot, drafts = drafts[: settings.pilot], drafts[settings.pilot :]
-        grid = make_grid((v for draft in pilot for v in draft.verdicts), settings.grid)
-        plain = self._answers(found, None)
-        rules = make_rules(drafts, grid, loss, *levels, costs_of(drafts, plain_ms(plain)))
-        own = next(figures for figures in rules if figures.rule == found.selection)
-        answers = None
-        if own.certified is not None and loss == TOKEN:
-            answers = whole_wrong_answers(drafts, own.rule, own.certified)
-        figures = Calibration(
-            rule=own.rule,
-            loss=loss,
-            alpha=settings.alpha,
-            delta=settings.delta,
-            requests=settings.requests,
-            errors_allowed=errors_allowed(settings.requests, *levels),
-            wrong=Share.of(sum(draft.is_wrong(loss) for draft in drafts), len(drafts)),
-            rules=rules,
-            answers=answers,
-            served=self._check(found, own, plain),
-            bins=reliability(drafts),
-        )
-        return figures, found, drafts
+    def bar(title: str, total: int) -> Callable[[int], None]:
+        return partial(progress.advance, add_bar(progress, title, total))
 
-    def _drafts(self, found: Fingerprint) -> list[FirstDraft]:
-        """Of the pilot and the calibration set."""
-        # A first draft ends at its budget; behind it nothing is of interest.
-        limit = min(self.task.max_tokens, found.draft_tokens + 2)
-        count = self.settings.pilot + self.settings.requests
-        with self._bar("first drafts", count) as advance:
-            return collect(
-                *(self.endpoint, self.task, range(count)),
-                *(self._asking(limit, JUDGE_ALL), self._store("drafts", found), self._decoder()),
-                concurrency=self.settings.concurrency,
-                on_draft=advance,
-            )
+    # A first draft ends within its budget; later tokens are not needed.
+    limit = min(task.max_tokens, found.draft_tokens + 2)
+    indices = range(settings.pilot + settings.requests)
+    drafts = replace(collector, asking=replace(collector.asking, max_tokens=limit)).first_drafts(
+        indices, store("drafts"), bar("first drafts", len(indices))
+    )
+    pilot, drafts = drafts[: settings.pilot], drafts[settings.pilot :]
+    grid = make_grid((v for draft in pilot for v in draft.verdicts), settings.grid)
 
-    def _check(
-        self, found: Fingerprint, own: RuleFigures, plain: Sequence[Mark]
-    ) -> tuple[Served, ...]:
-        """Answers at the certified threshold and at those that were asked for."""
-        if not plain:
-            return ()
-        certified = () if own.certified is None else (own.certified,)
-        return tuple(
-            compared(own.rule, t, self._answers(found, t), plain, self.settings.delta)
-            for t in sorted({*certified, *self.settings.thresholds})
-        )
+    def answers(threshold: float | None) -> list[f.GradedAnswer]:
+        variant = PLAIN if threshold is None else f"{found.selection} at {threshold:g}"
+        check = range(len(indices), settings.total)
+        advance = bar(f"answers: {variant}", len(check))
+        return collector.graded_answers(check, variant, threshold, store("answers"), advance)
 
-    def _answers(self, found: Fingerprint, threshold: float | None) -> list[Mark]:
-        """To the check's problems; None: the plain target's."""
-        if not self.settings.served:
-            return []
-        way = found.selection, threshold
-        indices = range(self.settings.total - self.settings.served, self.settings.total)
-        with self._bar(f"answers: {way_name(*way)}", len(indices)) as advance:
-            return answer_all(
-                *(self.endpoint, self.task, indices),
-                *(self._asking(self.task.max_tokens, {}), way, self._store("answers", found)),
-                concurrency=self.settings.concurrency,
-                on_answer=advance,
-            )
+    plain = answers(None) if settings.served else []
+    costs = f.relative_costs(drafts, plain)
+    selections = f.make_selections(drafts, grid, loss, settings.levels, costs)
+    certified = f.loosest_certified(selections[found.selection])
+    thresholds = {*settings.thresholds, *([certified.threshold] if certified else [])}
+    figures = f.Calibration(
+        errors_allowed=errors_allowed(len(drafts), *settings.levels),
+        wrong_drafts=Proportion.of(sum(draft.is_wrong(loss) for draft in drafts), len(drafts)),
+        selections=selections,
+        served=tuple(
+            f.compare_served(threshold, answers(threshold), plain, settings.delta)
+            for threshold in sorted(thresholds if plain else ())
+        ),
+        bins=f.reliability(drafts),
+    )
+    certificate = Certificate(
+        threshold=certified.threshold if certified else None,
+        alpha=settings.alpha,
+        delta=settings.delta,
+        loss=loss,
+        requests=len(drafts),
+        errors=certified.error_rate.count if certified else None,
+        data_set=_data_set(task, settings.total),
+        sampling="greedy",
+        fingerprint=found,
+        first_verdicts=spread_out([min(draft.verdicts) for draft in drafts if draft.verdicts]),
+    )
+    return figures, certificate
 
-    def _store(self, name: str, found: Fingerprint) -> Store:
-        """First drafts and the plain target's answers are the same under every rule."""
-        path = self.settings.output / f"{name}.jsonl"
-        return Store(path, self._conditions(found) | {"selection": "any"})
 
-    def _conditions(self, found: Fingerprint) -> dict[str, Any]:
-        task = {"task": self.task.title, "max_tokens": self.task.max_tokens}
-        file = str(self.settings.task_file or "")
-        located = self.task.locate is not None
-        return found.model_dump() | task | {"task_file": file, "located": located}
+def _data_set(task: Assignment, count: int) -> str:
+    """Names a task's first problems, with a digest of their texts."""
+    texts = "\n".join(item.text for item in task.items[:count])
+    return f"{task.title} ({count} problems, {hashlib.sha256(texts.encode()).hexdigest()[:16]})"
 
-    @contextmanager
-    def _bar(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        bar = add_bar(self.progress, title, total)
-        yield partial(self.progress.advance, bar)
 
-    def _asking(self, max_tokens: int, custom_params: dict[str, Any]) -> Asking:
-        return Asking(
-            model=self.settings.model_name,
-            max_tokens=max_tokens,
-            custom_params=custom_params,
-            limit_s=REQUEST_LIMIT_S,
-        )
+def _decoder(settings: CalibrateSettings) -> Callable[[Sequence[int]], str]:
+    from transformers import AutoTokenizer
 
-    def _decoder(self) -> Callable[[Sequence[int]], str]:
-        from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
 
-        tokenizer = AutoTokenizer.from_pretrained(self.settings.tokenizer)
+    def decode(ids: Sequence[int]) -> str:
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(ids), **options))
 
-        def decode(ids: Sequence[int]) -> str:
-            return str(
-                tokenizer.decode(
-                    list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
-            )
-
-        return decode
+    return decode

@@ -1,4 +1,4 @@
-"""What the command line of ``sglang-parse calibrate`` can ask for."""
+"""The command line of ``sglang-parse calibrate``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from sglang_parse.calibrate.losses import LOSSES, Loss
+from sglang_parse.calibrate.first_draft import LOSSES, Loss
 from sglang_parse.client.demo_pair import check_there, short_path
 from sglang_parse.client.flags import Flags, at_least, numbers, option, share, split_words
 from sglang_parse.client.records import PARSE, BenchError
@@ -17,7 +17,7 @@ from sglang_parse.client.targets import Models
 from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
 _models = partial(option, group="models and server")
-_promise = partial(option, group="promise")
+_guarantee = partial(option, group="guarantee")
 _load = partial(option, group="load")
 _task = partial(option, group="task")
 
@@ -37,47 +37,47 @@ def _remote(url: str) -> Remote | None:
 
 @dataclass(frozen=True)
 class CalibrateSettings(Flags):
-    """What was asked for, fixed before anything is.
-
-    Attributes:
-        requests: the calibration set; ``pilot`` more come before it and ``served`` behind it.
-        thresholds: that are served too, certified or not.
-        output: folder for calibration.json, report.html, what was asked, and the logs.
-    """
+    """Settings of a calibration, fixed before it starts; each is the flag of its name."""
 
     target: str = _models(partial(short_path, "target"), "path or name")
     draft: str = _models(partial(short_path, "draft"), "path or name")
-    question: str = _models(partial(short_path, "question.json"), "'' for the built-in")
-    tokenizer: str = _models(None, "to read drafts with (default: the target's)")
-    model_name: str = _models(MODEL_NAME, "as it is served (default %(default)s)")
+    question: str = _models(partial(short_path, "question.json"), "'' for the built-in one")
+    tokenizer: str = _models(None, "decodes drafts (default: the target's)")
+    model_name: str = _models(MODEL_NAME, "served model name (default %(default)s)")
     flags: tuple[str, ...] = _models(shlex.join(COMMON_FLAGS), "of SGLang", read=split_words)
     parse_flags: tuple[str, ...] = _models("", "of PARSE, as in use", read=split_words)
     remote: Remote | None = _models(
-        "", "a running server; one with --parse-drafting always", name="--url", read=_remote
+        "", "a running server with --parse-drafting always", name="--url", read=_remote
     )
-    alpha: float = _promise(0.01, "loss to stay below (default %(default)s)", type=_level)
-    delta: float = _promise(0.05, "chance to be wrong (default %(default)s)", type=_level)
-    requests: int = _promise(2000, "calibration set (default %(default)s)", type=at_least(1))
-    pilot: int = _promise(200, "before it, to choose thresholds to test", type=at_least(1))
-    served: int = _promise(300, "behind it, answered whole; 0 for none", type=at_least(0))
-    grid: int = _promise(40, "thresholds to test", type=at_least(2))
-    loss: Loss | None = _promise(
+    alpha: float = _guarantee(0.01, "bound of the error rate (default %(default)s)", type=_level)
+    delta: float = _guarantee(
+        0.05, "probability that the bound does not hold (default %(default)s)", type=_level
+    )
+    requests: int = _guarantee(
+        2000, "size of the calibration set (default %(default)s)", type=at_least(1)
+    )
+    pilot: int = _guarantee(200, "requests that place the thresholds", type=at_least(1))
+    served: int = _guarantee(300, "further requests, answered whole; 0: none", type=at_least(0))
+    grid: int = _guarantee(40, "number of thresholds to test", type=at_least(2))
+    loss: Loss | None = _guarantee(
         None,
-        "token: the first wrong token is kept; answer: a wrong answer is kept whole (default: "
-        "token where the task says where a text goes wrong)",
+        "token: the first wrong token is accepted; answer: a wrong answer is accepted whole "
+        "(default: token where the task can locate an error)",
         choices=LOSSES,
     )
-    thresholds: tuple[float, ...] = _promise(
-        (), "served too, certified or not: a list such as 0.5,0.9", type=numbers(share)
+    thresholds: tuple[float, ...] = _guarantee(
+        (), "thresholds to serve, certified or not: 0.5,0.9", type=numbers(share)
     )
     concurrency: int = _load(16, "requests at a time (default %(default)s)", type=at_least(1))
-    output: Path = _load(Path("build/calibrate"), "folder", type=Path)
+    output: Path = _load(
+        Path("build/calibrate"), "folder of calibration.json, report.html and logs", type=Path
+    )
     task: str = _task(DEMO_TASK, ", ".join((DEMO_TASK, *task_names())))
     task_file: Path | None = _task(None, "the task's problems; nothing is downloaded", type=Path)
-    grader: str = _task("", "command that grades, for --task prompts; see the documents")
+    grader: str = _task("", "command that grades, for --task prompts; see the docs")
     max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
     allow_code: bool = _task(
-        False, "run programs a model wrote, on this machine", action="store_true"
+        False, "run model-written programs on this machine", action="store_true"
     )
 
     @classmethod
@@ -88,34 +88,33 @@ class CalibrateSettings(Flags):
             names = ("target", "draft", "question")
             check_there({f"--{name}": getattr(settings, name) for name in names})
             settings.models.check_local()
-        return replace(settings, tokenizer=settings.tokenizer or settings._served_model())
-
-    def _served_model(self) -> str:
-        path = self.target if self.remote is None else self.remote.model_path()
-        if not path:
-            raise BenchError("the server does not say its model; fix: give --tokenizer")
-        return path
+        model = settings.remote.model_path() if settings.remote else settings.target
+        if not (settings.tokenizer or model):
+            raise BenchError("the server does not report its model; fix: give --tokenizer")
+        return replace(settings, tokenizer=settings.tokenizer or model)
 
     @property
     def models(self) -> Models:
-        """What is served here: whatever drafting brings, drafts are what is asked for."""
-        always = ("--parse-drafting", "always")
+        """The pair to serve; it always drafts, at any gain."""
         return Models(
             target=self.target,
             draft=self.draft,
             question=self.question or None,
             common=self.flags,
-            parse_flags=(*self.parse_flags, *always),
+            parse_flags=(*self.parse_flags, "--parse-drafting", "always"),
         )
 
     @property
     def options(self) -> Options:
-        """What graders may need."""
         return Options(allow_code=self.allow_code, grader=self.grader)
 
     @property
+    def levels(self) -> tuple[float, float]:
+        return self.alpha, self.delta
+
+    @property
     def total(self) -> int:
-        """Problems in all: the three sets share none."""
+        """Number of problems: the three sets are disjoint."""
         return self.pilot + self.requests + self.served
 
 

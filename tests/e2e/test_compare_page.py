@@ -26,7 +26,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def calibration_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "calibration.html"
-    html = render_calibration(*calibration.calibration(), calibration.FACTS)
+    html = render_calibration(*calibration.calibration(), calibration.CONDITIONS)
     path.write_text(html, encoding="utf-8")
     return path
 
@@ -37,7 +37,7 @@ def looks_right(page: Path, width: int) -> dict:
     assert found["loaded"]
     assert found["console"] == []
     assert found["page_width"] <= found["inner_width"] == width
-    assert (found["outside"], found["accepted_len"]) == ([], [])
+    assert (found["outside"], found["cut"]) == ([], [])
     # Self-contained: the page itself is all that was asked for.
     urls = [url for url in found["requests"] if not url.startswith("data:")]
     assert urls == [page.resolve().as_uri()]
@@ -48,7 +48,7 @@ def looks_right(page: Path, width: int) -> dict:
 def test_a_calibrations_page(calibration_page: Path, width: int):
     found = looks_right(calibration_page, width)
     marks = found["marks_per_plot"]
-    assert len(marks) == 3
+    assert len(marks) == 2
     assert min(marks) > 10
     for text in ("is certified (alpha 5 %, delta 5 %)", "With confidence 0.95", "answer-first"):
         assert text in found["text"]
@@ -77,6 +77,6 @@ def test_the_browser_notices_what_is_wrong(page: Path):
     found = look_at(wrong, 1280)
     assert found["page_width"] > 1280
     assert any("too wide" in html for html in found["outside"])
-    assert any("cut short" in html for html in found["accepted_len"])
+    assert any("cut short" in html for html in found["cut"])
     assert any("missing.js" in url for url in found["requests"])
     assert any("oh" in message for message in found["console"])

@@ -5,19 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from sglang_parse.calibrate.certify import errors_allowed, make_grid
-from sglang_parse.calibrate.figures import (
-    Calibration,
-    Share,
-    costs_of,
-    make_rules,
-    reliability,
-    whole_wrong_answers,
-)
-from sglang_parse.calibrate.losses import TOKEN, FirstDraft
-from sglang_parse.calibrate.report import certificate_of
-from sglang_parse.calibrate.served import Mark, compared
-from sglang_parse.core.certificate import Certificate, Fingerprint
+from sglang_parse.calibrate import figures
+from sglang_parse.calibrate.certify import Proportion, errors_allowed, make_grid
+from sglang_parse.calibrate.first_draft import TOKEN, FirstDraft
+from sglang_parse.core.certificate import Certificate, Fingerprint, spread_out
 from support.comparison import FACTS as COMPARED
 
 ALPHA, DELTA, REQUESTS = 0.05, 0.05, 400
@@ -31,9 +22,9 @@ FINGERPRINT = Fingerprint(
     selection="first-reject",
     dtype="torch.float32",
 )
-FACTS: dict[str, Any] = {
+CONDITIONS: dict[str, Any] = {
     **{name: COMPARED[name] for name in ("date", "minutes", "machine")},
-    "versions": {"python": "3.11.7", "mapie": "1", "scipy": "1"},
+    "versions": {"python": "3.11.7", "scipy": "1"},
     "server": "python -m sglang.launch_server --model-path examples/demo_pair/target "
     "--speculative-algorithm PARSE --speculative-draft-model-path examples/demo_pair/draft",
     "max_tokens": 256,
@@ -44,7 +35,7 @@ FACTS: dict[str, Any] = {
 
 
 def drafts(count: int) -> list[FirstDraft]:
-    """Two in five have an error; verdicts up to it are high, behind it mostly low."""
+    """Two in five have an error; verdicts before it are high, after it mostly low."""
     numbers, made = random.Random(4), []
     for problem in range(count):
         wrong = numbers.randrange(8) if numbers.random() < 0.4 else None
@@ -59,7 +50,6 @@ def drafts(count: int) -> list[FirstDraft]:
                 finished=True,
                 first_wrong=wrong,
                 is_answer_right=wrong is None or numbers.random() < 0.4,
-                mass=0.99,
                 draft_ms=450.0,
                 verify_ms=90.0,
             )
@@ -67,32 +57,47 @@ def drafts(count: int) -> list[FirstDraft]:
     return made
 
 
-def marks(way: str, share_right: float, tokens_per_s: float) -> list[Mark]:
+def answers(
+    variant: str, accuracy: float, tokens_per_s: float, decode_ms: float = 2400.0
+) -> list[figures.GradedAnswer]:
     numbers = random.Random(9)
     return [
-        Mark(n, way, float(numbers.random() < share_right), 96, 80, 96 / tokens_per_s, 900.0)
+        figures.GradedAnswer(
+            *(n, variant, float(numbers.random() < accuracy), 96, 80, 96 / tokens_per_s),
+            decode_ms=decode_ms,
+        )
         for n in range(200)
     ]
 
 
-def calibration() -> tuple[Calibration, Certificate]:
+def calibration() -> tuple[figures.Calibration, Certificate]:
     found, pilot = drafts(REQUESTS), drafts(50)
     grid = make_grid((v for draft in pilot for v in draft.verdicts), 30)
-    rules = make_rules(found, grid, TOKEN, ALPHA, DELTA, costs_of(found, 25.0))
-    own = rules[0]
-    assert own.certified is not None
-    plain = marks("plain", 0.987, 40.0)
-    figures = Calibration(
-        rule=own.rule,
-        loss=TOKEN,
+    plain = answers("plain", 0.987, 40.0)
+    costs = figures.relative_costs(found, plain)
+    selections = figures.make_selections(found, grid, TOKEN, (ALPHA, DELTA), costs)
+    certified = figures.loosest_certified(selections[FINGERPRINT.selection])
+    assert certified is not None
+    compared = figures.compare_served(
+        certified.threshold, answers("parse", 0.99, 130.0), plain, DELTA
+    )
+    made = figures.Calibration(
+        errors_allowed=errors_allowed(REQUESTS, ALPHA, DELTA),
+        wrong_drafts=Proportion.of(sum(draft.is_wrong(TOKEN) for draft in found), REQUESTS),
+        selections=selections,
+        served=(compared,),
+        bins=figures.reliability(found),
+    )
+    certificate = Certificate(
+        threshold=certified.threshold,
         alpha=ALPHA,
         delta=DELTA,
+        loss=TOKEN,
         requests=REQUESTS,
-        errors_allowed=errors_allowed(REQUESTS, ALPHA, DELTA),
-        wrong=Share.of(sum(draft.is_wrong(TOKEN) for draft in found), REQUESTS),
-        rules=rules,
-        answers=whole_wrong_answers(found, own.rule, own.certified),
-        served=(compared(own.rule, own.certified, marks("parse", 0.99, 130.0), plain, DELTA),),
-        bins=reliability(found),
+        errors=certified.error_rate.count,
+        data_set="problems (650, 0123456789abcdef)",
+        sampling="greedy",
+        fingerprint=FINGERPRINT,
+        first_verdicts=spread_out([min(draft.verdicts) for draft in found]),
     )
-    return figures, certificate_of(figures, found, FINGERPRINT, "problems (650, 0123456789abcdef)")
+    return made, certificate

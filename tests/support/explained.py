@@ -75,6 +75,6 @@ def assert_fits(found: dict[str, Any], page: Path, width: int) -> None:
     assert found["loaded"]
     assert found["console"] == []
     assert found["page_width"] <= found["inner_width"] == width
-    assert (found["outside"], found["accepted_len"]) == ([], [])
+    assert (found["outside"], found["cut"]) == ([], [])
     urls = [url for url in found["requests"] if not url.startswith("data:")]
     assert urls == [page.resolve().as_uri()]

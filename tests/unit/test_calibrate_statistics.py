@@ -1,4 +1,4 @@
-"""What calibrate counts and promises: against brute force, SciPy, and simulated repetitions."""
+"""Calibrate's statistics, against brute force, mapie's results, and simulated repetitions."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sglang_parse.calibrate import certify
 from sglang_parse.calibrate.certify import (
-    certified_threshold,
+    Proportion,
     errors_allowed,
     fewest_requests,
     learn_then_test,
     make_grid,
+    paired_difference,
+    upper_bound,
 )
 from sglang_parse.calibrate.figures import (
-    Share,
-    costs_of,
-    make_rules,
-    paired_difference,
+    loosest_certified,
+    make_selections,
+    relative_costs,
     reliability,
-    upper_bound,
-    whole_wrong_answers,
 )
-from sglang_parse.calibrate.losses import ANSWER, TOKEN, FirstDraft
+from sglang_parse.calibrate.first_draft import ANSWER, TOKEN, FirstDraft
 from sglang_parse.calibrate.page import render
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.selection import SELECTIONS, select
-from support.calibration import FACTS, calibration
+from support.calibration import CONDITIONS, answers, calibration
 
 pytestmark = pytest.mark.unit
 
@@ -48,7 +46,6 @@ def draft(verdicts, *, first_wrong=None, finished=True, right=None) -> FirstDraf
         finished=finished,
         first_wrong=first_wrong,
         is_answer_right=right,
-        mass=1.0,
         draft_ms=30.0,
         verify_ms=6.0,
     )
@@ -60,32 +57,33 @@ verdict_lists = st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 0.9, 1.0]), min_si
 
 
 @given(verdict_lists, st.data(), st.sampled_from(sorted(SELECTIONS)), st.booleans())
-def test_the_loss_is_one_where_the_error_is_kept(verdicts, data, rule, finished):
-    """The score against what the server's own selection keeps, at every threshold."""
+def test_the_loss_is_one_where_the_error_is_accepted(verdicts, data, selection, finished):
+    """The score agrees with the server's selection at every threshold."""
     wrong = data.draw(st.integers(0, len(verdicts) - 1))
     one = draft(verdicts, first_wrong=wrong, finished=finished)
-    score = one.score(rule, TOKEN)
+    score = one.score(selection, TOKEN)
     losses = []
     for threshold in (0.0, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0):
-        cut = select(verdicts, one.prefix_ends, threshold, rule, is_finished=finished).accepted_len
-        losses.append(cut >= one.prefix_ends[wrong])
+        accepted_len = one.accepted_len(selection, threshold)
+        losses.append(accepted_len >= one.prefix_ends[wrong])
         assert losses[-1] == (score >= threshold)
     assert all(looser >= stricter for looser, stricter in pairwise(losses))
 
 
 @given(verdict_lists, st.sampled_from(sorted(SELECTIONS)), st.booleans())
-def test_a_wrong_answer_is_kept_whole(verdicts, rule, finished):
+def test_the_loss_is_one_where_a_wrong_answer_is_accepted_whole(verdicts, selection, finished):
     one = draft(verdicts, right=False, finished=finished)
     for threshold in (0.0, 0.1, 0.3, 0.5, 0.8, 0.9, 1.0):
-        cut = select(verdicts, one.prefix_ends, threshold, rule, is_finished=finished).accepted_len
-        assert (cut == one.prefix_ends[-1]) == (one.score(rule, ANSWER) >= threshold)
+        found = select(verdicts, one.prefix_ends, threshold, selection, is_finished=finished)
+        is_whole = found.accepted_len == one.prefix_ends[-1]
+        assert is_whole == (one.score(selection, ANSWER) >= threshold)
 
 
-def test_nothing_is_lost_without_an_error():
-    for rule in SELECTIONS:
-        assert draft([1.0, 1.0]).score(rule, TOKEN) < 0
-        assert draft([1.0, 1.0], right=True).score(rule, ANSWER) < 0
-        assert draft([1.0, 1.0], right=None).score(rule, ANSWER) < 0
+def test_a_draft_without_an_error_has_no_loss():
+    for selection in SELECTIONS:
+        assert draft([1.0, 1.0]).score(selection, TOKEN) < 0
+        assert draft([1.0, 1.0], right=True).score(selection, ANSWER) < 0
+        assert draft([1.0, 1.0], right=None).score(selection, ANSWER) < 0
 
 
 # -- the test ----------------------------------------------------------------------------
@@ -108,61 +106,51 @@ def test_fewest_requests(alpha: float, fewest: int):
 
 
 def test_thresholds_are_tested_from_the_strictest_down_to_the_first_that_fails():
-    """Errors 0, 2, 40, 41 of 300 at 5 %: eight may be; what is behind the failure is not tested."""
-    scores = [0.95] * 2 + [0.75] * 38 + [0.55] + [-1.0] * 259
-    tests = learn_then_test(scores, (0.99, 0.9, 0.7, 0.5), 0.05, 0.05)
-    assert [test.errors for test in tests] == [0, 2, 40, 41]
-    assert [test.certified for test in tests] == [True, True, False, False]
-    assert [test.p_value for test in tests] == pytest.approx(
-        [stats.binom.cdf(errors, 300, 0.05) for errors in (0, 2, 40, 41)]
-    )
-    assert certified_threshold(tests).threshold == 0.9
+    """8 errors of 300 are allowed at 5 %; a threshold after a failed one is not certified."""
+    assert learn_then_test([0, 2, 40, 3], 300, 0.05, 0.05)[1] == [True, True, False, False]
+    assert learn_then_test([60, 3], 300, 0.05, 0.05)[1] == [False, False]
 
 
-def test_a_strict_threshold_that_fails_ends_it():
-    tests = learn_then_test([1.0] * 60 + [-1.0] * 240, (0.99, 0.5), 0.05, 0.05)
-    assert certified_threshold(tests) is None
-
-
-@given(
-    st.lists(st.floats(0, 1, width=32) | st.just(-1.0), min_size=1, max_size=200),
-    st.sampled_from([0.01, 0.05, 0.2]),
+@pytest.mark.parametrize(
+    ("alpha", "requests", "errors", "p_values", "num_certified"),
+    [
+        (0.05, 300, [8, 9], [0.034066, 0.06497], 1),
+        (0.02, 1000, [12, 13], [0.037605, 0.064226], 1),
+        (0.01, 2000, [12, 13], [0.038308, 0.065178], 1),
+        (0.05, 300, [1, 6, 12, 19], [0.000003, 0.006579, 0.261224, 0.880953], 2),
+        (0.02, 1000, [2, 6, 8, 17], [0.0, 0.00023, 0.001934, 0.294723], 3),
+        (0.01, 2000, [3, 9, 12, 15], [0.000003, 0.004837, 0.038308, 0.155217], 3),
+        (0.1, 500, [9, 30, 41, 59], [0.0, 0.001003, 0.100114, 0.919013], 2),
+    ],
 )
-def test_certified_is_what_the_exact_binomial_says(scores, alpha):
-    """But for one error: mapie rounds a quotient up."""
-    grid = (0.99, 0.9, 0.7, 0.5, 0.1, 0.0)
-    tests = learn_then_test(scores, grid, alpha, 0.05)
-    passed = [test.p_value <= 0.05 for test in tests]
-    exact = [all(passed[: place + 1]) for place in range(len(grid))]
-    stricter = [stats.binom.cdf(test.errors + 1, len(scores), alpha) <= 0.05 for test in tests]
-    for place, test in enumerate(tests):
-        assert test.certified <= exact[place]
-        assert test.certified >= all(stricter[: place + 1])
+def test_results_equal_those_of_mapie(
+    alpha: float, requests: int, errors: list, p_values: list, num_certified: int
+):
+    """Computed by mapie 1.6: BinaryClassificationController, fixed_sequence, at delta 0.05."""
+    found, certified = learn_then_test(errors, requests, alpha, 0.05)
+    assert found == pytest.approx(p_values, abs=1e-6)
+    assert certified == [k < num_certified for k in range(len(errors))]
 
 
-def test_a_looser_p_value_than_the_exact_one_is_refused():
-    with pytest.raises(BenchError, match="mapie's p-value is 0.01"):
-        certify._check(0.5, 0.01, 0.02, 3, 100, 0.1)
+def test_the_bound_holds_in_simulated_repetitions():
+    """The true error rate at the certified threshold exceeds alpha in at most delta of them.
 
-
-def test_the_promise_holds_in_simulated_repetitions():
-    """The true loss at the certified threshold is above alpha in at most delta of the repetitions.
-
-    Drafts have an error in 30 of 100, whose score is uniform: the loss at t is 0.3 * (1 - t), above
-    alpha where t is below 2/3. 400 repetitions: more than 29 failures have probability 0.02 at the
-    promised 5 %.
+    Drafts have an error in 30 of 100, whose score is uniform: the error rate at t is
+    0.3 * (1 - t), above alpha where t is below 2/3. 400 repetitions: more than 29 failures have
+    probability 0.02 if each has probability 5 %.
     """
     random_numbers = np.random.default_rng(7)
-    alpha, delta, grid = 0.1, 0.05, tuple(np.linspace(0.999, 0.3, 60))
+    alpha, delta, grid = 0.1, 0.05, np.linspace(0.999, 0.3, 60)
     failures = certified = 0
     for _ in range(400):
         has_error = random_numbers.random(200) < 0.3
         scores = np.where(has_error, random_numbers.random(200), -1.0)
-        best = certified_threshold(learn_then_test(scores.tolist(), grid, alpha, delta))
-        certified += best is not None
-        failures += best is not None and 0.3 * (1 - best.threshold) > alpha
+        errors = (scores >= grid[:, None]).sum(axis=1)
+        passed = sum(learn_then_test(errors, 200, alpha, delta)[1])
+        certified += passed > 0
+        failures += passed > 0 and 0.3 * (1 - grid[passed - 1]) > alpha
     assert certified > 390
-    assert 2 < failures < 30, "the promise is broken, or the thresholds far too strict"
+    assert 2 < failures < 30, "the bound is broken, or the thresholds far too strict"
 
 
 # -- the grid ----------------------------------------------------------------------------
@@ -195,12 +183,12 @@ def test_verdicts_at_the_edge_make_a_grid(verdicts):
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 20), (3, 20), (20, 20)])
-def test_intervals_are_clopper_and_pearsons(count: int, total: int):
-    share = Share.of(count, total)
+def test_intervals_are_those_of_clopper_and_pearson(count: int, total: int):
+    found = Proportion.of(count, total)
     low = stats.beta.ppf(0.025, count, total - count + 1) if count else 0.0
     high = stats.beta.ppf(0.975, count + 1, total - count) if count < total else 1.0
-    assert (share.low, share.high) == pytest.approx((low, high))
-    assert Share.of(0, 0).high == 1.0
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert Proportion.of(0, 0).high == 1.0
 
 
 def test_the_bound_is_exact_and_one_sided():
@@ -221,7 +209,7 @@ def test_the_paired_difference_covers():
     assert paired_difference(3, 1, 100)[0] == pytest.approx(0.02)
 
 
-def test_figures_of_a_rule():
+def test_figures_of_a_selection():
     """Four drafts by hand: two right, one of them rejected; two wrong, one of them accepted."""
     drafts = [
         draft([0.9, 0.8], right=True),
@@ -229,30 +217,41 @@ def test_figures_of_a_rule():
         draft([0.9, 0.7], first_wrong=1, right=False),
         draft([0.9, 0.2], first_wrong=1, right=False),
     ]
-    costs = costs_of(drafts, plain_ms=10.0)
-    assert (costs.draft, costs.verification) == (5.0, 1.0)
-    rules = make_rules(drafts, (0.5,), TOKEN, 0.5, 0.05, costs)
-    (row,) = next(rule for rule in rules if rule.rule == "first-reject").thresholds
-    assert (row.loss.count, row.loss.total) == (1, 4)
+    costs = relative_costs(drafts, answers("plain", 1.0, 40.0, decode_ms=960.0))
+    assert costs == pytest.approx((0.5, 0.1))  # 5 and 1 ms of 10 ms
+    (row,) = make_selections(drafts, (0.5,), TOKEN, (0.5, 0.05), costs)["first-reject"]
+    assert (row.error_rate.count, row.error_rate.total) == (1, 4)
     assert (row.false_accepts.count, row.false_accepts.total) == (1, 2)
     assert (row.false_rejects.count, row.false_rejects.total) == (1, 2)
-    assert row.kept == 18 / 24
+    assert (row.wrong_answers.count, row.wrong_answers.total) == (1, 4)
+    assert row.accept_ratio == 18 / 24
     assert row.speedup == pytest.approx(1 / (0.5 + 0.1 + 1 - 0.75))
-    assert costs_of(drafts, None).speedup(0.9) is None
-    assert whole_wrong_answers(drafts, "first-reject", 0.5).count == 1
+    assert relative_costs(drafts, []) is None
+    (row,) = make_selections(drafts, (0.5,), TOKEN, (0.5, 0.05), None)["first-reject"]
+    assert row.speedup is None
 
 
-def test_reliability_counts_every_judged_prefix_once():
+def test_the_loosest_certified_threshold_of_a_selection():
+    """Errors with the scores 0.8 and 0.4 in 59 drafts: only without one can a threshold pass."""
+    drafts = [draft([0.8], first_wrong=0), draft([0.4], first_wrong=0)]
+    drafts += [draft([0.9])] * 57
+    rows = make_selections(drafts, (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05), None)["longest"]
+    assert [row.error_rate.count for row in rows] == [0, 0, 1, 2]
+    assert loosest_certified(rows) is rows[1]
+    assert loosest_certified(rows[2:]) is None
+
+
+def test_reliability_counts_every_verified_prefix_once():
     drafts = [draft([0.9, 0.1], first_wrong=1), draft([0.8, 0.95])]
     bins = reliability(drafts)
     assert sum(one.right.total for one in bins) == 4
     assert [one.right.count for one in bins] == [0, 1, 1, 1]
     assert [one.mean for one in bins] == [0.1, 0.8, 0.9, 0.95]
-    assert reliability([draft([0.5], right=False)]) == ()  # no grader said where
+    assert reliability([draft([0.5], right=False)]) == ()  # no grader located it
 
 
-def test_a_page_of_a_grader_that_cannot_say_where_a_text_goes_wrong():
+def test_a_page_without_located_errors():
     figures, certificate = calibration()
-    page = render(replace(figures, bins=()), certificate, FACTS)
+    page = render(replace(figures, bins=()), certificate, CONDITIONS)
     assert "Whole answers" in page
-    assert "What a verdict means" not in page
+    assert "Reliability of a verdict" not in page
