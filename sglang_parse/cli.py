@@ -35,12 +35,11 @@ class Command:
 COMMANDS = (
     Command(
         "demo",
-        "measure PARSE, the plain target and the draft alone side by side",
-        "Starts three SGLang servers with the demo pair, sends them the same held-out problems "
-        "and compares them. Exit code 1 when anything failed; a figure that misses its mark is "
-        "reported and is no failure.",
-        "demo.settings",
-        "demo.run",
+        "PARSE, the plain target and the draft alone side by side, on the demo pair",
+        "A preset of compare: three servers, the same problems; prints speeds, exact answers and "
+        "one answer segment by segment. Exit code 1 when anything failed.",
+        "compare.settings",
+        "compare.run",
     ),
     Command(
         "bench",
@@ -62,12 +61,11 @@ COMMANDS = (
     ),
     Command(
         "load",
-        "what requests wait for under load: first tokens, silences, whole answers",
-        "Sends streamed requests to each server in a closed loop, so many at a time, and keeps "
-        "when every chunk came; with PARSE also beside requests that switch it off. Writes "
-        "results.json. Exit code 1 when anything failed.",
-        "load.settings",
-        "load.run",
+        "latencies under load, also of requests that switch PARSE off beside drafting ones",
+        "A preset of compare: throughput, time to first token, inter-token latency and stages of "
+        "each server at several concurrencies. Exit code 1 when anything failed.",
+        "compare.settings",
+        "compare.run",
     ),
     Command(
         "compare",
@@ -118,8 +116,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(
             command.name, help=command.help, description=command.description
         )
-        _module(command.flags).add_arguments(subparser)
-        subparser.set_defaults(chosen=command)
+        flags = _module(command.flags)
+        flags.add_arguments(subparser)
+        presets = getattr(flags, "PRESETS", {})
+        subparser.set_defaults(chosen=command, **presets.get(command.name, {}))
     arguments, others = parser.parse_known_args(argv)
     if others and not arguments.chosen.takes_server_flags:
         parser.error(f"unrecognized arguments: {' '.join(others)}")

@@ -18,15 +18,14 @@ from types import ModuleType
 import griffe
 
 from sglang_parse.calibrate.report import KEYS as CALIBRATE_KEYS
-from sglang_parse.client.figures import STAGES, Goal
+from sglang_parse.client.figures import Goal
+from sglang_parse.client.records import STAGES
 from sglang_parse.compare import report as compare
 from sglang_parse.core import config
 from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
-from sglang_parse.demo import report as demo
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.limit import report as limit
-from sglang_parse.load import run as load
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 from support import question_rows  # tests: the chat-template families they know
 
@@ -184,20 +183,6 @@ def _question_order(name: str) -> tuple[int, str]:
     return list(QUESTIONS_ARE_FOR).index(name.removesuffix(SHORT)), name
 
 
-def demo_keys() -> str:
-    """Keys of ``build/demo.json``."""
-    server = "servers.<server>"
-    texts = {
-        **demo.KEYS,
-        **under(server, "demo.figures.ServerFigures"),
-        **under(f"{server}.<speed>", "demo.figures.Speed"),
-        **under(f"{server}.<stages>", "demo.figures.Stages"),
-        **under("limit", "demo.figures.Limit"),
-        **under("checks", "client.figures.Goal", GOAL),
-    }
-    return table(("key", "meaning"), rows_of(texts))
-
-
 def bench_keys() -> str:
     """Keys of ``sglang-parse bench``'s results.json."""
     texts = {
@@ -214,18 +199,18 @@ def bench_keys() -> str:
 
 
 def compare_keys() -> str:
-    """Keys of ``sglang-parse compare``'s results.json."""
+    """Keys of results.json of ``compare``, ``demo`` and ``load``."""
     goal = (*GOAL, "missed_by")
     texts = {
         **compare.KEYS,
-        **under("ways", "compare.figures.VariantFigures"),
-        **under("ways.speeds", "compare.figures.SpeedAt"),
-        **under("ways.quality", "compare.quality.Quality", ("problems", "score", "interval")),
-        **under("ways.quality.test", "compare.quality.PairedTest"),
-        **under("ways.time", "compare.figures.WhereTimeGoes"),
+        **under("variants", "compare.figures.VariantFigures"),
+        **under("variants.speeds", "compare.figures.SpeedAt"),
+        **under("variants.quality", "compare.quality.Quality", ("problems", "score", "interval")),
+        **under("variants.quality.test", "compare.quality.PairedTest"),
+        **under("variants.time", "compare.figures.WhereTimeGoes"),
         **under("noise", "compare.quality.PairedTest"),
         **under("checks", "client.figures.Goal", goal),
-        **under("timed", "client.records.ServingRun"),
+        **under("serving_runs", "client.records.ServingRun"),
     }
     return table(("key", "meaning"), rows_of(texts))
 
@@ -248,12 +233,6 @@ def calibrate_keys() -> str:
     }
     lists = ("results.selections", "results.served", "results.bins")
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
-
-
-def load_keys() -> str:
-    """Keys of ``sglang-parse load``'s results.json."""
-    texts = {**under("lines", "load.figures.LoadFigures"), **load.KEYS}
-    return table(("key", "meaning"), rows_of(texts))
 
 
 def record_keys(record: str) -> str:
@@ -318,11 +297,9 @@ TABLES = {
     "trace": trace,
     "questions": questions,
     "question keys": question_keys,
-    "demo keys": demo_keys,
     "bench keys": bench_keys,
     "calibrate keys": calibrate_keys,
     "compare keys": compare_keys,
-    "load keys": load_keys,
     "soak keys": partial(record_keys, "soak.run.Report"),
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),

@@ -1,7 +1,6 @@
-"""What all programs are made of, so that each idea is there once.
+"""What programs share: servers, requests, answers, statistics, pages.
 
-From below: records (a variant, an answer, a run) - servers (one process) and targets (the flags of every
-way to serve) - ask (send, time, grade) - pool (servers that take turns) - match (who plays when) -
-figures (statistics, the limit, figures and their marks) - conditions, tables, page, program (what
-is shown, written and returned). demo_pair is the pair that programs take where nobody names one.
+Bottom up: records (variants, answers, runs) - servers (one process), targets (their flags) - ask
+(send, time, grade) - pool (servers that take turns) - figures (statistics, marks) - conditions,
+tables, page, program (output). demo_pair has the models that programs take by default.
 """

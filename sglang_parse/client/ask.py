@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import openai
 
 from sglang_parse.client.records import (
-    TITLES,
     WITH_PARSE,
     Answer,
     BenchError,
@@ -24,6 +23,8 @@ from sglang_parse.client.records import (
     Grader,
     Item,
     Variant,
+    kind_of,
+    title_of,
 )
 from sglang_parse.client.servers import MODEL_NAME, Endpoint
 from sglang_parse.client.traced import Traced
@@ -89,7 +90,7 @@ def ask(
     with _open_client(server, asking.limit_s) as client:
         calls = [partial(answer, index) for index in indices]
         leg = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
-    if server.name in WITH_PARSE:
+    if kind_of(server.name) in WITH_PARSE:
         for found in leg.answers:
             _check_served(server.name, found)
     return leg
@@ -168,7 +169,7 @@ def _open_client(server: Endpoint, limit_s: float) -> openai.OpenAI:
 def _check_served(name: str, answer: Answer) -> None:
     if answer.parse.get("mode") != "parse":
         raise BenchError(
-            f"{TITLES[name]} did not serve problem {answer.problem} with PARSE: "
+            f"{title_of(name)} did not serve problem {answer.problem} with PARSE: "
             f"meta_info['parse'] is {answer.parse!r}"
         )
 
@@ -193,7 +194,7 @@ def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking
 def _complete(
     client: openai.OpenAI, server: Endpoint, messages: Sequence[Any], asking: Asking
 ) -> Any:
-    title = TITLES.get(server.name, server.name)
+    title = title_of(server.name)
     try:
         response = client.chat.completions.create(
             model=asking.model,

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from sglang_parse.client.records import BenchError, BenchRun, ServingRun, Variant
+from sglang_parse.client.records import STAGES, BenchError, BenchRun, ServingRun, Variant
 
-STAGES = ("prefill", "draft", "verify", "decode")
 SLACK = 1e-9
 """0.97 - 0.96 is more than 0.01 in floating point."""
 

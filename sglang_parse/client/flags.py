@@ -102,6 +102,10 @@ def numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
     """An argparse type: a list such as 1,8,64."""
 
     def read(text: str) -> tuple:
-        return tuple(kind(word) for word in text.split(","))
+        try:
+            return tuple(kind(word) for word in text.split(",") if word.strip())
+        except ValueError as error:
+            wanted = "no list of numbers such as 1,4,16"
+            raise argparse.ArgumentTypeError(f"{text!r} is {wanted}") from error
 
     return read

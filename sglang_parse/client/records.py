@@ -1,13 +1,12 @@
-"""What programs ask and measure: items, answers, legs of answers, runs of ``bench_serving``. Pure.
+"""Records of what programs ask and measure: items, answers, runs. Pure.
 
-A way is one line of a comparison: a server, and the threshold its requests ask for if it runs
-PARSE. One server with six thresholds is six ways.
+A server is named by its kind, or KIND@FRACTION where it simulates that acceptance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
@@ -22,8 +21,22 @@ TITLES = {
     PARSE_EAGLE3: "PARSE+EAGLE3",
 }
 WITH_PARSE = (PARSE, PARSE_ONE, PARSE_EAGLE3)
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
+ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
+LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")
+STAGES = ("prefill", "draft", "verify", "decode")
+
+
+def kind_of(server: str) -> str:
+    """The server's name without its simulated acceptance."""
+    return server.partition("@")[0]
+
+
+def title_of(server: str) -> str:
+    """The server's name for people."""
+    kind, _, fraction = server.partition("@")
+    title = TITLES.get(kind, kind)
+    return f"{title}, {float(fraction):.0%} accepted" if fraction else title
 
 
 class BenchError(RuntimeError):
@@ -71,12 +84,21 @@ class Assignment:
     locate: Locator | None = None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Variant:
-    """A server by its name; ``threshold`` is None for servers without PARSE, or for its own."""
+    """One line of a comparison: a server and some of its requests.
+
+    Attributes:
+        server: its name.
+        threshold: of the requests; None for the server's own, or without PARSE.
+        off_fraction: fraction of the load's requests that switch PARSE off, 0 to 1.
+        group: "all" requests of the load; of a mixed load, "drafting" or "off".
+    """
 
     server: str
     threshold: float | None = None
+    off_fraction: float = 0.0
+    group: str = ALL
 
     @property
     def custom_params(self) -> dict[str, Any]:
@@ -86,8 +108,10 @@ class Variant:
     @property
     def label(self) -> str:
         """Its name for people."""
-        title = TITLES.get(self.server, self.server)
-        return title if self.threshold is None else f"{title} at {self.threshold:g}"
+        at = "" if self.threshold is None else f" at {self.threshold:g}"
+        groups = {ALL: "", DRAFTING: ": drafting", SWITCHED_OFF: ": switched off"}
+        group = ": all switched off" if self.off_fraction == 1 else groups[self.group]
+        return f"{title_of(self.server)}{at}{group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +162,9 @@ class BenchRun:
     """Some items sent to one server in one go.
 
     Attributes:
-        run: 0, 1, ...; legs of one run sent the same items, shortly after another. -1: not
-            timed.
-        concurrency: how many requests were under way at once.
+        variant: server and requests.
+        run: 0, 1, ...; runs of one number send the same items. -1: not timed.
+        concurrency: requests at a time.
         seconds: first request sent to last answer received.
     """
 
@@ -181,18 +205,21 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class ServingRun:
-    """One run of ``bench_serving``.
+    """A run of ``bench_serving``; of a mixed load, one group of its requests.
 
     Attributes:
-        variant: server and threshold.
-        run: 0, 1, ...; what has the same run sent the same problems, shortly after another.
+        variant: server and requests.
+        run: 0, 1, ...; runs of one number send the same problems, shortly after one another.
         concurrency: requests at a time.
-        requests, output_tokens: how many in this run.
-        seconds: what it took.
-        tokens_per_s: output tokens per second; tokens as the server counted them.
+        requests, output_tokens: numbers of them.
+        seconds: duration of the run.
+        tokens_per_s: output tokens per second, as the server counts tokens.
         requests_per_s: answers per second.
-        latency_ms: (``ttft``, ``tpot``, ``itl`` or ``e2e``) -> (``p50``, ``p90`` or ``p99``) -> ms.
+        latency_ms: latency -> percentile -> ms. ``itl`` is the time between two chunks of an
+            answer, ``max_itl`` an answer's longest; a chunk may hold a whole accepted draft.
         accept_length: the server's own average at that moment, None without speculation.
+        stages: stage -> fraction of the run's time, all requests of the server together; empty
+            where the server publishes no metrics of PARSE.
     """
 
     variant: Variant
@@ -205,3 +232,4 @@ class ServingRun:
     requests_per_s: float
     latency_ms: Mapping[str, Mapping[str, float]]
     accept_length: float | None
+    stages: Mapping[str, float] = field(default_factory=dict)

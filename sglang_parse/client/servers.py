@@ -20,7 +20,7 @@ from typing import IO, Protocol
 
 import httpx
 
-from sglang_parse.client.records import TITLES, BenchError
+from sglang_parse.client.records import BenchError, title_of
 
 START_LIMIT_S = 600.0
 STOP_LIMIT_S = 15.0
@@ -173,8 +173,9 @@ class Server:
     def _error(self, what: str) -> BenchError:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "\n".join(f"  | {line}" for line in lines)
-        title = TITLES.get(self.name, self.name)
-        return BenchError(f"the server for {title} {what}. The end of {self.log}:\n{tail}")
+        return BenchError(
+            f"the server for {title_of(self.name)} {what}. The end of {self.log}:\n{tail}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Every way to serve a pair of models, as flags: the one place that knows how each is started.
+"""Targets of a comparison: the flags that start each kind of server for a pair of models.
 
 The stock ones get the settings a user would choose for them: chains (topk 1), no thresholds.
 """
@@ -22,6 +22,7 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
 from sglang_parse.core.config import flag
+from sglang_parse.core.simulation import ENV_VAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,20 @@ class Models:
 
 
 def server_specs(models: Models, names: tuple[str, ...]) -> list[ServerSpec]:
-    """How to start the named servers, in that order.
+    """Server specs of the named servers, in that order; KIND@FRACTION simulates acceptance.
 
     Raises:
         BenchError: a name is unknown, or its model was not given.
     """
-    for name in names:
-        if name not in _FLAGS:
-            raise BenchError(f"--servers names {name!r}; known: {', '.join(_FLAGS)}")
-    return [ServerSpec(name, _FLAGS[name](models), common=models.common) for name in names]
+    return [_server_spec(models, name) for name in names]
+
+
+def _server_spec(models: Models, name: str) -> ServerSpec:
+    kind, _, fraction = name.partition("@")
+    if kind not in _FLAGS:
+        raise BenchError(f"--servers names {name!r}; known: {', '.join(_FLAGS)}")
+    simulated = ((ENV_VAR, fraction),) if fraction else ()
+    return ServerSpec(name, _FLAGS[kind](models), common=models.common, environment=simulated)
 
 
 def command_of(spec: ServerSpec) -> str:

@@ -1,6 +1,6 @@
-"""``sglang-parse compare``: PARSE beside everything stock SGLang has, on the same machine.
+"""``sglang-parse compare``, ``demo`` and ``load``: PARSE beside stock SGLang on one machine.
 
-settings.py reads what is compared; run.py is a preset of the harness's match, as the demo is;
-serving.py is its clock, SGLang's own ``bench_serving`` against one server; figures.py and
-quality.py turn what came back into figures; report.py, page.py and show.py write and print them.
+settings.py has the flags and the presets; run.py is the run loop over servers; serving.py runs
+SGLang's ``bench_serving`` against one of them; figures.py, quality.py and marks.py make figures of
+what comes back; report.py, page.py and show.py write and print them.
 """

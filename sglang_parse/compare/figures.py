@@ -1,18 +1,19 @@
-"""Runs of ``bench_serving`` and graded answers to figures. Statistics only.
+"""Runs of ``bench_serving``, traced runs and graded runs to figures. Statistics only.
 
-A speedup is the quotient of two ways' output tokens per second in the same run: same problems,
-minutes apart. Medians are over the runs, and ranges are from the smallest run to the largest.
+A speedup is the quotient of two variants' output tokens per second in the same run: same problems,
+minutes apart. Medians are over the runs; ranges are from the smallest run to the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from sglang_parse.client.figures import (
     Goal,
+    limit_of,
     per_request,
     per_token,
     rounded,
@@ -20,15 +21,9 @@ from sglang_parse.client.figures import (
     stage_ms,
 )
 from sglang_parse.client.records import (
-    EAGLE3,
     LATENCIES,
-    PARSE,
-    PARSE_EAGLE3,
-    PARSE_ONE,
     PERCENTILES,
-    PLAIN,
-    STANDALONE,
-    TITLES,
+    STAGES,
     Answer,
     BenchRun,
     ServingRun,
@@ -36,10 +31,27 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.compare.quality import PairedTest, Quality, paired_test, quality_of
 
-MIN_OVER_STOCK = 1.3
-MIN_OVER_ONE = 1.5
-"""With blocks over without, where several requests run."""
-MIDDLE = 0.5
+
+@dataclass(frozen=True)
+class Measured:
+    """What a comparison collects.
+
+    Attributes:
+        serving: runs of ``bench_serving``.
+        traced: answers one at a time with their ``meta_info``, for stage times.
+        graded: answers with scores; run 1 is the baseline's second time.
+    """
+
+    serving: list[ServingRun] = field(default_factory=list)
+    traced: list[BenchRun] = field(default_factory=list)
+    graded: list[BenchRun] = field(default_factory=list)
+
+    def graded_run(self, variant: Variant, run: int = 0) -> BenchRun | None:
+        found = (one for one in self.graded if (one.variant, one.run) == (variant, run))
+        return next(found, None)
+
+    def at(self, concurrency: int) -> list[ServingRun]:
+        return [run for run in self.serving if run.concurrency == concurrency]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +70,22 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SpeedAt:
-    """One way at one concurrency.
+    """One variant at one concurrency.
 
     Attributes:
         concurrency: requests at a time.
         tokens_per_s: output tokens per second: median, low and high of the runs.
-        over: other server -> speedup over it, likewise, for those measured at this concurrency.
-        latency_ms: kind -> percentile -> median over the runs.
+        over: other server -> speedup over it, likewise, for servers measured at this concurrency.
+        latency_ms: latency -> percentile -> median over the runs.
+        stages: stage -> fraction of the time, all requests of the server together; median over the
+            runs. Empty where the server publishes no metrics of PARSE.
     """
 
     concurrency: int
     tokens_per_s: Spread
     over: dict[str, Spread]
     latency_ms: dict[str, dict[str, float]]
+    stages: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +94,34 @@ class WhereTimeGoes:
 
     Attributes:
         ms_per_request: ms in each stage, medians over the runs.
-        draft_share: output tokens that are accepted draft tokens, 0 to 1.
-        rounds_per_request: verification passes.
+        draft_fraction: output tokens that are accepted draft tokens, 0 to 1.
+        rounds_per_request: drafts verified per request.
+        limit: speedup if nothing but drafting, verification and the target's tokens took time;
+            null without the plain target.
     """
 
     ms_per_request: dict[str, float]
-    draft_share: float
+    draft_fraction: float
     rounds_per_request: float
+    limit: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class VariantFigures:
-    """All of one way; ``time`` is None without PARSE.
+    """All figures of a variant; ``time`` is None without PARSE.
 
     Attributes:
-        server: one of ``TITLES``.
-        threshold: what its requests ask for; None without PARSE.
-        accept_length: tokens per verification pass, from the graded answers; None without
-            speculation.
+        server: its name; NAME@FRACTION with simulated acceptance.
+        threshold: of its requests; null for the server's own, or without PARSE.
+        off_fraction: fraction of the load's requests that switch PARSE off.
+        group: "all" requests of the load; of a mixed load, "drafting" or "off".
+        accept_length: tokens per verify pass, from the graded answers; None without speculation.
     """
 
     server: str
     threshold: float | None
+    off_fraction: float
+    group: str
     speeds: tuple[SpeedAt, ...]
     quality: Quality | None
     accept_length: float | None
@@ -108,7 +129,12 @@ class VariantFigures:
 
     @property
     def variant(self) -> Variant:
-        return Variant(self.server, self.threshold)
+        return Variant(self.server, self.threshold, self.off_fraction, self.group)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the server as it is, with nothing asked of it."""
+        return self.variant == Variant(self.server)
 
     def speed_at(self, concurrency: int) -> SpeedAt | None:
         return next((speed for speed in self.speeds if speed.concurrency == concurrency), None)
@@ -120,155 +146,117 @@ class Comparison:
 
     Attributes:
         noise: the baseline against itself, answered twice.
-        checks: the project's own figures to reach; none where other models are compared.
+        checks: the project's own marks; none unless they were asked for.
     """
 
-    ways: tuple[VariantFigures, ...]
+    variants: tuple[VariantFigures, ...]
     noise: PairedTest | None
-    checks: tuple[Goal, ...]
+    checks: tuple[Goal, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, floats rounded to 4 places."""
         checks = [goal.as_json() | {"missed_by": goal.missed_by} for goal in self.checks]
         return rounded(asdict(self) | {"checks": checks})
 
-    def find(self, way: Variant) -> VariantFigures | None:
-        return next((figures for figures in self.ways if figures.variant == way), None)
+    def find(self, variant: Variant) -> VariantFigures | None:
+        return next((figures for figures in self.variants if figures.variant == variant), None)
+
+    @property
+    def concurrencies(self) -> list[int]:
+        return sorted({speed.concurrency for figures in self.variants for speed in figures.speeds})
 
 
-def make_comparison(
-    ways: Sequence[Variant],
-    timed: Sequence[ServingRun],
-    looks: Sequence[BenchRun],
-    marks: Sequence[BenchRun],
-    own_threshold: float,
-    *,
-    has_goals: bool,
-) -> Comparison:
-    """All figures of a comparison.
+def make_comparison(measured: Measured, servers: Sequence[str], baseline: str) -> Comparison:
+    """All figures of a comparison, without marks.
 
     Args:
-        ways: in the order of the page; the plain target, if among them, is the baseline.
-        looks: answers one at a time, for PARSE's stage times.
-        marks: graded answers; run 1 is the baseline's second time.
-        own_threshold: at which PARSE is measured like the others, at every concurrency.
-        has_goals: whether these are the models that the project's figures to reach are about.
+        servers: in the order of the page.
+        baseline: the server that answers are compared with.
     """
-    baseline = _marks_of(marks, Variant(PLAIN), 0)
-    again = _marks_of(marks, Variant(PLAIN), 1)
-    figures = tuple(_way_figures(way, timed, looks, marks, baseline) for way in ways)
-    noise = None
-    if baseline is not None and again is not None:
-        noise = paired_test(again.scores, baseline.scores)
-    goals = make_goals(figures, timed, own_threshold) if has_goals else ()
-    return Comparison(figures, noise, goals)
+    found = {run.variant for run in measured.serving}
+    found |= {run.variant for run in (*measured.traced, *measured.graded)}
+    variants = sorted(found, key=lambda one: _place(one, servers))
+    first, again = (measured.graded_run(Variant(baseline), run) for run in (0, 1))
+    noise = paired_test(again.scores, first.scores) if first and again else None
+    figures = tuple(_figures_of(variant, measured, servers, baseline) for variant in variants)
+    return Comparison(figures, noise)
 
 
-def _way_figures(
-    way: Variant,
-    timed: Sequence[ServingRun],
-    looks: Sequence[BenchRun],
-    marks: Sequence[BenchRun],
-    baseline: BenchRun | None,
+def _place(variant: Variant, servers: Sequence[str]) -> tuple:
+    threshold = -1.0 if variant.threshold is None else variant.threshold
+    return servers.index(variant.server), threshold, variant.off_fraction, variant.group
+
+
+def _figures_of(
+    variant: Variant, measured: Measured, servers: Sequence[str], baseline: str
 ) -> VariantFigures:
-    mine = [item for item in timed if item.variant == way]
-    concurrencies = sorted({item.concurrency for item in mine})
-    graded = _marks_of(marks, way, 0)
-    looked = [look for look in looks if look.variant == way]
+    mine = sorted({run.concurrency for run in measured.serving if run.variant == variant})
+    graded = measured.graded_run(variant)
+    traced = [run for run in measured.traced if run.variant == variant]
+    reference = measured.graded_run(Variant(baseline))
     return VariantFigures(
-        server=way.server,
-        threshold=way.threshold,
-        speeds=tuple(_speed_at(way, timed, concurrency) for concurrency in concurrencies),
-        quality=None if graded is None else quality_of(graded, baseline),
+        server=variant.server,
+        threshold=variant.threshold,
+        off_fraction=variant.off_fraction,
+        group=variant.group,
+        speeds=tuple(_speed_at(variant, measured.at(c), c, servers) for c in mine),
+        quality=None if graded is None else quality_of(graded, reference),
         accept_length=None if graded is None else accept_length(graded.answers),
-        time=_where_time_goes(looked) if looked else None,
+        time=_where_time_goes(traced, measured.at(1), Variant(baseline)) if traced else None,
     )
 
 
-def _marks_of(marks: Sequence[BenchRun], way: Variant, run: int) -> BenchRun | None:
-    return next((leg for leg in marks if (leg.variant, leg.run) == (way, run)), None)
-
-
-def _speed_at(way: Variant, timed: Sequence[ServingRun], concurrency: int) -> SpeedAt:
-    here = [item for item in timed if item.concurrency == concurrency]
-    mine = [item for item in here if item.variant == way]
-    others = {name: speedups(here, way, Variant(name)) for name in (PLAIN, STANDALONE, EAGLE3)}
+def _speed_at(
+    variant: Variant, runs: Sequence[ServingRun], concurrency: int, servers: Sequence[str]
+) -> SpeedAt:
+    mine = [run for run in runs if run.variant == variant]
+    others = [Variant(server) for server in servers if Variant(server) != variant]
+    over = {other.server: speedups(runs, variant, other) for other in others}
+    known = [run.stages for run in mine if run.stages]
     return SpeedAt(
         concurrency=concurrency,
-        tokens_per_s=Spread.of(item.tokens_per_s for item in mine),
-        over={name: Spread.of(ratios) for name, ratios in others.items() if ratios},
+        tokens_per_s=Spread.of(run.tokens_per_s for run in mine),
+        over={name: Spread.of(ratios) for name, ratios in over.items() if ratios},
         latency_ms={
-            kind: {p: median(item.latency_ms[kind][p] for item in mine) for p in PERCENTILES}
+            kind: {p: median(run.latency_ms[kind][p] for run in mine) for p in PERCENTILES}
             for kind in LATENCIES
         },
+        stages={s: median(stages.get(s, 0.0) for stages in known) for s in STAGES if known},
     )
 
 
 def accept_length(answers: Sequence[Answer]) -> float | None:
-    """Tokens per verification pass; None without passes.
+    """Tokens per verify pass; None without passes.
 
     Stock speculation: output tokens, the prefill's apart, as SGLang counts its accept length.
-    PARSE: draft tokens that were kept.
+    PARSE: accepted draft tokens.
     """
     if all(answer.parse for answer in answers):
-        kept = sum(answer.parse["accepted_tokens"] for answer in answers)
+        accepted = sum(answer.parse["accepted_tokens"] for answer in answers)
         passes = sum(answer.parse["rounds"] for answer in answers)
     else:
-        kept = sum(answer.output_tokens - len(answer.texts) for answer in answers)
+        accepted = sum(answer.output_tokens - len(answer.texts) for answer in answers)
         passes = sum(answer.meta.get("spec_verify_ct") or 0 for answer in answers)
-    return kept / passes if passes else None
+    return accepted / passes if passes else None
 
 
-def _where_time_goes(looks: Sequence[BenchRun]) -> WhereTimeGoes:
+def _where_time_goes(
+    traced: Sequence[BenchRun], serving: Sequence[ServingRun], plain: Variant
+) -> WhereTimeGoes:
+    plain_ms = {run.run: 1e3 / run.tokens_per_s for run in serving if run.variant == plain}
+    limits = [run_limit(run, plain_ms[run.run]) for run in traced if run.run in plain_ms]
     return WhereTimeGoes(
-        ms_per_request=stage_ms(looks),
-        draft_share=per_token(looks, "accepted_tokens"),
-        rounds_per_request=per_request(looks, "rounds"),
+        ms_per_request=stage_ms(traced),
+        draft_fraction=per_token(traced, "accepted_tokens"),
+        rounds_per_request=per_request(traced, "rounds"),
+        limit=median(limits) if limits else None,
     )
 
 
-def make_goals(
-    ways: Sequence[VariantFigures], timed: Sequence[ServingRun], own_threshold: float
-) -> tuple[Goal, ...]:
-    """The figures to reach, for the servers that were measured: at one request at a time, but for
-    what blocks are worth where several run."""
-    goals = list(_block_goals(timed, own_threshold))
-    timed = [item for item in timed if item.concurrency == 1]
-    for name in (STANDALONE, EAGLE3):
-        ratios = speedups(timed, Variant(PARSE, own_threshold), Variant(name))
-        if ratios:
-            title = f"PARSE over {TITLES[name]}"
-            goals.append(Goal(title, median(ratios), "at least", MIN_OVER_STOCK))
-    return (*goals, *_composition_goals(ways, timed))
-
-
-def _block_goals(timed: Sequence[ServingRun], own_threshold: float) -> Iterable[Goal]:
-    """A draft that writes several tokens a forward against the same one, token by token."""
-    blocks, one = Variant(PARSE, own_threshold), Variant(PARSE_ONE, own_threshold)
-    for concurrency in sorted({item.concurrency for item in timed} - {1}):
-        ratios = speedups([i for i in timed if i.concurrency == concurrency], blocks, one)
-        if ratios:
-            name = f"PARSE over the same, draft token by token, at {concurrency} requests"
-            yield Goal(name, median(ratios), "at least", MIN_OVER_ONE)
-
-
-def _composition_goals(
-    ways: Sequence[VariantFigures], timed: Sequence[ServingRun]
-) -> Iterable[Goal]:
-    """PARSE+EAGLE3 against the better of its two parts in the same run, at every threshold."""
-    levels: list[tuple[float, float]] = []
-    for figures in ways:
-        if figures.server != PARSE_EAGLE3 or figures.time is None:
-            continue
-        parts = (Variant(PARSE, figures.threshold), Variant(EAGLE3))
-        ratios = [speedups(timed, figures.variant, part) for part in parts]
-        if not all(ratios):
-            continue
-        ratio, share = median(map(min, *ratios)), figures.time.draft_share
-        levels.append((share, ratio))
-        name = f"{TITLES[PARSE_EAGLE3]} over its better part, {share:.0%} accepted"
-        yield Goal(f"{name} (threshold {figures.threshold:g})", ratio, "at least", 1.0)
-    if levels:
-        share, ratio = min(levels, key=lambda level: abs(level[0] - MIDDLE))
-        name = f"the same nearest the middle, {share:.0%} accepted: faster than both"
-        yield Goal(name, ratio, "above", 1.0)
+def run_limit(parse: BenchRun, plain_ms: float) -> float:
+    """The limit of ``client.figures`` in one run; ``plain_ms`` per token of the plain target."""
+    return limit_of(
+        r=parse.per_token("draft_ms") / plain_ms,
+        v=parse.per_token("verify_ms") / plain_ms,
+        a=parse.per_token("accepted_tokens") + parse.per_token("matched_tokens"),
+    )

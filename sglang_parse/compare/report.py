@@ -1,4 +1,4 @@
-"""The comparison as results.json: figures, every run, every mark, the conditions."""
+"""The comparison as results.json: figures, every run, every score, the conditions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from sglang_parse.client.conditions import date, machine, versions
 from sglang_parse.client.figures import rounded
-from sglang_parse.client.records import PARSE, STANDALONE, TITLES, BenchRun, ServingRun
+from sglang_parse.client.records import PARSE, STANDALONE, kind_of, title_of
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, ServerSpec
 from sglang_parse.client.targets import command_of
-from sglang_parse.compare.figures import Comparison
-from sglang_parse.compare.settings import OWN_THRESHOLD, CompareSettings
+from sglang_parse.compare.figures import Comparison, Measured
+from sglang_parse.compare.settings import CompareSettings
 
 NOTES = {
     STANDALONE: "SGLang's STANDALONE shifts the prompt by one token, as EAGLE needs it: its draft "
@@ -23,10 +23,9 @@ NOTES = {
 }
 """What a fair reader must know about a server that takes part."""
 
-
 _ASKED = (
-    *("task", "sampling", "runs", "concurrencies", "requests_per_run", "problems"),
-    *("sweep_problems", "own_threshold", "thresholds", "seed"),
+    *("task", "sampling", "runs", "fresh", "concurrencies", "requests_per_run", "problems"),
+    *("sweep_problems", "thresholds", "off_fractions", "seed"),
 )
 KEYS = {
     **dict.fromkeys(
@@ -36,37 +35,35 @@ KEYS = {
     "conditions.servers": "every server's command line, or where it runs",
     "conditions.environment": "environment variables of the servers that were started",
     "conditions.bench_serving": "the command line of SGLang's benchmark",
-    **dict.fromkeys((f"conditions.{name}" for name in _ASKED), "what was asked for"),
+    **dict.fromkeys((f"conditions.{name}" for name in _ASKED), "settings"),
+    "conditions.baseline": "the server that answers are compared with",
+    "conditions.over": "servers whose speedups the page shows",
     "conditions.notes": "what a fair reader must know about a server",
-    "conditions.order": "who played when",
-    "marks.server": "whose answers",
-    "marks.threshold": "what they asked for; null without PARSE",
-    "marks.repeat": "0, or 1 for the baseline's second time",
-    "marks.output_tokens": "of all answers",
-    "marks.scores": "0 to 1 per problem; null each where the task could not be graded",
+    "conditions.order": "order of the servers' turns",
+    "graded_runs.server": "the server that answered",
+    "graded_runs.threshold": "of the requests; null for the server's own, or without PARSE",
+    "graded_runs.repeat": "0, or 1 for the baseline's second time",
+    "graded_runs.output_tokens": "of all answers",
+    "graded_runs.scores": "0 to 1 per problem; null each where the task could not be graded",
 }
 """Keys of ``results`` that are no field of a record -> meaning."""
 
 
-def results(
-    figures: Comparison,
-    timed: Sequence[ServingRun],
-    marks: Sequence[BenchRun],
-    facts: dict[str, Any],
-) -> dict[str, Any]:
+def results(figures: Comparison, measured: Measured, facts: dict[str, Any]) -> dict[str, Any]:
     """Plain data: what the page shows, and what it was computed from."""
     return {
         "conditions": facts,
         **figures.as_json(),
-        "timed": [rounded(asdict(item)) for item in timed],
-        "marks": [
+        "serving_runs": [rounded(asdict(run)) for run in measured.serving],
+        "graded_runs": [
             {
-                **asdict(graded.variant),
-                "repeat": graded.run,
-                "output_tokens": graded.output_tokens,
-                "scores": list(graded.scores),
+                "server": run.variant.server,
+                "threshold": run.variant.threshold,
+                "repeat": run.run,
+                "output_tokens": run.output_tokens,
+                "scores": list(run.scores),
             }
-            for graded in marks
+            for run in measured.graded
         ],
     }
 
@@ -80,26 +77,30 @@ def conditions(
 ) -> dict[str, Any]:
     """Machine, versions, commands, settings."""
     environment = {**DEFAULTS, **{key: os.environ[key] for key in DEFAULTS if key in os.environ}}
+    kinds = dict.fromkeys(map(kind_of, settings.servers))
     return {
         "date": date(),
         "minutes": round(seconds / 60, 1),
         "machine": machine(),
         "versions": versions(),
-        "servers": {TITLES[spec.name]: command_of(spec) for spec in specs}
-        | {TITLES[name]: remote.url for name, remote in settings.remotes.items()},
+        "servers": {title_of(spec.name): command_of(spec) for spec in specs}
+        | {title_of(name): remote.url for name, remote in settings.remotes.items()},
         "environment": environment | ENVIRONMENT if specs else {},
         "bench_serving": bench_command,
         "task": task,
         "sampling": "greedy (temperature 0)",
         "runs": settings.runs,
+        "fresh": settings.fresh,
         "concurrencies": list(settings.concurrencies),
         "requests_per_run": {str(c): settings.num_requests(c) for c in settings.concurrencies},
         "problems": settings.problems,
         "sweep_problems": settings.sweep_problems,
-        "own_threshold": OWN_THRESHOLD,
         "thresholds": list(settings.thresholds),
+        "off_fractions": list(settings.off_fractions),
         "seed": settings.seed,
-        "notes": [NOTES[name] for name in settings.servers if name in NOTES],
+        "baseline": settings.baseline,
+        "over": list(settings.stock_servers),
+        "notes": [NOTES[kind] for kind in kinds if kind in NOTES],
         "order": "the servers take turns in every run, in reverse order in every second run; "
-        "those not in use are suspended or ended",
+        "servers that wait are suspended or ended",
     }

@@ -1,6 +1,7 @@
-"""The comparison: any line-up of servers in a match timed by SGLang's ``bench_serving``.
+"""The run loop: servers take turns, then answer problems that are graded.
 
-The order turns round from run to run.
+Run k sends every server the same problems, shortly after one another, so that a machine busy with
+something else slows all of them.
 """
 
 from __future__ import annotations
@@ -8,39 +9,53 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
 
 from rich.console import Console
+from tokenizers import Tokenizer
 
-from sglang_parse.client.ask import Asking
-from sglang_parse.client.match import Match, Part, Preset, Watcher
+from sglang_parse.client.ask import Asking, ask, graded, run_together, trace_answers
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller, write_json
-from sglang_parse.client.records import PLAIN, TITLES, WITH_PARSE, Assignment, ServingRun, Variant
+from sglang_parse.client.records import (
+    PARSE,
+    WITH_PARSE,
+    Assignment,
+    BenchRun,
+    Item,
+    Variant,
+    kind_of,
+    title_of,
+)
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.client.targets import server_specs
-from sglang_parse.compare.figures import make_comparison
+from sglang_parse.client.traced import Traced, answer_table, take_apart
+from sglang_parse.compare.figures import Measured, make_comparison
+from sglang_parse.compare.marks import make_goals
 from sglang_parse.compare.page import render
 from sglang_parse.compare.report import conditions, results
 from sglang_parse.compare.serving import Load, bench, command_of
-from sglang_parse.compare.settings import OWN_THRESHOLD, CompareSettings
-from sglang_parse.compare.show import show_figures
-from sglang_parse.tasks import make_assignment
+from sglang_parse.compare.settings import CompareSettings
+from sglang_parse.compare.show import show_demo, show_figures, show_load
+from sglang_parse.tasks import DEMO_TASK, make_assignment
 
 REQUEST_LIMIT_S = 1800.0
+MAX_TRACES = 5
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measure, write results.json and report.html, print a table.
+    """Measure, write results.json and report.html, print tables.
 
     Raises:
         BenchError: a server or a request failed.
         TaskError: the task's file or its grader is not there.
     """
-    settings, say = CompareSettings.read(arguments), Teller(console)
+    settings, log = CompareSettings.read(arguments), Teller(console)
+    preset = getattr(arguments, "command", "compare")
     task = assignment(settings)
     specs = server_specs(settings.models, settings.own_servers)
-    has_goals = settings.is_demo_pair()
     if specs:
         # What is started here is on disk, and so is its tokenizer: nobody waits for a network.
         os.environ.update(ENVIRONMENT)
@@ -49,115 +64,199 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         settings.output / "logs",
         remotes=settings.remotes,
         max_alive=settings.max_alive,
-        on_start=lambda name: say(f"start {TITLES[name]}"),
+        on_start=lambda name: log(f"start {title_of(name)}"),
     ) as pool:
-        match = Match(pool, task, partial(asking_of, settings, task))
-        played = match.play(preset(settings, match), _Lines(settings, say))
-    figures = make_comparison(
-        settings.all_ways(),
-        played.timed,
-        played.looks,
-        played.marks,
-        OWN_THRESHOLD,
-        has_goals=has_goals,
-    )
-    first = Part(Variant(PLAIN), settings.indices(0, 1, len(task.items)))
-    command = command_of(load(settings, match, first))
-    facts = conditions(settings, specs, task.title, command, say.seconds)
-    content = results(figures, played.timed, played.marks, facts)
-    write_json(settings.output / "results.json", content, indent=1)
+        runner = Runner(settings, task, pool, log)
+        measured = runner.measure()
+        traced = runner.traced_answer() if preset == "demo" else None
+    figures = make_comparison(measured, settings.servers, settings.baseline)
+    if settings.marks:
+        figures = replace(figures, checks=make_goals(figures, measured))
+    command = command_of(runner.load(Variant(settings.baseline), 0, settings.concurrencies[0]))
+    facts = conditions(settings, specs, task.title, command, log.seconds)
+    write_json(settings.output / "results.json", results(figures, measured, facts), indent=1)
     (settings.output / "report.html").write_text(render(figures, facts), encoding="utf-8")
-    show_figures(console, figures, settings.output)
+    if preset == "load":
+        show_load(console, figures, settings.baseline)
+    show_figures(console, figures, settings.baseline, settings.output)
+    if preset == "demo":
+        show_answer(console, traced, settings)
+        show_demo(console, figures)
     return 0
 
 
 def assignment(settings: CompareSettings) -> Assignment:
     """The task as it is asked here. Raises: TaskError, when its file or grader is not there."""
-    timed = settings.runs * sum(map(settings.num_requests, settings.concurrencies))
-    count = max(settings.problems, timed)
+    count = max(settings.problems, settings.num_timed, settings.warmup)
     return make_assignment(
         settings.task, settings.task_file, count, settings.max_tokens, settings.options
     )
 
 
-def asking_of(settings: CompareSettings, task: Assignment, way: Variant) -> Asking:
-    """What all requests of a way share."""
-    return Asking(
-        model=settings.model_name,
-        max_tokens=task.max_tokens,
-        custom_params=way.custom_params,
-        limit_s=REQUEST_LIMIT_S,
-    )
+class Runner:
+    """Measures all servers of a comparison."""
+
+    def __init__(
+        self, settings: CompareSettings, task: Assignment, pool: Pool, log: Teller
+    ) -> None:
+        self._settings, self._task, self._pool, self._log = settings, task, pool, log
+        self._measured = Measured()
+        self._warm: dict[str, Endpoint] = {}
+
+    def measure(self) -> Measured:
+        """All runs. Raises: BenchError, when a server or a request fails."""
+        settings = self._settings
+        for run in range(settings.runs):
+            if run == 0 or settings.fresh:
+                self._start()
+            for server in settings.order(run):
+                self._log(f"run {run + 1} of {settings.runs}: {title_of(server)}")
+                with self._pool.awake(server) as (endpoint,):
+                    self._turn(endpoint, run)
+        names = settings.servers if settings.problems else ()
+        for first in range(0, len(names), settings.max_alive):
+            self._grade(names[first : first + settings.max_alive])
+        return self._measured
+
+    def _start(self) -> None:
+        self._pool.stop()
+        if len(self._settings.own_servers) <= self._settings.max_alive:
+            self._pool.start_all()  # several at once; else each when its turn comes
+
+    def _turn(self, endpoint: Endpoint, run: int) -> None:
+        settings = self._settings
+        self._warm_up(endpoint)
+        for variant, concurrency in settings.loads(endpoint.name):
+            load = self.load(variant, run, concurrency)
+            for found in bench(endpoint, load, settings.output / "bench_serving"):
+                self._measured.serving.append(found)
+                at = f"{found.variant.label}, {concurrency} at a time"
+                self._log(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
+        if kind_of(endpoint.name) in WITH_PARSE and settings.traced:
+            indices = settings.indices(run, 1, len(self._task.items))[: settings.traced]
+            for variant in settings.graded_variants(endpoint.name):
+                self._measured.traced.append(self._ask(endpoint, variant, indices, run))
+
+    def _warm_up(self, endpoint: Endpoint) -> None:
+        """A server's first answers are its slowest; PARSE measures stage costs by them."""
+        is_warm = self._warm.get(endpoint.name) is endpoint
+        count = 1 if is_warm else self._settings.warmup
+        at_once = max(self._settings.concurrencies)
+        self._ask(endpoint, Variant(endpoint.name), self._first(count), concurrency=at_once)
+        self._warm[endpoint.name] = endpoint
+
+    def _first(self, count: int) -> Sequence[int]:
+        return range(min(count, len(self._task.items)))
+
+    def _grade(self, names: Sequence[str]) -> None:
+        """Several servers answer beside one another."""
+        self._log(f"graded answers: {', '.join(map(title_of, names))}")
+
+        def answer(endpoint: Endpoint) -> list[BenchRun]:
+            return [
+                self._ask(endpoint, variant, self._first(count), run, MAX_RUNNING_REQUESTS)
+                for variant, run, count in self._graded(endpoint.name)
+            ]
+
+        with self._pool.awake(*names) as endpoints:
+            found = run_together([partial(answer, one) for one in endpoints], len(names))
+        for one in (run for runs in found for run in runs):
+            self._measured.graded.append(graded(one, self._task.items, self._task.grade))
+
+    def _graded(self, server: str) -> list[tuple[Variant, int, int]]:
+        """(Variant, its time, number of problems); the baseline answers twice, for the noise."""
+        settings = self._settings
+        own, *others = settings.graded_variants(server)
+        twice = settings.noise and server == settings.baseline
+        found = [(own, run, settings.problems) for run in range(2 if twice else 1)]
+        return [*found, *((variant, 0, settings.sweep_problems) for variant in others)]
+
+    def _ask(
+        self,
+        endpoint: Endpoint,
+        variant: Variant,
+        indices: Sequence[int],
+        run: int = -1,
+        concurrency: int = 1,
+    ) -> BenchRun:
+        asking = replace(self._asking, custom_params=variant.custom_params)
+        return ask(
+            *(endpoint, self._task.items, indices),
+            variant=variant,
+            run=run,
+            concurrency=concurrency,
+            asking=asking,
+        )
+
+    @cached_property
+    def _asking(self) -> Asking:
+        name, most = self._settings.model_name, self._task.max_tokens
+        return Asking(model=name, max_tokens=most, limit_s=REQUEST_LIMIT_S)
+
+    def load(self, variant: Variant, run: int, concurrency: int) -> Load:
+        """The requests of one run of ``bench_serving``."""
+        settings = self._settings
+        indices = settings.indices(run, concurrency, len(self._task.items))
+        problems = [self._task.items[index] for index in indices]
+        return Load(
+            variant=variant,
+            run=run,
+            concurrency=concurrency,
+            problems=problems,
+            max_tokens=[self._max_tokens(problem) for problem in problems],
+            tokenizer=settings.tokenizer,
+            asking=self._asking,
+            seed=settings.seed,
+        )
+
+    def _max_tokens(self, item: Item) -> int:
+        """With simulated acceptance wrong drafts are accepted and answers may go astray: a few of
+        them would decide if they were not as short as right ones."""
+        most = self._task.max_tokens
+        if not self._settings.acceptances or self._settings.task != DEMO_TASK:
+            return most
+        return min(most, len(self._tokenizer.encode(item.reference.solution).ids) + 1)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return read_tokenizer(self._settings)
+
+    def traced_answer(self) -> Traced | None:
+        """A PARSE answer whose draft was rejected in part, any answer if none was.
+
+        Right answers come first (the target corrected them), then those of few rounds, which are
+        easy to follow.
+        """
+        runs = [run for run in self._measured.graded if run.variant == Variant(PARSE)]
+        answers = [answer for run in runs for answer in run.answers]
+        rejected = [a for a in answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
+        chosen = sorted(rejected, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES]
+        traced = None
+        if answers:
+            with self._pool.awake(PARSE) as (endpoint,):
+                for answer in chosen or answers[:1]:
+                    item = self._task.items[answer.problem]
+                    (traced,) = trace_answers(endpoint, [item], model=self._asking.model)
+                    if any(
+                        record["accepted_len"] < max(record["prefix_ends"], default=0)
+                        for record in traced.parse["trace"]
+                    ):
+                        break
+        return traced
 
 
-def preset(settings: CompareSettings, match: Match) -> Preset[ServingRun]:
-    """The comparison's match: SGLang's own clock, with a look beside it where PARSE runs."""
-    total = len(match.task.items)
-
-    def timed(server: str, run: int) -> list[Part]:
-        """At every concurrency, then the other thresholds one at a time."""
-        own, *others = settings.ways(server)
-        ways = [(own, concurrency) for concurrency in settings.concurrencies]
-        ways += [(way, 1) for way in others]
-        return [Part(way, settings.indices(run, c, total), run, c) for way, c in ways]
-
-    def clock(endpoint: Endpoint, part: Part) -> ServingRun:
-        folder = settings.output / "bench_serving"
-        return bench(endpoint, part.variant, part.run, load(settings, match, part), folder)
-
-    def looks(server: str, run: int) -> list[Part]:
-        if server not in WITH_PARSE:
-            return []
-        indices = settings.indices(run, 1, total)[: settings.looks]
-        return [Part(way, indices, run) for way in settings.ways(server)]
-
-    def marks(server: str) -> list[Part]:
-        """Every way's answers; the plain target answers twice, for the noise."""
-        own, *others = settings.ways(server)
-        count = min(settings.problems, total)
-        asked = [(own, 0, count), *((way, 0, settings.sweep_problems) for way in others)]
-        if server == PLAIN:
-            asked.append((own, 1, count))
-        return [
-            Part(way, range(min(number, count)), run, MAX_RUNNING_REQUESTS)
-            for way, run, number in asked
-        ]
-
-    return Preset(
-        runs=settings.runs,
-        order=settings.order,
-        timed=timed,
-        clock=clock,
-        looks=looks,
-        marks=marks,
-        width=settings.max_alive,
-    )
+def read_tokenizer(settings: CompareSettings) -> Tokenizer:
+    """The target's, from its folder."""
+    return Tokenizer.from_file(str(Path(settings.tokenizer) / "tokenizer.json"))
 
 
-def load(settings: CompareSettings, match: Match, part: Part) -> Load:
-    """What one run of ``bench_serving`` sends."""
-    return Load(
-        problems=[match.task.items[index] for index in part.indices],
-        concurrency=part.concurrency,
-        tokenizer=settings.tokenizer,
-        asking=match.asking(part.variant),
-        seed=settings.seed,
-    )
+def show_answer(console: Console, traced: Traced | None, settings: CompareSettings) -> None:
+    """One answer, segment by segment."""
+    if traced is None:
+        return
+    tokenizer = read_tokenizer(settings)
 
+    def decode(texts: Sequence[Sequence[int]]) -> list[str]:
+        return tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=True)
 
-class _Lines(Watcher[ServingRun]):
-    """A line per turn and per figure."""
-
-    def __init__(self, settings: CompareSettings, say: Teller) -> None:
-        self._runs, self._say = settings.runs, say
-
-    def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
-        del parts
-        self._say(f"run {run + 1} of {self._runs}: {TITLES[server]}")
-
-    def timed(self, found: ServingRun) -> None:
-        at = f"{found.variant.label}, {found.concurrency} at a time"
-        self._say(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
-
-    def marks(self, parts: dict[str, Sequence[Part]]) -> None:
-        self._say(f"answers for the marks: {', '.join(TITLES[name] for name in parts)}")
+    console.print(answer_table(take_apart(traced, decode), "One answer, segment by segment"))

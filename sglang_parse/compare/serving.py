@@ -1,55 +1,90 @@
 """SGLang's own ``bench_serving`` against one server.
 
-It is run as people run it, ``python -m sglang.bench_serving ...`` in a process of its own: its
-arguments, its output and its exit code are not ours. Importing it takes half a minute on a small
-machine and it is run a hundred times, so that the standard library's fork server imports it once
-and every run is a fork of that.
+It runs as ``python -m sglang.bench_serving ...`` does, in a process of its own. Importing it takes
+half a minute on a small machine, so the standard library's fork server imports it once and every
+run is a fork of that.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import runpy
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
 from sglang_parse.client.ask import Asking
 from sglang_parse.client.records import (
-    LATENCIES,
+    ALL,
+    DRAFTING,
     PERCENTILES,
+    SWITCHED_OFF,
     BenchError,
     Item,
     ServingRun,
     Variant,
 )
 from sglang_parse.client.servers import Endpoint
+from sglang_parse.telemetry.metrics import METRICS, PREFIX
 
 PROGRAM = "sglang.bench_serving"
 PRELOADED = ("sglang_parse.compare.preload",)
+PARSE_OFF = {"parse": {"enabled": False}}
 _PROCESSES = multiprocessing.get_context("forkserver")
+_STAGE_SECONDS = next(metric for metric in METRICS if metric.name == "stage_seconds_total")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run sends.
+    """The requests of one run.
 
     Attributes:
         problems: one request each, sent in this order.
-        concurrency: requests under way at a time.
+        max_tokens: of each.
         tokenizer: path or name; used to count prompt tokens.
+        asking: what all requests share, but for the length.
     """
 
-    problems: Sequence[Item]
+    variant: Variant
+    run: int
     concurrency: int
+    problems: Sequence[Item]
+    max_tokens: Sequence[int]
     tokenizer: str
     asking: Asking
     seed: int
+
+    @property
+    def stem(self) -> str:
+        """Name of the run's files."""
+        at = "" if self.variant.threshold is None else f"-at{self.variant.threshold:g}"
+        off = f"-off{self.variant.off_fraction:g}" if self.variant.off_fraction else ""
+        return f"{self.variant.server}{at}{off}-run{self.run}-c{self.concurrency}"
+
+    def is_off(self, index: int) -> bool:
+        """Whether a request switches PARSE off: spread evenly, of a half every second one."""
+        fraction = self.variant.off_fraction
+        return math.floor((index + 1) * fraction) > math.floor(index * fraction)
+
+    def groups(self) -> dict[Variant, list[int]]:
+        """Variant -> its requests: all of them, or those that draft and the others."""
+        indices = range(len(self.problems))
+        if not 0 < self.variant.off_fraction < 1:
+            return {self.variant: list(indices)}
+        found: dict[str, list[int]] = {DRAFTING: [], SWITCHED_OFF: []}
+        for index in indices:
+            found[SWITCHED_OFF if self.is_off(index) else DRAFTING].append(index)
+        return {replace(self.variant, group=group): some for group, some in found.items()}
 
 
 def write_requests(path: Path, load: Load) -> None:
@@ -57,22 +92,19 @@ def write_requests(path: Path, load: Load) -> None:
 
     Only the first turn is sent: what the user says next may depend on the answer.
     """
-    extra = load.asking.extra_body()
-    del extra["return_meta_info"]  # bench_serving does not read it
-    lines = [
-        json.dumps(
-            {
-                "messages": [{"role": "user", "content": problem.text}],
-                "max_tokens": load.asking.max_tokens,
-                "temperature": load.asking.temperature,
-                "ignore_eos": False,
-                "stream_options": {"include_usage": True},  # tokens as the server counts them
-                **extra,
-            }
-        )
-        for problem in load.problems
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = []
+    for index, problem in enumerate(load.problems):
+        custom = PARSE_OFF if load.is_off(index) else load.variant.custom_params
+        request = {
+            "messages": [{"role": "user", "content": problem.text}],
+            "max_tokens": load.max_tokens[index],
+            "temperature": load.asking.temperature,
+            "ignore_eos": False,
+            "stream_options": {"include_usage": True},  # tokens as the server counts them
+            **({"custom_params": custom} if custom else {}),
+        }
+        lines.append(json.dumps(request) + "\n")
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def flags(url: str, load: Load, requests: Path, output: Path) -> list[str]:
@@ -83,7 +115,7 @@ def flags(url: str, load: Load, requests: Path, output: Path) -> list[str]:
         *("--tokenizer", load.tokenizer),
         *("--dataset-name", "openai", "--dataset-path", str(requests)),
         *("--num-prompts", str(len(load.problems)), "--max-concurrency", str(load.concurrency)),
-        *("--warmup-requests", "1", "--flush-cache", "--disable-tqdm", "--seed", str(load.seed)),
+        *("--warmup-requests", "0", "--flush-cache", "--disable-tqdm", "--seed", str(load.seed)),
         *("--output-details", "--output-file", str(output)),
     ]
 
@@ -94,20 +126,22 @@ def command_of(load: Load) -> str:
     return f"python -m {PROGRAM} {shlex.join(words)}"
 
 
-def bench(endpoint: Endpoint, way: Variant, run: int, load: Load, folder: Path) -> ServingRun:
-    """One run of ``bench_serving``; its files and what it printed stay in ``folder``.
+def bench(endpoint: Endpoint, load: Load, folder: Path) -> list[ServingRun]:
+    """Runs ``bench_serving`` once; its files and its log stay in ``folder``.
+
+    Returns:
+        A run per group of the load's requests.
 
     Raises:
         BenchError: it failed, or a request did.
     """
-    threshold = "" if way.threshold is None else f"-at{way.threshold:g}"
-    stem = f"{way.server}{threshold}-run{run}-c{load.concurrency}"
     folder.mkdir(parents=True, exist_ok=True)
-    requests, output = folder / f"{stem}.requests.jsonl", folder / f"{stem}.result.jsonl"
-    log = folder / f"{stem}.log"
+    requests, output = folder / f"{load.stem}.requests.jsonl", folder / f"{load.stem}.result.jsonl"
     write_requests(requests, load)
     output.unlink(missing_ok=True)
-    _run(flags(endpoint.url, load, requests, output), endpoint, log)
+    before = stage_seconds(endpoint)
+    _run(flags(endpoint.url, load, requests, output), endpoint, folder / f"{load.stem}.log")
+    after = stage_seconds(endpoint)
     result = json.loads(output.read_text(encoding="utf-8").splitlines()[-1])
     failed = [error for error in result["errors"] if error]
     if failed or result["completed"] != len(load.problems):
@@ -116,7 +150,30 @@ def bench(endpoint: Endpoint, way: Variant, run: int, load: Load, folder: Path) 
             f"{len(failed)} of {len(load.problems)} requests to {endpoint.name} failed "
             f"(all: {output}); the first: {failed[:1]}"
         )
-    return read_result(way, run, load.concurrency, result)
+    # A server publishes a counter from its first use on.
+    spent = {stage: (after[stage] - before.get(stage, 0.0)) / result["duration"] for stage in after}
+    return read_result(load, result, spent)
+
+
+def stage_seconds(endpoint: Endpoint) -> dict[str, float]:
+    """Stage -> seconds since the server's start; empty where it publishes no such metric.
+
+    Raises:
+        BenchError: the server does not answer.
+    """
+    try:
+        response = httpx.get(f"{endpoint.url}/metrics", timeout=60)
+    except httpx.HTTPError as error:
+        endpoint.check_alive()
+        raise BenchError(f"{endpoint.name} does not show its metrics: {error!r}") from error
+    if response.status_code != httpx.codes.OK:
+        return {}
+    return {
+        sample.labels[_STAGE_SECONDS.label]: sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+        if sample.name == PREFIX + _STAGE_SECONDS.name
+    }
 
 
 def _run(words: Sequence[str], endpoint: Endpoint, log: Path) -> None:
@@ -144,26 +201,44 @@ def _become(program: str, words: Sequence[str], log: Path) -> None:
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-def read_result(way: Variant, run: int, concurrency: int, result: Mapping[str, Any]) -> ServingRun:
-    """From the object ``bench_serving`` writes."""
-    # It has no p50 of its own, but the median under its name.
-    names = {"p50": "median", "p90": "p90", "p99": "p99"}
-    latency = {
-        kind: {
-            percentile: result[f"{names[percentile]}_{'e2e_latency' if kind == 'e2e' else kind}_ms"]
-            for percentile in PERCENTILES
-        }
-        for kind in LATENCIES
+def read_result(
+    load: Load, result: Mapping[str, Any], stages: Mapping[str, float]
+) -> list[ServingRun]:
+    """Figures of each group of requests, from ``--output-details``."""
+    seconds = result["duration"]
+    found = []
+    for variant, indices in load.groups().items():
+        output_tokens = sum(result["output_lens"][index] for index in indices)
+        found.append(
+            ServingRun(
+                variant=variant,
+                run=load.run,
+                concurrency=load.concurrency,
+                requests=len(indices),
+                output_tokens=output_tokens,
+                seconds=seconds,
+                tokens_per_s=output_tokens / seconds,
+                requests_per_s=len(indices) / seconds,
+                latency_ms=_latency_ms(result, indices),
+                accept_length=result["accept_length"] if variant.group == ALL else None,
+                stages=stages,
+            )
+        )
+    return found
+
+
+def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Percentiles over the requests; ``bench_serving``'s own divide the time between two chunks by
+    the tokens of the second, which hides that nothing came for a while."""
+    ttfts, itls, lens = result["ttfts"], result["itls"], result["output_lens"]
+    values = {
+        "ttft": [ttfts[i] for i in indices],
+        "tpot": [sum(itls[i]) / (lens[i] - 1) for i in indices if lens[i] > 1],
+        "itl": [itl for i in indices for itl in itls[i]],
+        "max_itl": [max(itls[i], default=0.0) for i in indices],
+        "e2e": [ttfts[i] + sum(itls[i]) for i in indices],
     }
-    return ServingRun(
-        variant=way,
-        run=run,
-        concurrency=concurrency,
-        requests=result["completed"],
-        output_tokens=result["total_output_tokens"],
-        seconds=result["duration"],
-        tokens_per_s=result["output_throughput"],
-        requests_per_s=result["request_throughput"],
-        latency_ms=latency,
-        accept_length=result["accept_length"],
-    )
+    return {
+        kind: {p: 1e3 * float(np.percentile(some or [0.0], int(p[1:]))) for p in PERCENTILES}
+        for kind, some in values.items()
+    }

@@ -1,17 +1,25 @@
-"""What the command line of ``sglang-parse compare`` can ask for."""
+"""Settings of ``sglang-parse compare`` and of its presets ``demo`` and ``load``."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.demo_pair import check_there, is_of_demo_pair, short_path
-from sglang_parse.client.flags import Flags, at_least, option, split_names, split_words
+from sglang_parse.client.demo_pair import check_there, short_path
+from sglang_parse.client.flags import (
+    Flags,
+    at_least,
+    numbers,
+    option,
+    share,
+    split_names,
+    split_words,
+)
 from sglang_parse.client.records import (
     DRAFT,
     EAGLE3,
@@ -24,21 +32,46 @@ from sglang_parse.client.records import (
     WITH_PARSE,
     BenchError,
     Variant,
+    kind_of,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.client.targets import Models
-from sglang_parse.core.config import ParseConfig
 from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE_ONE, PARSE, PARSE_EAGLE3, DRAFT)
 OF_THE_PAIR = ("target", "draft", "eagle3", "question")
-OWN_THRESHOLD = ParseConfig().accept_threshold
-"""At which a server with PARSE is measured like the others, at every concurrency."""
+WAVES = 4
+"""Requests per place of a closed loop, at least: its beginning and end are the smaller part."""
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {
+        "servers": (PLAIN, DRAFT, PARSE),
+        "concurrencies": (1, 8),
+        "thresholds": (),
+        "requests": 12,
+        "noise": False,
+        "output": Path("build/demo"),
+    },
+    "load": {
+        "servers": (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3),
+        "concurrencies": (1, 4, 8, 16),
+        "thresholds": (),
+        "off_fractions": (0.0, 0.5, 1.0),
+        "requests": 16,
+        "traced": 0,
+        "problems": 0,
+        "output": Path("build/load"),
+    },
+}
+"""Command -> its own defaults."""
 
 _models = partial(option, group="models and servers")
 _load = partial(option, group="load")
 _task = partial(option, group="task")
+
+
+def _servers(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return split_names(names) if isinstance(names, str) else names
 
 
 def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
@@ -53,35 +86,16 @@ def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
     return remotes
 
 
-def _concurrencies(text: str) -> tuple[int, ...]:
-    return tuple(sorted({1, *_numbers(text, int)}))
-
-
-def _other_thresholds(text: str) -> tuple[float, ...]:
-    return tuple(sorted({*_numbers(text, float)} - {OWN_THRESHOLD}))
-
-
-def _numbers(text: str, kind: Callable[[str], Any]) -> list:
-    try:
-        numbers = [kind(word) for word in text.split(",") if word.strip()]
-    except ValueError as error:
-        raise BenchError(f"{text!r} is no list of numbers such as 1,4,16") from error
-    if any(number < 0 for number in numbers):
-        raise BenchError(f"{text!r} has a negative number")
-    return numbers
-
-
 @dataclass(frozen=True)
 class CompareSettings(Flags):
-    """What was asked for.
+    """Settings of a comparison.
 
     Attributes:
         servers: names, in the order of the page; ``remotes`` are those of them that run already.
-        thresholds: for the servers with PARSE, at one request at a time; without the own one.
-        requests: per run at one request at a time; three waves at higher concurrencies.
-        looks: answers per run and way that are looked at for stage times.
+        thresholds: of requests to servers with PARSE, beside the server's own.
+        requests: per run; ``WAVES`` per place at higher concurrencies.
+        traced: answers per run and variant whose stage times are read.
         problems: graded per server; ``sweep_problems`` at each other threshold.
-        output: folder for results.json, report.html and all logs.
     """
 
     target: str = _models(partial(short_path, "target"), "path or name")
@@ -91,12 +105,16 @@ class CompareSettings(Flags):
     tokenizer: str = _models(None, "to count prompt tokens with (default: the target's)")
     model_name: str = _models(MODEL_NAME, "as it is served (default %(default)s)")
     flags: tuple[str, ...] = _models(
-        shlex.join(COMMON_FLAGS), "of SGLang, for every server", read=split_words
+        shlex.join((*COMMON_FLAGS, "--enable-metrics")),
+        "of SGLang, for every server",
+        read=split_words,
     )
     parse_flags: tuple[str, ...] = _models("", "more, for servers with PARSE", read=split_words)
     standalone_steps: int = _models(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = _models(3, "draft tokens", type=at_least(1))
-    servers: tuple[str, ...] = _models("", f"default: {','.join(SERVERS)}", read=split_names)
+    servers: tuple[str, ...] = _models(
+        SERVERS, f"of {','.join(SERVERS)}; default: the command's, or those of --url", read=_servers
+    )
     remotes: dict[str, Remote] = _models(
         [],
         "a running server instead of one started here; repeatable",
@@ -105,32 +123,47 @@ class CompareSettings(Flags):
         metavar="NAME=URL",
         read=_remotes,
     )
+    acceptances: tuple[float, ...] = _models(
+        (),
+        "simulated acceptance: servers with PARSE are started once for each fraction of every "
+        "draft that is accepted; on all servers answers then end where right ones do",
+        name="--acceptance",
+        type=numbers(share),
+    )
     max_alive: int = _models(
-        4,
+        5,
         "servers in memory at a time; 1 where one fills a GPU (default %(default)s)",
         type=at_least(1),
     )
+    fresh: bool = _models(False, "start the servers anew for every run", action="store_true")
     concurrencies: tuple[int, ...] = _load(
-        "1,4,16",
-        "requests at a time; 1 is always in",
+        (1, 4, 16),
+        "requests at a time; with other thresholds 1 is always in",
         name="--concurrency",
-        metavar="CONCURRENCY",
-        read=_concurrencies,
+        type=numbers(at_least(1)),
     )
     thresholds: tuple[float, ...] = _load(
-        "0,0.5,0.998,0.999,0.9995,1.5",
-        "of servers with PARSE, per request; models differ in their verdicts (default %(default)s)",
-        read=_other_thresholds,
+        (0.0, 0.998, 0.999, 0.9995, 1.5),
+        "of requests to servers with PARSE, one at a time, beside the server's own; '' for none",
+        type=numbers(float),
+    )
+    off_fractions: tuple[float, ...] = _load(
+        (0.0,),
+        "fractions of the requests that switch PARSE off, where there is PARSE",
+        name="--off",
+        type=numbers(share),
     )
     runs: int = _load(3, "medians are reported", type=at_least(1))
-    requests: int = _load(8, "per run, one at a time", type=at_least(1))
-    looks: int = _load(4, "per run, for stage times", type=at_least(1))
+    requests: int = _load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
+    warmup: int = _load(8, "requests before the first run of a server", type=at_least(1))
+    traced: int = _load(4, "requests per run for stage times", type=at_least(0))
     seed: int = _load(1, "of bench_serving", type=int)
-    output: Path = _load(Path("build/compare"), "folder", type=Path)
+    output: Path = _load(Path("build/compare"), "folder (default %(default)s)", type=Path)
     task: str = _task(DEMO_TASK, ", ".join((DEMO_TASK, *task_names())))
     task_file: Path | None = _task(None, "the task's problems; nothing is downloaded", type=Path)
-    problems: int = _task(200, "graded per server", type=at_least(1))
+    problems: int = _task(200, "graded per server (default %(default)s)", type=at_least(0))
     sweep_problems: int = _task(50, "per threshold", type=at_least(1))
+    noise: bool = _task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
     max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
     allow_code: bool = _task(
         False, "run programs a model wrote, on this machine", action="store_true"
@@ -139,20 +172,28 @@ class CompareSettings(Flags):
     judge_model: str = _task("default")
     judge_prompts: Path | None = _task(None, "FastChat's judge_prompts.jsonl", type=Path)
     grader: str = _task("", "command that grades, for --task prompts; see the documents")
+    marks: bool = _task(
+        False, "check the project's own marks for the demo pair", action="store_true"
+    )
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> CompareSettings:
         """Raises: BenchError, when settings do not fit together."""
         found = super().read(arguments)
-        # Started ones from --servers; with URLs only those, unless both were asked for.
-        named = found.servers or tuple(found.remotes) or SERVERS
-        servers = (*named, *(name for name in found.remotes if name not in named))
+        # With URLs only those servers, unless others were asked for too.
+        is_default = not isinstance(arguments.servers, str)
+        named = () if found.remotes and is_default else found.servers
+        kinds = (*named, *(name for name in found.remotes if name not in named))
+        servers = tuple(name for kind in kinds for name in found._names_of(kind))
         if len(set(servers)) != len(servers):
             raise BenchError(f"--servers names a server twice: {arguments.servers}")
+        first = {1} if found.thresholds else set()
         settings = replace(
             found,
             servers=servers,
             tokenizer=found.tokenizer or found.target,
+            concurrencies=tuple(sorted({*found.concurrencies, *first})),
+            thresholds=tuple(sorted(set(found.thresholds))),
             sweep_problems=min(found.sweep_problems, found.problems),
         )
         if settings.own_servers:
@@ -160,9 +201,15 @@ class CompareSettings(Flags):
             settings.models.check_local()
         return settings
 
+    def _names_of(self, kind: str) -> tuple[str, ...]:
+        """A server per simulated acceptance, of the kinds with PARSE that are started here."""
+        if kind not in WITH_PARSE or kind in self.remotes or not self.acceptances:
+            return (kind,)
+        return tuple(f"{kind}@{fraction:g}" for fraction in self.acceptances)
+
     @property
     def models(self) -> Models:
-        """What is served here."""
+        """The models that are served here."""
         return Models(
             target=self.target,
             draft=self.draft,
@@ -176,7 +223,7 @@ class CompareSettings(Flags):
 
     @property
     def options(self) -> Options:
-        """What graders may need."""
+        """Options of the graders."""
         return Options(
             allow_code=self.allow_code,
             judge_url=self.judge_url,
@@ -187,41 +234,52 @@ class CompareSettings(Flags):
 
     @property
     def own_servers(self) -> tuple[str, ...]:
-        """Those that are started here."""
+        """The servers that are started here."""
         return tuple(name for name in self.servers if name not in self.remotes)
 
-    def is_demo_pair(self) -> bool:
-        """Whether every server here has the demo pair's models; running ones are asked."""
-        started = (self.models.target, self.models.draft) if self.own_servers else ()
-        return is_of_demo_pair(
-            [*started, *(remote.model_path() for remote in self.remotes.values())]
-        )
+    @property
+    def baseline(self) -> str:
+        """The server that speedups are over."""
+        return PLAIN if PLAIN in self.servers else self.servers[0]
 
-    def ways(self, server: str) -> tuple[Variant, ...]:
-        """A server's ways, its own threshold first."""
-        if server not in WITH_PARSE:
-            return (Variant(server),)
-        if server == PARSE_ONE:  # its text is PARSE's: other thresholds would say nothing new
-            return (Variant(server, OWN_THRESHOLD),)
-        return tuple(Variant(server, value) for value in (OWN_THRESHOLD, *self.thresholds))
+    @property
+    def stock_servers(self) -> tuple[str, ...]:
+        """Servers without PARSE that answer as the target does."""
+        others = (*WITH_PARSE, DRAFT)
+        return tuple(name for name in self.servers if kind_of(name) not in others)
 
-    def all_ways(self) -> tuple[Variant, ...]:
-        """Every way: servers in their order, thresholds rising."""
-        return tuple(way for server in self.servers for way in sorted(self.ways(server)))
+    def graded_variants(self, server: str) -> tuple[Variant, ...]:
+        """A server's own threshold, then the others."""
+        # Token by token the draft's text is the same: other thresholds add nothing.
+        has_others = kind_of(server) in WITH_PARSE and kind_of(server) != PARSE_ONE
+        others = self.thresholds if has_others else ()
+        return (Variant(server), *(Variant(server, threshold) for threshold in others))
+
+    def loads(self, server: str) -> list[tuple[Variant, int]]:
+        """Variants and concurrencies that ``bench_serving`` measures, in this order."""
+        offs = self.off_fractions if kind_of(server) in WITH_PARSE else (0.0,)
+        own = [Variant(server, off_fraction=off) for off in offs]
+        found = [(variant, concurrency) for concurrency in self.concurrencies for variant in own]
+        return [*found, *((variant, 1) for variant in self.graded_variants(server)[1:])]
 
     def num_requests(self, concurrency: int) -> int:
-        """How many requests one run of ``bench_serving`` sends."""
-        return self.requests if concurrency == 1 else max(self.requests, 3 * concurrency)
+        """Requests of one run of ``bench_serving``."""
+        return max(self.requests, WAVES * concurrency if concurrency > 1 else 1)
+
+    @property
+    def num_timed(self) -> int:
+        """Problems that all runs send."""
+        return self.runs * sum(map(self.num_requests, self.concurrencies))
 
     def indices(self, run: int, concurrency: int, total: int) -> list[int]:
-        """Other problems for every run and concurrency, as far as the ``total`` go."""
+        """Problems of a run at a concurrency, distinct as far as the ``total`` go."""
         counts = {c: self.num_requests(c) for c in self.concurrencies}
         before = sum(count for c, count in counts.items() if c < concurrency)
         start = run * sum(counts.values()) + before
-        return [index % total for index in range(start, start + counts[concurrency])]
+        return [index % total for index in range(start, start + self.num_requests(concurrency))]
 
     def order(self, run: int) -> tuple[str, ...]:
-        """Who plays when: there and back again, so that no server is always the first."""
+        """Servers by their turns: there and back again, so that none is always the first."""
         return self.servers if run % 2 == 0 else self.servers[::-1]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sglang_parse.client.figures import STAGES
+from sglang_parse.client.records import STAGES
 from sglang_parse.client.traced import DROPPED, KEPT, REJECTED, UNJUDGED, Made, Round
 
 _TEMPLATES = ("sglang_parse.explain", "sglang_parse.client")

@@ -23,7 +23,7 @@ from support.client import Client
 
 SMALL = (
     *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),
-    *("--problems", "5", "--sweep-problems", "3", "--looks", "1"),
+    *("--problems", "5", "--sweep-problems", "3", "--traced", "1", "--warmup", "1"),
 )
 
 
@@ -37,7 +37,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict:
     output = tmp_path_factory.mktemp("compare")
     urls = ("--url", f"plain={demo_plain.url}", "--url", f"parse={demo.url}")
-    words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--output", str(output))
+    words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--marks", "--output", str(output))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "start_process", nursery.start)
         run(parsed(*words), Console(quiet=True))
@@ -46,41 +46,42 @@ def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict
     return json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
-def test_every_way_is_measured(results: dict):
-    found = {(w["server"], w["threshold"]): w for w in results["ways"]}
-    parse = [("parse", threshold) for threshold in (0.0, 0.5, 1.5)]
+def test_every_variant_is_measured(results: dict):
+    found = {(v["server"], v["threshold"]): v for v in results["variants"]}
+    parse = [("parse", threshold) for threshold in (None, 0.0, 1.5)]
     assert list(found) == [("plain", None), ("eagle3", None), *parse]
-    for (_, threshold), way in found.items():
+    for (server, threshold), variant in found.items():
         # Other thresholds than the server's own are measured at one request at a time.
-        expected = [1, 2] if threshold in (None, 0.5) else [1]
-        assert [speed["concurrency"] for speed in way["speeds"]] == expected
-        for speed in way["speeds"]:
+        expected = [1, 2] if threshold is None else [1]
+        assert [speed["concurrency"] for speed in variant["speeds"]] == expected
+        for speed in variant["speeds"]:
+            assert speed["stages"] == {} or server == "parse"
             assert 0 < speed["tokens_per_s"]["low"] <= speed["tokens_per_s"]["median"]
             for percentiles in speed["latency_ms"].values():
                 assert 0 <= percentiles["p50"] <= percentiles["p99"]
-    assert len(results["timed"]) == 8
+    assert len(results["serving_runs"]) == 8
     # Tokens are the server's count, not the number of tokens asked for.
-    assert all(item["output_tokens"] < 200 * item["requests"] for item in results["timed"])
+    assert all(item["output_tokens"] < 200 * item["requests"] for item in results["serving_runs"])
     assert found["eagle3", None]["accept_length"] > 2
     assert found["plain", None]["accept_length"] is None
     assert found["parse", 0.0]["accept_length"] > 40
 
 
 def test_answers_are_graded_and_tested(results: dict):
-    found = {(w["server"], w["threshold"]): w["quality"] for w in results["ways"]}
+    found = {(v["server"], v["threshold"]): v["quality"] for v in results["variants"]}
     assert found["plain", None]["score"] >= 0.75
     # EAGLE3 and a threshold above 1 write the plain target's text: no problem differs.
-    for way in (("eagle3", None), ("parse", 1.5)):
-        test = found[way]["test"]
+    for variant in (("eagle3", None), ("parse", 1.5)):
+        test = found[variant]["test"]
         assert (test["better"], test["worse"], test["p_value"]) == (0, 0, 1)
     assert results["noise"] == found["eagle3", None]["test"]
     assert found["parse", 0.0]["problems"] == 3
 
 
 def test_stage_times_follow_the_threshold(results: dict):
-    time = {w["threshold"]: w["time"] for w in results["ways"] if w["server"] == "parse"}
-    assert time[1.5]["draft_share"] == 0
-    assert time[0.0]["draft_share"] > 0.9
+    time = {v["threshold"]: v["time"] for v in results["variants"] if v["server"] == "parse"}
+    assert time[1.5]["draft_fraction"] == 0
+    assert time[0.0]["draft_fraction"] > 0.9
     assert time[0.0]["ms_per_request"]["draft"] > 0
     # Rejected drafts that the target would have written cost it no step: nor do kept ones.
     assert time[1.5]["rounds_per_request"] >= time[0.0]["rounds_per_request"] >= 1
@@ -93,7 +94,7 @@ def test_conditions_are_told(results: dict):
     assert conditions["bench_serving"].startswith("python -m sglang.bench_serving --backend")
     assert {"sglang", "torch"} <= set(conditions["versions"])
     names = {goal["name"] for goal in results["checks"]}
-    assert names == {"PARSE over EAGLE3"}
+    assert {"PARSE over EAGLE3", "fraction of the limit"} <= names
 
 
 def test_later_turns_see_the_earlier_answers(demo: Client):
@@ -119,15 +120,14 @@ def test_a_task_from_a_file(demo: Client, tmp_path: Path):
     run(parsed(*words), Console(quiet=True))
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["conditions"]["task"] == "GSM8K"
-    (way,) = results["ways"]
-    assert (way["quality"]["problems"], way["quality"]["score"]) == (1, 0)
+    (variant,) = results["variants"]
+    assert (variant["quality"]["problems"], variant["quality"]["score"]) == (1, 0)
 
 
 BAD = [
     (("--url", "mine=http://x"), "NAME=http"),
     (("--servers", "plain,vllm"), "'vllm'; known: plain"),
     (("--servers", "plain,plain"), "twice"),
-    (("--concurrency", "1,many"), "no list of numbers"),
     (("--target", "./nowhere"), "no config.json"),
     (("--eagle3", "", "--servers", "eagle3"), "give --eagle3"),
     (("--task", "gsm8k"), "get it: "),

@@ -137,15 +137,18 @@ def test_make_demo_runs_a_small_demo(
     """The command behind `make demo`, with few problems: real servers, table, figures, trace."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    output = tmp_path / "demo.json"
-    flags = ["--problems", "6", "--accuracy-problems", "12", "--runs", "1", "--concurrency", "2"]
-    assert cli.main(["demo", *flags, "--output", str(output)]) == 0
+    flags = ["--problems", "12", "--requests", "2", "--runs", "1", "--concurrency", "1,2"]
+    assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "PARSE" in printed
-    figures = json.loads(output.read_text())
-    assert {"servers", "limit", "checks"} <= set(figures)
-    assert figures["servers"]["parse"]["accuracy"] >= 0.8
-    assert figures["limit"]["limit"] > 1
+    for text in ("PARSE's speed over the plain target: ", "Exact answers: PARSE ", "sglang-parse"):
+        assert text in printed
+    assert "FAIL" not in printed
+    content = json.loads((tmp_path / "results.json").read_text())
+    parse = next(v for v in content["variants"] if v["server"] == "parse")
+    assert parse["quality"]["score"] >= 0.8
+    assert parse["time"]["limit"] > 1
+    assert sum(parse["speeds"][0]["stages"].values()) < 1.1
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_bench(
@@ -225,9 +228,10 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     words = shlex.split(second.replace("build/untrained ", f"{draft} "))
     few = ("--concurrency", "1", "--requests", "6", "--runs", "1", "--max-tokens", "48")
     assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
-    plain, parse = json.loads((output / "results.json").read_text())["lines"]
-    assert (plain["draft_share"], parse["server"]) == (None, "parse")
-    assert 0 <= parse["draft_share"] < parse["decode_share"]
+    plain, parse = json.loads((output / "results.json").read_text())["variants"]
+    assert (plain["speeds"][0]["stages"], parse["server"]) == ({}, "parse")
+    stages = parse["speeds"][0]["stages"]
+    assert 0 <= stages["draft"] < stages["decode"]
 
 
 @pytest.fixture(scope="module")

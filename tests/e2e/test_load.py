@@ -10,7 +10,6 @@ import pytest
 
 from sglang_parse import cli
 from support.client import Client
-from support.pages import documented_keys, report_keys
 
 
 def test_load(
@@ -23,25 +22,23 @@ def test_load(
     assert cli.main(["load", *urls, *flags]) == 0
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
-    lines = {(line["server"], line["requests_are"]): line for line in content["lines"]}
-    assert set(lines) == {
-        ("plain", "all"),
-        ("parse", "all"),
-        ("parse", "drafting"),
-        ("parse", "off"),
-    }
-    for line in lines.values():
-        assert line["answers"] > 0
-        assert line["tokens_per_s"] > 0
-        assert 0 < line["gap_p50_ms"] <= line["longest_p50_ms"] <= line["e2e_p50_ms"]
-        assert line["ttft_p50_ms"] <= line["e2e_p50_ms"]
+    found = {(v["server"], v["off_fraction"], v["group"]): v for v in content["variants"]}
+    assert list(found) == [
+        ("plain", 0.0, "all"),
+        ("parse", 0.0, "all"),
+        ("parse", 0.5, "drafting"),
+        ("parse", 0.5, "off"),
+        ("parse", 1.0, "all"),
+    ]
+    speeds = {key: variant["speeds"][0] for key, variant in found.items()}
+    for speed in speeds.values():
+        assert (speed["concurrency"], speed["stages"]) == (4, {})  # they publish no metrics
+        assert speed["tokens_per_s"]["low"] > 0
+        latency = {kind: values["p50"] for kind, values in speed["latency_ms"].items()}
+        assert 0 < latency["itl"] <= latency["max_itl"] <= latency["e2e"]
+        assert latency["ttft"] <= latency["e2e"]
     # A plain request is sent every token by itself, a draft arrives in one piece.
-    assert lines["parse", "drafting"]["gap_p50_ms"] > lines["parse", "off"]["gap_p50_ms"]
+    drafting, off = (speeds["parse", 0.5, group] for group in ("drafting", "off"))
+    assert drafting["latency_ms"]["itl"]["p50"] > off["latency_ms"]["itl"]["p50"]
     assert "PARSE: switched off" in printed
-    shares = [f"{stage}_share" for stage in ("prefill", "draft", "verify", "decode")]
-    for line in content["lines"]:  # these servers publish no metrics
-        assert [line.pop(share) for share in shares] == [None] * 4
-        line.update(dict.fromkeys(shares, 0.0))
-    del content["conditions"]["machine"], content["conditions"]["versions"]
-    parents = {"conditions.machine", "conditions.versions", "conditions.commands"}
-    assert documented_keys("load keys") == {*report_keys(content), *parents}
+    assert content["graded_runs"] == content["checks"] == []

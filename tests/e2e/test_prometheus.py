@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_parse.client.servers import Remote, awake
-from sglang_parse.load.stages import stage_shares
+from sglang_parse.compare.serving import stage_seconds
 from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support import calibration
@@ -42,7 +41,11 @@ LINE = re.compile(
     r"#drafting: (?P<drafting>\d+), #verifying: (?P<verifying>\d+), "
     r"#decoding: (?P<continuing>\d+), #plain: (?P<plain>\d+), .*gen throughput"
 )
-SEMANTIC = (*QUESTION, "--parse-segment", "tokens:3", "--parse-draft-tokens", "20")
+DRAFT_TOKENS = 20
+SEMANTIC = (
+    *(*QUESTION, "--parse-segment", "tokens:3"),
+    *("--parse-draft-tokens", str(DRAFT_TOKENS)),
+)
 CHUNKS = ("--parse-draft-chunk", "6", *SMALL_CHUNKS, *SEED, *EVERY_LINE)
 
 
@@ -306,16 +309,17 @@ def test_stage_seconds(seen: Seen):
         assert from_responses > 0
 
 
-def test_the_load_program_reads_what_stages_took(watched: Watched):
+def test_the_comparison_reads_stage_times(watched: Watched):
     client = watched.client
-    with stage_shares(Remote("parse", client.url)) as shares:
-        started = time.perf_counter()
-        infos = [parse_info(client.generate(PROMPTS[0], **LENGTH)) for _ in range(3)]
-        client.wait_idle()
-        seconds = time.perf_counter() - started
-    for stage, share in shares.items():
-        assert share == pytest.approx(total(infos, f"{stage}_ms") / 1e3 / seconds, rel=0.1)
-    assert set(shares) == {"prefill", "draft", "verify", "decode"}
+    server = Remote("parse", client.url)
+    before = stage_seconds(server)
+    infos = [parse_info(client.generate(PROMPTS[0], **LENGTH)) for _ in range(3)]
+    client.wait_idle()
+    after = stage_seconds(server)
+    for stage, seconds in after.items():
+        spent = seconds - before.get(stage, 0.0)
+        assert spent == pytest.approx(total(infos, f"{stage}_ms") / 1e3, rel=0.1)
+    assert set(after) == {"prefill", "draft", "verify", "decode"}
 
 
 def test_passes_judge_one_draft_or_more(seen: Seen):
@@ -370,6 +374,9 @@ def test_kv_slots_held(watched: Watched):
     assert grown["kv_slots_held_count", ""] == len(held) > 5
     assert grown["kv_slots_held_sum", ""] == sum(held)
     assert max(held) > 40
+    # STANDALONE reserves two windows of a draft for every request in every iteration.
+    reserve = 2 * (DRAFT_TOKENS + 1)
+    assert sum(held) / sum(len(iteration) for iteration in iterations) < reserve / 2
     before = samples(client)
     info = client.generate(PROMPTS[0], parse={"enabled": False}, **LENGTH)
     client.wait_idle()
@@ -493,6 +500,4 @@ def test_without_metrics_the_line_is_the_same(unwatched: Watched):
     assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
     assert printed(lines, "continuing") == 0  # in token mode drafting resumes at once
     assert HTTP.get(f"{client.url}/metrics", timeout=60).status_code == 404
-    with stage_shares(Remote("parse", client.url)) as shares:
-        pass
-    assert not shares
+    assert stage_seconds(Remote("parse", client.url)) == {}

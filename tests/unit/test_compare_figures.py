@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sglang_parse.client.figures import speedups
 from sglang_parse.client.records import BenchError, BenchRun, Variant
-from sglang_parse.compare.figures import (
-    accept_length,
-    make_comparison,
-    make_goals,
-)
+from sglang_parse.compare.figures import Measured, accept_length, make_comparison, run_limit
+from sglang_parse.compare.marks import make_goals
 from sglang_parse.compare.page import render
 from sglang_parse.compare.quality import paired_test
-from support.comparison import FACTS, RATES, SHARES, answer, six_servers, timed
+from support.comparison import (
+    FACTS,
+    RATES,
+    SERVERS,
+    answer,
+    graded,
+    has_parse,
+    six_measured,
+    six_servers,
+    timed,
+    traced,
+)
 
 
 def test_speedups_are_quotients_of_the_same_run():
-    parse, plain = Variant("parse", 0.5), Variant("plain")
+    parse, plain = Variant("parse"), Variant("plain")
     rates = [(parse, 0, 200.0), (plain, 0, 100.0), (parse, 1, 60.0), (plain, 1, 20.0)]
     loads = [timed(way, run, 1, rate) for way, run, rate in rates]
     assert speedups(loads, parse, plain) == [2.0, 3.0]
@@ -27,13 +37,13 @@ def test_speedups_are_quotients_of_the_same_run():
 
 def test_medians_and_ranges():
     figures = six_servers()
-    parse = figures.find(Variant("parse", 0.5))
+    parse = figures.find(Variant("parse"))
     speed = parse.speed_at(1)
     assert speed.tokens_per_s.median == pytest.approx(252.5)
     assert (speed.tokens_per_s.low, speed.tokens_per_s.high) == pytest.approx((250, 255))
     assert speed.over["plain"].median == pytest.approx(250 / 80)
     assert parse.time.ms_per_request["decode"] == pytest.approx(200)
-    assert parse.time.draft_share == pytest.approx(0.6)
+    assert parse.time.draft_fraction == pytest.approx(0.6)
     assert len(figures.find(Variant("parse", 1.5)).speeds) == 1
 
 
@@ -42,7 +52,7 @@ def test_figures_to_reach():
     standalone = goals["PARSE over STANDALONE"]
     assert standalone.reached
     assert standalone.value == pytest.approx(250 / 130)
-    none = goals["PARSE+EAGLE3 over its better part, 0% accepted"]
+    none = goals["PARSE+EAGLE3 at 1.5 over its better part, 0% accepted"]
     # 147 against EAGLE3's 160, PARSE alone has 60: 8 % are missing.
     assert not none.reached
     assert none.missed_by == pytest.approx(1 - 147 / 160)
@@ -52,28 +62,69 @@ def test_figures_to_reach():
 
 
 def test_what_blocks_are_worth_at_several_requests():
-    blocks, one = Variant("parse", 0.5), Variant("parse-one", 0.5)
+    blocks, one = Variant("parse"), Variant("parse-one")
     rates = [(1, 9.0), (8, 1.8), (16, 1.2)]
     loads = [timed(blocks, 0, c, 100 * ratio) for c, ratio in rates]
     loads += [timed(one, 0, c, 100.0) for c, _ in rates]
-    goals = make_goals((), loads, 0.5)
+    measured = Measured(loads)
+    goals = make_goals(make_comparison(measured, ("parse-one", "parse"), "parse-one"), measured)
     assert [(round(goal.value, 2), goal.reached) for goal in goals] == [(1.8, True), (1.2, False)]
     assert "at 16 requests" in goals[1].name
 
 
-def test_what_was_not_measured_has_no_figure_to_reach():
-    figures = six_servers()
-    loads = [timed(Variant("parse", 0.5), 0, 1, 250.0), timed(Variant("plain"), 0, 1, 80.0)]
-    assert make_goals(figures.ways, loads, 0.5) == ()
+def test_what_was_not_measured_has_no_mark():
+    measured = Measured([timed(Variant("parse"), 0, 1, 250.0), timed(Variant("draft"), 0, 1, 80.0)])
+    assert make_goals(make_comparison(measured, ("parse", "draft"), "parse"), measured) == ()
 
 
-def test_other_models_have_no_figures_to_reach():
-    """Those are what this project wants of the demo pair."""
-    assert "Figures to reach" in render(six_servers(), FACTS)
-    others = six_servers(has_goals=False)
+def test_marks_of_the_demo_pair():
+    reached = {goal.name: goal.reached for goal in six_servers().checks}
+    assert not reached["PARSE over the plain target at 1"]  # 250 / 80, 5 are wanted
+    assert reached["PARSE over the plain target at 16"]
+    assert not reached["accuracy lost against the target"]  # one of 40 is 2.5 %
+    assert reached["accuracy gained over the draft"]
+    assert "fraction of the limit" in reached
+
+
+def test_marks_are_shown_only_where_they_are_asked_for():
+    assert "The project's marks" in render(six_servers(), FACTS)
+    others = six_servers(marks=False)
     assert (others.checks, others.as_json()["checks"]) == ((), [])
-    assert "Figures to reach" not in render(others, FACTS)
-    assert others.ways == six_servers().ways
+    assert "The project's marks" not in render(others, FACTS)
+    assert others.variants == six_servers().variants
+
+
+def test_limit_of_one_run_by_hand():
+    """10 ms per token of the plain target; PARSE drafts for 1.875 and verifies for 0.625."""
+    assert run_limit(traced(Variant("parse")), 10.0) == pytest.approx(
+        1 / (0.1875 + 0.0625 + 1 - 0.6)
+    )
+    speeds = make_comparison(six_measured(1), SERVERS, "plain")
+    r, v = 150 / 80 / 12.5, 50 / 80 / 12.5  # 80 tokens per second
+    found = speeds.find(Variant("parse")).time.limit
+    assert found == pytest.approx(1 / (r + v + 1 - 0.6))
+
+
+def test_stage_fractions_are_medians_of_the_runs_that_have_them():
+    known = ({"draft": 0.1}, {"draft": 0.3, "verify": 0.2}, {})
+    plain = Variant("plain")
+    runs = [replace(timed(plain, k, 4, 80.0), stages=stages) for k, stages in enumerate(known)]
+    (figures,) = make_comparison(Measured(runs), ("plain",), "plain").variants
+    stages = {"prefill": 0.0, "draft": 0.2, "verify": 0.1, "decode": 0.0}
+    assert figures.speed_at(4).stages == pytest.approx(stages)
+
+
+def test_a_mixed_load_has_a_line_for_each_group():
+    loads = [Variant("parse", None, 0.5, group) for group in ("drafting", "off")]
+    loads += [Variant("parse"), Variant("parse", None, 1.0), Variant("plain")]
+    measured = Measured([timed(variant, 0, 4, 100.0 + k) for k, variant in enumerate(loads)])
+    figures = make_comparison(measured, ("plain", "parse"), "plain")
+    assert [one.variant.label for one in figures.variants] == [
+        *("plain target", "PARSE", "PARSE: drafting", "PARSE: switched off"),
+        "PARSE: all switched off",
+    ]
+    speed = figures.find(loads[0]).speed_at(4)
+    assert set(speed.over) == {"plain", "parse"}
 
 
 def test_mcnemar_is_the_binomial_test_of_the_problems_that_differ():
@@ -121,22 +172,25 @@ def test_quality_and_noise():
     assert draft.test.p_value == pytest.approx(2 / 2**10)
     assert figures.find(Variant("plain")).quality.test is None
     assert (figures.noise.problems, figures.noise.p_value) == (40, 1)
-    assert len(figures.ways) == len(RATES)
+    assert len(figures.variants) == len(RATES)
 
 
-def ungraded(way: Variant) -> BenchRun:
-    return BenchRun(way, 0, 16, 1.0, (answer(0, SHARES.get(way.threshold)),) * 2)
+def ungraded(variant: Variant) -> BenchRun:
+    run = graded(variant)
+    return replace(run, answers=tuple(replace(a, score=None) for a in run.answers[:2]))
 
 
-@pytest.mark.parametrize("ways", [(), (Variant("plain"),), (Variant("parse", 0.5),)])
-def test_a_page_of_few_servers_and_no_grades(ways: tuple[Variant, ...]):
+@pytest.mark.parametrize("variants", [(), (Variant("plain"),), (Variant("parse"),)])
+def test_a_page_of_few_servers_and_no_grades(variants: tuple[Variant, ...]):
     """MT-Bench without a judge, one server alone, none that finished."""
-    loads = [timed(way, 0, 1, 80.0) for way in ways]
-    looks = [BenchRun(way, 0, 1, 1.0, (answer(0, 0.6),)) for way in ways if way.threshold]
-    graded = [ungraded(way) for way in ways]
-    figures = make_comparison(ways, loads, looks, graded, 0.5, has_goals=True)
-    assert all(way.quality.score is None for way in figures.ways)
-    assert (figures.noise, figures.checks) == (None, ())
+    measured = Measured(
+        [replace(timed(variant, 0, 1, 80.0), stages={}) for variant in variants],
+        [traced(variant) for variant in variants if has_parse(variant)],
+        [ungraded(variant) for variant in variants],
+    )
+    figures = make_comparison(measured, ("plain", "parse"), "plain")
+    assert all(one.quality.score is None for one in figures.variants)
+    assert (figures.noise, make_goals(figures, measured)) == (None, ())
     page = render(figures, FACTS)
-    assert page.count("not graded") == len(ways)
-    assert ("No server with PARSE took part" in page) == (Variant("parse", 0.5) not in ways)
+    assert page.count("not graded") == len(variants)
+    assert ("No server with PARSE took part" in page) == (Variant("parse") not in variants)

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from sglang_parse.compare import serving
 from sglang_parse.compare.serving import Load, bench
 from sglang_parse.tasks import Item
 
-LOAD = Load([Item("0", "one", None), Item("1", "two", None)], 2, "models/target", Asking(), 7)
+ITEMS = [Item("0", "one", None), Item("1", "two", None)]
+LOAD = Load(Variant("parse", 0.9), 0, 2, ITEMS, [256, 99], "models/target", Asking(), 7)
 STAND_IN = """
 import json, os, sys, time
 from pathlib import Path
@@ -32,18 +34,13 @@ print("said by bench_serving")
 {program}
 """
 ANSWER = 'Path(sys.argv[sys.argv.index("--output-file") + 1]).write_text({result!r})'
-TIMES = {
-    f"{name}_{kind}_ms": place + 10 * scale
-    for place, name in enumerate(("median", "p90", "p99"))
-    for scale, kind in enumerate(("ttft", "tpot", "itl", "e2e_latency"))
-}
-RESULT = TIMES | {
+RESULT = {
     "errors": ["", ""],
     "completed": 2,
-    "total_output_tokens": 30,
+    "output_lens": [11, 19],
+    "ttfts": [0.1, 0.1],
+    "itls": [[0.2, 0.3], [0.4]],
     "duration": 1.5,
-    "output_throughput": 20.0,
-    "request_throughput": 1.3,
     "accept_length": None,
 }
 
@@ -58,6 +55,7 @@ def _fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One without SGLang; the next one that is needed in this process imports it again."""
     multiprocessing.forkserver._forkserver._stop()
     monkeypatch.setattr(serving, "PRELOADED", ())
+    monkeypatch.setattr(serving, "stage_seconds", lambda _: {})
     yield
     multiprocessing.forkserver._forkserver._stop()
 
@@ -85,25 +83,55 @@ def value(arguments: list[str], flag: str) -> str:
 
 
 def run_bench(folder: Path):
-    way = Variant("parse", 0.9)
-    return bench(Alive("parse", "http://127.0.0.1:1"), way, 0, LOAD, folder)
+    return bench(Alive("parse", "http://127.0.0.1:1"), LOAD, folder)
 
 
 def test_what_is_sent_and_what_comes_back(folder: Path, capfd: pytest.CaptureFixture):
     stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
-    timed = run_bench(folder)
-    assert timed.tokens_per_s == 20
-    assert timed.latency_ms["ttft"] == {"p50": 0, "p90": 1, "p99": 2}
-    assert timed.latency_ms["e2e"] == {"p50": 30, "p90": 31, "p99": 32}
+    (timed,) = run_bench(folder)
+    assert (timed.tokens_per_s, timed.output_tokens, timed.requests) == (20, 30, 2)
+    assert timed.latency_ms["ttft"] == pytest.approx({"p50": 100, "p90": 100, "p99": 100})
+    # Time between chunks, whatever a chunk holds; its longest of a request; to the last chunk.
+    medians = {kind: values["p50"] for kind, values in timed.latency_ms.items()}
+    assert medians == pytest.approx(
+        {"ttft": 100, "tpot": (50 + 400 / 18) / 2, "itl": 300, "max_itl": 350, "e2e": 550}
+    )
     pid, _, *arguments = seen(folder)
     requests = Path(value(arguments, "--dataset-path")).read_text().splitlines()
     assert [json.loads(line)["messages"][0]["content"] for line in requests] == ["one", "two"]
+    assert [json.loads(line)["max_tokens"] for line in requests] == [256, 99]
+    assert {json.loads(line)["custom_params"]["parse"]["threshold"] for line in requests} == {0.9}
     assert value(arguments, "--max-concurrency") == "2"
     assert value(arguments, "--num-prompts") == "2"
     # A process of its own: what it says is in its log only.
     assert pid != os.getpid()
     assert capfd.readouterr().out == ""
     assert "said by bench_serving" in (folder / "parse-at0.9-run0-c2.log").read_text()
+
+
+def test_half_of_the_requests_switch_parse_off(folder: Path):
+    """Every second one; either half has its own figures."""
+    load = replace(LOAD, variant=Variant("parse", off_fraction=0.5))
+    stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
+    drafting, off = bench(Alive("parse", "http://127.0.0.1:1"), load, folder)
+    assert (drafting.variant.group, off.variant.group) == ("drafting", "off")
+    assert (drafting.output_tokens, off.output_tokens) == (11, 19)
+    assert (drafting.tokens_per_s, off.tokens_per_s) == pytest.approx((11 / 1.5, 19 / 1.5))
+    assert off.latency_ms["itl"]["p99"] == pytest.approx(400)
+    lines = (folder / "parse-off0.5-run0-c2.requests.jsonl").read_text().splitlines()
+    custom = [json.loads(line).get("custom_params") for line in lines]
+    assert custom == [None, {"parse": {"enabled": False}}]
+    all_off = replace(LOAD, variant=Variant("parse", off_fraction=1.0))
+    assert [all_off.is_off(index) for index in range(4)] == [True] * 4
+    assert list(all_off.groups()) == [all_off.variant]
+
+
+def test_stages_are_fractions_of_the_runs_duration(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    seconds = iter([{"draft": 1.0}, {"draft": 1.3, "verify": 0.6}])
+    monkeypatch.setattr(serving, "stage_seconds", lambda _: next(seconds))
+    stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
+    (timed,) = run_bench(folder)
+    assert timed.stages == pytest.approx({"draft": 0.2, "verify": 0.4})
 
 
 def test_a_failed_request_is_an_error(folder: Path):

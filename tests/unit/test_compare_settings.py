@@ -1,76 +1,92 @@
-"""Whose models are compared: the project's figures to reach are about the demo pair's only."""
+"""Settings of ``compare`` and of its presets."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
-from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.records import Variant
-from sglang_parse.compare.settings import CompareSettings, add_arguments
+from sglang_parse import cli
+from sglang_parse.client.records import Variant, title_of
+from sglang_parse.client.targets import server_specs
+from sglang_parse.compare import settings as module
+from sglang_parse.compare.settings import PRESETS, SERVERS, CompareSettings, add_arguments
+from sglang_parse.core.simulation import ENV_VAR
 
 pytestmark = pytest.mark.unit
 
 
-class Model(BaseHTTPRequestHandler):
-    """A server that says what it serves."""
-
-    path_of_model: str | None = str(DEMO_PAIR / "target")
-
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
-        self.send_response(404 if self.path_of_model is None else 200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"model_path": self.path_of_model}).encode())
-
-    def log_message(self, *arguments: object) -> None:
-        """Not into the test's output."""
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def settings(*words: str) -> CompareSettings:
+def settings(*words: str, preset: str = "compare") -> CompareSettings:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
+    parser.set_defaults(**PRESETS.get(preset, {}))
     return CompareSettings.read(parser.parse_args(words))
 
 
-def test_servers_that_are_started_have_the_models_of_the_flags():
-    assert settings().is_demo_pair()
-    assert not settings("--target", "Qwen/Qwen3-32B").is_demo_pair()
-    assert not settings("--draft", "Qwen/Qwen3-1.7B").is_demo_pair()
-
-
-def test_servers_that_run_are_asked(url: str, monkeypatch: pytest.MonkeyPatch):
-    remote = ("--url", f"plain={url}", "--url", f"parse={url}")
-    assert settings(*remote).is_demo_pair()
-    assert settings(*remote, "--servers", "plain,eagle3,parse").is_demo_pair()
-    other = ("--servers", "eagle3", "--target", "Qwen/Qwen3-32B")
-    assert not settings(*remote, *other).is_demo_pair()
-    monkeypatch.setattr(Model, "path_of_model", "Qwen/Qwen3-32B")
-    assert not settings(*remote).is_demo_pair()
-    # A router, say, that serves no model itself.
-    monkeypatch.setattr(Model, "path_of_model", None)
-    assert not settings(*remote).is_demo_pair()
-
-
 def test_token_by_token_is_measured_at_its_own_threshold_only():
-    assert settings().ways("parse-one") == (Variant("parse-one", 0.5),)
+    assert settings().graded_variants("parse-one") == (Variant("parse-one"),)
+    assert settings("--thresholds", "0.9").graded_variants("parse") == (
+        *(Variant("parse"), Variant("parse", 0.9)),
+    )
 
 
 def test_a_flag_is_read_once_and_for_all():
-    found = settings("--concurrency", "16,4", "--thresholds", "1.5,0.5,0", "--problems", "30")
-    assert found.concurrencies == (1, 4, 16)
-    assert found.thresholds == (0, 1.5)  # its own, 0.5, is measured anyway
+    found = settings("--concurrency", "16,4", "--thresholds", "1.5,0", "--problems", "30")
+    assert found.concurrencies == (1, 4, 16)  # other thresholds are measured one at a time
+    assert found.thresholds == (0, 1.5)
     assert found.sweep_problems == 30
     assert found.tokenizer == found.target
+    assert settings("--concurrency", "16,4", "--thresholds", "").concurrencies == (4, 16)
+
+
+def test_presets():
+    assert settings().servers == SERVERS
+    demo, load = settings(preset="demo"), settings(preset="load")
+    assert (demo.servers, demo.concurrencies) == (("plain", "draft", "parse"), (1, 8))
+    assert demo.loads("parse") == [(Variant("parse"), 1), (Variant("parse"), 8)]
+    assert [load.num_requests(c) for c in load.concurrencies] == [16, 16, 32, 64]
+    assert load.num_timed == 3 * 128
+    assert load.problems == load.traced == 0
+    offs = [Variant("parse", off_fraction=off) for off in (0.0, 0.5, 1.0)]
+    assert load.loads("parse")[:4] == [*((off, 1) for off in offs), (offs[0], 4)]
+    assert load.loads("plain") == [(Variant("plain"), c) for c in (1, 4, 8, 16)]
+    assert load.order(1) == load.servers[::-1]
+
+
+def test_servers_that_run_are_taken_alone_unless_others_are_named():
+    url = ("--url", "parse=http://127.0.0.1:1/v1")
+    found = settings(*url, preset="load")
+    assert (found.servers, found.baseline) == (("parse",), "parse")
+    assert found.remotes["parse"].url == "http://127.0.0.1:1"
+    assert settings(*url, "--servers", "plain").servers == ("plain", "parse")
+
+
+def test_a_server_for_each_simulated_acceptance():
+    found = settings("--servers", "plain,parse", "--acceptance", "0.3,1", preset="load")
+    assert found.servers == ("plain", "parse@0.3", "parse@1")
+    assert len(found.loads("parse@1")) == 3 * 4
+    specs = server_specs(found.models, found.own_servers)
+    assert [dict(spec.environment).get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]
+    assert title_of("parse@0.3") == "PARSE, 30% accepted"
+
+
+def test_runs_share_no_problem():
+    found = settings("--concurrency", "1,4", "--runs", "2", "--thresholds", "")
+    seen = [found.indices(run, c, found.num_timed) for run in range(2) for c in (1, 4)]
+    assert sorted(index for some in seen for index in some) == list(range(2 * (8 + 16)))
+
+
+@pytest.mark.parametrize("command", ["compare", *PRESETS])
+def test_the_commands_are_there(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    output = PRESETS.get(command, {}).get("output", "build/compare")
+    assert f"(default {output})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_list_of_numbers(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        settings("--concurrency", "1,many")
+    assert "'1,many' is no list of numbers" in capsys.readouterr().err
+    assert module.WAVES == 4

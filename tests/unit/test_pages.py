@@ -5,27 +5,22 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import product
 from pathlib import Path
 
 import pytest
 from markdown.extensions.toc import slugify
 
 from sglang_parse.calibrate.report import content
-from sglang_parse.client.records import Answer, BenchRun, Variant
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
-from sglang_parse.demo.figures import make_figures
-from sglang_parse.demo.report import report
-from sglang_parse.demo.settings import DemoSettings
 from sglang_parse.soak.run import Report
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
 from support import calibration, comparison
 from support.comparison import FACTS
-from support.pages import PAGES, README, ROOT, TABLES, documented_keys, page, report_keys
+from support.pages import PAGES, README, ROOT, TABLES, documented_keys, page
 
 pytestmark = pytest.mark.unit
 
@@ -127,19 +122,6 @@ def test_trace_keys_are_documented():
     assert keys == set(TraceRecord.__annotations__)
 
 
-def test_demo_json_keys_are_documented():
-    kept = {"accepted_tokens": 8, "matched_tokens": 0, "target_tokens": 1}
-    counters = {"rounds": 1, "drafted_tokens": 9, **kept}
-    stages = ("draft_ms", "verify_ms", "decode_ms", "prefill_ms")
-    parse = counters | dict.fromkeys(stages, 0.1)
-    answer = Answer(0, ("",), 10, 1.0, {"parse": [parse]}, 1.0)
-    names = product(("plain", "draft", "parse"), (1, 8))
-    legs = [BenchRun(Variant(name), 0, concurrency, 1.0, (answer,)) for name, concurrency in names]
-    settings = DemoSettings(ROOT, 2, 2, 1, 8, ROOT / "build" / "demo.json")
-    content = json.loads(json.dumps(report(settings, make_figures(legs, 8), 1.0)))
-    assert documented_keys("demo keys") == set(report_keys(content))
-
-
 def test_keys_of_the_soak_report_are_documented():
     assert first_column(section("benchmark-keys", "make soak")) == {f.name for f in fields(Report)}
 
@@ -157,8 +139,8 @@ def paths(content: object, path: str = "") -> Iterator[str]:
 
 
 def test_keys_of_a_comparison_are_documented():
-    runs = [comparison.timed(Variant("plain"), 0, 1, 80.0)]
-    content = results(comparison.six_servers(), runs, [comparison.marks(Variant("plain"))], FACTS)
+    measured = comparison.six_measured()
+    content = results(comparison.six_servers(), measured, FACTS)
     found = {path + "." for path in paths(json.loads(json.dumps(content)))}
     keys = {key + "." for key in documented_keys("compare keys")}
     known = {path for path in found for key in keys if path.startswith(key) or key.startswith(path)}

@@ -1,22 +1,26 @@
-"""Asking, grading and matches, against a stand-in for a server that says what it was asked."""
+"""Asking, grading and the run loop, against a stand-in server that echoes requests."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
 from sglang_parse.client.ask import Asking, ask, graded, trace_answers
-from sglang_parse.client.match import Match, Part, Preset, Watcher
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.records import Assignment, BenchError, BenchRun, Variant
+from sglang_parse.client.program import Teller
+from sglang_parse.client.records import Assignment, BenchError, ServingRun, Variant
 from sglang_parse.client.servers import Remote
+from sglang_parse.compare.run import Runner
+from sglang_parse.compare.serving import Load
+from sglang_parse.compare.settings import CompareSettings, add_arguments
 from sglang_parse.tasks import Item
 
 PROBLEMS = [Item(str(k), f"problem {k}", k) for k in range(4)]
@@ -114,52 +118,47 @@ def test_an_aborted_answer_is_an_error(server: Remote, monkeypatch):
         ask(server, PROBLEMS, [1])
 
 
-@dataclass
-class Diary(Watcher[BenchRun]):
-    """What a match told its program."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def turn(self, server: str, run: int, parts: Sequence[Part]) -> None:
-        self.lines.append(f"{server}, run {run}, {len(parts)} to time")
-
-    def timed(self, found: BenchRun) -> None:
-        self.lines.append(f"timed {found.answers[0].problem}")
-
-    def marks(self, parts: dict[str, Sequence[Part]]) -> None:
-        self.lines.append(f"marks of {', '.join(parts)}")
-
-    def answered(self) -> None:
-        self.lines.append("answered")
-
-
-def test_a_match_is_played_as_its_preset_says(server: Remote, tmp_path: Path):
-    """Turns in their order, each warmed up; looks beside what is timed; marks in groups."""
+def test_servers_take_turns_and_then_answer_for_their_grades(
+    server: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The order turns round; a server is warmed up before its first run; grades come last."""
     names = ("plain", "parse", "draft")
-    remotes = {name: replace(server, name=name) for name in names}
-    diary = Diary()
-    with Pool([], tmp_path, remotes=remotes) as pool:
-        match = Match(pool, Assignment("", PROBLEMS, grade, 10), lambda _: Asking())
-        preset = Preset(
-            runs=2,
-            order=lambda run: names if run == 0 else names[::-1],
-            timed=lambda name, run: [Part(Variant(name), [run + 1], run)],
-            clock=match.ask,
-            looks=lambda name, run: [Part(Variant(name), [3], run)] if name == "parse" else [],
-            marks=lambda name: [Part(Variant(name), [1, 2])] if name != "plain" else [],
-            width=2,
-        )
-        played = match.play(preset, diary)
+    urls = [word for name in names for word in ("--url", f"{name}={server.url}")]
+    words = ["--runs", "2", "--thresholds", "0.9", "--concurrency", "1,2", "--requests", "1"]
+    words += ["--problems", "2", "--sweep-problems", "1", "--traced", "1", "--warmup", "3"]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    settings = CompareSettings.read(parser.parse_args([*urls, *words]))
+    loads: list[Load] = []
+
+    def serve(_: Remote, load: Load, __: Path) -> list[ServingRun]:
+        loads.append(load)
+        run = ServingRun(load.variant, load.run, load.concurrency, 1, 1, 1.0, 1.0, 1.0, {}, None)
+        return [run]
+
+    monkeypatch.setattr("sglang_parse.compare.run.bench", serve)
+    task = Assignment("", PROBLEMS, grade, 10)
+    with Pool([], tmp_path, remotes=settings.remotes) as pool:
+        log = Teller(Console(quiet=True))
+        measured = Runner(settings, task, pool, log).measure()
+    own = {name: [(Variant(name), 1), (Variant(name), 2)] for name in names}
+    own["parse"].append((Variant("parse", 0.9), 1))
     turns = [(name, 0) for name in names] + [(name, 1) for name in names[::-1]]
-    told = [line for n, r in turns for line in (f"{n}, run {r}, 1 to time", f"timed {r + 1}")]
-    for name in ("parse", "draft"):
-        told += [f"marks of {name}", "answered", "answered"]
-    assert diary.lines == told
-    assert [(leg.variant.server, leg.run) for leg in played.timed] == turns
-    assert [(leg.variant.server, leg.run) for leg in played.looks] == [("parse", 0), ("parse", 1)]
-    marks = [(leg.variant.server, leg.scores) for leg in played.marks]
-    assert marks == [("parse", (1, 0)), ("draft", (1, 0))]
-    # Every turn begins with a request that is not measured.
-    run_0 = ["problem 0", "problem 1"]
-    assert Echo.texts[:7] == [*run_0, *run_0, "problem 3", *run_0]
-    assert len(Echo.texts) == 2 * len(turns) + 2 + 4
+    expected = [(*load, run) for name, run in turns for load in own[name]]
+    assert [(load.variant, load.concurrency, load.run) for load in loads] == expected
+    assert [(run.variant, run.run) for run in measured.serving] == [(v, r) for v, _, r in expected]
+    both = (Variant("parse"), Variant("parse", 0.9))
+    assert [(one.variant, one.run) for one in measured.traced] == [
+        (variant, run) for run in (0, 1) for variant in both
+    ]
+    graded_runs = [(one.variant, one.run, len(one.answers)) for one in measured.graded]
+    assert graded_runs == [
+        *((Variant("plain"), 0, 2), (Variant("plain"), 1, 2)),
+        *((both[0], 0, 2), (both[1], 0, 1), (Variant("draft"), 0, 2)),
+    ]
+    assert measured.graded[0].scores == (1, 1)
+    # Three answers before a server's first run, one before the next.
+    warm_up, again = ["problem 0", "problem 1", "problem 2"], ["problem 0"]
+    assert Echo.texts[:3] == warm_up
+    traced = 2 * 2
+    assert len(Echo.texts) == 3 * (len(warm_up) + len(again)) + traced + 2 * 2 + 2 + 1 + 2
