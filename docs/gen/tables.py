@@ -188,11 +188,9 @@ def bench_keys() -> str:
     texts = {
         **limit.KEYS,
         **under("speeds", "limit.figures.SpeedAt"),
-        **under("pass", "limit.figures.Pass"),
-        **under("masks", "limit.figures.MaskBuild"),
+        **under("verify", "limit.figures.VerifyTime"),
         **under("memory", "limit.figures.Memory"),
-        **under("kv_held", "client.kv_log.Held", ("mean", "peak")),
-        **under("bounds", "limit.bounds.Bound"),
+        **under("bounds", "limit.device.Bound"),
         **under("checks", "client.figures.Goal", GOAL),
     }
     return table(("key", "meaning"), rows_of(texts))

@@ -1,9 +1,9 @@
-"""Legs of the speed benchmark to figures, all of them medians over the runs. Pure.
+"""Runs of the speed benchmark to figures, all of them medians over the runs. Pure.
 
-The limit (``harness.figures``) is of one concurrency: t is the plain target's time per output
-token, all requests together; r is the draft's own on its server / t; v is PARSE's verify_ms
-per output token on a server that always drafts / t; a is the share of every draft that is kept, as
-asked for. PARSE is faster than that where its controller leaves drafting out.
+The limit (``client.figures``) is of one concurrency. t is the plain target's time per output
+token, all requests together. r is the draft's time per token on its own server / t. v is the
+verify_ms per output token of a PARSE server that always drafts / t. a is the simulated acceptance.
+PARSE exceeds this limit where its adaptive policy suspends drafting.
 """
 
 from __future__ import annotations
@@ -21,37 +21,35 @@ from sglang_parse.client.figures import (
     stage_ms,
     tokens_per_s,
 )
-from sglang_parse.client.kv_log import Held
 from sglang_parse.client.records import DRAFT, BenchRun
-from sglang_parse.limit.bounds import Bound, Card
+from sglang_parse.limit.device import Bound, Card
 from sglang_parse.limit.settings import LimitSettings, server_at
 
 SPEEDUPS = {1: 4.5, 8: 2.5}
-"""To reach on one H200: concurrency -> ratio to plain where all of every draft is kept. With more
-at a time a pass's rows keep the card's arithmetic busy, and what they allow is the mark."""
-ROWS_SHARE = 0.9
-LIMIT_SHARE, NOTHING_KEPT, PASS_OVER_PREFILL, PASS_PREFIXES = 0.95, 0.98, 1.15, 16
+"""Goals on one H200 with all of every draft accepted: concurrency -> speedup. Beyond them the rows
+of a verify pass keep the device's arithmetic busy."""
+LIMIT_FRACTION, NOTHING_ACCEPTED, VERIFY_OVER_PREFILL, VERIFY_PREFIXES = 0.95, 0.98, 1.15, 16
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedAt:
-    """PARSE at one fraction and concurrency.
+    """PARSE at one simulated acceptance and concurrency.
 
     Attributes:
-        acceptance: share of every draft that is kept, as asked for.
+        acceptance: simulated accepted fraction of every draft.
         concurrency: requests at a time.
-        plain: the plain target's fastest server.
+        plain: the fastest server of the plain target.
         tokens_per_s, plain_tokens_per_s, draft_tokens_per_s: output tokens per second of PARSE,
             the plain target, the draft alone.
-        ratio: PARSE's tokens per second / the plain target's.
+        speedup: PARSE's tokens per second / the plain target's.
         r, v: drafting and verification per output token / the plain target's time for one.
-        limit: 1 / (r + v + 1 - acceptance); with several drafts an answer
-            1 / (r * drafted + v + 1 - kept), v its own.
-        share_of_limit: ratio / limit.
-        kept: output tokens that are accepted draft tokens, 0 to 1.
-        drafted: draft tokens written per output token.
-        request_ms: wall time of a request as its client sees it.
-        ms_per_request: a request's share of each stage's time on the server, by stage.
+        limit: 1 / (r + v + 1 - acceptance); with several drafts per answer
+            1 / (r * drafted + v + 1 - accepted), with its own v.
+        limit_fraction: speedup / limit.
+        accepted: accepted draft tokens per output token.
+        drafted: draft tokens per output token.
+        request_ms: wall time of a request at its client.
+        ms_per_request: a request's fraction of each stage's time on the server, by stage.
     """
 
     acceptance: float
@@ -60,29 +58,28 @@ class SpeedAt:
     tokens_per_s: float
     plain_tokens_per_s: float
     draft_tokens_per_s: float
-    ratio: float
+    speedup: float
     r: float
     v: float
     limit: float
-    share_of_limit: float
-    kept: float
+    limit_fraction: float
+    accepted: float
     drafted: float
     request_ms: float
     ms_per_request: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One verification pass of one request against plain prefills behind the same prompt.
+class VerifyTime:
+    """One verify pass of one request and plain prefills after the same prompt.
 
     Attributes:
-        rows: its rows: the last token, the draft and the questions.
-        draft_tokens, prefixes, question_tokens: of the request that is judged.
+        rows: rows of the pass: the last token, the draft and the questions.
+        draft_tokens, prefixes, question_tokens: of the verified request.
         concurrency: requests that ran when it was timed; more than 1 share a pass.
-        ms: what the pass took.
-        prefill_ms: what a plain prefill took of as many tokens as the draft and the anchor have.
-        prefill_rows_ms: what a plain prefill took of as many tokens as the pass has rows.
-        over_prefill, over_prefill_rows: the pass's time / that of the one, of the other.
+        ms: time of the pass.
+        prefill_ms: of a plain prefill of the draft and the last token.
+        prefill_rows_ms: of a plain prefill of as many tokens as the pass has rows.
     """
 
     rows: int
@@ -94,140 +91,103 @@ class Pass:
     prefill_ms: float
     prefill_rows_ms: float
 
-    @property
-    def over_prefill(self) -> float:
-        return self.ms / self.prefill_ms
-
-    @property
-    def over_prefill_rows(self) -> float:
-        return self.ms / self.prefill_rows_ms
-
-
-@dataclass(frozen=True, slots=True)
-class MaskBuild:
-    """Building the mask of a pass.
-
-    Attributes:
-        concurrency: requests in the pass.
-        entries: how many the mask has.
-        ms: what building it took.
-        pack_ms: what packing it to bits took, as FlashInfer's plan does it; null elsewhere.
-    """
-
-    concurrency: int
-    entries: int
-    ms: float
-    pack_ms: float | None
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one server.
+    """Memory of one server.
 
     Attributes:
-        server: which one.
-        peak_gib: the most memory it took.
-        weights_gib, kv_gib: the target's weights and KV, as SGLang says.
+        server: its name.
+        used_gib: in use at the end of its run.
+        weights_gib, kv_gib: the target's weights and KV, as SGLang reports them.
     """
 
     server: str
-    peak_gib: float
+    used_gib: float
     weights_gib: float
     kv_gib: float
 
 
 @dataclass(frozen=True, slots=True)
 class LimitFigures:
-    """Everything the table shows; ``card`` and ``bounds`` only with ``--limit``."""
+    """All figures; ``card`` and ``bounds`` only with ``--limit``."""
 
     speeds: tuple[SpeedAt, ...]
-    verification: Pass
-    masks: tuple[MaskBuild, ...]
+    verify: VerifyTime
     memory: tuple[Memory, ...]
-    held: dict[int, Held]
     card: Card | None
     bounds: tuple[Bound, ...]
 
 
 def plain_tokens_per_s(
-    legs: Sequence[BenchRun], concurrency: int, settings: LimitSettings
+    runs: Sequence[BenchRun], concurrency: int, settings: LimitSettings
 ) -> tuple[str, float]:
-    """The plain target's fastest server, and its output tokens per second."""
-    rates = {name: tokens_per_s(runs_of(legs, name, concurrency)) for name in settings.plain_names}
+    """Returns the fastest server of the plain target, and its output tokens per second."""
+    rates = {name: tokens_per_s(runs_of(runs, name, concurrency)) for name in settings.plain_names}
     best = max(rates, key=lambda name: rates[name])
     return best, rates[best]
 
 
 def speed_at(
-    legs: Sequence[BenchRun], fraction: float, concurrency: int, settings: LimitSettings
+    runs: Sequence[BenchRun], fraction: float, concurrency: int, settings: LimitSettings
 ) -> SpeedAt:
-    """One row of the table.
+    """Computes one row of the table.
 
-    Where an answer takes several drafts, the limit is of what was drafted, judged and kept on the
-    server itself: what the target writes at the cuts is part of it.
+    Where an answer takes several drafts, the limit is of what the server itself drafted, verified
+    and accepted: it includes the tokens that the target decodes after rejections.
     """
-    own = runs_of(legs, server_at(fraction), concurrency)
-    best, plain = plain_tokens_per_s(legs, concurrency, settings)
-    r = plain / tokens_per_s(runs_of(legs, DRAFT, concurrency))
-    priced = own if settings.has_rounds else runs_of(legs, settings.price, concurrency)
-    v = per_token(priced, "verify_ms") * plain / 1e3
-    kept, drafted = per_token(own, "accepted_tokens"), per_token(own, "drafted_tokens")
-    limit = limit_of(r * drafted, v, kept) if settings.has_rounds else limit_of(r, v, fraction)
-    ratio = tokens_per_s(own) / plain
+    served = runs_of(runs, server_at(fraction), concurrency)
+    best, plain = plain_tokens_per_s(runs, concurrency, settings)
+    draft = tokens_per_s(runs_of(runs, DRAFT, concurrency))
+    costs = served if settings.has_rounds else runs_of(runs, settings.cost_server, concurrency)
+    r, v = plain / draft, per_token(costs, "verify_ms") * plain / 1e3
+    accepted, drafted = per_token(served, "accepted_tokens"), per_token(served, "drafted_tokens")
+    limit = limit_of(r * drafted, v, accepted) if settings.has_rounds else limit_of(r, v, fraction)
+    speedup = tokens_per_s(served) / plain
     return SpeedAt(
         acceptance=fraction,
         concurrency=concurrency,
-        tokens_per_s=tokens_per_s(own),
         plain=best,
+        tokens_per_s=tokens_per_s(served),
         plain_tokens_per_s=plain,
-        draft_tokens_per_s=plain / r,
-        ratio=ratio,
+        draft_tokens_per_s=draft,
+        speedup=speedup,
         r=r,
         v=v,
         limit=limit,
-        share_of_limit=ratio / limit,
-        kept=kept,
+        limit_fraction=speedup / limit,
+        accepted=accepted,
         drafted=drafted,
-        request_ms=request_ms(own),
-        ms_per_request=stage_ms(own),
+        request_ms=request_ms(served),
+        ms_per_request=stage_ms(served),
     )
 
 
-def run_ms(legs: Sequence[BenchRun], concurrency: int, settings: LimitSettings) -> dict[str, float]:
-    """Time of one run of each stage, in which all requests take part."""
-    priced = runs_of(legs, settings.price, concurrency)
+def stage_forward_ms(
+    runs: Sequence[BenchRun], concurrency: int, settings: LimitSettings
+) -> dict[str, float]:
+    """Returns the time of one forward of each stage with all requests in its batch."""
+    costs = runs_of(runs, settings.cost_server, concurrency)
     return {
-        "draft step": concurrency * quotient(priced, "draft_ms", "drafted_tokens"),
-        "decode step": 1e3 * concurrency / plain_tokens_per_s(legs, concurrency, settings)[1],
-        "verification pass": concurrency * quotient(priced, "verify_ms", "rounds"),
+        "draft step": concurrency * quotient(costs, "draft_ms", "drafted_tokens"),
+        "decode step": 1e3 * concurrency / plain_tokens_per_s(runs, concurrency, settings)[1],
+        "target verify": concurrency * quotient(costs, "verify_ms", "rounds"),
     }
 
 
-def what_rows_allow(row: SpeedAt, verification: Pass) -> float:
-    """The speedup of a server whose passes cost what plain prefills of as many rows do, and which
-    takes no other time than the draft's own."""
-    rows_per_token = verification.rows / verification.draft_tokens
-    ms_per_row = verification.prefill_rows_ms / verification.rows
-    draft_ms, plain_ms = 1e3 / row.draft_tokens_per_s, 1e3 / row.plain_tokens_per_s
-    return plain_ms / (draft_ms + rows_per_token * ms_per_row)
-
-
 def make_goals(figures: LimitFigures) -> tuple[Goal, ...]:
-    """The figures to reach on one H200, as far as they were measured."""
+    """Returns the goals on one H200, as far as they were measured."""
     found = []
     for row in figures.speeds:
         name = f"acceptance {row.acceptance:g}, {row.concurrency} at a time"
-        speedup = f"{name}: speedup"
-        if row.acceptance == 1:
-            rows = ROWS_SHARE * what_rows_allow(row, figures.verification)
-            mark = SPEEDUPS.get(row.concurrency, rows)
-            found.append(Goal(speedup, row.ratio, "at least", mark))
-        if row.acceptance == 0:
-            found.append(Goal(speedup, row.ratio, "at least", NOTHING_KEPT))
-        share = f"{name}: share of the limit"
-        found.append(Goal(share, row.share_of_limit, "at least", LIMIT_SHARE))
-    if (figures.verification.prefixes, figures.verification.concurrency) == (PASS_PREFIXES, 1):
-        over = figures.verification.over_prefill_rows
-        name = "pass / plain prefill of as many rows"
-        found.append(Goal(name, over, "at most", PASS_OVER_PREFILL))
+        goals = {0.0: NOTHING_ACCEPTED, 1.0: SPEEDUPS.get(row.concurrency)}
+        wanted = goals.get(row.acceptance)
+        if wanted is not None:
+            found.append(Goal(f"{name}: speedup", row.speedup, "at least", wanted))
+        fraction = row.limit_fraction
+        found.append(Goal(f"{name}: fraction of the limit", fraction, "at least", LIMIT_FRACTION))
+    verify = figures.verify
+    if (verify.prefixes, verify.concurrency) == (VERIFY_PREFIXES, 1):
+        name, ratio = "verify pass / prefill of as many rows", verify.ms / verify.prefill_rows_ms
+        found.append(Goal(name, ratio, "at most", VERIFY_OVER_PREFILL))
     return tuple(found)

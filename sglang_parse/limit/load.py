@@ -21,24 +21,28 @@ REQUEST_LIMIT_S = 1800.0
 PREFILL_REPEATS = 5
 MIN_REQUESTS = 2
 WAVES = 3
-"""Requests behind each other at one place, where they begin apart."""
+"""Requests per slot of the concurrency, one after another, where starts are staggered."""
 WARM_UP_REQUESTS = {"auto": COLD_START_PROBES + 2, "always": 1}
-"""By ``--drafting``. The controller decides after its ``COLD_START_PROBES``, and wants a price first."""
+"""By ``--drafting``: the adaptive policy decides after its cold-start probes."""
 
 
 class Sender:
-    """Sends loads to one server; the prompts differ from request to request."""
+    """Sends loads to one server; the prompts differ from request to request.
+
+    Args:
+        fraction: simulated acceptance of the server; None without PARSE.
+    """
 
     def __init__(self, endpoint: Endpoint, settings: LimitSettings, fraction: float | None) -> None:
         self.endpoint, self.settings, self.fraction = endpoint, settings, fraction
         self._rng = random.Random(0)
-        self._answer_s = 0.0  # of the last leg, at its concurrency
+        self._answer_s = 0.0  # of the previous run
 
-    def leg(self, run: int, concurrency: int) -> BenchRun:
-        """One wave of requests, all at once; or several behind each other, begun apart.
+    def send(self, run: int, concurrency: int) -> BenchRun:
+        """Sends one wave of requests at once, or several waves with staggered starts.
 
         Raises:
-            BenchError: a request failed, or PARSE did not say what it should.
+            BenchError: a request failed, or PARSE did not serve it as asked.
         """
         least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
         is_staggered = self.settings.staggered and run >= 0
@@ -50,13 +54,12 @@ class Sender:
                 partial(self._ask, client, i, prompt, apart_s * i if i < concurrency else 0.0)
                 for i, prompt in enumerate(prompts)
             ]
-            leg = timed(calls, Variant(self.endpoint.name), run, concurrency)
-        self._answer_s = median(answer.wall_ms for answer in leg.answers) / 1e3
-        return leg
+            found = timed(calls, Variant(self.endpoint.name), run, concurrency)
+        self._answer_s = median(answer.wall_ms for answer in found.answers) / 1e3
+        return found
 
     def prefill_ms(self, num_tokens: int) -> float:
-        """A prefill of that many tokens behind a cached prompt, by the clock that times passes:
-        PARSE's on the host, from the launch until the numbers are there."""
+        """Measures a prefill of that many tokens after a cached prompt, by PARSE's stage timer."""
         return median([self._prefill_ms(num_tokens) for _ in range(1 + PREFILL_REPEATS)][1:])
 
     def _prefill_ms(self, num_tokens: int) -> float:
@@ -66,8 +69,8 @@ class Sender:
             meta = self._generate(client, [*prompt, *self._tokens(num_tokens)], 1)
         if meta["cached_tokens"] != len(prompt):
             raise BenchError(
-                f"{meta['cached_tokens']} of {len(prompt)} tokens of a prompt came from the cache "
-                f"of {self.endpoint.name}; leave --disable-radix-cache and --page-size out"
+                f"{meta['cached_tokens']} of {len(prompt)} prompt tokens came from the cache of "
+                f"{self.endpoint.name}; leave --disable-radix-cache and --page-size out"
             )
         return one_object(meta["parse"])["prefill_ms"]
 
@@ -79,7 +82,7 @@ class Sender:
         meta = self._generate(client, prompt, self.settings.max_new_tokens)
         wall_ms = 1e3 * (time.perf_counter() - started)
         if meta["completion_tokens"] != self.settings.max_new_tokens:
-            raise BenchError(f"{self.endpoint.name} wrote {meta['completion_tokens']} tokens")
+            raise BenchError(f"{self.endpoint.name} generated {meta['completion_tokens']} tokens")
         answer = Answer(index, (), meta["completion_tokens"], wall_ms, meta)
         if self.fraction is not None:
             self._check_simulated(answer.parse)
@@ -95,14 +98,14 @@ class Sender:
     def _generate(
         self, client: httpx.Client, prompt: Sequence[int], max_new_tokens: int
     ) -> dict[str, Any]:
-        """``meta_info``. Raises: BenchError."""
+        """Returns ``meta_info``. Raises: BenchError."""
         params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         body = {"input_ids": list(prompt), "sampling_params": params}
         try:
             response = client.post(f"{self.endpoint.url}/generate", json=body)
             response.raise_for_status()
         except httpx.HTTPError as error:
-            self.endpoint.check_alive()  # its end, with the log, says more
+            self.endpoint.check_alive()  # a dead server raises with its log
             raise BenchError(f"a request to {self.endpoint.name} failed: {error!r}") from error
         return response.json()["meta_info"]
 
@@ -110,5 +113,4 @@ class Sender:
         return self._rng.choices(range(3, self.settings.target.vocab), k=count)
 
     def _client(self) -> httpx.Client:
-        limits = httpx.Limits(max_connections=None)
-        return httpx.Client(timeout=REQUEST_LIMIT_S, limits=limits)
+        return httpx.Client(timeout=REQUEST_LIMIT_S, limits=httpx.Limits(max_connections=None))

@@ -1,4 +1,4 @@
-"""What the command line of ``sglang-parse bench`` can ask for, and the servers that follow."""
+"""The command line of ``sglang-parse bench``, and its servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_parse.client.flags import Flags, at_least, numbers, option, share, split_words
-from sglang_parse.client.kv_log import KV_LOG
 from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
 from sglang_parse.client.targets import Models, parse_settings, server_specs
@@ -20,15 +19,15 @@ from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.limit.shape import QUESTION, Shape, shape_names, tokenizer_folder
 
-PRICE = "price"
-"""PARSE that always drafts and keeps all of every draft."""
+ALWAYS = "parse-always"
+"""Server that always drafts and accepts all of every draft: it measures the stage costs."""
 BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 COMPILED = (("TORCHDYNAMO_DISABLE", "0"),)
 """On a GPU SGLang's compiled parts are part of its speed."""
-ROOM = 1.15
-"""A server's memory over its weights' and its KV's."""
+OVERHEAD = 1.15
+"""Memory of a server / memory of its weights and KV."""
 _NAMES = ", ".join(shape_names())
 
 
@@ -38,16 +37,11 @@ def _sorted(values: Sequence[Any]) -> tuple:
 
 @dataclass(frozen=True)
 class LimitSettings(Flags):
-    """What was asked for.
+    """Settings of the benchmark; each is the flag of its name.
 
     Attributes:
-        fractions: of every draft that are kept, one PARSE server each.
-        output_len: tokens behind the first one, which belongs to the prefill.
-        baselines: attention backends of the plain target, whose fastest counts.
-        draft_len: tokens of a draft at most.
-        prefixes: of every draft, all of one length.
-        staggered: requests begin apart from one another, as many behind each other as in WAVES.
-        output: folder of results.json, the plot, models and logs.
+        output_len: tokens after the first one, which belongs to the prefill.
+        prefixes: of every draft, all of the same length.
     """
 
     target: Shape = option(
@@ -58,7 +52,7 @@ class LimitSettings(Flags):
     attention_backend: str = option(None, f"default: {BACKENDS}")
     baselines: tuple[str, ...] = option(
         None,
-        "attention backends of the plain target, whose fastest counts (default: "
+        "attention backends of the plain target, the fastest counts (default: "
         "--attention-backend, and fa3 on a Hopper GPU that has it)",
         metavar="BACKEND,...",
         read=lambda text: tuple(text.split(",")) if text else (),
@@ -74,7 +68,7 @@ class LimitSettings(Flags):
     )
     fractions: tuple[float, ...] = option(
         (0, 0.25, 0.5, 0.75, 1),
-        "shares of every draft that are kept (default 0,0.25,0.5,0.75,1)",
+        "simulated accepted fractions of every draft (default 0,0.25,0.5,0.75,1)",
         name="--acceptance",
         metavar="ACCEPTANCE",
         type=numbers(share),
@@ -82,30 +76,30 @@ class LimitSettings(Flags):
     )
     input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
     output_len: int = option(
-        512, "tokens behind the first one; one draft (default %(default)s)", type=at_least(1)
+        512, "tokens after the first one (default %(default)s)", type=at_least(1)
     )
     draft_len: int = option(
-        None, "tokens of a draft (default: --output-len, one draft an answer)", type=at_least(1)
+        None, "tokens of a draft (default: --output-len, one draft per answer)", type=at_least(1)
     )
     staggered: bool = option(
         False,
-        "requests begin apart from one another and follow each other, so that prefills, bursts, "
-        "passes and steps share iterations",
+        "stagger the requests, several in a row, so that prefills, draft chunks, verify passes "
+        "and decode steps share iterations",
         action="store_true",
     )
     prefixes: int = option(16, "per draft (default %(default)s)", type=at_least(1))
     runs: int = option(3, "medians are reported (default %(default)s)", type=at_least(1))
     drafting: str = option(
         "auto",
-        "--parse-drafting of the servers that are timed (default %(default)s)",
+        "--parse-drafting of the timed servers (default %(default)s)",
         choices=("auto", "always"),
     )
     flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=split_words)
     parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=split_words)
     limit: bool = option(
-        False, "measure the device too: what bounds each stage", action="store_true"
+        False, "measure the device too, and what bounds each stage", action="store_true"
     )
-    output: Path = option(Path("build/bench-gpu"), "folder", type=Path)
+    output: Path = option(Path("build/bench-gpu"), "folder of the results and logs", type=Path)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> LimitSettings:
@@ -117,7 +111,11 @@ class LimitSettings(Flags):
             dtype=found.dtype or DTYPES[found.device],
             draft_len=found.draft_len or found.output_len,
         )
-        settings = replace(settings, baselines=settings.baselines or settings._own_and_best())
+        if not settings.baselines:
+            backends = [settings.attention_backend]
+            if settings.device == "cuda" and "fa3" not in backends and has_fa3():
+                backends.append("fa3")  # where it runs, it is stock SGLang's fastest
+            settings = replace(settings, baselines=tuple(backends))
         settings._check()
         return settings
 
@@ -138,19 +136,14 @@ class LimitSettings(Flags):
         except ConfigError as error:
             raise BenchError(f"--output-len or --prefixes: {error}") from error
 
-    def _own_and_best(self) -> tuple[str, ...]:
-        """PARSE's attention backend, and what stock SGLang is fastest with on this GPU."""
-        own = (self.attention_backend,)
-        return (*own, "fa3") if self.device == "cuda" and "fa3" not in own and has_fa3() else own
-
     @property
     def has_rounds(self) -> bool:
         """Whether an answer takes several drafts."""
         return self.draft_len < self.output_len
 
     def parse_config(self) -> ParseConfig:
-        """PARSE's settings: drafts cut into prefixes of one length. Where one draft is an answer,
-        the target writes behind its cut; where it is not, drafting resumes."""
+        """PARSE's settings: prefixes of one length. After a rejection the target decodes to the
+        end where one draft is an answer, and drafting resumes where it is not."""
         return ParseConfig(
             draft_tokens=self.draft_len,
             max_prefixes=self.prefixes,
@@ -175,11 +168,11 @@ class LimitSettings(Flags):
 
     @property
     def bytes_needed(self) -> float:
-        """What a PARSE server takes: both models' weights and KV."""
+        """Memory of a PARSE server: both models' weights and KV."""
         shapes = (self.target, self.draft)
         weights = sum(shape.all_bytes(self.item_bytes) for shape in shapes)
         kv = self.kv_slots * sum(shape.kv_per_token for shape in shapes)
-        return ROOM * (weights + self.item_bytes * kv)
+        return OVERHEAD * (weights + self.item_bytes * kv)
 
     @property
     def max_new_tokens(self) -> int:
@@ -187,14 +180,13 @@ class LimitSettings(Flags):
 
     @property
     def kv_slots(self) -> int:
-        """For the longest pass of all requests at once, and pages that are not full."""
-        per_request = self.input_len + 1 + self.max_new_tokens + 64
-        per_request += self.prefixes * self.question_len
-        return self.concurrencies[-1] * per_request
+        """Slots for one verify pass of all requests, 64 per request for partly filled pages."""
+        questions = self.prefixes * self.question_len
+        return self.concurrencies[-1] * (self.input_len + 1 + self.max_new_tokens + 64 + questions)
 
     @cached_property
     def question_len(self) -> int:
-        """Tokens of the question about a prefix. Raises: BenchError, without a tokenizer."""
+        """Tokens of a question. Raises: BenchError, without a tokenizer."""
         folder = tokenizer_folder()
         from transformers import AutoTokenizer
 
@@ -204,7 +196,7 @@ class LimitSettings(Flags):
         return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
 
     def layout(self) -> RequestLayout:
-        """One request's rows of a verification pass: the anchor, the draft, the questions."""
+        """One request's rows of a verify pass: the last token, the draft, the questions."""
         length = self.draft_len // self.prefixes
         return RequestLayout(
             prefix_len=self.input_len,
@@ -216,25 +208,25 @@ class LimitSettings(Flags):
     # -- servers ----------------------------------------------------------------
 
     @property
-    def price(self) -> str:
-        """The server that shows what a pass takes: it always drafts."""
-        return PRICE if self.drafting == "auto" else server_at(self.fractions[-1])
+    def cost_server(self) -> str:
+        """Name of the server that measures the stage costs: it always drafts."""
+        return ALWAYS if self.drafting == "auto" else server_at(self.fractions[-1])
 
     @property
     def plain_names(self) -> tuple[str, ...]:
-        """The servers of the plain target, PARSE's attention backend first."""
+        """Names of the plain target's servers, one per baseline."""
         return tuple(
             PLAIN if backend == self.attention_backend else f"{PLAIN}-{backend}"
             for backend in self.baselines
         )
 
     def specs(self) -> list[ServerSpec]:
-        """The plain target on each baseline's backend, the draft alone, PARSE that always drafts,
-        PARSE at every fraction."""
+        """Returns all servers: the plain target on each baseline's backend, the draft alone, PARSE
+        that always drafts, PARSE at every simulated acceptance."""
         folder = self.output / "models"
         target, draft = (str(shape.write_model(folder)) for shape in (self.target, self.draft))
-        config, more = self.parse_config(), () if self.device == "cpu" else COMPILED
-        shape = parse_settings(
+        config, compiled = self.parse_config(), () if self.device == "cpu" else COMPILED
+        flags = parse_settings(
             draft_tokens=config.draft_tokens,
             max_prefixes=config.max_prefixes,
             segment=config.segment,
@@ -242,29 +234,28 @@ class LimitSettings(Flags):
         )
         models = Models(target, draft, question=config.question, common=self._common())
 
-        def with_parse(name: str, fraction: float, drafting: str) -> ServerSpec:
-            flags = (*shape, *parse_settings(drafting=drafting), *self.parse_flags)
-            (spec,) = server_specs(replace(models, parse_flags=flags), (PARSE,))
-            log = ((KV_LOG, str(self.kv_log())),) if name == self.price else ()
-            environment = ((SIMULATE, f"{fraction:g}"), *log, *more)
-            return replace(spec, name=name, environment=environment)
+        def spec(models: Models, kind: str, name: str, simulate: str = "") -> ServerSpec:
+            environment = (*(((SIMULATE, simulate),) if simulate else ()), *compiled)
+            (found,) = server_specs(models, (kind,))
+            return replace(found, name=name, environment=environment)
 
-        specs = []
-        for name, backend in zip(self.plain_names, self.baselines, strict=True):
-            (spec,) = server_specs(replace(models, common=self._common(backend)), (PLAIN,))
-            specs.append(replace(spec, name=name, environment=more))
-        specs += [replace(spec, environment=more) for spec in server_specs(models, (DRAFT,))]
-        if self.price == PRICE:
-            specs.append(with_parse(PRICE, 1.0, "always"))
-        return specs + [with_parse(server_at(f), f, self.drafting) for f in self.fractions]
-
-    def kv_log(self) -> Path:
-        """Where the server ``price`` writes what its requests hold."""
-        return (self.output / "kv.jsonl").resolve()
+        specs = [
+            spec(replace(models, common=self._common(backend)), PLAIN, name)
+            for name, backend in zip(self.plain_names, self.baselines, strict=True)
+        ]
+        specs.append(spec(models, DRAFT, DRAFT))
+        simulated = [(server_at(fraction), self.drafting, fraction) for fraction in self.fractions]
+        if self.cost_server == ALWAYS:
+            simulated.insert(0, (ALWAYS, "always", 1.0))
+        for name, drafting, fraction in simulated:
+            parse_flags = (*flags, *parse_settings(drafting=drafting), *self.parse_flags)
+            parse = replace(models, parse_flags=parse_flags)
+            specs.append(spec(parse, PARSE, name, f"{fraction:g}"))
+        return specs
 
     def _common(self, backend: str = "") -> tuple[str, ...]:
-        """SGLang's flags for every server; ``backend``: instead of PARSE's."""
-        # Else SGLang captures graphs of batches that never come, minutes a server.
+        """SGLang's flags for every server; ``backend`` instead of PARSE's."""
+        # Else SGLang captures graphs of batch sizes that never occur: minutes per server.
         graphs = ("--cuda-graph-max-bs-decode", str(self.concurrencies[-1]))
         return (
             *("--device", self.device, "--attention-backend", backend or self.attention_backend),
@@ -290,15 +281,8 @@ def has_fa3() -> bool:
 
 
 def server_at(fraction: float) -> str:
-    """Name of the PARSE server that keeps this fraction of every draft."""
+    """Returns the name of the PARSE server with this simulated acceptance."""
     return f"parse-{fraction:g}"
-
-
-def fraction_of(name: str) -> float | None:
-    """What a server of that name simulates; None without PARSE."""
-    if name == DRAFT or name.split("-")[0] == PLAIN:
-        return None
-    return 1.0 if name == PRICE else float(name.removeprefix("parse-"))
 
 
 add_arguments = LimitSettings.add_arguments

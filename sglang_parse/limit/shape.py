@@ -1,4 +1,4 @@
-"""Shapes of models: what a config.json says about memory and arithmetic. No weights, no tensors."""
+"""Shapes of models: memory and arithmetic by their config.json. No weights, no tensors."""
 
 from __future__ import annotations
 
@@ -13,37 +13,32 @@ from sglang_parse.client.records import BenchError
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
 QUESTION = SHAPES / "question.json"
-"""As many tokens, with the tokenizer below, as a question that Qwen3 is asked by its template."""
+"""With the tokenizer below it has as many tokens as a question in Qwen3's template."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def tokenizer_folder() -> Path:
-    """A small vocabulary beneath a large embedding: what has no token of its own has no text.
-
-    Raises:
-        BenchError: it is not there.
-    """
+    """The demo pair's tokenizer: token ids beyond it decode to nothing. Raises: BenchError."""
     return demo_path("target")
 
 
 def shape_names() -> tuple[str, ...]:
-    """The shapes in this repository."""
+    """Names of the shapes in this repository."""
     return tuple(sorted(path.parent.name for path in SHAPES.glob("*/config.json")))
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder with gated MLPs, or with experts of that kind in every layer; counts of numbers,
-    not of bytes.
+    """A decoder with gated MLPs, or with experts of that kind in every layer.
+
+    Counts are numbers of parameters, not bytes.
 
     Attributes:
-        config: the config.json.
+        config: path of the config.json.
         intermediate: width of a layer's MLP, or of one expert.
         tied: input and output embedding are one matrix.
-        experts, experts_per_token: of a layer, and how many of them a token is sent through; 1 in
-            a dense decoder.
-        weight_bytes: of one number of a layer's weights, where its config says; else the server's
-            dtype does.
+        experts, experts_per_token: per layer, and active per token; 1 in a dense decoder.
+        weight_bytes: size of a layer's weight, where the config sets it; else the dtype's.
     """
 
     name: str
@@ -74,7 +69,7 @@ class Shape:
         content = json.loads(config.read_text(encoding="utf-8"))
         try:
             heads, hidden = content["num_attention_heads"], content["hidden_size"]
-            shape = cls(
+            return cls(
                 name=Path(name).name,
                 config=config,
                 layers=content["num_hidden_layers"],
@@ -89,20 +84,19 @@ class Shape:
             )
         except KeyError as error:
             raise BenchError(f"{config} has no {error}; use the config of a decoder") from error
-        return shape
 
     @property
     def layer_weights(self) -> int:
-        """Of all layers."""
+        """Weights of all layers."""
         return self._layer_weights(self.experts)
 
     @property
     def token_weights(self) -> int:
-        """Of all layers, those a token is multiplied by."""
+        """Weights of all layers that one token is multiplied by."""
         return self._layer_weights(self.experts_per_token)
 
     def touched_weights(self, num_tokens: int) -> float:
-        """Of all layers, those that so many tokens need, if all experts are equally likely."""
+        """Weights of all layers that so many tokens need, if all experts are equally likely."""
         idle = (1 - self.experts_per_token / self.experts) ** num_tokens
         return self._layer_weights(self.experts * (1 - idle))
 
@@ -112,32 +106,32 @@ class Shape:
         return self.layers * (attention + router + experts * 3 * self.hidden * self.intermediate)
 
     def weights_bytes(self, item_bytes: int, num_tokens: int | None = None) -> float:
-        """Bytes of the layers and the output embedding; of those that ``num_tokens`` need."""
+        """Bytes of the layers (or of those that ``num_tokens`` need) and the output embedding."""
         layers = self.layer_weights if num_tokens is None else self.touched_weights(num_tokens)
         return (self.weight_bytes or item_bytes) * layers + item_bytes * self.head_weights
 
     @property
     def head_weights(self) -> int:
-        """Of the output embedding."""
+        """Weights of the output embedding."""
         return self.hidden * self.vocab
 
     @property
     def num_weights(self) -> int:
-        """All of them, norms left out."""
+        """All weights except norms."""
         return self.layer_weights + self.head_weights * (1 if self.tied else 2)
 
     def all_bytes(self, item_bytes: int) -> int:
-        """Bytes of all weights; ``item_bytes``: of a number that is not quantized."""
+        """Bytes of all weights; ``item_bytes``: size of one that is not quantized."""
         embeddings = self.num_weights - self.layer_weights
         return (self.weight_bytes or item_bytes) * self.layer_weights + item_bytes * embeddings
 
     @property
     def kv_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Numbers in the keys and values of one token, all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def write_model(self, folder: Path) -> Path:
-        """A folder a server can start from with ``--load-format dummy``: config and tokenizer.
+        """Writes a folder for ``--load-format dummy``: config and tokenizer.
 
         Raises:
             BenchError: the tokenizer is not there.
@@ -151,7 +145,7 @@ class Shape:
 
 
 def _experts(content: dict[str, Any], config: Path) -> dict[str, int]:
-    """Sizes of the MLPs. Raises: BenchError, KeyError."""
+    """Returns the sizes of the MLPs. Raises: BenchError, KeyError."""
     if not any("expert" in key for key in content):
         return {"intermediate": content["intermediate_size"]}
     others = [key for key in content if "shared_expert" in key and content[key]]
@@ -168,7 +162,7 @@ def _experts(content: dict[str, Any], config: Path) -> dict[str, int]:
 
 
 def _quantized(content: dict[str, Any], config: Path) -> dict[str, int]:
-    """Raises: BenchError, for weights whose size is not known here."""
+    """Raises: BenchError, for weights of an unsupported format."""
     quantization = content.get("quantization_config")
     if quantization is None:
         return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sglang_parse.core.block import block_of
 from sglang_parse.core.policy.layout_choice import layouts_for
-from sglang_parse.limit.bounds import Card, Work, pass_work, step_work
+from sglang_parse.limit.device import Card, Work, step_work, verify_work
 from sglang_parse.limit.shape import Shape, shape_names
 
 H100 = Card(bandwidth=3.35e12, rate=989e12)
@@ -34,7 +34,7 @@ def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, f
             plan, written=CONTEXT, known=CONTEXT + 1, candidates=range(size - 1), room=size * size
         )
         num_logits = len(block.logits_rows)
-        work = pass_work(shape, block.layout, num_requests, num_logits, BF16_BYTES)
+        work = verify_work(shape, block.layout, num_requests, num_logits, BF16_BYTES)
         rows = num_requests * block.layout.num_rows
         found[plan.masks.value] = (rows, floor_ms(work) / step)
     return found

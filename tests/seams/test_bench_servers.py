@@ -35,7 +35,7 @@ def test_sglang_takes_every_server_at_real_shapes(
     words = (*words, "--acceptance", "0.5", "--output", str(tmp_path))
     settings = LimitSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
-    assert list(specs) == ["plain", "draft", "price", "parse-0.5"]
+    assert list(specs) == ["plain", "draft", "parse-always", "parse-0.5"]
     for spec in specs.values():
         for name, value in spec.environment:
             monkeypatch.setenv(name, value)

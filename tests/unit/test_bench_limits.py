@@ -12,8 +12,8 @@ import torch
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import dense_mask
-from sglang_parse.limit import bounds
-from sglang_parse.limit.bounds import Card, Work
+from sglang_parse.limit import device
+from sglang_parse.limit.device import Card, Work
 from sglang_parse.limit.shape import Shape, shape_names
 
 pytestmark = pytest.mark.unit
@@ -55,7 +55,7 @@ def test_weights_are_those_of_the_real_model(name: str):
         ({"quantization_config": {"quant_method": "awq"}}, "weights in 'awq'; use fp8"),
     ],
 )
-def test_what_is_no_shape_is_refused(tmp_path: Path, content: dict | None, message: str):
+def test_other_files_are_refused_as_shapes(tmp_path: Path, content: dict | None, message: str):
     if content is not None:
         if "hidden_size" not in content:
             content |= json.loads(Shape.read("tiny_draft").config.read_text())
@@ -65,11 +65,11 @@ def test_what_is_no_shape_is_refused(tmp_path: Path, content: dict | None, messa
 
 
 def test_attended_pairs_are_the_ones_of_the_mask():
-    assert bounds.attended_pairs(LAYOUT) == int(dense_mask(LAYOUT).sum())
+    assert device.attended_pairs(LAYOUT) == int(dense_mask(LAYOUT).sum())
 
 
-def test_the_papers_target_has_the_sizes_in_its_name():
-    """One token's step reads the 22 billion weights it is multiplied by, many tokens read all."""
+def test_the_mixture_of_experts_has_the_sizes_in_its_name():
+    """A step of one token loads the 22 billion weights it multiplies, many tokens load all."""
     shape = Shape.read("qwen3_235b_a22b_fp8")
     active = shape.token_weights + shape.num_weights - shape.layer_weights
     assert shape.num_weights == pytest.approx(235e9, rel=0.01)
@@ -77,7 +77,7 @@ def test_the_papers_target_has_the_sizes_in_its_name():
     assert shape.vocab == Shape.read("qwen3_1_7b").vocab
     assert shape.touched_weights(1) == pytest.approx(shape.token_weights)
     assert shape.touched_weights(1000) == pytest.approx(shape.layer_weights)
-    step = bounds.step_work(shape, num_requests=1, context_len=0, item_bytes=2)
+    step = device.step_work(shape, num_requests=1, context_len=0, item_bytes=2)
     assert step.bytes == pytest.approx(shape.token_weights + 2 * shape.head_weights)
     assert step.flops == 2 * (shape.token_weights + shape.head_weights)
 
@@ -99,13 +99,13 @@ def small() -> Shape:
 def test_a_decode_step_by_hand():
     # Queries and output 2 x 4 each, keys and values 2 x 2 each; MLP 3 x 2 x 5; head 2 x 7.
     assert small().layer_weights == 8 + 8 + 4 + 4 + 30
-    work = bounds.step_work(small(), num_requests=3, context_len=10, item_bytes=2)
+    work = device.step_work(small(), num_requests=3, context_len=10, item_bytes=2)
     assert work.bytes == 2 * (54 + 14 + 3 * 10 * 4)
     assert work.flops == 2 * (54 + 14) * 3 + 4 * 2 * 2 * 10 * 3
 
 
-def test_a_pass_reads_the_weights_once_and_multiplies_them_with_every_row():
-    one, three = (bounds.pass_work(small(), LAYOUT, n, 5, item_bytes=2) for n in (1, 3))
+def test_a_verify_pass_loads_the_weights_once_and_multiplies_them_with_every_row():
+    one, three = (device.verify_work(small(), LAYOUT, n, 5, item_bytes=2) for n in (1, 3))
     assert one.bytes == 2 * (54 + 14 + 18 * 4)
     assert three.bytes - one.bytes == 2 * 2 * 18 * 4
     pairs = int(dense_mask(LAYOUT).sum())
@@ -115,15 +115,14 @@ def test_a_pass_reads_the_weights_once_and_multiplies_them_with_every_row():
 
 def test_the_longer_of_the_two_is_the_bound():
     card = Card(bandwidth=100.0, rate=1000.0)
-    memory = bounds.bound("step", 1, Work(bytes=10, flops=50), card, measured_ms=200)
-    assert (memory.by, memory.floor_ms, memory.share) == ("memory", 100, 0.5)
-    arithmetic = bounds.bound("pass", 1, Work(bytes=10, flops=500), card, measured_ms=500)
-    assert (arithmetic.by, arithmetic.floor_ms, arithmetic.share) == ("arithmetic", 500, 1)
+    memory = device.bound("step", 1, Work(bytes=10, flops=50), card, measured_ms=200)
+    assert (memory.by, memory.floor_ms, memory.fraction) == ("memory", 100, 0.5)
+    arithmetic = device.bound("pass", 1, Work(bytes=10, flops=500), card, measured_ms=500)
+    assert (arithmetic.by, arithmetic.floor_ms, arithmetic.fraction) == ("arithmetic", 500, 1)
 
 
-def test_this_machine_moves_and_multiplies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bounds, "MIN_SECONDS", 0.01)
-    card = bounds.measure_card("cpu", torch.float32)
+def test_the_card_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device, "MIN_SECONDS", 0.01)
+    card = device.measure_card("cpu", torch.float32)
     assert 1e8 < card.bandwidth < 1e13
     assert 1e8 < card.rate < 1e15
-    assert 0 < bounds.mask_build_ms([LAYOUT] * 2, "cpu") < 1e3

@@ -1,4 +1,4 @@
-"""The speed benchmark: what is refused, which servers follow, and its figures by hand."""
+"""The speed benchmark: refused settings, its servers, and its figures by hand."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.limit.bounds import attended_pairs
+from sglang_parse.limit.device import attended_pairs
 from sglang_parse.limit.figures import (
     LimitFigures,
-    Pass,
+    VerifyTime,
     make_goals,
-    run_ms,
     speed_at,
-    what_rows_allow,
+    stage_forward_ms,
 )
-from sglang_parse.limit.settings import LimitSettings, add_arguments, fraction_of
+from sglang_parse.limit.settings import LimitSettings, add_arguments
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +37,7 @@ def settings(*words: str) -> LimitSettings:
 
 @pytest.fixture(autouse=True)
 def _no_tokenizer(monkeypatch: pytest.MonkeyPatch):
-    """How long the question is takes a tokenizer; here it is this long."""
+    """Its length needs a tokenizer; here it is fixed."""
     monkeypatch.setattr(LimitSettings, "question_len", 40)
 
 
@@ -52,13 +51,13 @@ def _no_tokenizer(monkeypatch: pytest.MonkeyPatch):
         (("--prefixes", "512"), "--output-len or --prefixes: --parse-max-prefixes is 512"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(words: tuple[str, ...], message: str):
+def test_settings_that_contradict_each_other_are_refused(words: tuple[str, ...], message: str):
     with pytest.raises(BenchError, match=message):
         settings(*words)
 
 
 @pytest.mark.parametrize("words", [("--acceptance", "1.5"), ("--concurrency", "0,1")])
-def test_what_is_out_of_range_is_refused(words: tuple[str, ...], capsys):
+def test_settings_out_of_range_are_refused(words: tuple[str, ...], capsys):
     with pytest.raises(SystemExit):
         parsed(*words)
     assert "; use " in capsys.readouterr().err
@@ -84,15 +83,13 @@ def simulated(words: tuple[str, ...], tmp_path: Path) -> dict[str, str | None]:
     return {spec.name: dict(spec.environment).get(SIMULATE) for spec in specs}
 
 
-def test_servers_and_what_they_simulate(tmp_path: Path):
+def test_servers_and_their_simulated_acceptance(tmp_path: Path):
     plain = {"plain": None, "draft": None}
     fractions = {"parse-0.25": "0.25", "parse-1": "1"}
     words = ("--acceptance", "1,0.25")
-    assert simulated(words, tmp_path) == plain | {"price": "1"} | fractions
-    # Where all servers always draft, none is needed for the price.
+    assert simulated(words, tmp_path) == plain | {"parse-always": "1"} | fractions
+    # Where all servers always draft, none of its own measures the stage costs.
     assert simulated((*words, "--drafting", "always"), tmp_path) == plain | fractions
-    assert fraction_of("plain") is None
-    assert [fraction_of(name) for name in ("price", *fractions)] == [1, 0.25, 1]
 
 
 def leg(server: str, run: int, seconds: float, **parse: float) -> BenchRun:
@@ -102,13 +99,13 @@ def leg(server: str, run: int, seconds: float, **parse: float) -> BenchRun:
 
 
 def legs() -> list[BenchRun]:
-    """Plain 10 tokens/s, draft 50, PARSE 20; a pass of 500 ms a request."""
+    """Plain 10 tokens/s, draft 50, PARSE 20; a verify pass of 500 ms per request."""
     judged = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
     judged |= {"prefill_ms": 50, "decode_ms": 2500}
     found = []
     for run, late in enumerate((0, 5, 1)):  # the median run is late by 1 s
         found += [leg("plain", run, 9 + late), leg("draft", run, 1 + late)]
-        found.append(leg("price", run, 9, **judged, verify_ms=500))
+        found.append(leg("parse-always", run, 9, **judged, verify_ms=500))
         found.append(leg("parse-0.5", run, 4 + late, **judged, verify_ms=700))
     return found
 
@@ -119,51 +116,42 @@ def test_a_row_of_the_table_by_hand():
     assert rates == (10, 50, 20)
     # 10 ms of verification per output token, while the plain target takes 100.
     assert (row.r, row.v, row.limit) == pytest.approx((0.2, 0.1, 1 / 0.8))
-    assert (row.ratio, row.share_of_limit) == pytest.approx((2, 1.6))
-    assert (row.kept, row.drafted, row.request_ms) == (0.5, 1, 4000)
+    assert (row.speedup, row.limit_fraction) == pytest.approx((2, 1.6))
+    assert (row.accepted, row.drafted, row.request_ms) == (0.5, 1, 4000)
     stages = {"prefill": 50, "draft": 500, "verify": 700, "decode": 2500}
     assert row.ms_per_request == stages
 
 
 def test_times_of_the_stages_by_hand():
-    # 10 ms of a burst for each of two requests' tokens; two passes' worth of rows in one.
-    assert run_ms(legs(), 2, settings(*TINY)) == {
+    # 10 ms of drafting for each of two requests' tokens; two requests' rows in one verify pass.
+    assert stage_forward_ms(legs(), 2, settings(*TINY)) == {
         "draft step": 20,
         "decode step": 200,
-        "verification pass": 1000,
+        "target verify": 1000,
     }
 
 
-def test_what_was_not_measured_is_an_error():
+def test_a_missing_measurement_is_an_error():
     with pytest.raises(BenchError, match=r"nothing was measured of parse-0.75 at 2 requests"):
         speed_at(legs(), 0.75, 2, settings(*TINY))
 
 
-def test_figures_to_reach():
+def test_goals():
     row = replace(speed_at(legs(), 0.5, 2, settings(*TINY)), concurrency=8)
-    speeds = tuple(replace(row, acceptance=a, ratio=2.4, share_of_limit=0.96) for a in (0, 0.5, 1))
-    one = Pass(1153, 512, 16, 40, 1, ms=14, prefill_ms=10, prefill_rows_ms=12)
-    figures = LimitFigures(speeds, one, (), (), {}, None, ())
+    speeds = tuple(
+        replace(row, acceptance=a, speedup=2.4, limit_fraction=0.96) for a in (0, 0.5, 1)
+    )
+    one = VerifyTime(1153, 512, 16, 40, 1, ms=14, prefill_ms=10, prefill_rows_ms=12)
+    figures = LimitFigures(speeds, one, (), None, ())
     found = {check.name: check.reached for check in make_goals(figures)}
     assert found == {
         "acceptance 0, 8 at a time: speedup": True,
-        "acceptance 0, 8 at a time: share of the limit": True,
-        "acceptance 0.5, 8 at a time: share of the limit": True,
+        "acceptance 0, 8 at a time: fraction of the limit": True,
+        "acceptance 0.5, 8 at a time: fraction of the limit": True,
         "acceptance 1, 8 at a time: speedup": False,
-        "acceptance 1, 8 at a time: share of the limit": True,
-        "pass / plain prefill of as many rows": False,
+        "acceptance 1, 8 at a time: fraction of the limit": True,
+        "verify pass / prefill of as many rows": False,
     }
-
-
-def test_many_at_a_time_reach_what_their_rows_allow():
-    """Plain 100 ms a token, the draft 20; 3 rows a token at 10 ms: 100 / 50 at best."""
-    row = replace(speed_at(legs(), 0.5, 2, settings(*TINY)), acceptance=1, concurrency=64)
-    one = Pass(1536, 512, 16, 40, 1, ms=12, prefill_ms=10, prefill_rows_ms=15360)
-    assert what_rows_allow(row, one) == pytest.approx(2)
-    for ratio, reached in ((1.81, True), (1.79, False)):
-        figures = LimitFigures((replace(row, ratio=ratio),), one, (), (), {}, None, ())
-        found = {check.name: check.reached for check in make_goals(figures)}
-        assert found["acceptance 1, 64 at a time: speedup"] == reached
 
 
 def test_the_fastest_plain_server_counts(tmp_path: Path):
@@ -174,26 +162,25 @@ def test_the_fastest_plain_server_counts(tmp_path: Path):
     }
     assert (backends["plain"], backends["plain-fa3"]) == ("flashinfer", "fa3")
     assert set(backends.values()) == {"flashinfer", "fa3"}
-    assert fraction_of("plain-fa3") is None
     measured = [*legs(), *(leg("plain-fa3", run, 5) for run in range(3))]
     row = speed_at(measured, 0.5, 2, asked)
-    assert (row.plain, row.plain_tokens_per_s, row.ratio) == ("plain-fa3", 20, 1)
+    assert (row.plain, row.plain_tokens_per_s, row.speedup) == ("plain-fa3", 20, 1)
 
 
 def test_several_drafts_an_answer():
-    """The limit is of what the server drafted, judged and kept itself."""
+    """The limit is of what the server itself drafted, verified and accepted."""
     asked = settings(*TINY, "--draft-len", "128", "--staggered")
     config = asked.parse_config()
     assert (config.draft_tokens, config.segment, config.on_reject) == (128, "tokens:8", "redraft")
     assert asked.layout().num_draft_rows == 129
     row = speed_at(legs(), 0.5, 2, asked)
-    assert (row.kept, row.drafted, row.v) == pytest.approx((0.5, 1, 0.14))
+    assert (row.accepted, row.drafted, row.v) == pytest.approx((0.5, 1, 0.14))
     assert row.limit == pytest.approx(1 / (0.2 + 0.14 + 0.5))
     with pytest.raises(BenchError, match="--draft-len is 100, which --prefixes 16 does not"):
         settings(*TINY, "--draft-len", "100")
 
 
-def test_graphs_are_captured_for_the_requests_that_come(tmp_path: Path):
+def test_graphs_are_captured_up_to_the_largest_concurrency(tmp_path: Path):
     asked = settings("--concurrency", "1,8", "--output", str(tmp_path))
     for spec in asked.specs():
         assert spec.common[spec.common.index("--cuda-graph-max-bs-decode") + 1] == "8"
