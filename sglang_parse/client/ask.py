@@ -1,7 +1,6 @@
-"""Send items to a server through its OpenAI-compatible API, timed by our own clock; grade them.
+"""Sends items to a server through its OpenAI-compatible API and grades the answers.
 
-SGLang's ``bench_serving`` measures latencies better, but it keeps ``meta_info`` to itself: whoever
-wants to know where PARSE's time goes asks here.
+Answers come with their ``meta_info``, which ``bench_serving`` does not record.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What all requests of one leg share.
+    """Parameters that all requests of a run share.
 
     Attributes:
         model: the served model's name.
         temperature: 0 is greedy.
-        custom_params: SGLang's own, per request; empty for none.
+        custom_params: of SGLang's requests; empty for none.
         limit_s: a request that takes longer has failed.
-        wants_tokens: the answers' token ids, too.
+        wants_tokens: whether answers come with token ids.
     """
 
     model: str = MODEL_NAME
@@ -55,7 +54,7 @@ class Asking:
     wants_tokens: bool = False
 
     def extra_body(self) -> dict[str, Any]:
-        """Fields of the request that the OpenAI API does not know."""
+        """Request fields beyond the OpenAI API."""
         custom = {"custom_params": dict(self.custom_params)} if self.custom_params else {}
         tokens = {"return_token_ids": True} if self.wants_tokens else {}
         return {"return_meta_info": True, **custom, **tokens}
@@ -72,28 +71,28 @@ def ask(
     asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
 ) -> BenchRun:
-    """One leg: ``items[i] for i in indices``, ``concurrency`` at a time, not yet graded.
+    """Sends ``items[i] for i in indices``, ``concurrency`` at a time; scores are not filled in.
 
     Args:
         server: a server that is awake.
-        variant: by default the server as it is.
-        on_answer: called once per answer, for progress.
+        variant: default: the server without any options.
+        on_answer: called after each answer, from any thread.
 
     Raises:
-        BenchError: a request failed, or a server that stands for PARSE did not use it.
+        BenchError: a request failed, or a PARSE server did not use PARSE.
     """
 
     def answer(index: int) -> Answer:
         return _ask(client, server, index, items[index], asking)
 
-    # A client per leg: a connection kept over a suspension would be found closed.
+    # A client per run: servers close connections while they are suspended.
     with _open_client(server, asking.limit_s) as client:
         calls = [partial(answer, index) for index in indices]
-        leg = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
+        bench_run = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
     if kind_of(server.name) in WITH_PARSE:
-        for found in leg.answers:
+        for found in bench_run.answers:
             _check_served(server.name, found)
-    return leg
+    return bench_run
 
 
 def timed(
@@ -103,16 +102,16 @@ def timed(
     concurrency: int,
     on_answer: Callable[[], None] = lambda: None,
 ) -> BenchRun:
-    """The leg that these calls make, from the first request to the last answer."""
+    """Times calls as one run, from the first request to the last answer."""
     started = time.perf_counter()
     answers = run_together(calls, concurrency, on_answer)
     return BenchRun(variant, run, concurrency, time.perf_counter() - started, tuple(answers))
 
 
-def graded(leg: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRun:
-    """The leg with scores. In the main thread only: some graders set alarms."""
-    answers = (replace(a, score=grade(items[a.problem], a.texts)) for a in leg.answers)
-    return replace(leg, answers=tuple(answers))
+def graded(bench_run: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRun:
+    """Fills in scores. Call it in the main thread only: some graders set alarms."""
+    answers = (replace(a, score=grade(items[a.problem], a.texts)) for a in bench_run.answers)
+    return replace(bench_run, answers=tuple(answers))
 
 
 def trace_answers(
@@ -124,10 +123,10 @@ def trace_answers(
     max_tokens: int = MAX_TOKENS,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Traced]:
-    """The answers to ``items`` with their traces, one after the other.
+    """Answers ``items`` with traces, one at a time.
 
     Args:
-        options: PARSE's, beside the trace.
+        options: keys of ``custom_params["parse"]`` beside the trace.
 
     Raises:
         BenchError: a request failed.
@@ -138,8 +137,8 @@ def trace_answers(
         custom_params={"parse": {**(options or {}), "trace": True}},
         wants_tokens=True,
     )
-    leg = ask(server, items, range(len(items)), asking=asking, on_answer=on_answer)
-    return [Traced(items[a.problem].text, a.token_ids, a.parse) for a in leg.answers]
+    answers = ask(server, items, range(len(items)), asking=asking, on_answer=on_answer).answers
+    return [Traced(items[a.problem].text, a.token_ids, a.parse) for a in answers]
 
 
 def run_together(
@@ -147,7 +146,7 @@ def run_together(
     concurrency: int,
     on_result: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """Results of the calls, in their order; the first failure is raised without waiting."""
+    """Returns the results in the order of the calls; raises the first failure at once."""
     pool = ThreadPoolExecutor(concurrency)
     try:
         futures = [pool.submit(call) for call in calls]
@@ -160,7 +159,7 @@ def run_together(
 
 
 def _open_client(server: Endpoint, limit_s: float) -> openai.OpenAI:
-    """Without retries: a failure is not something to hide."""
+    """Opens a client without retries: failures are reported."""
     return openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=limit_s
     )
@@ -204,7 +203,7 @@ def _complete(
             extra_body=asking.extra_body(),
         )
     except openai.OpenAIError as error:
-        server.check_alive()  # its end, with the log, says more
+        server.check_alive()  # the log of a server that ended explains more
         raise BenchError(f"a request to the server for {title} failed: {error!r}") from error
     reason = response.choices[0].finish_reason
     if reason not in ("stop", "length"):

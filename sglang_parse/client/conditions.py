@@ -1,4 +1,4 @@
-"""Under which conditions figures came about: date, machine, versions."""
+"""Conditions of a measurement: date, machine, versions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PACKAGES = ("sglang-parse", "sglang", "torch", "transformers")
 
 
 def date() -> str:
-    """Now, to the minute."""
+    """Returns the current time, to the minute."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def versions(more: Sequence[str] = ()) -> dict[str, str]:
-    """Of Python and of the packages the figures depend on, and of ``more``."""
+    """Versions of Python, of the packages that figures depend on, and of ``more``."""
     return {
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in (*PACKAGES, *more)},

@@ -1,8 +1,4 @@
-"""The trained pair in ``examples/demo_pair``: its models, its question, its problems.
-
-It is what the programs take where nobody names other models, and what the project's own figures to
-reach are about.
-"""
+"""The trained pair in ``examples/demo_pair``, the default models of all programs."""
 
 from __future__ import annotations
 
@@ -11,13 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.targets import Models, parse_settings
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 DEMO_PAIR = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
 WITHOUT = "a wheel comes without the demo pair"
@@ -25,7 +17,7 @@ CHECKOUT = "run this from a checkout of the repository"
 
 
 def demo_path(name: str) -> Path:
-    """A file or a folder of the demo pair's own.
+    """Path of a file or folder of the demo pair.
 
     Raises:
         BenchError: it is not there.
@@ -37,13 +29,13 @@ def demo_path(name: str) -> Path:
 
 
 def short_path(name: str) -> str:
-    """A path of the demo pair, short where that is possible: it is shown in the conditions."""
+    """Path of a file or folder of the demo pair, relative if it is below the current folder."""
     path, here = DEMO_PAIR / name, Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def check_there(paths: Mapping[str, str]) -> None:
-    """Raises: BenchError, naming the flags whose path would be the demo pair's and is not there."""
+    """Raises: BenchError, naming flags whose default, a path of the demo pair, does not exist."""
     given = {flag: Path(path).absolute() for flag, path in paths.items()}
     missing = [
         flag for flag, path in given.items() if path.is_relative_to(DEMO_PAIR) and not path.exists()
@@ -54,7 +46,7 @@ def check_there(paths: Mapping[str, str]) -> None:
 
 
 def demo_models(pair: Path) -> Models:
-    """The pair in that folder, or one that was trained like it.
+    """Models of the pair in a folder.
 
     Raises:
         BenchError: it is not there.
@@ -71,21 +63,14 @@ def demo_models(pair: Path) -> Models:
     return Models(str(target), str(draft), question=str(question), parse_flags=flags)
 
 
-def demo_tokenizer(pair: Path) -> Tokenizer:
-    """Of the pair in that folder: its models share it."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
-
-
 def is_of_demo_pair(paths: Sequence[str]) -> bool:
-    """Whether every one of these models is the demo pair's target or its draft."""
+    """Whether all of these models are the demo pair's."""
     known = {(DEMO_PAIR / name).resolve() for name in ("target", "draft")}
     return all(Path(path).resolve() in known for path in paths)
 
 
 def load_problems() -> ModuleType:
-    """``examples/demo_pair/problems.py``, a script's neighbour and in no package.
+    """Imports ``examples/demo_pair/problems.py``, which is in no package.
 
     Raises:
         BenchError: it is not there.

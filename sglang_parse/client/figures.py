@@ -1,12 +1,11 @@
-"""Legs to figures, and figures against their marks. Statistics only.
+"""Statistics of runs, and marks. Notation of limits:
 
-Notation, wherever a limit is told:
     t  ms per output token of the plain target, prefill included
     r  ms of drafting per output token / t
     v  ms of verification per output token / t
     a  draft tokens that are output, accepted or matched / output tokens
-The limit 1 / (r + v + 1 - a) is the speedup PARSE would reach if nothing but drafting, verification
-and the target's own tokens took time. What r, v and a are measured by, each program says.
+The limit 1 / (r + v + 1 - a) is the speedup if nothing but drafting, verification and the target's
+own tokens took time. Each program documents how it measures r, v and a.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import Any
 from sglang_parse.client.records import STAGES, BenchError, BenchRun, ServingRun, Variant
 
 SLACK = 1e-9
-"""0.97 - 0.96 is more than 0.01 in floating point."""
+"""Because 0.97 - 0.96 > 0.01 in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure to reach. A missed one is a finding, not an error of the program.
+    """A figure and its mark. Missing a mark is no error of the program.
 
     Attributes:
         name: the figure.
-        value: what was measured.
-        kind: "at least", "at most", or "above" for more than the mark itself.
+        value: as measured.
+        kind: "at least", "at most" or "above" the mark.
         wanted: the mark in words.
-        reached: whether the value does.
-        missed_by: the share of the mark that is lacking, or beyond it; 0 when reached.
+        reached: whether the value reaches the mark.
+        missed_by: distance from the mark as a fraction of it; 0 when reached.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Goal:
 
 
 def limit_of(r: float, v: float, a: float) -> float:
-    """See the module's notation. Raises: BenchError, when they give none."""
+    """The limit in the notation of this module. Raises: BenchError, for values that give none."""
     cost = r + v + 1 - a
     if not cost > 0:
         raise BenchError(f"stage times give no limit: r {r:.3f}, v {v:.3f}, a {a:.3f}")
@@ -71,7 +70,7 @@ def limit_of(r: float, v: float, a: float) -> float:
 def speedups(
     timed: Iterable[BenchRun | ServingRun], variant: Variant, other: Variant
 ) -> list[float]:
-    """Quotients of tokens per second at one concurrency, one per run that has both."""
+    """Ratios of tokens per second at one concurrency, one per run that has both variants."""
     rates = {(item.variant, item.run): item.tokens_per_s for item in timed}
     runs = sorted({run for _, run in rates})
     return [
@@ -82,7 +81,7 @@ def speedups(
 
 
 def runs_of(legs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
-    """The timed legs of one server, in the order of the runs.
+    """The timed runs of a server at a concurrency, in order.
 
     Raises:
         BenchError: there is none, or one without answers.
@@ -100,7 +99,7 @@ def tokens_per_s(legs: Sequence[BenchRun]) -> float:
 
 
 def request_ms(legs: Sequence[BenchRun]) -> float:
-    """Wall time of a request as its client sees it: mean of a run, median over the runs."""
+    """Wall time of a request at its client: mean of a run, median over the runs."""
     return median(fmean(answer.wall_ms for answer in leg.answers) for leg in legs)
 
 
@@ -120,7 +119,7 @@ def per_request(legs: Sequence[BenchRun], counter: str) -> float:
 
 
 def stage_ms(legs: Sequence[BenchRun]) -> dict[str, float]:
-    """Stage -> a request's share of its time on the server, ms; medians over the runs."""
+    """Stage -> ms per request on the server; medians over the runs."""
     return {stage: per_request(legs, f"{stage}_ms") for stage in STAGES}
 
 

@@ -1,8 +1,4 @@
-"""A program's settings: one dataclass whose fields are its flags.
-
-pydantic-settings and typer would make flags of a model too, but word help and errors in ways of
-their own; these are argparse's.
-"""
+"""Settings of a program: a dataclass whose fields are argparse flags."""
 
 from __future__ import annotations
 
@@ -21,16 +17,15 @@ def option(
     group: str = "",
     **words: Any,
 ) -> Any:
-    """A field that is a flag, ``--its-name``.
+    """Declares a field as a flag, ``--its-name``.
 
     Args:
-        default: a value, or a function that gives it when the flags are made.
+        default: a value, or a function that returns it.
         text: the help.
-        read: makes the setting of what argparse read. Unlike argparse's ``type`` it may raise a
-            ``BenchError``.
-        group: title of the group of flags it is shown in.
-        words: more of ``add_argument``'s; ``name`` where the flag is not the field's own, or
-            where it is none: a name without dashes.
+        read: converts argparse's value; unlike argparse's ``type`` it may raise ``BenchError``.
+        group: of flags in the help.
+        words: arguments of ``add_argument``; ``name`` replaces the flag, without dashes for a
+            positional argument.
     """
     make = default if callable(default) else lambda: default
     metadata = {"make": make, "read": read, "group": group, "words": {"help": text, **words}}
@@ -42,7 +37,7 @@ class Flags:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """The flags, in the fields' order."""
+        """Adds the flags in the order of the fields."""
         groups: dict[str, argparse._ActionsContainer] = {"": parser}
         for setting in fields(cls):  # type: ignore[arg-type]
             group, words = setting.metadata["group"], dict(setting.metadata["words"])
@@ -56,7 +51,7 @@ class Flags:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:
-        """From a parsed command line.
+        """Reads a parsed command line.
 
         Raises:
             BenchError: settings that do not fit together.

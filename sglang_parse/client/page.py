@@ -1,4 +1,4 @@
-"""A page as one HTML file that needs nothing else: Jinja's text, Plotly's plots and script."""
+"""Self-contained HTML pages: Jinja templates with Plotly plots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-# Okabe and Ito's: told apart by colour-blind readers too.
+# Okabe and Ito's, for colour-blind readers.
 PALETTE = {
     "blue": "#0072b2",
     "red": "#d55e00",
@@ -27,11 +27,11 @@ _CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
 
 
 def render(package: str, template: str, plots: Mapping[str, go.Figure], **values: Any) -> str:
-    """The page's text.
+    """Renders a page.
 
     Args:
-        package: whose folder ``templates`` holds the template; ours has what pages share.
-        plots: the template shows them as ``plots.<name>``.
+        package: its folder ``templates`` holds the template; this one has the shared style.
+        plots: in the template ``plots.<name>``.
     """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name, "templates") for name in (package, _HERE)]),
@@ -49,7 +49,7 @@ def render(package: str, template: str, plots: Mapping[str, go.Figure], **values
 
 
 def error_bars(points: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
-    """Plotly's, from (low, middle, high)."""
+    """Plotly's error bars, from (low, middle, high)."""
     return {
         "type": "data",
         "symmetric": False,
@@ -79,7 +79,7 @@ def _div(name: str, plot: go.Figure) -> Markup:
 
 
 def _legend(plot: go.Figure) -> Markup:
-    """Every trace's name beside its colour."""
+    """Names and colours of the traces."""
     entries = [
         Markup('<span><i style="background: {}"></i>{}</span>').format(
             trace.marker.color, trace.name

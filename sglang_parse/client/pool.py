@@ -1,4 +1,4 @@
-"""Servers that take turns: started when first needed, suspended between turns, few at a time."""
+"""Servers that take turns: started when first needed, suspended between turns."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from sglang_parse.client.servers import (
 )
 
 STARTS_AT_ONCE = 2
-"""Most of a start is imports, and there are two cores or more. But SGLang sizes its KV by what of
-the memory is left while it loads: with nine starts at once one may find none."""
+"""A start is mostly imports. More at once: SGLang sizes its KV by the memory that is free while it
+loads, and one of nine may find none."""
 
 Launch = Callable[[ServerSpec, int, Path], Server]
 
 
 class Pool:
-    """Servers by name; the one longest out of use ends when more than ``max_alive`` would live.
+    """Servers by name. The least recently used ends before more than ``max_alive`` run.
 
-    All of them are ended on the way out of its block, whatever happened.
+    All servers end when the ``with`` block is left.
 
     Args:
-        specs: the servers that ``awake`` knows by name.
-        logs: folder of one log per start; it is made.
-        remotes: servers that run already; they are not counted.
-        max_alive: in memory at a time; by default as many as there are.
+        specs: of the servers to start.
+        logs: folder for one log per start.
+        remotes: servers that run already; not counted in ``max_alive``.
+        max_alive: servers in memory at a time; default: all.
         on_start: called with the name of a server before it is started.
         launch: (spec, port, log) -> a server that is starting.
         stop_limit_s: see ``Server.stop``.
@@ -64,12 +64,12 @@ class Pool:
         self.stop()
 
     def stop(self) -> None:
-        """End every server of ours."""
+        """Ends every server that was started here."""
         while self._alive:
             self._alive.popitem()[1].stop(self._stop_limit_s)
 
     def start_all(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Start every server, ``STARTS_AT_ONCE`` at the same time.
+        """Starts every server, ``STARTS_AT_ONCE`` at a time.
 
         Raises:
             BenchError: a server does not start.
@@ -91,7 +91,7 @@ class Pool:
             settle()
 
     def server(self, spec: ServerSpec) -> Server:
-        """The server of that name; if it is not there it is started, and then suspended.
+        """Returns the server of that name; starts and suspends it if it does not run.
 
         Raises:
             BenchError: it does not start.
@@ -109,7 +109,7 @@ class Pool:
 
     @contextlib.contextmanager
     def awake(self, *names: str) -> Iterator[list[Endpoint]]:
-        """The named servers, running, for the length of a block.
+        """Resumes the named servers for the length of a block.
 
         Raises:
             BenchError: a server does not start, or a remote one does not answer.
@@ -132,7 +132,7 @@ class Pool:
         count = self._num_started[spec.name] = self._num_started.get(spec.name, 0) + 1
         log = self._logs / (f"{spec.name}.log" if count == 1 else f"{spec.name}-{count}.log")
         server = self._launch(spec, port, log)
-        self._alive[spec.name] = server  # so that it is ended, whatever happens next
+        self._alive[spec.name] = server  # so that it is ended in any case
         return server
 
     def _make_room(self) -> None:

@@ -1,4 +1,4 @@
-"""What is the same of every program around its work: what it says, writes and returns.
+"""Common parts of programs: exit codes, log lines, JSON files.
 
 A program is a module with ``run(arguments, console) -> exit code``.
 """
@@ -21,19 +21,17 @@ Run = Callable[[argparse.Namespace, Console], int]
 
 
 def run_program(name: str, run: Run, arguments: argparse.Namespace) -> int:
-    """The exit code: the program's, or 1 after an error of ours, told in one line of stderr.
-
-    A figure that misses its mark is reported and is no error.
-    """
+    """Runs a program; returns its exit code, or 1 after printing a ``BenchError`` to stderr."""
     try:
-        return run(arguments, Console())
+        # Output to a file has no width of its own; tables need this much.
+        return run(arguments, Console(width=None if sys.stdout.isatty() else 140))
     except BenchError as error:
         print(f"sglang-parse {name}: {error}", file=sys.stderr)
         return 1
 
 
 class Teller:
-    """Says what is going on, each line with the seconds since the start."""
+    """Prints progress, each line with the seconds since the start."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._started = console, time.monotonic()
@@ -47,6 +45,6 @@ class Teller:
 
 
 def write_json(path: Path, content: Any, indent: int = 2) -> None:
-    """Plain data as a file; its folder is made."""
+    """Writes plain data to a file and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")

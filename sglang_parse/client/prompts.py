@@ -1,4 +1,4 @@
-"""What a person asks a running server, to see what it does: a file of prompts, or a few of ours."""
+"""Prompts for a running server: from a file, or built in."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EVERYDAY = (
 
 
 def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
-    """``count`` prompts at most.
+    """Returns at most ``count`` prompts.
 
     Args:
-        path: a file with them; None asks problems of the demo pair where its target, or a model
-            trained like it, is served, else questions of everyday.
-        model_path: what is served.
+        path: a file of prompts; None: problems of the demo pair if its target is served, else
+            everyday questions.
+        model_path: of the served model.
 
     Raises:
         BenchError: the file cannot be read as prompts.
@@ -39,7 +39,7 @@ def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Lines of JSON, each a text or an object with "prompt".
+    """Reads lines of JSON, each a text or an object with "prompt".
 
     Raises:
         BenchError: it is something else, or empty.

@@ -1,6 +1,6 @@
-"""SGLang servers as subprocesses: start, wait, suspend, resume, end. Each has a process group.
+"""SGLang servers as process groups: start, wait, suspend, resume, end.
 
-An idle SGLang server keeps a CPU core busy, so servers not in use are suspended (SIGSTOP).
+An idle SGLang server keeps a CPU core busy, so idle servers are suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMON_FLAGS: tuple[str, ...] = (
     *("--max-total-tokens", "16384", "--max-running-requests", str(MAX_RUNNING_REQUESTS)),
 )
 ENVIRONMENT = {
-    # Everything is on disk: no server may wait for a network.
+    # Models are on disk: no server waits for a network.
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     # Compiling costs seconds per new batch shape on a CPU and gains nothing for models this small.
@@ -46,9 +46,12 @@ DEFAULTS = {"OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How to start one server: ``flags`` come on top of ``common``.
+    """Command line of a server.
 
-    ``launcher``: what Python runs, before the flags. ``environment``: on top of all variables.
+    Attributes:
+        flags: after ``common``.
+        launcher: arguments of Python, before the flags.
+        environment: variables beyond those of this process.
     """
 
     name: str
@@ -59,7 +62,7 @@ class ServerSpec:
 
 
 class Process(Protocol):
-    """What a server needs of its first process; ``subprocess.Popen`` has it."""
+    """The part of ``subprocess.Popen`` that ``Server`` uses."""
 
     pid: int
 
@@ -69,7 +72,7 @@ class Process(Protocol):
 
 
 def start_process(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
-    """A process with a group of its own: reached as a whole, spared Ctrl-C."""
+    """Starts a process in a group of its own, which Ctrl-C does not reach."""
     return subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
     )
@@ -82,7 +85,7 @@ class Server:
     """One running server.
 
     Args:
-        start: how its first process is started; None: by ``start_process``.
+        start: starts its first process; None: ``start_process``.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of its first process, whose descendants are the others."""
+        """Process id of its first process."""
         return self._process.pid
 
     @property
@@ -129,7 +132,7 @@ class Server:
             raise self._error(f"ended with exit code {code}")
 
     def ask_to_end(self) -> None:
-        """SIGTERM to the main process, as a container runtime sends it."""
+        """Sends SIGTERM to the main process, as a container runtime does."""
         self._process.terminate()
 
     def wait_ended(self, limit_s: float) -> int:
@@ -156,7 +159,7 @@ class Server:
         self.is_suspended = False
 
     def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
-        """End every process of the group: ask first (unless the limit is 0), then insist."""
+        """Ends the process group: SIGTERM (unless the limit is 0), then SIGKILL."""
         self._signal(signal.SIGCONT)
         if limit_s:
             self._signal(signal.SIGTERM)
@@ -166,7 +169,7 @@ class Server:
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The group outlives its leader as long as a child does, so this is right to try always.
+        # The group exists as long as one process does, also without its leader.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -180,7 +183,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Somebody's server, by its URL: used as it is, never suspended or ended."""
+    """A server that runs already, by its URL; never suspended or ended."""
 
     name: str
     url: str
@@ -193,7 +196,7 @@ class Remote:
             raise BenchError(f"{self.name} at {self.url} does not answer: {error!r}") from error
 
     def model_path(self) -> str:
-        """What it serves, as it says; "" where it does not say."""
+        """Path of the served model; "" if the server does not report it."""
         with contextlib.suppress(httpx.HTTPError, ValueError):
             found = httpx.get(f"{self.url}/model_info", timeout=20).raise_for_status().json()
             return found.get("model_path", "")
@@ -201,12 +204,12 @@ class Remote:
 
 
 Endpoint = Server | Remote
-"""What can be asked."""
+"""A server that takes requests."""
 
 
 @contextlib.contextmanager
 def awake(*chosen: Server) -> Iterator[None]:
-    """Resume some servers for the length of a block."""
+    """Resumes servers for the length of a block."""
     for server in chosen:
         server.resume()
     try:
@@ -217,10 +220,10 @@ def awake(*chosen: Server) -> Iterator[None]:
 
 
 def free_ports(count: int, offsets: Sequence[int] = (0,)) -> list[int]:
-    """Ports far apart (SGLang takes more ports near the one it is given), none in use now.
+    """Free ports far apart, as SGLang takes more ports near the one that it is given.
 
     Args:
-        offsets: what is taken, counted from each port.
+        offsets: of the ports that must be free, counted from each port.
     """
     ports: list[int] = []
     # Below the range from which the system picks ports for outgoing connections.

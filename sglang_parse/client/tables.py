@@ -1,4 +1,4 @@
-"""What programs show on a terminal: tables, figures with their marks, bars of progress."""
+"""Terminal output: tables, marks, progress bars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("", "server", "stage")
 
 
 def make_table(title: str, headings: Sequence[str]) -> Table:
-    """A table of figures: numbers stand to the right, a first column of names to the left."""
+    """A table of right-aligned numbers; a first column of names is left-aligned."""
     table = Table(box=box.SIMPLE_HEAD, title=title, show_header=any(headings))
     for place, heading in enumerate(headings):
         is_name = place == 0 and heading in NAMES
@@ -32,14 +32,14 @@ def make_table(title: str, headings: Sequence[str]) -> Table:
 
 
 def show_goals(console: Console, goals: Iterable[Goal]) -> None:
-    """The figures to reach."""
+    """Prints marks."""
     for goal in goals:
         mark = "[green]PASS[/]" if goal.reached else "[red]FAIL[/]"
         console.print(f"{mark} {goal.name}: {goal.value:.3f}, wanted {goal.wanted}")
 
 
 def make_progress(console: Console) -> Progress:
-    """Bars with a title, a count and the time so far."""
+    """Progress bars with a title, a count and the elapsed time."""
     return Progress(
         TextColumn("{task.description:<34}"),
         BarColumn(),
@@ -50,7 +50,7 @@ def make_progress(console: Console) -> Progress:
 
 
 def add_bar(progress: Progress, title: str, total: int) -> TaskID:
-    """A bar. Where the output is no terminal it is drawn once, at the end; its title is said."""
+    """Adds a bar. Without a terminal the title is printed, and the bar once at the end."""
     if not progress.console.is_terminal:
         progress.console.print(f"{title} ...")
     return progress.add_task(title, total=total)

@@ -6,7 +6,7 @@ The stock ones get the settings a user would choose for them: chains (topk 1), n
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from sglang_parse.client.records import (
     PARSE,
     PARSE_EAGLE3,
     PARSE_ONE,
-    PLAIN,
     STANDALONE,
+    TITLES,
+    WITH_PARSE,
     BenchError,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
@@ -59,21 +60,13 @@ class Models:
                 raise BenchError(f"{name} is {path!r}, which holds no model (no config.json)")
 
 
-def server_specs(models: Models, names: tuple[str, ...]) -> list[ServerSpec]:
+def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
     """Server specs of the named servers, in that order; KIND@FRACTION simulates acceptance.
 
     Raises:
         BenchError: a name is unknown, or its model was not given.
     """
     return [_server_spec(models, name) for name in names]
-
-
-def _server_spec(models: Models, name: str) -> ServerSpec:
-    kind, _, fraction = name.partition("@")
-    if kind not in _FLAGS:
-        raise BenchError(f"--servers names {name!r}; known: {', '.join(_FLAGS)}")
-    simulated = ((ENV_VAR, fraction),) if fraction else ()
-    return ServerSpec(name, _FLAGS[kind](models), common=models.common, environment=simulated)
 
 
 def command_of(spec: ServerSpec) -> str:
@@ -86,16 +79,36 @@ def parse_settings(**settings: object) -> tuple[str, ...]:
     return tuple(word for name, value in settings.items() for word in (flag(name), str(value)))
 
 
-def _plain(models: Models) -> tuple[str, ...]:
-    return ("--model-path", models.target)
+def _server_spec(models: Models, name: str) -> ServerSpec:
+    kind, _, fraction = name.partition("@")
+    if kind not in TITLES:
+        raise BenchError(f"--servers names {name!r}; known: {', '.join(TITLES)}")
+    model = models.draft if kind == DRAFT else models.target
+    flags = ("--model-path", model, *_speculative_flags(models, kind))
+    simulated = ((ENV_VAR, fraction),) if fraction else ()
+    return ServerSpec(name, flags, common=models.common, environment=simulated)
 
 
-def _draft(models: Models) -> tuple[str, ...]:
-    return ("--model-path", models.draft)
+def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
+    if kind == STANDALONE:
+        return (*_algorithm(STANDALONE, models.draft), *_steps(models.standalone_steps))
+    if kind == EAGLE3:
+        return (*_algorithm(EAGLE3, _head(models)), *_steps(models.eagle3_steps))
+    if kind not in WITH_PARSE:
+        return ()
+    question = parse_settings(question=models.question) if models.question else ()
+    found = (*_algorithm(PARSE, models.draft), *question, *models.parse_flags)
+    if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
+        return (*found, *parse_settings(draft_parallel_tokens=1))
+    if kind == PARSE_EAGLE3:
+        head = parse_settings(decode_accelerator="eagle3", eagle3_path=_head(models))
+        return (*found, *head, *_steps(models.eagle3_steps))
+    return found
 
 
-def _speculative(algorithm: str, draft: str) -> tuple[str, ...]:
-    return ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft)
+def _algorithm(name: str, draft: str) -> tuple[str, ...]:
+    algorithm = ("--speculative-algorithm", name.upper())
+    return (*algorithm, "--speculative-draft-model-path", draft)
 
 
 def _steps(num_steps: int) -> tuple[str, ...]:
@@ -106,32 +119,6 @@ def _steps(num_steps: int) -> tuple[str, ...]:
     )
 
 
-def _standalone(models: Models) -> tuple[str, ...]:
-    stock = _speculative("STANDALONE", models.draft)
-    return (*_plain(models), *stock, *_steps(models.standalone_steps))
-
-
-def _eagle3(models: Models) -> tuple[str, ...]:
-    stock = _speculative("EAGLE3", _head(models))
-    return (*_plain(models), *stock, *_steps(models.eagle3_steps))
-
-
-def _parse(models: Models) -> tuple[str, ...]:
-    question = parse_settings(question=models.question) if models.question else ()
-    drafted = _speculative("PARSE", models.draft)
-    return (*_plain(models), *drafted, *question, *models.parse_flags)
-
-
-def _parse_one(models: Models) -> tuple[str, ...]:
-    """A draft that can write several tokens a forward writes one: what blocks are worth."""
-    return (*_parse(models), *parse_settings(draft_parallel_tokens=1))
-
-
-def _parse_eagle3(models: Models) -> tuple[str, ...]:
-    continued = parse_settings(decode_accelerator="eagle3", eagle3_path=_head(models))
-    return (*_parse(models), *continued, *_steps(models.eagle3_steps))
-
-
 def _head(models: Models) -> str:
     if models.eagle3 is None:
         raise BenchError(
@@ -139,14 +126,3 @@ def _head(models: Models) -> str:
             "leave them out with --servers"
         )
     return models.eagle3
-
-
-_FLAGS: dict[str, Callable[[Models], tuple[str, ...]]] = {
-    PLAIN: _plain,
-    STANDALONE: _standalone,
-    EAGLE3: _eagle3,
-    PARSE: _parse,
-    PARSE_ONE: _parse_one,
-    PARSE_EAGLE3: _parse_eagle3,
-    DRAFT: _draft,
-}

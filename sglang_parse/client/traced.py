@@ -1,16 +1,16 @@
-"""An answer as it was made: what a trace says, taken apart into rounds and segments.
+"""An answer with its trace, taken apart into rounds and segments.
 
-    output   | before | kept | instead | kept | instead | ...
-    drafts            | segment | segment | ... | unjudged |      round 0, then round 1, ...
+    output   | before | accepted | instead | accepted | instead | ...
+    drafts            | segment | segment | ... | not verified |      round 0, then round 1, ...
 
-``before`` and ``instead`` are the target's own, which may begin as the draft's segments behind the
-cut do; those are in no output.
+``before`` and ``instead`` are the target's tokens. Segments after the accepted prefix are in no
+output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,13 +25,15 @@ from sglang_parse.core.selection import matching_tokens, select
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Token ids of several texts -> the texts, special tokens among them."""
 CONTEXT = 8
-"""Tokens decoded before a text, for tokenizers that write the same token otherwise at a start."""
+"""Tokens decoded before a text: some tokenizers decode a token differently at a start."""
+_CUT = "\ufffd"
+"""Of a character whose bytes are not all there."""
 KEPT, REJECTED, DROPPED, UNJUDGED = "kept", "rejected", "dropped", "not judged"
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What a server sent.
+    """An answer of a server.
 
     Attributes:
         prompt: the user's text; "" where it is not known.
@@ -121,23 +123,31 @@ class Made:
     parse: Mapping[str, Any]
 
 
-class _Texts:
-    """Texts of runs of tokens, asked for first and decoded in one go."""
+ToText = Callable[[Sequence[int], Sequence[int]], str]
+"""(Token ids before, token ids) -> their text."""
+
+
+class _Batch:
+    """Texts of runs of tokens, decoded in one go: recorded first, then returned in that order."""
 
     def __init__(self) -> None:
-        self._asked: list[tuple[list[int], list[int]]] = []
+        self._asked: list[list[int]] = []
+        self._found: Iterator[str] | None = None
 
-    def ask(self, before: Sequence[int], ids: Sequence[int]) -> int:
-        """The text of ``ids`` behind ``before``: its number among the ``decoded``."""
-        context = list(before[-CONTEXT:])
-        self._asked.append((context, [*context, *ids]))
-        return len(self._asked) - 1
-
-    def decoded(self, decode: Decode) -> list[str]:
+    def decode(self, decode: Decode) -> None:
         """A character whose bytes are not all there yet is left to the run that ends it."""
-        texts = decode([ids for pair in self._asked for ids in pair]) if self._asked else []
+        texts = decode(self._asked)
         pairs = zip(texts[::2], texts[1::2], strict=True)
-        return [after[len(before.rstrip("\ufffd")) :].rstrip("\ufffd") for before, after in pairs]
+        self._found = iter(
+            [after[len(before.rstrip(_CUT)) :].rstrip(_CUT) for before, after in pairs]
+        )
+
+    def __call__(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        if self._found is not None:
+            return next(self._found)
+        context = list(before[-CONTEXT:])
+        self._asked += [context, [*context, *ids]]
+        return ""
 
 
 def take_apart(traced: Traced, decode: Decode) -> Made:
@@ -146,19 +156,25 @@ def take_apart(traced: Traced, decode: Decode) -> Made:
     Raises:
         BenchError: the trace was not asked for, or is another answer's.
     """
-    records = _records(traced)
-    output, texts = list(traced.output_ids), _Texts()
+    batch, records = _Batch(), _records(traced)
+    _made(traced, records, batch)
+    batch.decode(decode)
+    return _made(traced, records, batch)
+
+
+def _made(traced: Traced, records: Sequence[TraceRecord], text: ToText) -> Made:
+    output = list(traced.output_ids)
     starts = [*(record["output_start"] for record in records), len(output)]
-    whole, before = texts.ask([], output), texts.ask([], output[: starts[0]])
-    asked = [
-        _ask_round(texts, output, record, following)
-        for record, following in zip(records, starts[1:], strict=True)
-    ]
-    found = texts.decoded(decode)
-    rounds = tuple(
-        _round(record, numbers, found) for record, numbers in zip(records, asked, strict=True)
+    return Made(
+        prompt=traced.prompt,
+        text=text([], output),
+        before=text([], output[: starts[0]]),
+        rounds=tuple(
+            _round(record, output, end, text)
+            for record, end in zip(records, starts[1:], strict=True)
+        ),
+        parse=traced.parse,
     )
-    return Made(traced.prompt, found[whole], found[before], rounds, traced.parse)
 
 
 def _records(traced: Traced) -> list[TraceRecord]:
@@ -179,69 +195,47 @@ def _records(traced: Traced) -> list[TraceRecord]:
     return records
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Where a round's texts are among those asked for."""
-
-    segments: list[int]
-    questions: list[int]
-    instead: int
-    num_instead: int
-    words: list[int]
-
-
 def _ends(record: TraceRecord) -> list[int]:
     """Draft offsets at which a segment ends: prefixes, a cut of token mode, the draft's end."""
     ends = {*record["prefix_ends"], record["accepted_len"], len(record["draft_token_ids"])} - {0}
     return sorted(ends)
 
 
-def _ask_round(
-    texts: _Texts, output: Sequence[int], record: TraceRecord, following: int
-) -> _Numbers:
-    start, draft = record["output_start"], record["draft_token_ids"]
-    context = list(output[:start])
-    behind = start + record["accepted_len"]
+def _round(record: TraceRecord, output: Sequence[int], end: int, text: ToText) -> Round:
+    """``end``: where the next round starts in the output."""
+    accepted_end = record["output_start"] + record["accepted_len"]
     words = (record["accept_token_id"], record["reject_token_id"])
-    return _Numbers(
-        segments=[
-            texts.ask(context + draft[:low], draft[low:high])
-            for low, high in pairwise([0, *_ends(record)])
-        ],
-        questions=[texts.ask([], ids) for ids in record["question_token_ids"]],
-        instead=texts.ask(output[:behind], output[behind:following]),
-        num_instead=max(0, following - behind),
-        words=[texts.ask([], [word]) for word in words if word is not None],
-    )
-
-
-def _round(record: TraceRecord, numbers: _Numbers, found: Sequence[str]) -> Round:
-    by_end = {end: k for k, end in enumerate(record["prefix_ends"])}
-    has_verdicts = bool(record["verdicts"])
-    segments, is_cut = [], False
-    for number, end in zip(numbers.segments, _ends(record), strict=True):
-        prefix = by_end.get(end)
-        fate = _fate(end, record, is_cut, has_verdicts and prefix is None)
-        is_cut = is_cut or end > record["accepted_len"]
-        segment = Segment(found[number], end, fate)
-        if prefix is not None and has_verdicts:
-            segment = Segment(
-                *(segment.text, end, fate),
-                verdict=record["verdicts"][prefix],
-                mass=record["verdict_mass"][prefix],
-                question=found[numbers.questions[prefix]],
-                decided=record["decided_by"] == prefix,
-            )
-        segments.append(segment)
     return Round(
         record=record,
-        segments=tuple(segments),
-        instead=found[numbers.instead],
-        num_instead=numbers.num_instead,
+        segments=tuple(_segments(record, output[: record["output_start"]], text)),
+        instead=text(output[:accepted_end], output[accepted_end:end]),
+        num_instead=max(0, end - accepted_end),
         num_matched=num_matched(record),
-        verdict_words=tuple(found[number] for number in numbers.words),
+        verdict_words=tuple(text([], [word]) for word in words if word is not None),
         keeps=tuple(_keeps(record)),
     )
+
+
+def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Iterator[Segment]:
+    draft, prefix_of = (
+        record["draft_token_ids"],
+        {e: k for k, e in enumerate(record["prefix_ends"])},
+    )
+    has_verdicts, is_cut = bool(record["verdicts"]), False
+    for low, high in pairwise([0, *_ends(record)]):
+        prefix = prefix_of.get(high)
+        fate = _fate(high, record, is_cut, has_verdicts and prefix is None)
+        is_cut = is_cut or high > record["accepted_len"]
+        segment = Segment(text([*before, *draft[:low]], draft[low:high]), high, fate)
+        if prefix is not None and has_verdicts:
+            segment = replace(
+                segment,
+                verdict=record["verdicts"][prefix],
+                mass=record["verdict_mass"][prefix],
+                question=text([], record["question_token_ids"][prefix]),
+                decided=record["decided_by"] == prefix,
+            )
+        yield segment
 
 
 def num_matched(record: TraceRecord) -> int:

@@ -131,11 +131,6 @@ class VariantFigures:
     def variant(self) -> Variant:
         return Variant(self.server, self.threshold, self.off_fraction, self.group)
 
-    @property
-    def is_main(self) -> bool:
-        """Whether it is the server as it is, with nothing asked of it."""
-        return self.variant == Variant(self.server)
-
     def speed_at(self, concurrency: int) -> SpeedAt | None:
         return next((speed for speed in self.speeds if speed.concurrency == concurrency), None)
 

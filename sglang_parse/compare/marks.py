@@ -29,39 +29,24 @@ MIDDLE = 0.5
 
 def make_goals(figures: Comparison, measured: Measured) -> tuple[Goal, ...]:
     """Marks for the servers that were measured."""
-    makers = (_block_goals, _stock_goals, _plain_goals, _composition_goals)
-    return (*(goal for make in makers for goal in make(figures, measured)), *_accuracy(figures))
+    makers = (_speed_goals, _composition_goals, _accuracy_goals)
+    return tuple(goal for make in makers for goal in make(figures, measured))
 
 
-def _ratios(measured: Measured, concurrency: int, over: Variant, under: Variant) -> list[float]:
-    return speedups(measured.at(concurrency), over, under)
-
-
-def _block_goals(figures: Comparison, measured: Measured) -> Iterator[Goal]:
-    """A draft that writes several tokens a forward against the same one, token by token."""
-    for concurrency in figures.concurrencies:
-        ratios = _ratios(measured, concurrency, Variant(PARSE), Variant(PARSE_ONE))
-        if concurrency > 1 and ratios:
-            name = f"PARSE over the same, draft token by token, at {concurrency} requests"
-            yield Goal(name, median(ratios), "at least", MIN_OVER_ONE)
-
-
-def _stock_goals(_: Comparison, measured: Measured) -> Iterator[Goal]:
-    for name in (STANDALONE, EAGLE3):
-        if ratios := _ratios(measured, 1, Variant(PARSE), Variant(name)):
-            yield Goal(f"PARSE over {TITLES[name]}", median(ratios), "at least", MIN_OVER_STOCK)
-
-
-def _plain_goals(figures: Comparison, measured: Measured) -> Iterator[Goal]:
+def _speed_goals(figures: Comparison, _: Measured) -> Iterator[Goal]:
     parse = figures.find(Variant(PARSE))
-    for concurrency in figures.concurrencies:
-        if ratios := _ratios(measured, concurrency, Variant(PARSE), Variant(PLAIN)):
-            least = MIN_OVER_PLAIN if concurrency == 1 else MIN_OVER_PLAIN_CONCURRENT
-            name = f"PARSE over the plain target at {concurrency}"
-            yield Goal(name, median(ratios), "at least", least)
-            if concurrency == 1 and parse and parse.time and parse.time.limit:
-                reached = median(ratios) / parse.time.limit
-                yield Goal("fraction of the limit", reached, "at least", MIN_LIMIT_FRACTION)
+    for speed in parse.speeds if parse else ():
+        is_one = speed.concurrency == 1
+        wanted = {PLAIN: MIN_OVER_PLAIN if is_one else MIN_OVER_PLAIN_CONCURRENT}
+        wanted |= {STANDALONE: MIN_OVER_STOCK, EAGLE3: MIN_OVER_STOCK} if is_one else {}
+        wanted |= {} if is_one else {PARSE_ONE: MIN_OVER_ONE}
+        for name, least in wanted.items():
+            if name in speed.over:
+                title = f"PARSE over {TITLES[name]} at {speed.concurrency}"
+                yield Goal(title, speed.over[name].median, "at least", least)
+        if is_one and parse and parse.time and parse.time.limit:
+            reached = speed.over[PLAIN].median / parse.time.limit
+            yield Goal("fraction of the limit", reached, "at least", MIN_LIMIT_FRACTION)
 
 
 def _composition_goals(figures: Comparison, measured: Measured) -> Iterator[Goal]:
@@ -71,7 +56,7 @@ def _composition_goals(figures: Comparison, measured: Measured) -> Iterator[Goal
         if one.server != PARSE_EAGLE3 or one.time is None:
             continue
         parts = (Variant(PARSE, one.threshold), Variant(EAGLE3))
-        ratios = [_ratios(measured, 1, one.variant, part) for part in parts]
+        ratios = [speedups(measured.at(1), one.variant, part) for part in parts]
         if not all(ratios):
             continue
         ratio, fraction = median(map(min, *ratios)), one.time.draft_fraction
@@ -86,7 +71,7 @@ def _composition_goals(figures: Comparison, measured: Measured) -> Iterator[Goal
         yield Goal(name, ratio, "above", 1.0)
 
 
-def _accuracy(figures: Comparison) -> Iterator[Goal]:
+def _accuracy_goals(figures: Comparison, _: Measured) -> Iterator[Goal]:
     scores = {}
     for name in (PLAIN, DRAFT, PARSE):
         found = figures.find(Variant(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from sglang_parse.client.conditions import date, machine, versions
@@ -23,23 +24,20 @@ NOTES = {
 }
 """What a fair reader must know about a server that takes part."""
 
-_ASKED = (
-    *("task", "sampling", "runs", "fresh", "concurrencies", "requests_per_run", "problems"),
-    *("sweep_problems", "thresholds", "off_fractions", "seed"),
-)
 KEYS = {
     **dict.fromkeys(
         (f"conditions.{name}" for name in ("date", "minutes", "machine", "versions")),
         "when, where, with what",
     ),
+    "conditions.task": "the problems, for people",
     "conditions.servers": "every server's command line, or where it runs",
     "conditions.environment": "environment variables of the servers that were started",
     "conditions.bench_serving": "the command line of SGLang's benchmark",
-    **dict.fromkeys((f"conditions.{name}" for name in _ASKED), "settings"),
+    "conditions.settings": "flags of the command, by their settings' names",
+    "conditions.requests_per_run": "by concurrency",
     "conditions.baseline": "the server that answers are compared with",
-    "conditions.over": "servers whose speedups the page shows",
+    "conditions.stock": "servers without PARSE that answer as the target does",
     "conditions.notes": "what a fair reader must know about a server",
-    "conditions.order": "order of the servers' turns",
     "graded_runs.server": "the server that answered",
     "graded_runs.threshold": "of the requests; null for the server's own, or without PARSE",
     "graded_runs.repeat": "0, or 1 for the baseline's second time",
@@ -88,19 +86,13 @@ def conditions(
         "environment": environment | ENVIRONMENT if specs else {},
         "bench_serving": bench_command,
         "task": task,
-        "sampling": "greedy (temperature 0)",
-        "runs": settings.runs,
-        "fresh": settings.fresh,
-        "concurrencies": list(settings.concurrencies),
+        "settings": _plain(asdict(settings)),
         "requests_per_run": {str(c): settings.num_requests(c) for c in settings.concurrencies},
-        "problems": settings.problems,
-        "sweep_problems": settings.sweep_problems,
-        "thresholds": list(settings.thresholds),
-        "off_fractions": list(settings.off_fractions),
-        "seed": settings.seed,
         "baseline": settings.baseline,
-        "over": list(settings.stock_servers),
+        "stock": list(settings.stock_servers),
         "notes": [NOTES[kind] for kind in kinds if kind in NOTES],
-        "order": "the servers take turns in every run, in reverse order in every second run; "
-        "servers that wait are suspended or ended",
     }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}

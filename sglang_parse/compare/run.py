@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from rich.console import Console
@@ -79,8 +79,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if preset == "load":
         show_load(console, figures, settings.baseline)
     show_figures(console, figures, settings.baseline, settings.output)
+    if traced is not None:
+        show_answer(console, traced, tokenizer_of(settings.tokenizer))
     if preset == "demo":
-        show_answer(console, traced, settings)
         show_demo(console, figures)
     return 0
 
@@ -215,11 +216,10 @@ class Runner:
         most = self._task.max_tokens
         if not self._settings.acceptances or self._settings.task != DEMO_TASK:
             return most
-        return min(most, len(self._tokenizer.encode(item.reference.solution).ids) + 1)
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return read_tokenizer(self._settings)
+        return min(
+            most,
+            len(tokenizer_of(self._settings.tokenizer).encode(item.reference.solution).ids) + 1,
+        )
 
     def traced_answer(self) -> Traced | None:
         """A PARSE answer whose draft was rejected in part, any answer if none was.
@@ -227,34 +227,32 @@ class Runner:
         Right answers come first (the target corrected them), then those of few rounds, which are
         easy to follow.
         """
-        runs = [run for run in self._measured.graded if run.variant == Variant(PARSE)]
-        answers = [answer for run in runs for answer in run.answers]
-        rejected = [a for a in answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
+        own = self._measured.graded_run(Variant(PARSE))
+        if own is None:
+            return None
+        rejected = [
+            a for a in own.answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]
+        ]
         chosen = sorted(rejected, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES]
-        traced = None
-        if answers:
-            with self._pool.awake(PARSE) as (endpoint,):
-                for answer in chosen or answers[:1]:
-                    item = self._task.items[answer.problem]
-                    (traced,) = trace_answers(endpoint, [item], model=self._asking.model)
-                    if any(
-                        record["accepted_len"] < max(record["prefix_ends"], default=0)
-                        for record in traced.parse["trace"]
-                    ):
-                        break
+        with self._pool.awake(PARSE) as (endpoint,):
+            for answer in chosen or own.answers[:1]:
+                item = self._task.items[answer.problem]
+                (traced,) = trace_answers(endpoint, [item], model=self._asking.model)
+                if any(
+                    record["accepted_len"] < max(record["prefix_ends"], default=0)
+                    for record in traced.parse["trace"]
+                ):
+                    break
         return traced
 
 
-def read_tokenizer(settings: CompareSettings) -> Tokenizer:
-    """The target's, from its folder."""
-    return Tokenizer.from_file(str(Path(settings.tokenizer) / "tokenizer.json"))
+@cache
+def tokenizer_of(folder: str) -> Tokenizer:
+    return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
-def show_answer(console: Console, traced: Traced | None, settings: CompareSettings) -> None:
+def show_answer(console: Console, traced: Traced, tokenizer: Tokenizer) -> None:
     """One answer, segment by segment."""
-    if traced is None:
-        return
-    tokenizer = read_tokenizer(settings)
 
     def decode(texts: Sequence[Sequence[int]]) -> list[str]:
         return tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -224,13 +224,7 @@ class CompareSettings(Flags):
     @property
     def options(self) -> Options:
         """Options of the graders."""
-        return Options(
-            allow_code=self.allow_code,
-            judge_url=self.judge_url,
-            judge_model=self.judge_model,
-            judge_prompts=self.judge_prompts,
-            grader=self.grader,
-        )
+        return Options(**{name.name: getattr(self, name.name) for name in fields(Options)})
 
     @property
     def own_servers(self) -> tuple[str, ...]:

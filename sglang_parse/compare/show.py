@@ -12,7 +12,7 @@ from sglang_parse.client.tables import make_table, show_goals
 from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 from sglang_parse.compare.quality import Quality
 
-LATENCIES = {"ttft": "TTFT", "itl": "ITL", "max_itl": "longest ITL", "e2e": "end to end"}
+LATENCIES = {"ttft": "TTFT", "itl": "ITL", "max_itl": "max ITL", "e2e": "E2E"}
 NEXT = """\
 Your own models: sglang-parse compare --target TARGET --draft DRAFT --question FILE --problems 0
 Before you serve them: sglang-parse doctor (checks), explain (answers), calibrate (threshold)
@@ -66,7 +66,7 @@ def figures_table(figures: Comparison, baseline: str) -> Table:
 
 def latency_table(figures: Comparison, baseline: str, concurrency: int) -> Table:
     """One row per variant at a concurrency: speed, latencies, stages."""
-    title = f"{concurrency} at a time; ms, p50 / p99; fractions of the time"
+    title = f"{concurrency} at a time; ms, p50/p99; stages as fractions of the time"
     headings = ("server", "tokens/s", f"over {title_of(baseline)}", *LATENCIES.values(), *STAGES)
     table = make_table(title, headings)
     for one in figures.variants:
@@ -79,7 +79,7 @@ def latency_table(figures: Comparison, baseline: str, concurrency: int) -> Table
             one.variant.label,
             f"{speed.tokens_per_s.median:.0f}",
             f"{over.median:.2f}x" if over else "",
-            *(f"{found['p50']:.0f} / {found['p99']:.0f}" for found in latencies),
+            *(f"{found['p50']:.0f}/{found['p99']:.0f}" for found in latencies),
             *(f"{speed.stages[stage]:.1%}" if speed.stages else "" for stage in STAGES),
         )
     return table

@@ -94,7 +94,7 @@ def test_conditions_are_told(results: dict):
     assert conditions["bench_serving"].startswith("python -m sglang.bench_serving --backend")
     assert {"sglang", "torch"} <= set(conditions["versions"])
     names = {goal["name"] for goal in results["checks"]}
-    assert {"PARSE over EAGLE3", "fraction of the limit"} <= names
+    assert {"PARSE over EAGLE3 at 1", "fraction of the limit"} <= names
 
 
 def test_later_turns_see_the_earlier_answers(demo: Client):

@@ -50,20 +50,11 @@ FACTS = {
     "environment": {"OMP_NUM_THREADS": "1"},
     "bench_serving": "python -m sglang.bench_serving --backend sglang-oai-chat --base-url URL",
     "task": "held-out problems of the demo pair",
-    "sampling": "greedy (temperature 0)",
-    "runs": 3,
-    "concurrencies": list(CONCURRENCIES),
+    "settings": {"runs": 3, "problems": 40, "sweep_problems": 40, "seed": 1},
     "requests_per_run": {"1": 12, "4": 16, "16": 64},
-    "problems": 40,
-    "sweep_problems": 40,
-    "fresh": False,
-    "thresholds": [0.0, 1.5],
-    "off_fractions": [0.0],
     "baseline": "plain",
-    "over": ["plain", "standalone", "eagle3"],
-    "seed": 1,
+    "stock": ["plain", "standalone", "eagle3"],
     "notes": ["SGLang's STANDALONE shifts the prompt by one token."],
-    "order": "the servers take turns",
 }
 
 
