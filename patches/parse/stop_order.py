@@ -10,7 +10,7 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang_parse.patches.base import Hook, hook_patch
 
 
-def _finish_token_by_token(original: Callable, req: Any, new_accepted_len: int = 1) -> None:
+def _finish_token_token_mode(original: Callable, req: Any, new_accepted_len: int = 1) -> None:
     params = req.sampling_params
     has_texts = params.stop_strs or params.stop_regex_strs
     if new_accepted_len <= 1 or req.to_finish or not has_texts:
@@ -32,7 +32,7 @@ PATCH = hook_patch(
     "stop_order",
     {
         "sglang.srt.managers.schedule_batch.Req.update_finish_state": Hook(
-            _finish_token_by_token, HookType.AROUND, ("self", "new_accepted_len")
+            _finish_token_token_mode, HookType.AROUND, ("self", "new_accepted_len")
         ),
     },
     why="when several tokens are accepted at once, SGLang looks for the stop strings in the "

@@ -24,7 +24,7 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
-from sglang_parse.core.policy.threshold_stats import Key, stats_key
+from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -136,7 +136,7 @@ class ParseWorker(BaseSpecWorker):
         self.engine.draft.kv.settle(req, req.owned_kv_len())
 
 
-def _resting(reqs: Iterable[Any]) -> Iterator[Key | None]:
+def _resting(reqs: Iterable[Any]) -> Iterator[StatsKey | None]:
     """The accounts of those that do not draft (see ``Controller.observe_load``)."""
     for req in reqs:
         state: RequestState = req.parse_state

@@ -1,11 +1,11 @@
-"""Makes tests/unit/loads.json: what real servers' stages take, and where their drafts were cut.
+"""Records tests/unit/loads.json: stage times and verified drafts of real servers.
 
     PYTHONPATH=tests:examples/demo_pair python tests/support/record_loads.py
 
-Three servers draft always, 128 tokens that are judged at every segment's end: the demo pair in
+Three servers always draft 128 tokens and verify them at every segment's end: the demo pair with
 blocks and token by token, and the demo target with an untrained draft of the same shape. Each
-answers held-out problems at several loads. Then servers with other fixed settings do, three times,
-which ``replay`` has to predict. Ten minutes, on a machine that does nothing else.
+answers held-out problems at several loads. Servers with other fixed settings then do the same three
+times, for the test that ``replay`` predicts them. Takes ten minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sglang_parse.client.servers import Server, free_ports
 from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.client.traced import num_matched
 from sglang_parse.core.phases import TraceRecord
+from sglang_parse.core.policy.stage_cost import Stage
 from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info
 from support.demo_pair import held_out
@@ -40,11 +41,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TO = ROOT / "tests" / "unit" / "loads.json"
 LENGTH = {"max_new_tokens": 256}
 NUM_PROBLEMS = 96
-"""Behind as many others: those are what the controller's constants were chosen on."""
+"""Held-out problems; the same number before them served to choose the controller's constants."""
 EVERYWHERE = parse_settings(draft_tokens=128, max_prefixes=64, draft_chunk=16, drafting="always")
-"""Every segment's end is judged."""
+"""Verifies at every segment's end."""
 HIGH, MIDDLE, NONE = 0.5, 0.9985, 1.0
-"""Thresholds that keep most, some and nothing of the demo pair's drafts."""
+"""Thresholds that accept most, some and nothing of the demo pair's drafts."""
 PREDICTED = (
     {"requests": 1, "draft_tokens": 32, "max_prefixes": 4, "draft_chunk": 32},
     {"requests": 4, "draft_tokens": 64, "max_prefixes": 1, "draft_chunk": 16},
@@ -75,7 +76,7 @@ def main() -> None:
     conditions = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     content = {"conditions": conditions, "pairs": pairs, "real": real}
     _write(content)
-    # The grid takes a minute; a test plays the best again.
+    # Searching the grid takes a minute; the test replays only the best.
     _write({**content, "best": {load.name: best_fixed(load) for load in loads()}})
     print(f"{TO.relative_to(ROOT)}: {TO.stat().st_size / 1e3:.0f} kB")
 
@@ -86,7 +87,7 @@ def _write(content: dict[str, Any]) -> None:
 
 
 def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str, Any]:
-    """What one server observe, load by load: prices by size, and the answers' scripts."""
+    """Returns one server's stage times by size, and per load its scripts."""
     (port,) = free_ports(1)
     (parse,) = server_specs(demo_models(DEMO_PAIR), (PARSE,))
     spec = replace(parse, flags=(*parse.flags, *flags))
@@ -109,7 +110,7 @@ def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str,
         for kind, *line in run.pop("seen"):
             if kind != "round":
                 stages[kind].append(line)
-    return {"prices": {kind: _by_size(kind, seen) for kind, seen in stages.items()}, "runs": runs}
+    return {"costs": {kind: _by_size(kind, seen) for kind, seen in stages.items()}, "runs": runs}
 
 
 def _run(client: Client, lines: Path, threshold: float, concurrency: int) -> dict[str, Any]:
@@ -141,43 +142,42 @@ def _run(client: Client, lines: Path, threshold: float, concurrency: int) -> dic
 
 
 def _by_size(kind: str, seen: Sequence[Sequence[float]]) -> list[list[float]]:
-    """[[size, median ms]] by size; of a burst, per token. The first of a size warm up."""
+    """Returns [[size, median ms]]; per token for drafts. The first of a size warms up."""
     found: dict[float, list[float]] = defaultdict(list)
-    for size, amount, ms in seen:
-        found[size].append(ms / max(1, amount) if kind == "burst" else ms)
+    for size, num_tokens, ms in seen:
+        found[size].append(ms / max(1, num_tokens) if kind == Stage.DRAFT.value else ms)
     medians = ((size, statistics.median(times[1:])) for size, times in found.items() if times[1:])
     return [[size, round(ms, 3)] for size, ms in sorted(medians)]
 
 
 def script_of(answer: dict[str, Any]) -> list[list[int]]:
-    """[[tokens, 1 where the draft's version of them is rejected, how many of that version's first
-    the target would write, too]], segment by segment."""
+    """Returns per segment [tokens, 1 if the draft's version is rejected, its leading tokens that
+    match the target's choices], as ``replay.Segment``."""
     script: list[list[int]] = []
     rounds = parse_info(answer)["trace"]
     length = len(answer["output_ids"])
     starts = [record["output_start"] for record in rounds] + [length]
     if starts[0] > 0:
         script.append([starts[0], 0, starts[0]])
-    for record, behind in zip(rounds, starts[1:], strict=True):
-        script += _segments(record, behind - record["output_start"])
+    for record, next_start in zip(rounds, starts[1:], strict=True):
+        script += _segments(record, next_start - record["output_start"])
     return [segment for segment in script if segment[0] > 0]
 
 
 def _segments(record: TraceRecord, num_tokens: int) -> Iterator[list[int]]:
-    """What was output between one draft's start and the next one's."""
+    """Yields the segments between one draft's start and the next one's."""
     draft, target = record["draft_token_ids"], record["target_token_ids"]
-    ends, cut, place = record["prefix_ends"], record["accepted_len"], 0
-    output = cut + num_matched(record)
+    ends, accepted_len, start = record["prefix_ends"], record["accepted_len"], 0
+    output = accepted_len + num_matched(record)
     for end, verdict in zip(ends, record["verdicts"], strict=True):
         if end > output:
             break
-        is_bad = end > cut and verdict < record["threshold"]
-        agreed = matching_tokens(draft[place:end], target[place:end])
-        yield [end - place, int(is_bad), agreed]
-        place = end
+        is_bad = end > accepted_len and verdict < record["threshold"]
+        yield [end - start, int(is_bad), matching_tokens(draft[start:end], target[start:end])]
+        start = end
     is_bad = output < ends[-1]
-    rest = num_tokens - place
-    yield [rest, int(is_bad), output - place if is_bad else rest]
+    rest = num_tokens - start
+    yield [rest, int(is_bad), output - start if is_bad else rest]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Servers replayed: what the engine would do with recorded answers, prices and other settings.
+"""Simulates a server from recorded answers, stage costs and other settings, without a model.
 
-No model runs. An answer is a script: its segments, each with whether the draft's version of it is
-rejected (then the target writes it itself) and where in it the target would write another token.
-Drafts of any length, judged at any prefixes, in bursts of any size, move along the script as
-``engine.iteration`` would; stages take what a price list says. What a draft holds behind its first
-rejected segment is taken to be as long as the script.
+An answer is a script of segments. Each says whether the draft's version is rejected (then the
+target decodes it itself) and where in it the target would choose another token. Drafts of any
+length, verified at any prefixes, in chunks of any size, advance along the script as
+``engine.iteration`` would, and stages take their recorded time. After its first rejected segment a
+draft is assumed to be as long as the script.
 """
 
 from __future__ import annotations
@@ -23,134 +23,131 @@ from sglang_parse.core.policy.stage_cost import Stage, StageTime
 from sglang_parse.core.policy.threshold_stats import stats_key
 from sglang_parse.core.segment import evenly_spaced
 
-Price = Callable[[float], float]
+Cost = Callable[[float], float]
 """Size (requests, rows) -> ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """What stages take.
+class Costs:
+    """Stage times.
 
     Attributes:
-        draft_step: requests -> ms of one forward of the draft model.
-        verify: rows -> ms of a forward of the target with drafts in it.
-        step: requests -> ms of a forward of the target without.
+        draft_step: requests -> ms of one draft model forward.
+        verify: rows -> ms of a target forward that verifies drafts.
+        decode: requests -> ms of a target forward without drafts.
         prefill: requests -> ms.
-        overhead: requests -> ms of an iteration that no stage takes.
+        overhead: requests -> ms of an iteration outside all stages.
     """
 
-    draft_step: Price
-    verify: Price
-    step: Price
-    prefill: Price
-    overhead: Price = lambda _: 0.0
+    draft_step: Cost
+    verify: Cost
+    decode: Cost
+    prefill: Cost
+    overhead: Cost = lambda _: 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens of an answer.
+    """A segment of an answer.
 
     Attributes:
-        length: how many.
-        is_bad: the draft's version of them is rejected.
-        agreed: how many of that version's first tokens the target would write, too.
+        length: its tokens.
+        is_bad: the draft's version of it is rejected.
+        num_matched: leading tokens of that version that match the target's choices.
     """
 
     length: int
     is_bad: bool
-    agreed: int
+    num_matched: int
 
 
 Script = Sequence[Segment]
 
 
 class Policy(Protocol):
-    """What decides: fixed settings, or the controller.
-
-    Attributes:
-        burst: draft tokens per iteration, at most.
-    """
+    """Fixed settings or the controller."""
 
     @property
-    def burst(self) -> int: ...
+    def draft_chunk(self) -> int: ...
 
-    def observe_load(self, num_running: int, resting: Sequence[int]) -> None:
-        """Requests that run now; of those that rest, how often each has failed."""
+    def observe_load(self, num_running: int, not_drafting: Sequence[int]) -> None:
+        """Records the running requests; failure counts of those that do not draft."""
 
     def plan(self, num_failed: int) -> DraftPlan | None:
-        """A request may draft: how; None where it should not."""
+        """As ``Controller.plan``."""
 
-    def share(
-        self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
+    def limit_iteration(
+        self, num_drafting: int, rows: Sequence[int], num_decoding: int, *, may_join: bool
     ) -> tuple[int, int]:
         """As ``Controller.limit_iteration``."""
 
     def observe(self, *iteration: StageTime) -> None: ...
 
-    def observe_round(self, judged: VerifyOutcome, num_failed: int) -> None: ...
+    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
 
     def observe_decoded_segment(self, num_tokens: int) -> None: ...
 
 
 @dataclass
 class Fixed:
-    """Settings as flags fix them; drafting always, or never."""
+    """Fixed settings; drafts always, or never."""
 
     draft_tokens: int = 128
     max_prefixes: int = 16
-    burst: int = 16
+    draft_chunk: int = 16
     drafts: bool = True
 
-    def observe_load(self, num_running: int, resting: Sequence[int]) -> None: ...
+    def observe_load(self, num_running: int, not_drafting: Sequence[int]) -> None: ...
 
     def plan(self, num_failed: int) -> DraftPlan | None:
         del num_failed
-        return DraftPlan(self.draft_tokens, self.max_prefixes, self.burst) if self.drafts else None
+        plan = DraftPlan(self.draft_tokens, self.max_prefixes, self.draft_chunk)
+        return plan if self.drafts else None
 
-    def share(
-        self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
+    def limit_iteration(
+        self, num_drafting: int, rows: Sequence[int], num_decoding: int, *, may_join: bool
     ) -> tuple[int, int]:
-        del num_drafting, num_stepping, may_join
-        return self.burst, len(rows)
+        del num_drafting, num_decoding, may_join
+        return self.draft_chunk, len(rows)
 
     def observe(self, *iteration: StageTime) -> None: ...
 
-    def observe_round(self, judged: VerifyOutcome, num_failed: int) -> None: ...
+    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
 
     def observe_decoded_segment(self, num_tokens: int) -> None: ...
 
 
 @dataclass
 class Controlled:
-    """A controller, asked for one threshold."""
+    """A controller with one threshold."""
 
     controller: Controller
     threshold: float = 0.5
-    taken: Counter[DraftPlan | None] = field(default_factory=Counter)
+    plans: Counter[DraftPlan | None] = field(default_factory=Counter)
 
-    def observe_load(self, num_running: int, resting: Sequence[int]) -> None:
-        keys = (stats_key(self.threshold, num_failed) for num_failed in resting)
+    def observe_load(self, num_running: int, not_drafting: Sequence[int]) -> None:
+        keys = (stats_key(self.threshold, num_failed) for num_failed in not_drafting)
         self.controller.observe_load(num_running, keys)
 
     def plan(self, num_failed: int) -> DraftPlan | None:
         plan = self.controller.plan(self.threshold, num_failed)
-        self.taken[plan and replace(plan, speedup=None)] += 1
+        self.plans[plan and replace(plan, speedup=None)] += 1
         return plan
 
-    def share(
-        self, num_drafting: int, rows: Sequence[int], num_stepping: int, *, may_join: bool
+    def limit_iteration(
+        self, num_drafting: int, rows: Sequence[int], num_decoding: int, *, may_join: bool
     ) -> tuple[int, int]:
-        return self.controller.limit_iteration(num_drafting, rows, num_stepping, may_join=may_join)
+        return self.controller.limit_iteration(num_drafting, rows, num_decoding, may_join=may_join)
 
     @property
-    def burst(self) -> int:
+    def draft_chunk(self) -> int:
         return self.controller.draft_chunk
 
     def observe(self, *iteration: StageTime) -> None:
         self.controller.observe(iteration)
 
-    def observe_round(self, judged: VerifyOutcome, num_failed: int) -> None:
-        self.controller.observe_round(self.threshold, judged, num_failed)
+    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None:
+        self.controller.observe_round(self.threshold, outcome, num_failed)
 
     def observe_decoded_segment(self, num_tokens: int) -> None:
         self.controller.observe_decoded_segment(self.threshold, num_tokens)
@@ -158,99 +155,94 @@ class Controlled:
 
 @dataclass
 class Request:
-    """One answer on its way; places are tokens of its script."""
+    """A running request; positions are tokens of its script."""
 
     script: Script
     question_rows: int
-    started: float
-    behind: list[int] = field(default_factory=list)
-    place: int = 0
+    segment_ends: list[int] = field(default_factory=list)
+    position: int = 0
     plan: DraftPlan | None = None
-    drafted: int = 0
+    num_drafted: int = 0
     ends: tuple[int, ...] = ()
-    judged_ends: tuple[int, ...] = ()
-    writes_to: int = 0
-    cut_at: int | None = None
-    last_ms: float = 0.0
-    is_over: bool = False
+    prefix_ends: tuple[int, ...] = ()
+    decodes_to: int = 0
+    rejected_at: int | None = None
+    is_ready: bool = False
     num_failed: int = 0
     has_waited: bool = False
 
     def __post_init__(self) -> None:
-        self.behind = list(accumulate(segment.length for segment in self.script))
-        self.length, self.last_ms = self.behind[-1], self.started
+        self.segment_ends = list(accumulate(segment.length for segment in self.script))
+        self.length = self.segment_ends[-1]
 
     @property
-    def limit(self) -> int:
-        """How long the draft under way may get."""
+    def draft_limit(self) -> int:
         assert self.plan is not None
-        return min(self.plan.draft_tokens, self.length - self.place)
+        return min(self.plan.draft_tokens, self.length - self.position)
 
     @property
     def is_drafting(self) -> bool:
-        return self.plan is not None and not self.is_over
+        return self.plan is not None and not self.is_ready
 
     @property
-    def is_resting(self) -> bool:
-        return self.plan is None and self.cut_at is None
+    def is_suspended(self) -> bool:
+        return self.plan is None and self.rejected_at is None
 
     @property
-    def rows(self) -> int:
-        return 1 + self.judged_ends[-1] + len(self.judged_ends) * self.question_rows
+    def verify_rows(self) -> int:
+        return 1 + self.prefix_ends[-1] + len(self.prefix_ends) * self.question_rows
 
-    def segment_end(self, place: int) -> int:
-        """Where the segment that holds the token at ``place`` ends."""
-        return self.behind[min(bisect_right(self.behind, place), len(self.behind) - 1)]
+    def segment_end(self, position: int) -> int:
+        """End of the segment that contains this position."""
+        index = bisect_right(self.segment_ends, position)
+        return self.segment_ends[min(index, len(self.segment_ends) - 1)]
 
-    def ends_of(self, drafted: int) -> tuple[int, ...]:
-        """Ends of segments in a draft that starts here; all of it if it has none."""
-        first = bisect_right(self.behind, self.place)
-        last = bisect_right(self.behind, self.place + drafted)
-        return tuple(end - self.place for end in self.behind[first:last]) or (drafted,)
+    def ends_of(self, num_drafted: int) -> tuple[int, ...]:
+        """Segment ends in a draft that starts here; the draft's end if there are none."""
+        first = bisect_right(self.segment_ends, self.position)
+        last = bisect_right(self.segment_ends, self.position + num_drafted)
+        ends = tuple(end - self.position for end in self.segment_ends[first:last])
+        return ends or (num_drafted,)
 
     @property
     def ahead(self) -> Iterator[tuple[int, Segment]]:
-        """(Start, segment) of the text from here on, as a draft has it.
+        """Yields (start, segment) of a draft that starts here.
 
-        Where the target has written another token than the draft had, the next draft goes on from
-        that: it is right, and the target would write the same.
+        If the target has decoded another token than the rejected draft had, the next draft
+        continues from the correct one, so the rest of that segment is accepted and matches.
         """
-        for end, segment in zip(self.behind, self.script, strict=True):
+        for end, segment in zip(self.segment_ends, self.script, strict=True):
             start = end - segment.length
-            if start >= self.place:
+            if start >= self.position:
                 yield start, segment
-            elif end > self.place:
-                rest = end - self.place
-                agreed = max(0, start + segment.agreed - self.place)
-                is_right = start + segment.agreed < self.place
-                yield (
-                    self.place,
-                    Segment(rest, segment.is_bad and not is_right, rest if is_right else agreed),
-                )
+            elif end > self.position:
+                rest = end - self.position
+                num_matched = max(0, start + segment.num_matched - self.position)
+                is_right = start + segment.num_matched < self.position
+                is_bad = segment.is_bad and not is_right
+                yield self.position, Segment(rest, is_bad, rest if is_right else num_matched)
 
-    def good_until(self) -> int:
-        """How far a draft that starts here holds no rejected segment."""
+    def num_good(self) -> int:
+        """Tokens before the first rejected segment of a draft that starts here."""
         bad = (start for start, segment in self.ahead if segment.is_bad)
-        return next(bad, self.length) - self.place
+        return next(bad, self.length) - self.position
 
-    def agreed_from(self, cut: int) -> int:
-        """How many tokens the target would write, too, behind the first ``cut`` of a draft that
-        starts here."""
-        agreed = 0
+    def num_matched(self, accepted_len: int) -> int:
+        """Matched tokens after the first ``accepted_len`` of a draft that starts here."""
+        num_matched = 0
         for start, segment in self.ahead:
-            skipped = max(0, self.place + cut - start)
+            skipped = max(0, self.position + accepted_len - start)
             if skipped >= segment.length:
                 continue
-            agreed += max(0, segment.agreed - skipped)
-            if segment.agreed < segment.length:
+            num_matched += max(0, segment.num_matched - skipped)
+            if segment.num_matched < segment.length:
                 break
-        return agreed
+        return num_matched
 
-    def differing(self, cut: int) -> int:
-        """Of so many tokens that are kept, those the target would have written otherwise: one of a
-        segment, where it does not agree with all."""
-        kept = (found for start, found in self.ahead if start < self.place + cut)
-        return sum(segment.agreed < segment.length for segment in kept)
+    def num_mismatched(self, accepted_len: int) -> int:
+        """Accepted tokens that differ from the target's choice: one per mismatched segment."""
+        accepted = (found for start, found in self.ahead if start < self.position + accepted_len)
+        return sum(segment.num_matched < segment.length for segment in accepted)
 
 
 class Replay:
@@ -260,145 +252,139 @@ class Replay:
         self,
         scripts: Sequence[Script],
         concurrency: int,
-        prices: Prices,
+        costs: Costs,
         policy: Policy,
         question_rows: int = 40,
     ) -> None:
         self.waiting = list(scripts)[::-1]
-        self.concurrency, self.prices, self.policy = concurrency, prices, policy
+        self.concurrency, self.costs, self.policy = concurrency, costs, policy
         self.question_rows = question_rows
         self.running: list[Request] = []
         self.ms = 0.0
-        self.tokens = 0
-        self.stepping_gaps: list[float] = []
-        self.drafting_gaps: list[float] = []
-        self.spent = dict.fromkeys(Stage, 0.0)
+        self.num_tokens = 0
 
-    def play(self) -> float:
-        """Output tokens per second."""
+    def run(self) -> float:
+        """Returns output tokens per second."""
         while self.waiting or self.running:
             self._admit()
             self._iterate()
-            self.running = [r for r in self.running if r.place < r.length]
-        return 1e3 * self.tokens / self.ms
+            self.running = [r for r in self.running if r.position < r.length]
+        return 1e3 * self.num_tokens / self.ms
 
     def _admit(self) -> None:
         new = []
         while self.waiting and len(self.running) + len(new) < self.concurrency:
-            new.append(Request(self.waiting.pop(), self.question_rows, self.ms))
+            new.append(Request(self.waiting.pop(), self.question_rows))
         if not new:
             return
-        self.ms += self.prices.prefill(len(new))
-        self._say_load(len(new))
+        self.ms += self.costs.prefill(len(new))
+        self._observe_load(len(new))
         self.running += new
         for request in new:
-            self._emit(request, 1, is_stepping=None)  # the prefill's own token
-            self._ask(request)
+            self._emit(request, 1)  # the prefill's token
+            self._plan(request)
 
-    def _ask(self, request: Request) -> None:
-        """Drafting may begin; else the target writes one segment more."""
-        if request.cut_at is not None:
-            self.policy.observe_decoded_segment(
-                min(request.place, request.writes_to) - request.cut_at
-            )
-            request.cut_at = None
+    def _plan(self, request: Request) -> None:
+        """Starts a draft, or lets the target decode one more segment."""
+        if request.rejected_at is not None:
+            decoded_to = min(request.position, request.decodes_to)
+            self.policy.observe_decoded_segment(decoded_to - request.rejected_at)
+            request.rejected_at = None
         request.plan = None
-        if request.place >= request.length:
+        if request.position >= request.length:
             return
         request.plan = self.policy.plan(request.num_failed)
-        request.drafted, request.is_over = 0, False
+        request.num_drafted, request.is_ready = 0, False
         if request.plan is None:
-            request.writes_to = request.segment_end(request.place)
+            request.decodes_to = request.segment_end(request.position)
 
-    def _say_load(self, num_new: int = 0) -> None:
-        resting = [r.num_failed for r in self.running if r.is_resting]
-        self.policy.observe_load(len(self.running) + num_new, resting)
+    def _observe_load(self, num_new: int = 0) -> None:
+        suspended = [r.num_failed for r in self.running if r.is_suspended]
+        self.policy.observe_load(len(self.running) + num_new, suspended)
 
     def _iterate(self) -> None:
-        self._say_load()
+        self._observe_load()
         drafting = [r for r in self.running if r.is_drafting]
-        over = [r for r in self.running if r.is_over]
-        stepping = [r for r in self.running if r.plan is None]
-        may_join = not any(r.has_waited for r in over)
-        may_join = may_join and all(r.limit - r.drafted <= self.policy.burst for r in drafting)
-        steps, count = self.policy.share(
-            *(len(drafting), [r.rows for r in over], len(stepping)), may_join=may_join
+        ready = [r for r in self.running if r.is_ready]
+        decoding = [r for r in self.running if r.plan is None]
+        chunk = self.policy.draft_chunk
+        may_join = not any(r.has_waited for r in ready)
+        may_join = may_join and all(r.draft_limit - r.num_drafted <= chunk for r in drafting)
+        chunk, count = self.policy.limit_iteration(
+            *(len(drafting), [r.verify_rows for r in ready], len(decoding)), may_join=may_join
         )
-        judged = over[:count]
-        for i, request in enumerate(over):
+        verified = ready[:count]
+        for i, request in enumerate(ready):
             request.has_waited = i >= count
-        self._take(Stage.SCHEDULER, len(self.running), 0, self.prices.overhead(len(self.running)))
+        num_running = len(self.running)
+        self._spend(Stage.SCHEDULER, num_running, 0, self.costs.overhead(num_running))
         if drafting:
-            self._burst(drafting, min(steps, max(r.limit - r.drafted for r in drafting)))
-        num_rows = sum(r.rows for r in judged) + len(stepping)
-        if judged:
-            self._take(Stage.VERIFY, num_rows, 0, self.prices.verify(num_rows))
-        elif stepping:
-            count = len(stepping)
-            self._take(Stage.DECODE, count, count, self.prices.step(count))
-        for request in judged:
-            self._judge(request)
-        for request in stepping:
-            self._emit(request, 1, is_stepping=True)
-            if request.place >= request.writes_to:
-                self._ask(request)
+            self._draft(drafting, min(chunk, max(r.draft_limit - r.num_drafted for r in drafting)))
+        num_rows = sum(r.verify_rows for r in verified) + len(decoding)
+        if verified:
+            self._spend(Stage.VERIFY, num_rows, 0, self.costs.verify(num_rows))
+        elif decoding:
+            self._spend(
+                Stage.DECODE, len(decoding), len(decoding), self.costs.decode(len(decoding))
+            )
+        for request in verified:
+            self._verify(request)
+        for request in decoding:
+            self._emit(request, 1)
+            if request.position >= request.decodes_to:
+                self._plan(request)
 
-    def _burst(self, drafting: Sequence[Request], steps: int) -> None:
+    def _draft(self, drafting: Sequence[Request], num_tokens: int) -> None:
         count = len(drafting)
-        self._take(Stage.DRAFT, count, steps, steps * self.prices.draft_step(count))
+        self._spend(Stage.DRAFT, count, num_tokens, num_tokens * self.costs.draft_step(count))
         for request in drafting:
-            request.drafted = min(request.drafted + steps, request.limit)
-            if request.drafted == request.limit:
-                request.is_over = True
-                self._question(request)
+            self._extend(request, request.num_drafted + num_tokens)
 
-    def _question(self, request: Request) -> None:
+    def _extend(self, request: Request, num_drafted: int) -> None:
         assert request.plan is not None
-        request.ends = request.ends_of(request.drafted)
-        request.judged_ends = tuple(evenly_spaced(request.ends, request.plan.max_prefixes))
+        request.num_drafted = min(num_drafted, request.draft_limit)
+        if request.num_drafted == request.draft_limit:
+            request.is_ready = True
+            request.ends = request.ends_of(request.num_drafted)
+            request.prefix_ends = tuple(evenly_spaced(request.ends, request.plan.max_prefixes))
 
-    def _judge(self, request: Request) -> None:
-        start, drafted = request.place, request.drafted
-        last = request.judged_ends[-1]
-        good = request.good_until()
-        cut = max((end for end in request.judged_ends if end <= good), default=0)
-        is_finished = start + cut >= request.length
-        matched = min(request.agreed_from(cut), last - cut)
-        emitted = cut + matched + (not is_finished)
-        tail = drafted - cut - 1 if cut == last and cut < drafted else 0
-        rejected = next((end for end in request.judged_ends if end > cut), None)
-        is_end = start + drafted >= request.length
-        judged = VerifyOutcome(
-            *(drafted, last, len(request.ends), cut, rejected, is_end),
-            num_matched=matched,
-            num_mismatched=request.differing(cut),
+    def _verify(self, request: Request) -> None:
+        start, num_drafted = request.position, request.num_drafted
+        num_verified = request.prefix_ends[-1]
+        good = request.num_good()
+        accepted_len = max((end for end in request.prefix_ends if end <= good), default=0)
+        is_finished = start + accepted_len >= request.length
+        num_matched = min(request.num_matched(accepted_len), num_verified - accepted_len)
+        outcome = VerifyOutcome(
+            num_drafted=num_drafted,
+            num_verified=num_verified,
+            num_segments=len(request.ends),
+            accepted_len=accepted_len,
+            reject_end=next((end for end in request.prefix_ends if end > accepted_len), None),
+            is_finished=start + num_drafted >= request.length,
+            num_matched=num_matched,
+            num_mismatched=request.num_mismatched(accepted_len),
         )
-        self.policy.observe_round(judged, request.num_failed)
-        request.num_failed = request.num_failed + 1 if judged.has_failed else 0
-        self._emit(request, emitted, is_stepping=False)
-        request.is_over = False
-        if cut == last:
-            self._ask(request)
+        self.policy.observe_round(outcome, request.num_failed)
+        request.num_failed = request.num_failed + 1 if outcome.has_failed else 0
+        self._emit(request, accepted_len + num_matched + (not is_finished))
+        request.is_ready = False
+        if accepted_len == num_verified:
+            carry_over = max(0, num_drafted - accepted_len - 1)
+            self._plan(request)
             if request.plan is not None:
-                request.drafted = min(max(tail, 0), request.limit)
-                if request.drafted == request.limit:
-                    request.is_over = True
-                    self._question(request)
+                self._extend(request, carry_over)
         else:
-            request.plan, request.cut_at = None, start + cut
-            request.writes_to = request.segment_end(start + cut)
-            if request.place >= request.writes_to:
-                self._ask(request)
+            request.plan, request.rejected_at = None, start + accepted_len
+            request.decodes_to = request.segment_end(start + accepted_len)
+            if request.position >= request.decodes_to:
+                self._plan(request)
 
-    def _emit(self, request: Request, count: int, is_stepping: bool | None) -> None:
-        count = min(count, request.length - request.place)
-        request.place += count
-        self.tokens += count
-        gap, request.last_ms = self.ms - request.last_ms, self.ms
-        if is_stepping is not None:
-            (self.stepping_gaps if is_stepping else self.drafting_gaps).append(gap)
+    def _emit(self, request: Request, count: int) -> None:
+        count = min(count, request.length - request.position)
+        request.position += count
+        self.num_tokens += count
 
-    def _take(self, stage: Stage, size: int, amount: int, ms: float) -> None:
+    def _spend(self, stage: Stage, size: int, num_tokens: int, ms: float) -> None:
         self.ms += ms
-        self.spent[stage] += ms
-        self.policy.observe(StageTime(stage, size, amount, ms))
+        self.policy.observe(StageTime(stage, size, num_tokens, ms))

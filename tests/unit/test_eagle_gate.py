@@ -1,11 +1,11 @@
-"""Whether an EAGLE-3 head reads along."""
+"""When the EAGLE-3 head runs for a request."""
 
 from __future__ import annotations
 
 import pytest
 
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.eagle_gate import AGAIN, KNOWN, MAX_THRESHOLDS, EagleGate
+from sglang_parse.core.policy.eagle_gate import MAX_THRESHOLDS, MIN_ANSWERS, PROBE_EVERY, EagleGate
 from sglang_parse.core.policy.stage_cost import Stage, StageTime
 
 pytestmark = pytest.mark.unit
@@ -13,72 +13,72 @@ pytestmark = pytest.mark.unit
 MS_PER_TOKEN = 1.0
 
 
-def reading(stepped: int, *, count: int = KNOWN, ms: float = 4.0) -> EagleGate:
-    """Answers of 160 tokens, which the head reads in ``ms``."""
-    found = EagleGate()
-    found.observe_cost(160, ms)
+def gate_after(num_decoded: int, *, count: int = MIN_ANSWERS, ms: float = 4.0) -> EagleGate:
+    """Answers of 160 tokens, which the head processes in ``ms``."""
+    gate = EagleGate()
+    gate.observe_cost(160, ms)
     for _ in range(count):
-        found.observe_answer(0.5, 160, stepped)
-    return found
+        gate.observe_answer(0.5, 160, num_decoded)
+    return gate
 
 
-def test_all_are_read_until_something_is_known():
+def test_the_head_runs_until_enough_is_known():
     assert EagleGate().pays(0.5, MS_PER_TOKEN)
-    assert reading(0, count=KNOWN - 1).pays(0.5, MS_PER_TOKEN)
-    unpriced = EagleGate()
-    for _ in range(KNOWN):
-        unpriced.observe_answer(0.5, 160, 0)
-    assert unpriced.pays(0.5, MS_PER_TOKEN)
+    assert gate_after(0, count=MIN_ANSWERS - 1).pays(0.5, MS_PER_TOKEN)
+    without_cost = EagleGate()
+    for _ in range(MIN_ANSWERS):
+        without_cost.observe_answer(0.5, 160, 0)
+    assert without_cost.pays(0.5, MS_PER_TOKEN)
 
 
-def test_reading_costs_no_more_than_its_steps_save():
-    """Half of a stepped token's time is saved."""
-    assert not reading(0).pays(0.5, MS_PER_TOKEN)
-    assert not reading(7).pays(0.5, MS_PER_TOKEN)
-    assert reading(8).pays(0.5, MS_PER_TOKEN)
-    # The same answers, where a step is dearer: fewer requests share it.
-    assert reading(1).pays(0.5, 8 * MS_PER_TOKEN)
-    assert not reading(8, ms=5.0).pays(0.5, MS_PER_TOKEN)
+def test_the_head_runs_where_it_saves_more_than_it_costs():
+    """It saves half of a decoded token's time."""
+    assert not gate_after(0).pays(0.5, MS_PER_TOKEN)
+    assert not gate_after(7).pays(0.5, MS_PER_TOKEN)
+    assert gate_after(8).pays(0.5, MS_PER_TOKEN)
+    # A token takes longer if fewer requests share the decode step.
+    assert gate_after(1).pays(0.5, 8 * MS_PER_TOKEN)
+    assert not gate_after(8, ms=5.0).pays(0.5, MS_PER_TOKEN)
 
 
-def test_thresholds_are_apart():
-    found = reading(0)
-    assert not found.pays(0.5, MS_PER_TOKEN)
-    assert found.pays(0.9, MS_PER_TOKEN)
+def test_thresholds_are_independent():
+    gate = gate_after(0)
+    assert not gate.pays(0.5, MS_PER_TOKEN)
+    assert gate.pays(0.9, MS_PER_TOKEN)
 
 
-def test_about_even_it_stays_as_it_was():
-    """Each change leaves prompts in a part of the cache where nobody finds them."""
-    found = reading(0)
-    assert not found.pays(0.5, MS_PER_TOKEN)
+def test_hysteresis_near_break_even():
+    """Each change invalidates cached prompts: both kinds are cached separately."""
+    gate = gate_after(0)
+    assert not gate.pays(0.5, MS_PER_TOKEN)
     for _ in range(200):
-        found.observe_answer(0.5, 160, 10)
-    assert not found.pays(0.5, MS_PER_TOKEN)
+        gate.observe_answer(0.5, 160, 10)
+    assert not gate.pays(0.5, MS_PER_TOKEN)
     for _ in range(200):
-        found.observe_answer(0.5, 160, 13)
-    assert found.pays(0.5, MS_PER_TOKEN)
+        gate.observe_answer(0.5, 160, 13)
+    assert gate.pays(0.5, MS_PER_TOKEN)
     for _ in range(200):
-        found.observe_answer(0.5, 160, 10)
-    assert found.pays(0.5, MS_PER_TOKEN)
+        gate.observe_answer(0.5, 160, 10)
+    assert gate.pays(0.5, MS_PER_TOKEN)
 
 
-def test_now_and_then_one_is_read_all_the_same():
-    found = reading(0)
-    decided = [found.pays(0.5, MS_PER_TOKEN) for _ in range(2 * AGAIN)]
-    assert [i for i, is_read in enumerate(decided) if is_read] == [AGAIN - 1, 2 * AGAIN - 1]
+def test_bypassed_requests_probe_the_head_regularly():
+    gate = gate_after(0)
+    decided = [gate.pays(0.5, MS_PER_TOKEN) for _ in range(2 * PROBE_EVERY)]
+    assert [i for i, runs in enumerate(decided) if runs] == [PROBE_EVERY - 1, 2 * PROBE_EVERY - 1]
 
 
-def test_any_number_of_thresholds():
-    found = reading(0)
+def test_the_number_of_thresholds_is_bounded():
+    gate = gate_after(0)
     for i in range(MAX_THRESHOLDS):
-        found.pays(1 / (3 + i), MS_PER_TOKEN)
-    assert found.pays(0.5, MS_PER_TOKEN)  # forgotten
+        gate.pays(1 / (3 + i), MS_PER_TOKEN)
+    assert gate.pays(0.5, MS_PER_TOKEN)  # forgotten
 
 
-def test_the_controller_asks_at_the_load_there_is():
-    """A step's time is shared by those in it, and by the tokens it brings."""
-    controller = Controller(eagle_gate=reading(4))
-    assert controller.uses_eagle(0.5)  # no price of a step yet
+def test_the_controller_uses_the_time_of_a_token_at_the_current_load():
+    """Requests and tokens of a decode step share its time."""
+    controller = Controller(eagle_gate=gate_after(4))
+    assert controller.uses_eagle(0.5)  # the decode cost is unknown
     controller.observe([StageTime(Stage.DECODE, 1, 1, 6.0)])
     assert controller.uses_eagle(0.5)
     controller.observe_load(4)
@@ -86,7 +86,7 @@ def test_the_controller_asks_at_the_load_there_is():
 
 
 @pytest.mark.parametrize("mode", ["always", "never"])
-def test_where_drafting_is_fixed_all_are_read(mode: str):
-    controller = Controller(mode=mode, eagle_gate=reading(0))
+def test_the_head_always_runs_if_drafting_is_fixed(mode: str):
+    controller = Controller(mode=mode, eagle_gate=gate_after(0))
     controller.observe([StageTime(Stage.DECODE, 1, 1, 6.0)])
     assert controller.uses_eagle(0.5)

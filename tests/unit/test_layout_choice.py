@@ -1,4 +1,4 @@
-"""Which plan a burst takes: the cheapest at the load there is, each tried now and then."""
+"""The draft layout with the lowest cost at the current load."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ import pytest
 
 from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.policy.layout_choice import (
+    MIN_CHUNKS,
     RETRY_EVERY,
-    TRIALS,
     DraftLayoutChoice,
     layouts_for,
 )
@@ -16,42 +16,42 @@ from sglang_parse.core.policy.stage_cost import Stage, StageTime
 pytestmark = pytest.mark.unit
 
 
-def burst(plan: DraftLayout, num_requests: int, ms_per_token: float) -> StageTime:
+def draft_time(layout: DraftLayout, num_requests: int, ms_per_token: float) -> StageTime:
     return StageTime(
-        Stage.DRAFT, num_requests, 16.0, 16 * ms_per_token, num_forwards=4, layout=plan
+        Stage.DRAFT, num_requests, 16.0, 16 * ms_per_token, num_forwards=4, layout=layout
     )
 
 
-def run(choice: DraftLayoutChoice, costs: dict, num_requests: int, bursts: int) -> Counter:
-    """Bursts, by plan; ``costs``: plan -> ms a token for no request, and for each more."""
+def run(choice: DraftLayoutChoice, costs: dict, num_requests: int, num_chunks: int) -> Counter:
+    """Draft chunks by layout; ``costs``: layout -> (ms per token, the same per request)."""
     used = Counter()
-    for _ in range(bursts):
-        plan = choice.choose(num_requests)
-        used[plan] += 1
-        base, slope = costs[plan]
+    for _ in range(num_chunks):
+        layout = choice.choose(num_requests)
+        used[layout] += 1
+        base, slope = costs[layout]
         per_token = base + slope * num_requests
-        choice.observe([burst(plan, num_requests, per_token)])
+        choice.observe([draft_time(layout, num_requests, per_token)])
     return used
 
 
-def test_plans():
+def test_candidate_layouts():
     every, last, one = layouts_for(8, allow_one_token=True)
-    assert [str(plan) for plan in (every, last, one)] == [
+    assert [str(layout) for layout in (every, last, one)] == [
         "8 tokens a forward, masks behind every row",
         "8 tokens a forward, masks behind the last row",
         "one token a forward",
     ]
-    assert [plan.rows_behind for plan in (every, last, one)] == [63, 14, 0]
+    assert [layout.rows_behind for layout in (every, last, one)] == [63, 14, 0]
     assert layouts_for(8, allow_one_token=False) == (every, last)
     assert layouts_for(1, allow_one_token=False) == (one,)
 
 
-def test_the_cheapest_plan_is_taken_at_the_load_there_is():
-    """Masks behind every row are cheap for one request, and dear for eight."""
+def test_the_cheapest_layout_at_the_current_load_is_used():
+    """Masks after every row are cheap for one request and expensive for eight."""
     every, last, one = layouts_for(8, allow_one_token=True)
     costs = {every: (0.2, 0.2), last: (0.5, 0.05), one: (2.0, 0.0)}
     choice = DraftLayoutChoice((every, last, one))
-    assert run(choice, costs, 1, 3 * TRIALS) == dict.fromkeys(costs, TRIALS)
+    assert run(choice, costs, 1, 3 * MIN_CHUNKS) == dict.fromkeys(costs, MIN_CHUNKS)
     assert run(choice, costs, 1, RETRY_EVERY)[every] >= RETRY_EVERY - 2
     run(choice, costs, 8, 20)
     assert run(choice, costs, 8, RETRY_EVERY)[last] >= RETRY_EVERY - 2
@@ -59,17 +59,17 @@ def test_the_cheapest_plan_is_taken_at_the_load_there_is():
     assert choice.costs[every].per_forward.at(1) == pytest.approx(4 * 0.4, rel=0.2)
 
 
-def test_the_first_burst_of_a_plan_warms_up():
+def test_the_first_chunk_of_a_layout_is_not_counted():
     every, last = layouts_for(4, allow_one_token=False)
     choice = DraftLayoutChoice((every, last))
-    choice.observe([burst(every, 1, 999.0)])
+    choice.observe([draft_time(every, 1, 999.0)])
     assert choice.costs[every].per_token.at(1) is None
-    choice.observe([StageTime(Stage.DECODE, 1, 1, 3.0), burst(every, 1, 1.0)])
+    choice.observe([StageTime(Stage.DECODE, 1, 1, 3.0), draft_time(every, 1, 1.0)])
     assert choice.costs[every].per_token.at(1) == 1.0
-    assert "behind every row: 1.00 ms a kept token, 4.00 ms a forward" in choice.describe(1)
+    assert "behind every row: 1.00 ms per accepted token, 4.00 ms per forward" in choice.describe(1)
 
 
-def test_a_plan_is_not_left_for_noise():
+def test_noise_does_not_change_the_layout():
     every, last = layouts_for(4, allow_one_token=False)
     choice = DraftLayoutChoice((every, last))
     run(choice, {every: (1.0, 0.0), last: (1.2, 0.0)}, 1, 8)

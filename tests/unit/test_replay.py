@@ -1,4 +1,4 @@
-"""The controller on recorded servers: as fast as the best fixed setting, never behind plain."""
+"""The controller on replayed loads: nearly as fast as the best fixed settings and plain decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from support.loads import QUESTION_ROWS, Load, loads, prices_of, recorded, scripts_of
+from support.loads import QUESTION_ROWS, Load, loads, costs_of, recorded, scripts_of
 from support.replay import Fixed, Replay
 
 pytestmark = pytest.mark.unit
@@ -16,31 +16,31 @@ LOADS = {load.name: load for load in loads()}
 
 @pytest.mark.parametrize("real", recorded()["real"], ids=lambda real: f"{real['requests']}")
 def test_the_simulator_predicts_real_servers(real: Mapping):
-    """Other settings than those its prices and cuts are from."""
+    """With settings other than those it was recorded with."""
     fixed = Fixed(
         draft_tokens=real.get("draft_tokens", 128),
         max_prefixes=real.get("max_prefixes", 16),
-        burst=real.get("draft_chunk", 16),
+        draft_chunk=real.get("draft_chunk", 16),
         drafts=real.get("drafting") != "never",
     )
     scripts = scripts_of("blocks", 0.5, max(24, 4 * real["requests"]))
-    replay = Replay(scripts, real["requests"], prices_of("blocks"), fixed, QUESTION_ROWS)
-    assert replay.play() == pytest.approx(real["tokens_per_s"], rel=0.15)
+    replay = Replay(scripts, real["requests"], costs_of("blocks"), fixed, QUESTION_ROWS)
+    assert replay.run() == pytest.approx(real["tokens_per_s"], rel=0.15)
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_as_fast_as_the_best_of_the_grid(load: Load):
-    """Of 61 fixed settings; the best is on record, as ``record_loads`` finds it."""
+    """``record_loads`` finds the best of 61 fixed settings."""
     best = recorded()["best"][load.name]
     again = Fixed(best["draft_tokens"], best["max_prefixes"], best["draft_chunk"], best["drafts"])
-    assert load.play(again) == pytest.approx(best["tokens_per_s"], rel=1e-3)
+    assert load.run(again) == pytest.approx(best["tokens_per_s"], rel=1e-3)
     rate = load.controlled()
     assert rate >= 0.9 * best["tokens_per_s"]
-    assert rate >= 0.97 * load.play(Fixed(drafts=False))
+    assert rate >= 0.97 * load.run(Fixed(drafts=False))
 
 
 @pytest.mark.parametrize("name", ["4, middle", "16, high"])
-def test_a_bound_on_gaps_costs_little(name: str):
+def test_a_bound_on_itl_costs_little(name: str):
     load = LOADS[name]
     free, load.max_itl_ratio = load.controlled(), 2.5
     try:

@@ -1,4 +1,4 @@
-"""What a stage takes, by its size."""
+"""The time of a stage by its size."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sglang_parse.core.policy.stage_cost import StageCost
 pytestmark = pytest.mark.unit
 
 
-def cost_of(*seen: tuple[float, float]) -> StageCost:
+def cost_of(*observed: tuple[float, float]) -> StageCost:
     cost = StageCost()
-    for size, ms in seen:
+    for size, ms in observed:
         cost.add(size, ms)
     return cost
 
 
-def test_between_sizes_on_a_line_and_beyond_with_the_slope_of_all():
+def test_interpolation_and_extrapolation():
     assert StageCost().at(3) is None
     assert cost_of((4, 20.0)).at(4) == cost_of((4, 20.0)).at(8) == 20.0
     line = cost_of(*((n, 5 + 2 * n) for n in (1, 2, 4, 8)))
@@ -24,15 +24,15 @@ def test_between_sizes_on_a_line_and_beyond_with_the_slope_of_all():
     assert line.at(16) == pytest.approx(37)
 
 
-def test_noise_turns_no_line_round():
-    """More work takes no less time, and none takes none."""
+def test_noise_never_makes_cost_fall_with_size():
+    """Nor makes it negative."""
     falling = cost_of((1, 10.0), (2, 8.0), (1, 10.0), (2, 8.0))
     assert falling.at(8) == falling.at(1)
     steep = cost_of((4, 4.0), (8, 12.0), (4, 4.0), (8, 12.0))
     assert 0 <= steep.at(0) <= 4
 
 
-def test_what_was_is_forgotten_and_an_outlier_counts_little():
+def test_old_observations_decay_and_outliers_are_capped():
     cost = cost_of(*[(1, 10.0)] * 50)
     cost.add(1, 10_000.0)
     assert cost.at(1) <= 12
@@ -41,8 +41,8 @@ def test_what_was_is_forgotten_and_an_outlier_counts_little():
     assert cost.at(1) == pytest.approx(20, rel=0.02)
 
 
-def test_first_calls_are_forgotten_as_soon_as_one_shows_it():
-    """A server's first passes compile, or share the machine with other servers that start."""
+def test_a_much_faster_call_resets_the_mean():
+    """A server's first calls compile, or share the machine with other servers that start."""
     cost = cost_of(*[(32, 900.0)] * 3, *[(64, 1000.0)] * 3)
     cost.add(64, 30.0)
     assert cost.at(64) == pytest.approx(30)

@@ -1,1 +1,1 @@
-"""Adaptive drafting: how long a draft is, how it is verified, and whether it pays."""
+"""Adaptive drafting: decides whether to draft, how many tokens, and how to verify them."""

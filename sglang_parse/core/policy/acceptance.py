@@ -1,10 +1,9 @@
-"""Where drafts of one threshold were cut: how far the next ones are likely to be right.
+"""Models how many draft tokens of one threshold are accepted.
 
-Two hazards, events per draft token in bands of depth: that the draft goes wrong here, and that the
-draft model ends its answer here. A cut says that the first wrong token lies between the last prefix
-kept and the first rejected one, and that all before was right. What was seen fades with the tokens
-seen since; a band that few drafts reached is as the whole account, and an account of nothing is as
-its prior. No tensors.
+Two event rates per draft token, by depth bands: an error in the draft, and the end of the draft
+model's answer. A reject places the first error between the last accepted and the first rejected
+prefix. Observations decay with the tokens observed since. A band with few observations falls back
+to the mean of all bands, and that to its prior.
 """
 
 from __future__ import annotations
@@ -14,42 +13,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sglang_parse.core.policy.agreement import Agreement, Behind
+from sglang_parse.core.policy.agreement import AfterReject, Agreement
 
 BAND_ENDS = (8, 16, 32, 64, 128, 256, 512, 1024, 8192)
-"""Depths, in draft tokens, at which a band ends."""
-MEMORY = 2000.0
-"""Draft tokens in which what has been seen fades to a third, of ``FEW`` requests."""
-FEW = 8
+"""Ends of the depth bands, in draft tokens."""
+MEMORY_TOKENS = 2000.0
+"""Draft tokens of ``MEMORY_REQUESTS`` requests in which observations decay to 1/e."""
+MEMORY_REQUESTS = 8
 BAND_WEIGHT = 32.0
-"""Tokens a band must have seen to count as much as the whole account."""
-PRIOR = 1 / 16
-"""Wrong tokens per token of a draft that nothing is known of."""
+"""Weight of the mean of all bands in one band's rate, in tokens."""
+ERROR_RATE = 1 / 16
+"""Prior: errors per draft token."""
 PRIOR_WEIGHT = 8.0
-"""Tokens a prior counts as."""
-ENDING = 1 / 256
-"""The prior of a draft's end."""
-USUAL_SEGMENT = 12.0
-"""Tokens of a segment before one was seen."""
-GUESSED = 4
-"""Tokens that match by luck."""
-NEWEST = 0.1
-"""Weight of an observation in a mean."""
-MOST_PLACES = 64
-"""Places at which a draft judged token by token is looked at."""
+"""Weight of a prior, in tokens."""
+END_RATE = 1 / 256
+"""Prior: answer ends per draft token."""
+SEGMENT_LEN = 12.0
+"""Initial segment length, in tokens."""
+CHANCE_MATCHES = 4
+"""Fewer matched tokens than this are chance."""
+EMA_WEIGHT = 0.1
+MAX_EVALUATED_PREFIXES = 64
+"""Prefixes evaluated in token mode, where every token is one."""
 
 
 class VerifyOutcome(NamedTuple):
-    """A draft that was judged. Offsets are draft tokens.
+    """The result of one verified draft. Ends are draft offsets.
 
     Attributes:
-        drafted: tokens it held; ``judged``: those of them in front of its last prefix's end.
-        segments: how many segments these were.
-        cut: those that were kept.
-        rejected: the end of the first rejected prefix; None where all that was judged is kept.
-        is_finished: the draft model ended its answer with it.
-        matched: of those behind the cut, how many the target would have written, too.
-        differing: of those that were kept, how many it would have written otherwise.
+        num_drafted: draft tokens.
+        num_verified: draft tokens up to the last prefix's end.
+        num_segments: segments among the verified tokens.
+        accepted_len: accepted draft tokens.
+        reject_end: end of the first rejected prefix; None if every verified token is accepted.
+        is_finished: the draft ends the answer.
+        num_matched: verified tokens after the accepted prefix that match the target's choices.
+        num_mismatched: accepted tokens that differ from the target's choices.
     """
 
     num_drafted: int
@@ -63,163 +62,169 @@ class VerifyOutcome(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was good for nothing, but for a few tokens that anybody would have guessed."""
-        return not self.accepted_len and self.num_matched < GUESSED
+        """Whether nothing was accepted and no more than chance matched."""
+        return not self.accepted_len and self.num_matched < CHANCE_MATCHES
 
 
 @dataclass(slots=True)
-class ErrorRate:
-    """Events per token, by depth."""
+class RateByDepth:
+    """Events per token, by depth band."""
 
     events: list[float] = field(default_factory=lambda: [0.0] * len(BAND_ENDS))
-    seen: list[float] = field(default_factory=lambda: [0.0] * len(BAND_ENDS))
+    tokens: list[float] = field(default_factory=lambda: [0.0] * len(BAND_ENDS))
 
-    def add(self, depth: float, *, has_event: bool) -> None:
-        """Nothing happened before this depth; then it did, or nobody looked further."""
+    def observe(self, depth: float, *, has_event: bool) -> None:
+        """Records ``depth`` tokens without an event, then an event or the end of observation."""
         start = 0
         for band, end in enumerate(BAND_ENDS):
-            self.seen[band] += max(0.0, min(depth, end) - start)
+            self.tokens[band] += max(0.0, min(depth, end) - start)
             if has_event and start <= depth < end:
                 self.events[band] += 1
             start = end
 
-    def fade(self, left: float) -> None:
-        """What was seen counts that much less."""
-        self.events = [left * value for value in self.events]
-        self.seen = [left * value for value in self.seen]
+    def decay(self, factor: float) -> None:
+        self.events = [factor * value for value in self.events]
+        self.tokens = [factor * value for value in self.tokens]
 
     def mean(self, prior: float) -> float:
-        """At all depths together."""
-        return (sum(self.events) + PRIOR_WEIGHT * prior) / (sum(self.seen) + PRIOR_WEIGHT)
+        return (sum(self.events) + PRIOR_WEIGHT * prior) / (sum(self.tokens) + PRIOR_WEIGHT)
 
-    def rates(self, prior: float) -> list[float]:
-        """Per band."""
+    def by_band(self, prior: float) -> list[float]:
         mean = self.mean(prior)
         return [
-            (events + BAND_WEIGHT * mean) / (seen + BAND_WEIGHT)
-            for events, seen in zip(self.events, self.seen, strict=True)
+            (events + BAND_WEIGHT * mean) / (tokens + BAND_WEIGHT)
+            for events, tokens in zip(self.events, self.tokens, strict=True)
         ]
 
 
-class Expected(NamedTuple):
-    """What a round is expected to be: means.
+class ExpectedRound(NamedTuple):
+    """Expected token counts of one round.
 
     Attributes:
-        drafted: draft tokens; ``judged``: those in front of the last prefix's end; ``kept``: those
-            that are kept.
-        reject_prob: the chance that some of what is judged is rejected.
-        own: the chance that the target's own next token follows.
-        behind: of what is judged, tokens behind a cut, where there is one.
-        prefixes: how many are judged; ``spacing``: tokens between their ends.
+        num_drafted: draft tokens.
+        num_verified: draft tokens up to the last prefix's end.
+        num_accepted: accepted draft tokens.
+        reject_prob: probability of a rejected prefix.
+        num_bonus: bonus tokens: one unless the accepted draft ends the answer.
+        num_after_reject: verified tokens after the rejection point, if there is one.
+        num_prefixes: verified prefixes.
+        prefix_spacing: tokens between prefix ends.
     """
 
-    drafted: float
-    judged: float
-    kept: float
+    num_drafted: float
+    num_verified: float
+    num_accepted: float
     reject_prob: float
-    own: float
-    behind: float
-    prefixes: float
-    spacing: float
+    num_bonus: float
+    num_after_reject: float
+    num_prefixes: float
+    prefix_spacing: float
 
 
 @dataclass(slots=True)
 class AcceptanceModel:
-    """The account of one threshold.
+    """Acceptance statistics of one threshold.
 
     Attributes:
-        prior: wrong tokens per token before anything was seen.
-        rounds: judged drafts.
-        segment: mean tokens of a segment.
-        rest: mean tokens from a cut to where the target ends its segment.
-        agreement: how far the target agrees behind a cut.
+        prior: error rate before any observation.
+        num_rounds: verified drafts.
+        segment_len: mean tokens per segment.
+        segment_rest: mean tokens from a rejection point to the end of the target's segment.
+        agreement: matched tokens after a rejection point.
     """
 
-    prior: float = PRIOR
-    rounds: int = 0
-    segment: float = USUAL_SEGMENT
-    rest: float = USUAL_SEGMENT
+    prior: float = ERROR_RATE
+    num_rounds: int = 0
+    segment_len: float = SEGMENT_LEN
+    segment_rest: float = SEGMENT_LEN
     agreement: Agreement = field(default_factory=Agreement)
-    _wrong: ErrorRate = field(default_factory=ErrorRate)
-    _over: ErrorRate = field(default_factory=ErrorRate)
-    _expected: dict[tuple[int, int, bool], Expected] = field(default_factory=dict)
+    _errors: RateByDepth = field(default_factory=RateByDepth)
+    _ends: RateByDepth = field(default_factory=RateByDepth)
+    _expected: dict[tuple[int, int, bool], ExpectedRound] = field(default_factory=dict)
 
     @property
-    def hazard(self) -> float:
-        """Wrong tokens per token, at all depths together."""
-        return self._wrong.mean(self.prior)
+    def error_rate(self) -> float:
+        """Errors per draft token at all depths."""
+        return self._errors.mean(self.prior)
 
-    def add(self, judged: VerifyOutcome, num_running: int = 1) -> None:
-        """A draft was judged, one of so many requests'.
+    def observe_round(self, outcome: VerifyOutcome, num_running: int = 1) -> None:
+        """Records a verified draft of one of ``num_running`` requests.
 
-        Those that run at the same time began together, perhaps, and are as far: what one of them
-        shows is forgotten no sooner than what all show.
+        Concurrent requests often started together and are at the same depth, so decay slows down
+        with their number: one round of all of them must not displace the rest.
         """
-        self.rounds += 1
+        self.num_rounds += 1
         self._expected.clear()
-        left = math.exp(-judged.num_drafted * FEW / max(FEW, num_running) / MEMORY)
-        for seen in (self._wrong, self._over, self.agreement):
-            seen.fade(left)
-        # Somewhere in the first rejected stretch, whose segments nobody asked about one by one.
-        wrong = (
-            judged.accepted_len
-            if judged.reject_end is None
-            else (judged.accepted_len + judged.reject_end - 1) // 2
+        num_requests = max(MEMORY_REQUESTS, num_running)
+        factor = math.exp(-outcome.num_drafted * MEMORY_REQUESTS / num_requests / MEMORY_TOKENS)
+        for observed in (self._errors, self._ends, self.agreement):
+            observed.decay(factor)
+        # The error may be anywhere in the first rejected part; assume its middle.
+        first_error = (
+            outcome.accepted_len
+            if outcome.reject_end is None
+            else (outcome.accepted_len + outcome.reject_end - 1) // 2
         )
-        self._wrong.add(wrong, has_event=judged.reject_end is not None)
-        self._over.add(judged.num_drafted, has_event=judged.is_finished)
-        self.agreement.observe_accepted(judged.accepted_len, judged.num_mismatched)
-        if judged.reject_end is not None:
-            self.agreement.observe_reject(
-                judged.reject_end - judged.accepted_len, judged.num_matched
-            )
-        # Not of all that was drafted: a short draft ends in the middle of one.
-        self.segment += NEWEST * (judged.num_verified / max(1, judged.num_segments) - self.segment)
+        self._errors.observe(first_error, has_event=outcome.reject_end is not None)
+        self._ends.observe(outcome.num_drafted, has_event=outcome.is_finished)
+        self.agreement.observe_accepted(outcome.accepted_len, outcome.num_mismatched)
+        if outcome.reject_end is not None:
+            rejected_len = outcome.reject_end - outcome.accepted_len
+            self.agreement.observe_reject(rejected_len, outcome.num_matched)
+        # The unverified end of a draft is not a whole segment.
+        segment_len = outcome.num_verified / max(1, outcome.num_segments)
+        self.segment_len += EMA_WEIGHT * (segment_len - self.segment_len)
 
-    def add_rest(self, num_tokens: int) -> None:
-        """The target finished the segment after a cut."""
-        self.rest += NEWEST * (num_tokens - self.rest)
+    def observe_decoded_segment(self, num_tokens: int) -> None:
+        """Records the target's tokens from a rejection point to the end of its segment."""
+        self.segment_rest += EMA_WEIGHT * (num_tokens - self.segment_rest)
 
-    def expect(self, draft_tokens: int, max_prefixes: int, *, by_token: bool = False) -> Expected:
-        """A round of at most so many draft tokens and prefixes, their ends evenly spaced.
-
-        Args:
-            by_token: every token is judged and no question is asked (token mode).
-        """
-        key = draft_tokens, max_prefixes, by_token
-        if key not in self._expected:  # asked for often while drafting is suspended, and as it was
+    def expect(
+        self, draft_tokens: int, max_prefixes: int, *, token_mode: bool = False
+    ) -> ExpectedRound:
+        """Estimates a round with at most this many draft tokens and evenly spaced prefixes."""
+        key = draft_tokens, max_prefixes, token_mode
+        if key not in self._expected:  # queried at every segment while drafting is suspended
             self._expected[key] = self._expect(*key)
         return self._expected[key]
 
-    def _expect(self, draft_tokens: int, max_prefixes: int, by_token: bool) -> Expected:
-        wrong, over = self._wrong.rates(self.prior), self._over.rates(ENDING)
-        segment = 1.0 if by_token else max(1.0, self.segment)
-        count = max(1, int(draft_tokens / segment))
-        last = min(count * segment, float(draft_tokens))
-        places = min(count, MOST_PLACES if by_token else max_prefixes)
-        judged = kept = before = 0.0
-        for place in range(1, places + 1):
-            end = last * place / places
-            length = (end - before) * (_still(over, before) + _still(over, end)) / 2
-            judged += length
-            kept += length * _still(wrong, end)
-            before = end
-        right = _still(wrong, last if places == 1 else judged)
-        behind = judged - (kept - right * judged) / max(1e-9, 1 - right)
-        going_on = _still(over, last)
-        drafted = judged + going_on * (draft_tokens - last)
-        asked = max(1.0, places * min(1.0, drafted / draft_tokens))
-        own = 1 - right * (1 - going_on)
-        behind = min(max(0.0, behind), judged)
-        return Expected(drafted, judged, kept, 1 - right, own, behind, asked, last / places)
+    def _expect(self, draft_tokens: int, max_prefixes: int, token_mode: bool) -> ExpectedRound:
+        errors, ends = self._errors.by_band(self.prior), self._ends.by_band(END_RATE)
+        segment_len = 1.0 if token_mode else max(1.0, self.segment_len)
+        num_segments = max(1, int(draft_tokens / segment_len))
+        last_end = min(num_segments * segment_len, float(draft_tokens))
+        num_prefixes = min(num_segments, MAX_EVALUATED_PREFIXES if token_mode else max_prefixes)
+        verified = accepted = start = 0.0
+        for k in range(1, num_prefixes + 1):
+            end = last_end * k / num_prefixes
+            length = (end - start) * (_survival(ends, start) + _survival(ends, end)) / 2
+            verified += length
+            accepted += length * _survival(errors, end)
+            start = end
+        accept_prob = _survival(errors, last_end if num_prefixes == 1 else verified)
+        after_reject = verified - (accepted - accept_prob * verified) / max(1e-9, 1 - accept_prob)
+        unfinished_prob = _survival(ends, last_end)
+        drafted = verified + unfinished_prob * (draft_tokens - last_end)
+        return ExpectedRound(
+            num_drafted=drafted,
+            num_verified=verified,
+            num_accepted=accepted,
+            reject_prob=1 - accept_prob,
+            num_bonus=1 - accept_prob * (1 - unfinished_prob),
+            num_after_reject=min(max(0.0, after_reject), verified),
+            num_prefixes=max(1.0, num_prefixes * min(1.0, drafted / draft_tokens)),
+            prefix_spacing=last_end / num_prefixes,
+        )
 
-    def behind(self, expected: Expected) -> Behind:
-        """What follows a cut in such a round."""
-        return self.agreement.behind(expected.spacing, expected.behind, self.rest)
+    def after_reject(self, expected: ExpectedRound) -> AfterReject:
+        """Estimates what follows a rejection point in such a round."""
+        return self.agreement.after_reject(
+            expected.prefix_spacing, expected.num_after_reject, self.segment_rest
+        )
 
 
-def _still(rates: Sequence[float], depth: float) -> float:
-    """The chance that nothing has happened before this depth."""
+def _survival(rates: Sequence[float], depth: float) -> float:
+    """Returns the probability of no event before ``depth``."""
     total, start = 0.0, 0
     for rate, end in zip(rates, BAND_ENDS, strict=True):
         if depth <= start:

@@ -1,9 +1,9 @@
-"""How far the target agrees with a draft behind its cut: what a rejected draft is still worth.
+"""Estimates how many draft tokens after a rejection point match the target's own choices.
 
-The pass shows the target's own choice behind every judged token, so all that it would have written
-itself comes with the cut. In text that is right it chooses another token now and then; where the
-text goes wrong it does so at the latest, unless the verdict was wrong about that. What was seen
-fades with the tokens seen since. No tensors.
+The verify pass computes the target's choice at every verified position. Draft tokens after the
+accepted prefix that equal it are output together with the accepted tokens. In correct text the
+target chooses another token at a constant rate. In a rejected segment it does so at the error at
+the latest, unless the verdict was wrong. Observations decay with the tokens observed since.
 """
 
 from __future__ import annotations
@@ -12,84 +12,91 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-DIFFERING, DIFFERING_WEIGHT = 1 / 16, 8.0
-"""Other choices per token of right text before any was seen, and the tokens that counts as."""
-THROUGH, CUTS_WEIGHT = 0.25, 1.0
-"""How far into a rejected stretch the target agrees, and never all through, before a cut was seen;
-and the cuts that counts as."""
+MISMATCH_RATE, MISMATCH_WEIGHT = 1 / 16, 8.0
+"""Prior: mismatches per token of correct text, and its weight in tokens."""
+PARTIAL_MATCH, REJECT_WEIGHT = 0.25, 1.0
+"""Prior: matched fraction of a rejected part that does not match entirely, and its weight in
+rejects."""
 
 
-class Behind(NamedTuple):
-    """What follows a cut: means, in tokens.
+class AfterReject(NamedTuple):
+    """Mean token counts after a rejection point.
 
     Attributes:
-        matched: come with it, as the target would have written them, too.
-        written: the target writes then, until its segment is done.
-        reach: matched where nothing is wrong.
+        num_matched: draft tokens that match and are output with the accepted prefix.
+        num_decoded: tokens the target then decodes until its segment ends.
+        max_matched: draft tokens that would match if the verified rest of the draft were correct.
     """
 
-    matched: float
-    written: float
-    reach: float
+    num_matched: float
+    num_decoded: float
+    max_matched: float
 
 
 @dataclass(slots=True)
 class Agreement:
-    """Of one threshold's drafts.
+    """Decayed match counts of one threshold's drafts.
 
     Attributes:
-        kept: tokens of what was kept; ``differing``: those the target would have written otherwise.
-        cuts: drafts that were cut; ``whole``: those with whose first rejected stretch the target
-            agreed all the same; ``through``: of the others' stretches, the shares it agreed with.
+        accepted: accepted tokens.
+        mismatched: accepted tokens that differ from the target's choice.
+        rejects: drafts with a rejected prefix.
+        full_matches: rejects whose first rejected part matched the target entirely.
+        partial_match: sum of the matched fractions of the other rejects.
     """
 
-    kept: float = 0.0
-    differing: float = 0.0
-    cuts: float = 0.0
-    whole: float = 0.0
-    through: float = 0.0
+    accepted: float = 0.0
+    mismatched: float = 0.0
+    rejects: float = 0.0
+    full_matches: float = 0.0
+    partial_match: float = 0.0
 
-    def observe_accepted(self, num_tokens: int, differing: int) -> None:
-        """So many tokens were kept; so many of them the target would have written otherwise."""
-        self.kept += num_tokens
-        self.differing += differing
+    def observe_accepted(self, num_tokens: int, num_mismatched: int) -> None:
+        self.accepted += num_tokens
+        self.mismatched += num_mismatched
 
-    def observe_reject(self, stretch: int, matched: int) -> None:
-        """A stretch of so many tokens was the first that was rejected; so many behind the cut the
-        target would have written itself."""
-        self.cuts += 1
-        if matched >= stretch:
-            self.whole += 1
-        else:
-            self.through += matched / stretch
-
-    def fade(self, left: float) -> None:
-        """What was seen counts that much less."""
-        self.kept *= left
-        self.differing *= left
-        self.cuts *= left
-        self.whole *= left
-        self.through *= left
-
-    def behind(self, stretch: float, judged: float, rest: float) -> Behind:
-        """What to expect behind a cut.
+    def observe_reject(self, rejected_len: int, num_matched: int) -> None:
+        """Records a reject.
 
         Args:
-            stretch: tokens to the end of the first rejected prefix.
-            judged: tokens that were judged behind the cut.
-            rest: tokens to where the target ends its segment.
+            rejected_len: tokens from the accepted prefix to the end of the first rejected one.
+            num_matched: matched tokens after the accepted prefix.
         """
-        rate = self.differing + DIFFERING_WEIGHT * DIFFERING
-        rate /= self.kept + DIFFERING_WEIGHT
-        whole = self.whole / (self.cuts + CUTS_WEIGHT)
-        through = self.through + CUTS_WEIGHT * THROUGH
-        through *= stretch / (self.cuts - self.whole + CUTS_WEIGHT)
+        self.rejects += 1
+        if num_matched >= rejected_len:
+            self.full_matches += 1
+        else:
+            self.partial_match += num_matched / rejected_len
 
-        def agreed(most: float) -> float:
-            """Tokens until the target chooses another, of so many."""
-            return (1 - math.exp(-rate * most)) / rate
+    def decay(self, factor: float) -> None:
+        self.accepted *= factor
+        self.mismatched *= factor
+        self.rejects *= factor
+        self.full_matches *= factor
+        self.partial_match *= factor
 
-        reach = agreed(judged)
-        matched = whole * reach + (1 - whole) * agreed(through)
-        spared = whole * agreed(min(judged, rest)) + (1 - whole) * agreed(min(through, rest))
-        return Behind(matched, rest - spared, reach)
+    def after_reject(
+        self, rejected_len: float, num_verified: float, segment_rest: float
+    ) -> AfterReject:
+        """Estimates what follows a rejection point.
+
+        Args:
+            rejected_len: tokens to the end of the first rejected prefix.
+            num_verified: verified tokens after the rejection point.
+            segment_rest: tokens until the target ends its segment.
+        """
+        rate = self.mismatched + MISMATCH_WEIGHT * MISMATCH_RATE
+        rate /= self.accepted + MISMATCH_WEIGHT
+        full = self.full_matches / (self.rejects + REJECT_WEIGHT)
+        partial = self.partial_match + REJECT_WEIGHT * PARTIAL_MATCH
+        partial *= rejected_len / (self.rejects - self.full_matches + REJECT_WEIGHT)
+
+        def matched(limit: float) -> float:
+            """Mean tokens before the first mismatch, at most ``limit``."""
+            return (1 - math.exp(-rate * limit)) / rate
+
+        max_matched = matched(num_verified)
+        num_matched = full * max_matched + (1 - full) * matched(partial)
+        of_segment = full * matched(min(num_verified, segment_rest))
+        of_segment += (1 - full) * matched(min(partial, segment_rest))
+        return AfterReject(num_matched, segment_rest - of_segment, max_matched)

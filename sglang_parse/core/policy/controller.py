@@ -1,13 +1,12 @@
-"""One decision from measured prices: whether to draft, how far, judged where, in what bursts.
+"""Decides whether to draft, how many tokens, at how many prefixes to verify, in which chunks.
 
-The plan with the highest rate is taken (``planner``), if that is above the plain target's at the
-load there is. Prices are what stages took lately (``prices``); what a draft is worth follows from
-where earlier ones of the same threshold were cut (``cuts``), and how far the target agreed with
-them behind the cut (``agreement``); ``accounts`` keeps that by threshold.
+The planner's fastest plan is used if it beats plain decoding at the current load. Its inputs are
+measured: recent stage times (``stage_cost``) and, per threshold, recent acceptance (``acceptance``,
+``agreement``).
 
-A threshold that nothing is known of begins as its neighbours stand, or with a few short drafts, one
-at a time. Where drafting does not pay, one request tries it again now and then. Numbers only: the
-same observations give the same decisions, on every tensor-parallel rank.
+An unknown threshold starts from its neighbours' acceptance, or with a few short cold-start probes,
+one at a time. While drafting is suspended, one request re-probes now and then. Nothing here reads a
+clock: the same observations give the same decisions on every tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -21,42 +20,43 @@ from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.eagle_gate import EagleGate
 from sglang_parse.core.policy.limits import Limits
-from sglang_parse.core.policy.planner import Load, Planner
+from sglang_parse.core.policy.planner import BatchLoad, Planner
 from sglang_parse.core.policy.stage_cost import Stage, StageCosts, StageTime
 from sglang_parse.core.policy.threshold_stats import (
     COLD_START_PROBES,
-    Key,
     StatsByThreshold,
+    StatsKey,
     ThresholdStats,
     stats_key,
 )
 
 COLD_START_TOKENS = 16
-"""Draft tokens of a round that is to find out."""
-YOUNG = 32
-"""Rounds of an account in which each is news."""
-RENEW_EVERY = 12
-"""Rounds asked for, or one for each running request, between two looks at all plans there are."""
-RENEW_MS = 500.0
-"""Time of stages between them: a look takes milliseconds, and requests that rest ask often."""
+"""Draft tokens of a probe."""
+WARMUP_ROUNDS = 32
+"""Rounds of a threshold after each of which the plans are searched again."""
+SEARCH_EVERY = 12
+"""Queries between plan searches, or the number of running requests if larger."""
+SEARCH_MS = 500.0
+"""Stage time between plan searches: a search takes milliseconds, and suspended requests query at
+every segment."""
 LOADS_PER_OCTAVE = 2
-"""How finely numbers of running requests are told apart meanwhile."""
-PATIENCE = 12
-"""Drafts not begun while a pilot is under way, before another is sent: that one may be gone."""
-RETRY_SHARE = 0.005
-"""Most of the plain target's time that later trials may lose."""
-EARLY = 16.0
-"""How much sooner a server's first trial comes, the next ones half as much each, where drafting was
-given up after few rounds: those may have compiled kernels, or found the machine busy."""
-PRICE_SOON, PRICE_EVERY = 8, 256
-"""Drafts after which the plain target's price is taken anew, if nothing else showed it: soon at
-first, and half as often each time."""
-SURE, SURE_TIMES = 1.5, 8
-"""Expected speedup from which the plain target's price is wanted that many times as seldom: all
-that ask meanwhile write a segment without a draft."""
+"""Resolution of the number of running requests for cached plans."""
+PROBE_TIMEOUT = 12
+"""Queries during a cold-start probe before another is sent: the request may have been aborted."""
+REPROBE_FRACTION = 0.005
+"""Fraction of decode time that re-probes may lose."""
+INITIAL_BOOST = 16.0
+"""Factor on a server's first re-probe budget, halved with each re-probe, if drafting was suspended
+within ``WARMUP_ROUNDS``: those rounds may have compiled kernels or hit a busy machine."""
+MIN_DECODE_AGE, MAX_DECODE_AGE = 8, 256
+"""Drafts after which the decode cost is measured again, if no request decoded meanwhile: doubles
+from the minimum to the maximum."""
+CLEAR_SPEEDUP, CLEAR_FACTOR = 1.5, 8
+"""Expected speedup from which the decode cost may be this many times as old: all requests that
+query during the measurement decode a segment without a draft."""
 SUSPEND_SPEEDUP, RESUME_SPEEDUP = 1.05, 1.1
-"""Expected speedup below which drafting ends, and at which it is resumed: what is expected was 4 to
-6 % more than what came of it where drafts were about even (simulated shares of 10 and 30 %)."""
+"""Expected speedups below which drafting is suspended and from which it resumes. Expectation
+exceeded reality by 4 to 6 % where drafting about broke even (simulated acceptance 0.1 and 0.3)."""
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class Controller:
     """One per server; every tensor-parallel rank feeds its own with rank 0's times.
 
     Attributes:
-        limits: what there is to decide.
-        mode: "auto" decides; "always" drafts and "never" does not, as ``limits`` say.
-        num_running: requests that run now, the one asked about included.
-        last_plan: the plan made last; None before the first.
-        speedup: what drafting was last expected to bring; None while prices are missing.
-        eagle_gate: what is known of an EAGLE-3 head's.
+        limits: candidate plans and bounds.
+        mode: "auto" decides; "always" and "never" follow ``limits`` or never draft.
+        num_running: running requests, including the one that queries.
+        last_plan: None before the first plan.
+        speedup: last expected speedup of drafting; None until stage costs are known.
+        eagle_gate: decides whether the EAGLE-3 head runs for a request.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -79,107 +79,104 @@ class Controller:
     speedup: float | None = None
     eagle_gate: EagleGate = field(default_factory=EagleGate)
     _costs: StageCosts = field(default_factory=StageCosts)
-    _resting: Counter[Key | None] = field(default_factory=Counter)
-    _accounts: StatsByThreshold = field(default_factory=StatsByThreshold)
-    _drafts_since_price: int = 0
-    _price_every: int = PRICE_SOON
+    _not_drafting: Counter[StatsKey | None] = field(default_factory=Counter)
+    _stats: StatsByThreshold = field(default_factory=StatsByThreshold)
+    _drafts_since_decode: int = 0
+    _max_decode_age: int = MIN_DECODE_AGE
     _has_plain: bool = False
-    _sooner: float = EARLY
+    _reprobe_boost: float = INITIAL_BOOST
     _fairness_debt_ms: float = 0.0
-    _seen_ms: float = 0.0
+    _observed_ms: float = 0.0
 
-    # -- what was seen ----------------------------------------------------------
+    # -- observations -----------------------------------------------------------
 
-    def observe_load(self, num_running: int, resting: Iterable[Key | None] = ()) -> None:
-        """Requests that run now.
+    def observe_load(self, num_running: int, not_drafting: Iterable[StatsKey | None] = ()) -> None:
+        """Records the running requests.
 
         Args:
-            resting: of those that do not draft because it does not pay, their account; None of
-                those that never do. They wait for others' bursts all the same.
+            not_drafting: for each request that does not draft, its key if drafting is suspended for
+                it, or None if it never drafts. These requests wait for others' drafts all the same.
         """
-        self.num_running, self._resting = num_running, Counter(resting)
+        self.num_running, self._not_drafting = num_running, Counter(not_drafting)
 
     def observe(self, iteration: Sequence[StageTime]) -> None:
-        """The stages of one iteration."""
-        self._seen_ms += sum(timed.ms for timed in iteration)
+        """Records the stage times of one iteration."""
+        self._observed_ms += sum(timed.ms for timed in iteration)
         self._update_fairness_debt(
             sum(timed.ms for timed in iteration if timed.stage is not Stage.SCHEDULER)
         )
         for timed in iteration:
             self._costs.observe(timed)
             if timed.stage is Stage.DRAFT_PREFILL:
-                self._observe_draft_prefill(timed)
+                self._charge_draft_prefill(timed)
             elif timed.stage is Stage.DECODE:
                 self._observe_decode(timed)
 
-    def _observe_draft_prefill(self, timed: StageTime) -> None:
-        """What the draft model had to read before a trial is lost with it."""
+    def _charge_draft_prefill(self, timed: StageTime) -> None:
+        """Draft prefill of a re-probe is part of what it loses."""
         for key in timed.stats_keys:
-            account = self._accounts.get(key)
-            if account is not None and account.is_suspended:
-                account.probe_budget_ms -= timed.ms / len(timed.stats_keys)
+            stats = self._stats.peek(key)
+            if stats is not None and stats.is_suspended:
+                stats.probe_budget_ms -= timed.ms / len(timed.stats_keys)
 
-    def observe_prefill(self, ms: float, num_read: int = 0, read_ms: float = 0.0) -> None:
-        """Prompts of requests that may draft were read: others waited, and more often than among
-        their like, as drafts end sooner.
+    def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:
+        """Records a prefill of requests that may draft.
+
+        It adds to the fairness debt: drafting requests finish sooner, so they cause prefills more
+        often than plain ones would.
 
         Args:
-            num_read: tokens of all prompts that an EAGLE-3 head read, in ``read_ms``.
+            num_eagle_tokens: prompt tokens that the EAGLE-3 head processed, in ``eagle_ms``.
         """
-        if num_read:
-            self.eagle_gate.observe_cost(num_read, read_ms)
+        if num_eagle_tokens:
+            self.eagle_gate.observe_cost(num_eagle_tokens, eagle_ms)
         if self._has_plain and self.limits.max_slowdown:
             self._fairness_debt_ms += ms
 
     def _update_fairness_debt(self, ms: float) -> None:
-        """What this iteration took too long for those that never draft, the next ones make good."""
+        """Adds the time by which an iteration exceeded ``max_slowdown`` decode steps."""
         step_ms = self._costs.decode.at(self.num_running)
         if not self._has_plain or not self.limits.max_slowdown or step_ms is None:
             self._fairness_debt_ms = 0.0
         else:
-            self._fairness_debt_ms = max(
-                0.0, self._fairness_debt_ms + ms - self.limits.max_slowdown * step_ms
-            )
+            excess_ms = ms - self.limits.max_slowdown * step_ms
+            self._fairness_debt_ms = max(0.0, self._fairness_debt_ms + excess_ms)
 
     def _observe_decode(self, timed: StageTime) -> None:
-        if self._drafts_since_price > self._price_every:
-            self._price_every = min(2 * self._price_every, PRICE_EVERY)
-        self._drafts_since_price = 0
-        self._save_for_trials(timed.ms)
+        if self._drafts_since_decode > self._max_decode_age:
+            self._max_decode_age = min(2 * self._max_decode_age, MAX_DECODE_AGE)
+        self._drafts_since_decode = 0
+        # All suspended thresholds of running requests share one re-probe budget.
+        found = (self._stats.peek(key) for key in self._not_drafting if key is not None)
+        suspended = [stats for stats in found if stats is not None and stats.is_suspended]
+        for stats in suspended:
+            boost = self._reprobe_boost if stats.acceptance.num_rounds < WARMUP_ROUNDS else 1.0
+            stats.probe_budget_ms += boost * REPROBE_FRACTION * timed.ms / len(suspended)
 
-    def _save_for_trials(self, step_ms: float) -> None:
-        """Those that would ask share it: one budget is for all trials together."""
-        resting = (self._accounts.get(key) for key in self._resting if key is not None)
-        off = [account for account in resting if account is not None and account.is_suspended]
-        for account in off:
-            sooner = self._sooner if account.cuts.rounds < YOUNG else 1.0
-            account.probe_budget_ms += sooner * RETRY_SHARE * step_ms / len(off)
-
-    def observe_round(self, threshold: float, judged: VerifyOutcome, num_failed: int = 0) -> None:
-        """A draft was judged; for ``num_failed`` see ``plan``."""
-        account = self._accounts.of(stats_key(threshold, num_failed))
-        account.waiting, account.cold_start_probes = None, max(0, account.cold_start_probes - 1)
-        account.cuts.add(judged, self.num_running)
+    def observe_round(self, threshold: float, outcome: VerifyOutcome, num_failed: int = 0) -> None:
+        """Records a verified draft; ``num_failed`` as in ``plan``."""
+        stats = self._stats.get(stats_key(threshold, num_failed))
+        stats.num_waiting, stats.cold_start_probes = None, max(0, stats.cold_start_probes - 1)
+        stats.acceptance.observe_round(outcome, self.num_running)
 
     def observe_decoded_segment(self, threshold: float, num_tokens: int) -> None:
-        """The target finished the segment after a cut."""
-        self._accounts.of(stats_key(threshold)).cuts.add_rest(num_tokens)
-
-    @property
-    def draft_chunk(self) -> int:
-        """Draft tokens per iteration, at most."""
-        return self.last_plan.draft_chunk if self.last_plan else self.limits.first_chunk
+        """Records the target's tokens from a rejection point to the end of its segment."""
+        self._stats.get(stats_key(threshold)).acceptance.observe_decoded_segment(num_tokens)
 
     # -- rounds -----------------------------------------------------------------
 
-    def plan(self, threshold: float, num_failed: int = 0) -> DraftPlan | None:
-        """How a request with this threshold, about to draft, should; None: it should not.
+    @property
+    def draft_chunk(self) -> int:
+        """Maximum draft tokens per iteration."""
+        return self.last_plan.draft_chunk if self.last_plan else self.limits.initial_chunk
 
-        A pilot and a trial are promised to whoever is told of them, so ask once per draft.
+    def plan(self, threshold: float, num_failed: int = 0) -> DraftPlan | None:
+        """Plans the next draft of a request; None if it should decode instead.
+
+        A returned probe counts as sent, so call this once per draft.
 
         Args:
-            num_failed: how many of its drafts in a row, up to the last, were good for nothing:
-                requests differ.
+            num_failed: consecutive failed drafts of this request so far.
         """
         plan = self._plan(threshold, num_failed)
         self.last_plan = plan or self.last_plan
@@ -187,141 +184,145 @@ class Controller:
 
     def _plan(self, threshold: float, num_failed: int) -> DraftPlan | None:
         if self.mode != "auto":
-            return self._whole() if self.mode == "always" else None
+            return self._full_plan() if self.mode == "always" else None
         if threshold > 1:
-            return None  # nothing of a draft can be kept
+            return None  # accepts nothing
         key = stats_key(threshold, num_failed)
-        account = self._accounts.of(key)
-        if account.cold_start_probes == COLD_START_PROBES:
-            return self._cold_start_probe(account)
-        if self._wants_price():
+        stats = self._stats.get(key)
+        if stats.cold_start_probes == COLD_START_PROBES:
+            return self._cold_start_probe(stats)
+        if self._needs_decode_cost():
             return None
-        best = self._best_lately(account, self._resting.total() - self._resting[key])
+        best = self._best_plan(stats, self._not_drafting.total() - self._not_drafting[key])
         self.speedup = best.speedup
-        account.is_suspended = (best.speedup or 0.0) < (
-            RESUME_SPEEDUP if account.is_suspended else SUSPEND_SPEEDUP
-        )
-        if not account.is_suspended:
+        required = RESUME_SPEEDUP if stats.is_suspended else SUSPEND_SPEEDUP
+        stats.is_suspended = (best.speedup or 0.0) < required
+        if not stats.is_suspended:
             return best
-        return (
-            self._cold_start_probe(account) if account.cold_start_probes else self._reprobe(account)
+        return self._cold_start_probe(stats) if stats.cold_start_probes else self._reprobe(stats)
+
+    def _needs_decode_cost(self) -> bool:
+        """Counts a draft and decides whether to decode instead, to measure the decode cost."""
+        self._drafts_since_decode += 1
+        is_clear = (self.speedup or 0.0) >= CLEAR_SPEEDUP
+        max_age = self._max_decode_age * (CLEAR_FACTOR if is_clear else 1)
+        return self._costs.decode.at(1) is None or self._drafts_since_decode > max_age
+
+    def _cold_start_probe(self, stats: ThresholdStats) -> DraftPlan | None:
+        """Sends a probe unless one is in flight."""
+        if stats.num_waiting is not None and stats.num_waiting < PROBE_TIMEOUT:
+            stats.num_waiting += 1
+            return None
+        stats.num_waiting = 0
+        return self._probe_plan()
+
+    def _reprobe(self, stats: ThresholdStats) -> DraftPlan | None:
+        """Sends a probe if its expected loss is within the budget."""
+        plan = self._probe_plan()
+        loss = Planner(self.limits, self._costs).probe_loss_ms(
+            stats.acceptance, plan, self.num_running
         )
-
-    def _wants_price(self) -> bool:
-        """Whether it is time to let the plain target write a little, to see what it takes."""
-        self._drafts_since_price += 1
-        most = self._price_every * (SURE_TIMES if (self.speedup or 0.0) >= SURE else 1)
-        return self._costs.decode.at(1) is None or self._drafts_since_price > most
-
-    def _cold_start_probe(self, account: ThresholdStats) -> DraftPlan | None:
-        """One request finds out; the others wait for what it brings."""
-        if account.waiting is not None and account.waiting < PATIENCE:
-            account.waiting += 1
+        if stats.probe_budget_ms < max(loss, 0.0):
             return None
-        account.waiting = 0
-        return self._short()
-
-    def _reprobe(self, account: ThresholdStats) -> DraftPlan | None:
-        """One request drafts a little all the same, for a small share of the time."""
-        plan = self._short()
-        loss = self._planner.loss_ms(account.cuts, plan, self.num_running)
-        if account.probe_budget_ms < max(loss, 0.0):
-            return None
-        account.probe_budget_ms = 0.0
-        self._sooner = max(1.0, self._sooner / 2)
+        stats.probe_budget_ms = 0.0
+        self._reprobe_boost = max(1.0, self._reprobe_boost / 2)
         return plan
 
-    def _whole(self) -> DraftPlan:
+    def _full_plan(self) -> DraftPlan:
         limits = self.limits
-        return DraftPlan(limits.draft_tokens, limits.max_prefixes, limits.first_chunk)
+        return DraftPlan(limits.draft_tokens, limits.max_prefixes, limits.initial_chunk)
 
-    def _short(self) -> DraftPlan:
-        whole = self._whole()
+    def _probe_plan(self) -> DraftPlan:
+        plan = self._full_plan()
         if "draft_tokens" in self.limits.fixed:
-            return whole
-        return replace(whole, draft_tokens=min(COLD_START_TOKENS, whole.draft_tokens))
+            return plan
+        return replace(plan, draft_tokens=min(COLD_START_TOKENS, plan.draft_tokens))
 
-    @property
-    def _planner(self) -> Planner:
-        return Planner(self.limits, self._costs)
+    def _best_plan(self, stats: ThresholdStats, num_decoding: int) -> DraftPlan:
+        """Returns the best plan, from the last search unless load or statistics have changed.
 
-    def _best_lately(self, account: ThresholdStats, resting: int) -> DraftPlan:
-        """The best plan; to look takes milliseconds: anew at another load and where something may
-        have changed."""
+        Args:
+            num_decoding: requests that do not draft for another reason than this threshold.
+        """
         load = round(LOADS_PER_OCTAVE * math.log2(self.num_running))
-        account.num_asked += 1
-        rounds = account.cuts.rounds
-        is_new = rounds < YOUNG and rounds != account.at_rounds
-        is_old = account.num_asked >= max(RENEW_EVERY, self.num_running)
-        is_old = is_old and self._seen_ms - account.at_ms >= RENEW_MS
-        if account.best is None or is_new or is_old or load != account.at_load:
-            resting = min(resting, self.num_running - 1)
-            running = Load(self.num_running - resting, resting)
-            account.best, account.at_load = self._planner.best(account.cuts, running), load
-            account.num_asked, account.at_rounds, account.at_ms = 0, rounds, self._seen_ms
-        return account.best
+        stats.num_queries += 1
+        rounds = stats.acceptance.num_rounds
+        is_new = rounds < WARMUP_ROUNDS and rounds != stats.search_rounds
+        is_old = stats.num_queries >= max(SEARCH_EVERY, self.num_running)
+        is_old = is_old and self._observed_ms - stats.search_ms >= SEARCH_MS
+        if stats.best_plan is None or is_new or is_old or load != stats.search_load:
+            num_decoding = min(num_decoding, self.num_running - 1)
+            batch_load = BatchLoad(self.num_running - num_decoding, num_decoding)
+            stats.best_plan = Planner(self.limits, self._costs).best(stats.acceptance, batch_load)
+            stats.num_queries, stats.search_load = 0, load
+            stats.search_rounds, stats.search_ms = rounds, self._observed_ms
+        return stats.best_plan
 
     # -- requests ---------------------------------------------------------------
 
     def uses_eagle(self, threshold: float) -> bool:
-        """Whether an EAGLE-3 head reads along with a request that may draft, about to begin."""
+        """Decides whether the EAGLE-3 head runs for a new request that may draft."""
         step_ms = self._costs.decode.at(self.num_running)
         if self.mode != "auto" or step_ms is None:
             return True
-        written = self.num_running * self._costs.tokens_per_step
-        return self.eagle_gate.pays(threshold, step_ms / written)
+        tokens_per_step = self.num_running * self._costs.tokens_per_step
+        return self.eagle_gate.pays(threshold, step_ms / tokens_per_step)
 
     # -- iterations -------------------------------------------------------------
 
     def limit_iteration(
         self,
         num_drafting: int,
-        rows: Sequence[int],
-        num_stepping: int,
+        verify_rows: Sequence[int],
+        num_decoding: int,
         num_plain: int = 0,
         *,
         may_join: bool = False,
     ) -> tuple[int, int]:
-        """(Draft tokens of the coming burst, how many drafts its pass judges).
+        """Limits the work of the next iteration to keep the latency bounds.
 
-        Where nobody waits for a next token, all that is ready; or nothing yet, where the others may
-        join that pass and the next draft: two halves in turns pay for twice as many forwards. Else
-        as much as keeps the iteration within ``limits.max_itl_ratio`` plain steps, but a token and a draft at
-        least; and nothing while requests that never draft are owed time.
+        If no request decodes, nothing is limited; but drafts that are ready wait if the others may
+        join their verify pass, because two alternating halves need twice as many forwards. Else the
+        iteration is limited to ``limits.max_itl_ratio`` decode steps, with at least one draft token
+        and one draft, and to nothing while plain requests have a fairness debt.
 
         Args:
-            num_drafting: requests that draft.
-            rows: per draft that is over, the rows of its pass; who waited longest comes first.
-            num_stepping: requests that continue or do not draft.
-            num_plain: those of them that never do.
-            may_join: the burst ends all drafts under way, and no other has waited for them yet.
+            num_drafting: drafting requests.
+            verify_rows: rows of each draft that is ready for verification, longest waiting first.
+            num_decoding: requests that decode.
+            num_plain: decoding requests that never draft.
+            may_join: this iteration completes all drafts, and no ready draft has waited yet.
+
+        Returns:
+            Draft tokens of this iteration, and how many ready drafts to verify.
         """
         self._has_plain = num_plain > 0
-        burst, step_ms = self.draft_chunk, self._costs.decode.at(self.num_running)
+        chunk, step_ms = self.draft_chunk, self._costs.decode.at(self.num_running)
         if self.mode != "auto":
-            return burst, len(rows)
-        if not num_stepping:
-            return burst, 0 if may_join and num_drafting else len(rows)
+            return chunk, len(verify_rows)
+        if not num_decoding:
+            return chunk, 0 if may_join and num_drafting else len(verify_rows)
         if step_ms is None:
-            return burst, len(rows)
+            return chunk, len(verify_rows)
         if self._has_plain and self._fairness_debt_ms:
             return 0, 0
         if not self.limits.max_itl_ratio:
-            return burst, len(rows)
-        return self._within(self.limits.max_itl_ratio * step_ms, num_drafting, rows, num_stepping)
+            return chunk, len(verify_rows)
+        budget_ms = self.limits.max_itl_ratio * step_ms
+        return self._fit_budget(budget_ms, num_drafting, verify_rows, num_decoding)
 
-    def _within(
-        self, budget: float, num_drafting: int, rows: Sequence[int], num_stepping: int
+    def _fit_budget(
+        self, budget_ms: float, num_drafting: int, verify_rows: Sequence[int], num_decoding: int
     ) -> tuple[int, int]:
-        """What ``limit_iteration`` gives in so many ms."""
-        burst, total, judged = self.draft_chunk, num_stepping, 0
-        for more in rows:
-            if judged and (self._costs.verify.at(total + more) or 0.0) > budget:
+        """Returns as ``limit_iteration``: verification first, then draft tokens."""
+        chunk, total, num_verified = self.draft_chunk, num_decoding, 0
+        for rows in verify_rows:
+            if num_verified and (self._costs.verify.at(total + rows) or 0.0) > budget_ms:
                 break
-            judged, total = judged + 1, total + more
+            num_verified, total = num_verified + 1, total + rows
         if "draft_chunk" in self.limits.fixed:
-            return burst, judged
-        spent = (self._costs.verify if judged else self._costs.decode).at(total) or 0.0
-        each = self._costs.draft_step.at(max(1, num_drafting)) or 0.0
-        room = int((budget - spent) / each) if each else burst
-        return max(1, min(burst, room)), judged
+            return chunk, num_verified
+        target_ms = (self._costs.verify if num_verified else self._costs.decode).at(total) or 0.0
+        token_ms = self._costs.draft_step.at(max(1, num_drafting)) or 0.0
+        num_tokens = int((budget_ms - target_ms) / token_ms) if token_ms else chunk
+        return max(1, min(chunk, num_tokens)), num_verified

@@ -1,12 +1,9 @@
-"""Whether an EAGLE-3 head reads along with a request: only who is read can be accelerated.
+"""Decides per request whether the EAGLE-3 head runs for it.
 
-A head proposes the target's next tokens, and for that it reads all that is before them: prompt,
-draft and continuation. That costs a layer's time per token, whether or not the target has steps
-left to take. Where passes bring nearly all of an answer, the head would read it for nothing.
-
-So it is weighed before a request begins: what answers of its threshold were read and stepped
-lately, what reading so much takes, and what a step's token takes at the load there is. Numbers
-only, as ``controller``.
+A head needs the hidden states of every token of a request: prompt, draft and answer. That costs
+one layer per token, whether or not the target has decode steps to accelerate. If verify passes
+emit nearly the whole answer, the head costs more than it saves. So the gate weighs, before a
+request starts, recent answers of its threshold against the cost of the head and of a decode step.
 """
 
 from __future__ import annotations
@@ -14,82 +11,83 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from sglang_parse.core.policy.lru import used
+from sglang_parse.core.policy.lru import lru_get
 from sglang_parse.core.policy.stage_cost import StageCost
 
-KNOWN = 8
-"""Answers of a threshold from which something is known of it: all those before are read."""
-SAVED = 0.5
-"""Share of what the target's tokens take that a head ahead of it saves: on the demo pair stock
-EAGLE3 is 1.9 to 2 times as fast as the plain target, at 1 request and at 16."""
-SURER = 1.5
-"""How many times its cost reading must save to be taken up again: an answer that is not read has
-its KV cached apart from those that are."""
-AGAIN = 64
-"""Requests of a threshold of which one is read all the same: prices change."""
-NEWEST = 1 / 32
-"""Least weight of an answer in the means of its threshold: most have no step, some have many."""
+MIN_ANSWERS = 8
+"""Answers of a threshold before the gate may bypass the head."""
+SAVED_FRACTION = 0.5
+"""Fraction of decode time that a head saves: on the demo pair stock EAGLE3 is 1.9 to 2 times as
+fast as plain decoding, at 1 request and at 16."""
+RESUME_RATIO = 1.5
+"""Ratio of saved time to cost at which the head is used again. The KV of answers without it is
+cached separately, so switching is not free."""
+PROBE_EVERY = 64
+"""One of this many bypassed requests uses the head all the same, because costs change."""
+MIN_WEIGHT = 1 / 32
+"""Minimum weight of an answer in the means: most have no decode step, some have many."""
 MAX_THRESHOLDS = 128
-"""Thresholds kept, the ones used last: a client may send any."""
 
 
 @dataclass(slots=True)
 class _Answers:
-    """The answers of one threshold, the latest counting most.
+    """Recency-weighted statistics of one threshold's answers.
 
     Attributes:
-        count: how many there were.
-        tokens, stepped: means of what a head had to read of one, and of what steps wrote of it.
-        is_read: what was last decided; ``num_inflight``: requests since one was read.
+        count: answers so far.
+        num_tokens: mean tokens a head has to process per answer, its prompt included.
+        num_decoded: mean tokens of decode steps per answer.
+        uses_eagle: the last decision.
+        num_bypassed: requests since the head was last used.
     """
 
     count: int = 0
-    tokens: float = 0.0
-    stepped: float = 0.0
-    is_read: bool = True
-    num_inflight: int = 0
+    num_tokens: float = 0.0
+    num_decoded: float = 0.0
+    uses_eagle: bool = True
+    num_bypassed: int = 0
 
-    def add(self, tokens: int, stepped: int) -> None:
+    def add(self, num_tokens: int, num_decoded: int) -> None:
         self.count += 1
-        weight = max(NEWEST, 1 / self.count)
-        self.tokens += weight * (tokens - self.tokens)
-        self.stepped += weight * (stepped - self.stepped)
+        weight = max(MIN_WEIGHT, 1 / self.count)
+        self.num_tokens += weight * (num_tokens - self.num_tokens)
+        self.num_decoded += weight * (num_decoded - self.num_decoded)
 
 
 @dataclass(slots=True)
 class EagleGate:
-    """What one server knows of it."""
+    """The gate of one server."""
 
     _cost: StageCost = field(default_factory=StageCost)
     _answers: OrderedDict[float, _Answers] = field(default_factory=OrderedDict)
 
-    def observe_cost(self, tokens: int, ms: float) -> None:
-        """The head read so many tokens of prompts."""
-        self._cost.add(tokens, ms)
+    def observe_cost(self, num_tokens: int, ms: float) -> None:
+        """Records the head's time for this many prompt tokens."""
+        self._cost.add(num_tokens, ms)
 
-    def observe_answer(self, threshold: float, tokens: int, stepped: int) -> None:
-        """An answer is over.
+    def observe_answer(self, threshold: float, num_tokens: int, num_decoded: int) -> None:
+        """Records a finished answer.
 
         Args:
-            tokens: of its prompt, as far as it was not cached, and of itself.
-            stepped: those of them that steps of the target wrote.
+            num_tokens: uncached prompt tokens and output tokens.
+            num_decoded: output tokens of decode steps.
         """
-        self._of(threshold).add(tokens, stepped)
+        self._of(threshold).add(num_tokens, num_decoded)
 
     def pays(self, threshold: float, ms_per_token: float) -> bool:
-        """Whether the head reads along with a request of this threshold; ask once for each.
+        """Decides for one request of this threshold; call it once per request.
 
         Args:
-            ms_per_token: what a token that the target steps takes, at the load there is.
+            ms_per_token: time of a decoded token at the current load.
         """
         answers = self._of(threshold)
-        cost = self._cost.at(answers.tokens)
-        if answers.count < KNOWN or cost is None:
+        cost = self._cost.at(answers.num_tokens)
+        if answers.count < MIN_ANSWERS or cost is None:
             return True
-        saved = SAVED * answers.stepped * ms_per_token
-        answers.is_read = saved >= cost * (1.0 if answers.is_read else SURER)
-        answers.num_inflight = 0 if answers.is_read else (answers.num_inflight + 1) % AGAIN
-        return not answers.num_inflight
+        saved = SAVED_FRACTION * answers.num_decoded * ms_per_token
+        answers.uses_eagle = saved >= cost * (1.0 if answers.uses_eagle else RESUME_RATIO)
+        answers.num_bypassed = 0 if answers.uses_eagle else (answers.num_bypassed + 1) % PROBE_EVERY
+        return not answers.num_bypassed
 
     def _of(self, threshold: float) -> _Answers:
-        return used(self._answers, threshold, _Answers, MAX_THRESHOLDS)
+        return lru_get(self._answers, threshold, _Answers, MAX_THRESHOLDS)

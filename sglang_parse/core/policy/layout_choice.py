@@ -1,8 +1,7 @@
-"""Which plan a burst takes (``block``): the one whose kept tokens are cheapest at this load.
+"""Chooses the draft layout (``block``) with the lowest cost per accepted token at this load.
 
-Every plan brings the same text. Masks behind every row keep more tokens of a forward and have more
-rows: free on a GPU with few requests, dear on one with many; so prices decide, taken from what
-bursts took lately.
+All layouts give the same text. Mask tokens after every row get more tokens accepted per forward
+but add rows, which are cheap on a GPU with few requests and expensive with many.
 """
 
 from __future__ import annotations
@@ -13,12 +12,19 @@ from dataclasses import dataclass, field
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
 from sglang_parse.core.policy.stage_cost import StageCost, StageTime
 
+SWITCH_RATIO = 0.9
+"""Another layout replaces the current one if it costs less than this fraction of it."""
+MIN_CHUNKS = 3
+"""Draft chunks of each layout before costs are compared; the first warms up and is not counted."""
+RETRY_EVERY = 64
+"""Draft chunks after which the least recently used layout is tried again."""
+
 
 def layouts_for(size: int, *, allow_one_token: bool) -> tuple[DraftLayout, ...]:
-    """What a draft may do whose blocks have ``size`` tokens.
+    """Returns the candidate layouts for blocks of ``size`` tokens.
 
     Args:
-        allow_one_token: also write one token a forward, where that is faster.
+        allow_one_token: include one token per forward.
     """
     if size == 1:
         return (ONE_TOKEN,)
@@ -26,92 +32,83 @@ def layouts_for(size: int, *, allow_one_token: bool) -> tuple[DraftLayout, ...]:
     return (*blocks, ONE_TOKEN) if allow_one_token else blocks
 
 
-STAYS = 0.9
-"""The plan in use is left for one that costs less than this much of it."""
-TRIALS = 3
-"""Bursts of each plan before it is judged; the first warms up and does not count."""
-RETRY_EVERY = 64
-"""Bursts after which the plan not used for longest is tried again: load and texts change."""
-
-
 @dataclass(slots=True)
 class LayoutCost:
-    """What a plan's bursts took lately.
+    """Measured cost of a layout.
 
     Attributes:
-        per_token: ms per kept token of one request, by the number of requests.
+        per_token: ms per accepted token of one request, by the number of requests.
         per_forward: ms per forward, by the number of requests.
-        bursts: how many were seen.
-        last_used: the number of the last one.
+        num_chunks: draft chunks observed.
+        last_used: number of the last chunk that used it.
     """
 
     per_token: StageCost = field(default_factory=StageCost)
     per_forward: StageCost = field(default_factory=StageCost)
-    bursts: int = 0
+    num_chunks: int = 0
     last_used: int = 0
 
 
 class DraftLayoutChoice:
-    """Which plan the bursts take: the one whose kept tokens are cheapest at the load there is.
-
-    Every tensor-parallel rank has its own, fed with rank 0's times.
+    """One per server; every tensor-parallel rank feeds its own with rank 0's times.
 
     Args:
-        plans: the plans there are, the one to begin with first.
+        layouts: candidates, the initial one first.
 
     Attributes:
-        current: the cheapest when it was last asked for; None while all are on trial.
+        costs: cost by layout.
+        num_choices: draft chunks so far.
+        current: the cheapest at the last comparison; None before the first.
     """
 
-    def __init__(self, plans: Sequence[DraftLayout]) -> None:
-        self.costs = {plan: LayoutCost() for plan in plans}
+    def __init__(self, layouts: Sequence[DraftLayout]) -> None:
+        self.costs = {layout: LayoutCost() for layout in layouts}
         self.num_choices = 0
         self.current: DraftLayout | None = None
 
     def choose(self, num_requests: int) -> DraftLayout:
-        """The plan of a burst of this many requests."""
+        """Returns the layout of the next draft chunk of this many requests."""
         self.num_choices += 1
-        plan = self._due()
-        if plan is None:
-            plan = self.current = self.cheapest(num_requests)
-        self.costs[plan].last_used = self.num_choices
-        return plan
+        layout = self._to_probe()
+        if layout is None:
+            layout = self.current = self.cheapest(num_requests)
+        self.costs[layout].last_used = self.num_choices
+        return layout
 
-    def _due(self) -> DraftLayout | None:
-        """A plan that has to be tried."""
-        for plan, price in self.costs.items():
-            if price.bursts < TRIALS:
-                return plan
+    def _to_probe(self) -> DraftLayout | None:
+        for layout, cost in self.costs.items():
+            if cost.num_chunks < MIN_CHUNKS:
+                return layout
         if self.num_choices % RETRY_EVERY:
             return None
-        return min(self.costs, key=lambda plan: self.costs[plan].last_used)
+        return min(self.costs, key=lambda layout: self.costs[layout].last_used)
 
     def cheapest(self, num_requests: int) -> DraftLayout:
-        """The plan whose kept tokens were cheapest; one without a price last."""
+        """Returns the layout with the lowest cost per accepted token; unmeasured ones come last."""
 
-        def price(plan: DraftLayout) -> float:
-            found = self.costs[plan].per_token.at(num_requests)
-            if found is None:
+        def cost(layout: DraftLayout) -> float:
+            ms = self.costs[layout].per_token.at(num_requests)
+            if ms is None:
                 return float("inf")
-            return found * STAYS if plan == self.current else found
+            return ms * SWITCH_RATIO if layout == self.current else ms
 
-        return min(self.costs, key=price)
+        return min(self.costs, key=cost)
 
     def observe(self, iteration: Iterable[StageTime]) -> None:
-        """The stages of one iteration; bursts are looked at."""
+        """Records the draft stages of one iteration."""
         for timed in iteration:
             if timed.layout is None or not timed.num_tokens:
                 continue
-            price = self.costs[timed.layout]
-            price.bursts += 1
-            if price.bursts > 1:
-                price.per_token.add(timed.size, timed.ms / timed.num_tokens)
-                price.per_forward.add(timed.size, timed.ms / timed.num_forwards)
+            cost = self.costs[timed.layout]
+            cost.num_chunks += 1
+            if cost.num_chunks > 1:
+                cost.per_token.add(timed.size, timed.ms / timed.num_tokens)
+                cost.per_forward.add(timed.size, timed.ms / timed.num_forwards)
 
     def describe(self, num_requests: int) -> str:
-        """The prices at this load, in words."""
+        """Formats the costs at this load for the log."""
         return "; ".join(
-            f"{plan}: {price.per_token.at(num_requests) or 0:.2f} ms a kept token, "
-            f"{price.per_forward.at(num_requests) or 0:.2f} ms a forward"
-            for plan, price in self.costs.items()
+            f"{layout}: {cost.per_token.at(num_requests) or 0:.2f} ms per accepted token, "
+            f"{cost.per_forward.at(num_requests) or 0:.2f} ms per forward"
+            for layout, cost in self.costs.items()
         )

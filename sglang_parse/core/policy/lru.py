@@ -1,4 +1,4 @@
-"""What is kept by a key that a client may choose: the entries used last."""
+"""A bounded map for keys that clients choose."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def used(kept: OrderedDict[K, V], key: K, opened: Callable[[], V], most: int) -> V:
-    """The entry of ``key``, now the one used last; those used longest ago go.
+def lru_get(entries: OrderedDict[K, V], key: K, create: Callable[[], V], max_size: int) -> V:
+    """Returns the entry of ``key``, creates it if missing, and evicts the least recently used.
 
     Args:
-        kept: the entries, the one used longest ago first.
-        opened: makes an entry for a key that has none; may use others.
-        most: entries kept, at least 1.
+        entries: in order of use, least recent first.
+        create: makes a missing entry; may access other entries.
+        max_size: at least 1.
     """
-    if key not in kept:
-        kept[key] = opened()
-    kept.move_to_end(key)
-    while len(kept) > most:
-        kept.popitem(last=False)
-    return kept[key]
+    if key not in entries:
+        entries[key] = create()
+    entries.move_to_end(key)
+    while len(entries) > max_size:
+        entries.popitem(last=False)
+    return entries[key]

@@ -1,13 +1,13 @@
-"""The fastest plan for the drafts of one account, from the prices of the stages at this load.
+"""Finds the fastest draft plan from stage costs at the current load.
 
-A round costs its draft and its pass, then what the target writes after a cut; it yields what it
-emits. Running requests share iterations: those that draft make a burst, the others share one
-forward of the target. Of n requests that follow one plan, each spends a share of its iterations
-drafting, one being judged and the rest continuing. So the mean iteration is known, and the rate:
+A round takes its draft iterations, its verify pass and the decode steps after a reject, and emits
+their tokens. Running requests share iterations: drafting requests draft together, all others share
+one target forward. With n requests that follow one plan, each spends known fractions of its
+iterations drafting, verifying and decoding, which gives the mean iteration time and
 
-    tokens/ms = n * emitted / (iterations of a round * mean time of an iteration)
+    tokens/ms = n * emitted / (iterations per round * mean iteration time)
 
-Neither load, context length nor an EAGLE-3 head is modelled: all are in the prices. Numbers only.
+Context length and EAGLE-3 are not modelled: the measured stage costs include them.
 """
 
 from __future__ import annotations
@@ -17,139 +17,150 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_parse.core.phases import DraftPlan
-from sglang_parse.core.policy.acceptance import AcceptanceModel, Expected
+from sglang_parse.core.policy.acceptance import AcceptanceModel, ExpectedRound
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.policy.stage_cost import StageCosts
 
 
-class Load(NamedTuple):
-    """Requests that run.
+class BatchLoad(NamedTuple):
+    """Running requests.
 
     Attributes:
-        active: those that are to make rounds, at least one.
-        resting: those that do not draft, whatever is planned.
+        num_drafting: requests that follow the plan, at least one.
+        num_decoding: requests that only decode, whatever the plan.
     """
 
-    active: int
-    resting: int = 0
+    num_drafting: int
+    num_decoding: int = 0
 
     @property
     def total(self) -> int:
-        return self.active + self.resting
+        return self.num_drafting + self.num_decoding
 
 
-class Pace(NamedTuple):
-    """What a plan is expected to bring.
+class PlanEstimate(NamedTuple):
+    """Expected performance of a plan.
 
     Attributes:
-        rate: output tokens per ms of all running requests together.
-        draft_latency_ms: how long a request's draft and its pass take.
+        tokens_per_ms: output tokens of all running requests per ms.
+        draft_latency_ms: duration of a request's draft and verify pass.
     """
 
-    rate: float
+    tokens_per_ms: float
     draft_latency_ms: float
 
 
-class Shares(NamedTuple):
-    """The iterations of a request that makes rounds.
-
-    Attributes:
-        drafting, judged: the shares of them that it spends so; it spends the others continuing.
-    """
+class IterationMix(NamedTuple):
+    """Fractions of a request's iterations; it decodes in the others."""
 
     drafting: float
-    judged: float
+    verifying: float
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Compares the plans there are.
+    """Searches the candidate plans.
 
     Attributes:
-        limits: what there is to decide.
-        costs: what stages take, as is known when a plan is asked for.
+        limits: candidate plans and bounds.
+        costs: stage costs known so far.
     """
 
     limits: Limits
     costs: StageCosts
 
-    def best(self, cuts: AcceptanceModel, load: Load) -> DraftPlan:
-        """For drafts that were cut so: the plan of the highest rate, of those that are not silent
-        for too long; if all are, the one that is so for the shortest time."""
+    def best(self, acceptance: AcceptanceModel, load: BatchLoad) -> DraftPlan:
+        """Returns the fastest plan within the draft latency bound.
+
+        If no plan meets the bound, returns the one with the lowest draft latency.
+        """
         plans = {
-            (length, prefixes, burst): self._pace(cuts, expected, burst, load)
-            for length, prefixes in self.limits.drafts(cuts.segment)
-            for expected in (self._expect(cuts, length, prefixes),)
-            for burst in self.limits.bursts()
+            (length, prefixes, chunk): self._estimate(acceptance, expected, chunk, load)
+            for length, prefixes in self.limits.draft_candidates(acceptance.segment_len)
+            for expected in (self._expect(acceptance, length, prefixes),)
+            for chunk in self.limits.chunk_candidates()
         }
-        most = self.limits.max_draft_latency_ms or math.inf
-        allowed = [plan for plan, pace in plans.items() if pace.draft_latency_ms <= most]
+        bound = self.limits.max_draft_latency_ms or math.inf
+        allowed = [plan for plan, found in plans.items() if found.draft_latency_ms <= bound]
         if allowed:
-            best = max(allowed, key=lambda plan: plans[plan].rate)
+            best = max(allowed, key=lambda plan: plans[plan].tokens_per_ms)
         else:
             best = min(plans, key=lambda plan: plans[plan].draft_latency_ms)
-        return DraftPlan(*best, speedup=plans[best].rate / self._plain_rate(load.total))
+        speedup = plans[best].tokens_per_ms / self._decode_tokens_per_ms(load.total)
+        return DraftPlan(*best, speedup=speedup)
 
-    def loss_ms(self, cuts: AcceptanceModel, plan: DraftPlan, num_running: int) -> float:
-        """What is lost if one request drafts so and the others wait for it; below 0: it is won."""
-        expected = self._expect(cuts, plan.draft_tokens, plan.max_prefixes)
-        loss = expected.drafted * (self.costs.draft_step.at(1) or 0.0)
-        loss += self.costs.verify.at(self._rows(expected)) or 0.0
-        emitted = expected.kept + expected.own
-        emitted += expected.reject_prob * cuts.behind(expected).matched
-        # It saves its share of the steps for what it emits.
+    def probe_loss_ms(
+        self, acceptance: AcceptanceModel, plan: DraftPlan, num_running: int
+    ) -> float:
+        """Estimates the time lost if one request drafts and all wait for it; may be negative."""
+        expected = self._expect(acceptance, plan.draft_tokens, plan.max_prefixes)
+        loss = expected.num_drafted * (self.costs.draft_step.at(1) or 0.0)
+        loss += self.costs.verify.at(self._verify_rows(expected)) or 0.0
+        emitted = expected.num_accepted + expected.num_bonus
+        emitted += expected.reject_prob * acceptance.after_reject(expected).num_matched
+        # The request saves its fraction of the decode steps for the tokens it emits.
         steps = emitted / self.costs.tokens_per_step
         return loss - steps * (self.costs.decode.at(num_running) or 0.0) / num_running
 
-    def _plain_rate(self, num_running: int) -> float:
-        """Where nobody drafts."""
+    def _decode_tokens_per_ms(self, num_running: int) -> float:
+        """Output rate without drafting."""
         ms = (self.costs.decode.at(num_running) or 0.0) + (
             self.costs.scheduler.at(num_running) or 0.0
         )
         return num_running * self.costs.tokens_per_step / max(1e-9, ms)
 
-    def _pace(self, cuts: AcceptanceModel, expected: Expected, burst: int, load: Load) -> Pace:
-        """Of all running requests, if such are the rounds of all that do not rest."""
-        behind = cuts.behind(expected)
-        # Behind a cut the wrong token is still ahead. Where prefixes end far apart, the next drafts
-        # are cut at their start until the target has come there: from anywhere in the stretch.
-        advance = behind.reach + behind.written
-        again = max(0.0, expected.spacing - advance) ** 2 / (2 * expected.spacing * advance)
-        rounds = 1.0 if self.limits.by_token else 1 + expected.reject_prob * again
-        num_cuts = 0.0 if self.limits.by_token else rounds - 1 + expected.reject_prob
-        bursts = max(1.0, expected.drafted / burst)
-        steps = num_cuts * behind.written / self.costs.tokens_per_step
-        iterations = rounds * (bursts + 1) + steps
-        shares = Shares(rounds * bursts / iterations, rounds / iterations)
-        ms = self._iteration_ms(load, shares, expected.drafted / bursts, self._rows(expected))
-        emitted = expected.kept + expected.own + num_cuts * (behind.matched + behind.written)
-        emitted *= load.active / iterations
-        emitted += load.resting * self.costs.tokens_per_step
-        return Pace(emitted / max(1e-9, ms), (bursts + 1) * ms)
+    def _estimate(
+        self, acceptance: AcceptanceModel, expected: ExpectedRound, chunk: int, load: BatchLoad
+    ) -> PlanEstimate:
+        """Estimates a plan that all ``load.num_drafting`` requests follow."""
+        after = acceptance.after_reject(expected)
+        # The error is still ahead after a reject. If prefixes are far apart, the next drafts are
+        # rejected at their start until the target has passed it; it is uniform in the segment.
+        advance = after.max_matched + after.num_decoded
+        spacing = expected.prefix_spacing
+        repeats = max(0.0, spacing - advance) ** 2 / (2 * spacing * advance)
+        rounds = 1.0 if self.limits.token_mode else 1 + expected.reject_prob * repeats
+        rejects = 0.0 if self.limits.token_mode else rounds - 1 + expected.reject_prob
+        chunks = max(1.0, expected.num_drafted / chunk)
+        steps = rejects * after.num_decoded / self.costs.tokens_per_step
+        iterations = rounds * (chunks + 1) + steps
+        mix = IterationMix(rounds * chunks / iterations, rounds / iterations)
+        chunk_len, rows = expected.num_drafted / chunks, self._verify_rows(expected)
+        ms = self._iteration_ms(load, mix, chunk_len, rows)
+        emitted = expected.num_accepted + expected.num_bonus
+        emitted += rejects * (after.num_matched + after.num_decoded)
+        emitted *= load.num_drafting / iterations
+        emitted += load.num_decoding * self.costs.tokens_per_step
+        return PlanEstimate(emitted / max(1e-9, ms), (chunks + 1) * ms)
 
-    def _iteration_ms(self, load: Load, shares: Shares, burst: float, rows: float) -> float:
-        """The mean iteration.
+    def _iteration_ms(
+        self, load: BatchLoad, mix: IterationMix, chunk_len: float, rows: float
+    ) -> float:
+        """Estimates the mean iteration time.
 
         Args:
-            burst: steps of a burst; ``rows``: of one draft's pass.
+            chunk_len: draft tokens of one request per draft iteration.
+            rows: rows of one draft in the verify pass.
         """
-        costs, count, (drafting, judged) = self.costs, load.active, shares
-        anyone_drafts, anyone_judged = 1 - (1 - drafting) ** count, 1 - (1 - judged) ** count
-        only_bursts = 0.0 if load.resting else drafting**count
-        only_steps = max(0.0, (1 - judged) ** count - only_bursts)
-        stepping = count * (1 - drafting - judged) + load.resting
+        costs, count, (drafting, verifying) = self.costs, load.num_drafting, mix
+        any_drafts, any_verify = 1 - (1 - drafting) ** count, 1 - (1 - verifying) ** count
+        draft_only = 0.0 if load.num_decoding else drafting**count
+        decode_only = max(0.0, (1 - verifying) ** count - draft_only)
+        num_decoding = count * (1 - drafting - verifying) + load.num_decoding
         ms = costs.scheduler.at(load.total) or 0.0
-        ms += anyone_drafts * burst * (costs.draft_step.at(count * drafting / anyone_drafts) or 0.0)
-        # Passes differ in how many drafts they judge, and the price bends: as dear as two of them,
-        # one standard deviation smaller and larger.
-        mean = count * judged / anyone_judged
-        spread = min(mean - 1, math.sqrt(count * judged * (1 - judged))) if mean > 1 else 0.0
-        sizes = ((mean + side * spread) * rows + stepping for side in (-1, 1))
-        ms += anyone_judged * sum(costs.verify.at(size) or 0.0 for size in sizes) / 2
-        return ms + only_steps * (costs.decode.at(max(1.0, stepping)) or 0.0)
+        ms += any_drafts * chunk_len * (costs.draft_step.at(count * drafting / any_drafts) or 0.0)
+        # Verify passes vary in their number of drafts, and cost is not linear in rows: average it
+        # at one standard deviation below and above the mean.
+        mean = count * verifying / any_verify
+        spread = min(mean - 1, math.sqrt(count * verifying * (1 - verifying))) if mean > 1 else 0.0
+        sizes = ((mean + side * spread) * rows + num_decoding for side in (-1, 1))
+        ms += any_verify * sum(costs.verify.at(size) or 0.0 for size in sizes) / 2
+        return ms + decode_only * (costs.decode.at(max(1.0, num_decoding)) or 0.0)
 
-    def _expect(self, cuts: AcceptanceModel, draft_tokens: int, max_prefixes: int) -> Expected:
-        return cuts.expect(draft_tokens, max_prefixes, by_token=self.limits.by_token)
+    def _expect(
+        self, acceptance: AcceptanceModel, draft_tokens: int, max_prefixes: int
+    ) -> ExpectedRound:
+        return acceptance.expect(draft_tokens, max_prefixes, token_mode=self.limits.token_mode)
 
-    def _rows(self, expected: Expected) -> float:
-        return 1 + expected.judged + expected.prefixes * self.limits.question_rows
+    def _verify_rows(self, expected: ExpectedRound) -> float:
+        return 1 + expected.num_verified + expected.num_prefixes * self.limits.question_rows

@@ -1,4 +1,4 @@
-"""What stages take, by their size: learned from what they took lately. Numbers only, no clock."""
+"""Learns the wall time of each stage as a function of its size."""
 
 from __future__ import annotations
 
@@ -10,44 +10,37 @@ from itertools import pairwise
 
 from sglang_parse.core.block import DraftLayout
 
-NEWEST = 0.1
-"""Least weight of an observation in the mean of its size."""
-NEWEST_STEP = 0.05
-"""Weight of a step in the mean of what a step writes."""
+MIN_WEIGHT = 0.1
+"""Minimum weight of an observation in its size's mean."""
+TOKENS_PER_STEP_WEIGHT = 0.05
+"""EMA weight of the tokens of a decode step."""
 OUTLIER = 3.0
-"""An observation counts as at most this many times that mean: first calls compile. One of less than
-a third says that the mean was of such."""
-FIRST = 3
-"""Observations of a size that count in full."""
+"""Observations are capped at this multiple of the mean, because first calls compile. One below
+1/``OUTLIER`` of the mean resets it: then the mean itself came from such calls."""
+NUM_UNCAPPED = 3
+"""First observations of a size that are not capped."""
 SIZES_PER_OCTAVE = 2
-"""How finely sizes are told apart."""
+"""Resolution of sizes."""
 
 
 class Stage(Enum):
-    DRAFT_PREFILL = (
-        "draft_prefill"  # the draft model reads what it lacks of sequences it is to write on
-    )
-    DRAFT = "draft"  # a burst of draft tokens
-    VERIFY = "verify"  # a forward of the target in which drafts are judged
-    DECODE = (
-        "decode"  # the target writes on, alone or with its EAGLE-3 head, and no draft is judged
-    )
-    SCHEDULER = (
-        "scheduler"  # what is between an iteration and the next, where nothing runs meanwhile
-    )
+    DRAFT_PREFILL = "draft_prefill"  # the draft model computes missing KV before it drafts
+    DRAFT = "draft"  # draft tokens of one iteration
+    VERIFY = "verify"  # target forward that verifies drafts
+    DECODE = "decode"  # target forward without drafts, with or without an EAGLE-3 head
+    SCHEDULER = "scheduler"  # time between two iterations in which no forward runs
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """What a stage took in one iteration.
+    """Wall time of one stage in one iteration.
 
     Attributes:
-        size: requests of a burst, of a step or of an iteration; rows of a pass or of a fill.
-        amount: tokens a burst wrote per request, tokens a step wrote; else 0.
-        ms: wall time.
-        forwards: of the draft model, in a burst.
-        plan: a burst's.
-        accounts: of a fill, those of its requests (``accounts.Key``).
+        size: requests (draft, decode, scheduler) or rows (verify, draft prefill).
+        num_tokens: drafted tokens per request (draft), decoded tokens of all (decode), else 0.
+        num_forwards: draft model forwards (draft).
+        layout: draft layout (draft).
+        stats_keys: the requests' ``threshold_stats.StatsKey`` (draft prefill).
     """
 
     stage: Stage
@@ -60,8 +53,8 @@ class StageTime:
 
 
 @dataclass(slots=True)
-class _Mean:
-    """Of the observations of about one size, the latest counting most."""
+class _SizeMean:
+    """Recency-weighted mean of the observations of similar sizes."""
 
     size: float = 0.0
     ms: float = 0.0
@@ -71,47 +64,45 @@ class _Mean:
         if ms * OUTLIER < self.ms:
             self.count = 0
         self.count += 1
-        if self.count > FIRST:
+        if self.count > NUM_UNCAPPED:
             ms = min(ms, OUTLIER * self.ms)
-        weight = max(NEWEST, 1 / self.count)
+        weight = max(MIN_WEIGHT, 1 / self.count)
         self.size += weight * (size - self.size)
         self.ms += weight * (ms - self.ms)
 
-    def cap(self, ms: float) -> None:
-        """It cannot be worth three times as much as a larger size."""
-        if ms * OUTLIER < self.ms:
-            self.count, self.ms = 1, ms
+    def cap(self, larger_ms: float) -> None:
+        """Resets the mean if it exceeds ``OUTLIER`` times that of a larger size."""
+        if larger_ms * OUTLIER < self.ms:
+            self.count, self.ms = 1, larger_ms
 
 
 @dataclass(slots=True)
 class StageCost:
-    """ms of a stage by its size: never falling with the size, never below nothing.
+    """Expected ms of a stage by its size: nonnegative and nondecreasing.
 
-    Between sizes that were seen it lies on a straight line between them, beyond them on one with
-    the slope that fits them all.
+    Interpolates linearly between observed sizes and extrapolates with the least-squares slope.
     """
 
-    _means: dict[int, _Mean] = field(default_factory=dict)
+    _means: dict[int, _SizeMean] = field(default_factory=dict)
     _points: list[tuple[float, float]] = field(default_factory=list)
     _slope: float = 0.0
 
     def add(self, size: float, ms: float) -> None:
-        """One more observation: a stage of this size took that long."""
         key = round(SIZES_PER_OCTAVE * math.log2(max(1.0, size)))
-        found = self._means.setdefault(key, _Mean())
+        found = self._means.setdefault(key, _SizeMean())
         found.add(size, ms)
-        # What is smaller costs no more; it may not have been seen since the server's first calls.
+        # Smaller sizes cost no more; theirs may date from the server's first calls.
         for smaller, mean in self._means.items():
             if smaller < key:
                 mean.cap(found.ms)
         self._points = []
 
     def at(self, size: float) -> float | None:
-        """The expected time of a stage of this size; None before the first observation."""
+        """Returns the expected ms at this size; None before the first observation."""
         if not self._means:
             return None
         if not self._points:
-            self._points = _rising(self._means.values())
+            self._points = _nondecreasing(self._means.values())
             self._slope = _slope(self._points)
         (first, least), (last, most) = self._points[0], self._points[-1]
         if size <= first:
@@ -122,8 +113,8 @@ class StageCost:
         return most + self._slope * (size - last)
 
 
-def _rising(means: Iterable[_Mean]) -> list[tuple[float, float]]:
-    """(size, ms) by size; noise must not turn the line round."""
+def _nondecreasing(means: Iterable[_SizeMean]) -> list[tuple[float, float]]:
+    """Returns (size, ms) by size, with ms raised to the maximum so far."""
     points, highest = [], 0.0
     for mean in sorted(means, key=lambda mean: mean.size):
         highest = max(highest, mean.ms)
@@ -132,7 +123,7 @@ def _rising(means: Iterable[_Mean]) -> list[tuple[float, float]]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Least squares; none takes none."""
+    """Returns the least-squares slope, limited so that size 0 costs at least 0."""
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     if not spread:
@@ -143,12 +134,11 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(slots=True)
 class StageCosts:
-    """What the stages of this server take, by size as in ``StageTime``.
+    """Stage costs of this server; sizes as in ``StageTime``.
 
     Attributes:
-        draft_step: of a burst, per token that a request drafts; ``verify``, ``decode``, ``scheduler``:
-            of the other stages.
-        tokens_per_step: what a step writes of an answer: above 1 with an EAGLE-3 head.
+        draft_step: ms per drafted token of a request.
+        tokens_per_step: mean tokens per request and decode step: above 1 with an EAGLE-3 head.
     """
 
     draft_step: StageCost = field(default_factory=StageCost)
@@ -158,7 +148,7 @@ class StageCosts:
     tokens_per_step: float = 1.0
 
     def observe(self, timed: StageTime) -> None:
-        """A stage of an iteration; what is read before a draft is no part of any plan."""
+        """Records a stage time. Draft prefill is not part of any plan, so it is ignored."""
         if timed.stage is Stage.DRAFT:
             self.draft_step.add(timed.size, timed.ms / max(1, timed.num_tokens))
         elif timed.stage is Stage.VERIFY:
@@ -167,5 +157,5 @@ class StageCosts:
             self.scheduler.add(timed.size, timed.ms)
         elif timed.stage is Stage.DECODE:
             self.decode.add(timed.size, timed.ms)
-            written = timed.num_tokens / timed.size
-            self.tokens_per_step += NEWEST_STEP * (written - self.tokens_per_step)
+            per_request = timed.num_tokens / timed.size
+            self.tokens_per_step += TOKENS_PER_STEP_WEIGHT * (per_request - self.tokens_per_step)

@@ -1,8 +1,7 @@
-"""What is known of each threshold's drafts, and where drafting stands with it. Numbers only.
+"""Keeps acceptance statistics and the drafting state per threshold.
 
-Requests differ: those whose last drafts were good for nothing have an account of their own. A
-client may send any threshold, so the accounts used last are kept; one that is new begins as its
-neighbours stand.
+Requests whose last drafts failed have statistics of their own. Clients may send any threshold, so
+only the most recently used entries are kept, and a new entry starts from its neighbours.
 """
 
 from __future__ import annotations
@@ -11,78 +10,79 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from sglang_parse.core.phases import DraftPlan
-from sglang_parse.core.policy.acceptance import PRIOR, AcceptanceModel
-from sglang_parse.core.policy.lru import used
+from sglang_parse.core.policy.acceptance import ERROR_RATE, AcceptanceModel
+from sglang_parse.core.policy.lru import lru_get
 
 COLD_START_PROBES = 3
-"""Rounds of an unknown threshold before drafting is given up: one bad draft says little."""
-MOST_FAILED = 3
-"""Failures in a row that are told apart: one more makes no difference."""
-MAX_ACCOUNTS = 128
-"""StatsByThreshold kept, the ones used last."""
+"""Rounds of an unknown threshold before drafting may be suspended: one bad draft proves little."""
+MAX_FAILURES = 3
+"""Consecutive failed drafts that are distinguished."""
+MAX_ENTRIES = 128
 
-Key = tuple[float, int]
-"""Of an account: its threshold, and how many drafts in a row were good for nothing."""
+StatsKey = tuple[float, int]
+"""(threshold, consecutive failed drafts)."""
 
 
-def stats_key(threshold: float, num_failed: int = 0) -> Key:
-    return threshold, min(num_failed, MOST_FAILED)
+def stats_key(threshold: float, num_failed: int = 0) -> StatsKey:
+    return threshold, min(num_failed, MAX_FAILURES)
 
 
 @dataclass(slots=True)
 class ThresholdStats:
-    """One threshold, for requests of which so many drafts in a row were good for nothing.
+    """Statistics and drafting state of one ``StatsKey``.
 
     Attributes:
-        cuts: where its drafts were cut.
-        best: the plan that was best when it was last asked for; None before.
-        num_asked: how often one was asked for since.
-        at_load: the load then, in steps by which it is told apart; ``at_rounds``: its rounds then;
-            ``at_ms``: the time of stages by then.
-        cold_start_probes: rounds it still needs before drafting may be given up.
-        is_suspended: drafting did not pay when it was last asked.
-        waiting: drafts not begun since a pilot was sent; None while none is under way.
-        probe_budget_ms: what a trial may lose by now.
+        acceptance: acceptance of its drafts.
+        best_plan: result of the last plan search; None before the first.
+        num_queries: queries since that search.
+        search_load, search_rounds, search_ms: load bucket, rounds and observed stage time at that
+            search.
+        cold_start_probes: rounds still needed before drafting may be suspended.
+        is_suspended: drafting did not pay at the last query.
+        num_waiting: queries since a cold-start probe began; None while none is in flight.
+        probe_budget_ms: time that the next re-probe may lose.
     """
 
-    cuts: AcceptanceModel
-    best: DraftPlan | None = None
-    num_asked: int = 0
-    at_load: int = 0
-    at_rounds: int = 0
-    at_ms: float = 0.0
+    acceptance: AcceptanceModel
+    best_plan: DraftPlan | None = None
+    num_queries: int = 0
+    search_load: int = 0
+    search_rounds: int = 0
+    search_ms: float = 0.0
     cold_start_probes: int = COLD_START_PROBES
     is_suspended: bool = False
-    waiting: int | None = None
+    num_waiting: int | None = None
     probe_budget_ms: float = 0.0
 
 
 @dataclass(slots=True)
 class StatsByThreshold:
-    """Those of one server."""
+    """The statistics of one server."""
 
-    _kept: OrderedDict[Key, ThresholdStats] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[StatsKey, ThresholdStats] = field(default_factory=OrderedDict)
 
-    def of(self, key: Key) -> ThresholdStats:
-        """One that is new is opened."""
-        return used(self._kept, key, lambda: self._opened(*key), MAX_ACCOUNTS)
+    def get(self, key: StatsKey) -> ThresholdStats:
+        """Returns the entry of ``key`` and creates it if missing."""
+        return lru_get(self._entries, key, lambda: self._create(*key), MAX_ENTRIES)
 
-    def get(self, key: Key) -> ThresholdStats | None:
-        """Where it is kept; asking does not make it used."""
-        return self._kept.get(key)
+    def peek(self, key: StatsKey) -> ThresholdStats | None:
+        """Returns the entry of ``key``, if any, without marking it as used."""
+        return self._entries.get(key)
 
-    def _opened(self, threshold: float, num_failed: int) -> ThresholdStats:
-        """As its neighbours stand: a stricter threshold keeps no more, a laxer one no less; and one
-        more failure changes little."""
+    def _create(self, threshold: float, num_failed: int) -> ThresholdStats:
+        """Starts from one failure less, or from the nearest thresholds.
+
+        Acceptance is monotone: a stricter threshold accepts no more, a laxer one no less.
+        """
         if num_failed:
-            before = self.of(stats_key(threshold, num_failed - 1))
-            return ThresholdStats(AcceptanceModel(before.cuts.hazard), cold_start_probes=0)
+            before = self.get(stats_key(threshold, num_failed - 1)).acceptance
+            return ThresholdStats(AcceptanceModel(before.error_rate), cold_start_probes=0)
         known = {
-            value: account.cuts.hazard
-            for (value, failed), account in self._kept.items()
-            if not failed and not account.cold_start_probes
+            value: stats.acceptance.error_rate
+            for (value, failed), stats in self._entries.items()
+            if not failed and not stats.cold_start_probes
         }
         laxer = max((value for value in known if value <= threshold), default=None)
         stricter = min((value for value in known if value >= threshold), default=None)
         found = [known[value] for value in (laxer, stricter) if value is not None]
-        return ThresholdStats(AcceptanceModel(sum(found) / len(found) if found else PRIOR))
+        return ThresholdStats(AcceptanceModel(sum(found) / len(found) if found else ERROR_RATE))

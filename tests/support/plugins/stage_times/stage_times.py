@@ -1,4 +1,4 @@
-"""Test-only SGLang plugin: writes down what the controller of a PARSE server is told.
+"""Test-only SGLang plugin: logs the observations of a PARSE server's controller.
 
 ``record_loads.py`` puts this folder on PYTHONPATH of a server and names a file in
 ``STAGE_TIMES``; without that variable the plugin does nothing.
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 class Record:
-    """One line per stage of an iteration, and one per judged draft."""
+    """Writes one line per stage of an iteration and one per verified draft."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,11 +45,11 @@ class Record:
         original: Callable,
         controller: Any,
         threshold: float,
-        judged: VerifyOutcome,
+        outcome: VerifyOutcome,
         num_failed: int = 0,
     ) -> None:
-        self._write("round", threshold, *judged)
-        original(controller, threshold, judged, num_failed)
+        self._write("round", threshold, *outcome)
+        original(controller, threshold, outcome, num_failed)
 
     def _write(self, *values: Any) -> None:
         with self.path.open("a") as lines:
