@@ -10,15 +10,15 @@ import pytest
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import (
+    CLEAR_FACTOR,
     COLD_START_TOKENS,
     INITIAL_BOOST,
-    PROBE_TIMEOUT,
     MAX_DECODE_AGE,
     MIN_DECODE_AGE,
+    PROBE_TIMEOUT,
+    REPROBE_FRACTION,
     SEARCH_EVERY,
     SEARCH_MS,
-    REPROBE_FRACTION,
-    CLEAR_FACTOR,
     WARMUP_ROUNDS,
     Controller,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from support.loads import QUESTION_ROWS, Load, loads, costs_of, recorded, scripts_of
+from support.loads import QUESTION_ROWS, Load, costs_of, loads, recorded, scripts_of
 from support.replay import Fixed, Replay
 
 pytestmark = pytest.mark.unit
