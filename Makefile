@@ -73,7 +73,7 @@ bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/be
 	$(RUN) -m sglang_parse.cli bench --limit $(BENCH_FLAGS)
 
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
-	$(RUN) -m sglang_parse.cli soak $(SOAK_FLAGS)
+	PYTHONPATH=tests $(RUN) -m soak.run $(SOAK_FLAGS)
 
 train-demo-pair: setup  ## make the demo's two models again, in build/demo_pair (PAIR=...); resumable
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"

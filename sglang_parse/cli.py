@@ -51,15 +51,6 @@ COMMANDS = (
         "limit.run",
     ),
     Command(
-        "soak",
-        "thousands of mixed requests at once: errors, leaks and wrong bytes must be zero",
-        "Sends problems, chats and random text with stops, temperatures, fallbacks, aborts and "
-        "disconnects to PARSE, and compares the exact half of them with a plain server's "
-        "answers. Exit code 1 when anything failed, leaked or differed.",
-        "soak.run",
-        "soak.run",
-    ),
-    Command(
         "load",
         "latencies under load, also of requests that switch PARSE off beside drafting ones",
         "A preset of compare: throughput, time to first token, inter-token latency and stages of "

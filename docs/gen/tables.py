@@ -298,7 +298,6 @@ TABLES = {
     "bench keys": bench_keys,
     "calibrate keys": calibrate_keys,
     "compare keys": compare_keys,
-    "soak keys": partial(record_keys, "soak.run.Report"),
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),
     "plain reasons": plain_reasons,

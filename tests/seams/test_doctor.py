@@ -317,7 +317,7 @@ def test_exit_code_and_table(capsys: pytest.CaptureFixture[str]):
 
 def test_another_programs_unknown_flags_are_an_error(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["soak", "--model-path", "x"])
+        cli.main(["compare", "--model-path", "x"])
     assert ended.value.code == 2
     assert "unrecognized arguments: --model-path x" in capsys.readouterr().err
 

@@ -16,7 +16,6 @@ from sglang_parse.core import config
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, Stats
-from sglang_parse.soak.run import Report
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
 from support import calibration, comparison
 from support.comparison import FACTS
@@ -120,10 +119,6 @@ def test_trace_keys_are_documented():
     keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
     assert keys == first_column(section("responses", "The trace"))
     assert keys == set(TraceRecord.__annotations__)
-
-
-def test_keys_of_the_soak_report_are_documented():
-    assert first_column(section("benchmark-keys", "make soak")) == {f.name for f in fields(Report)}
 
 
 def paths(content: object, path: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The soak's load and its judgement of answers."""
+"""The soak's load and its checks of answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.soak.load import (
-    EXACT,
-    FALLBACKS,
-    FATES,
-    FREE,
-    PROMPTS,
-    SoakRequest,
-    faults_of,
-    make_request,
-)
-from sglang_parse.soak.run import Outcome, summarise
+from soak.drive import Outcome
+from soak.faults import faults_of
+from soak.load import EXACT, FALLBACKS, FATES, FREE, PROMPTS, SoakRequest, make_request
+from soak.run import summarise
 
 pytestmark = pytest.mark.unit
 PROBLEMS = [SimpleNamespace(text=f"problem {n}", solution=f"solution {n}") for n in range(40)]
@@ -125,4 +118,4 @@ def test_summary_counts_and_is_clean_only_without_any():
     failed = Outcome(1, 1.0, "failed", "", 0, ("error: x",))
     report = summarise(load, [wrong, failed], [], 2.0)
     assert (report.wrong_bytes, report.errors, report.is_clean) == (1, 1, False)
-    assert load[0].kind in report.shown[0]
+    assert load[0].kind in report.first_faults[0]

@@ -1,4 +1,4 @@
-"""The soak's requests, the same for the same seed, and what is wrong with an answer. Pure."""
+"""The soak's requests: the same for the same seed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
-"""A chat's messages to the prompt that opens the assistant's next turn."""
+"""Renders a chat's messages as a prompt for the next assistant turn."""
 
 Key = TypeVar("Key", str, int)
 
 ABOVE_ONE = 1.5
-"""A threshold that accepts nothing: every question is asked, the answer is the plain target's."""
+"""A threshold that accepts no prefix: questions are asked, the target writes the whole answer."""
 LIMITS = {4: 20, 12: 40, 24: 30, 64: 10}
 """max_new_tokens; an answer that ends by itself has 50 to 110."""
 PROMPTS = {"problem": 75, "chat": 15, "random text": 8, "long chat": 2}
@@ -25,7 +25,7 @@ STOPS = ("Answer", "\nc:", "= 4", "\nf: ", "7\n")
 ALPHABET = "Start with 0123456789\nabcdefghijkl: +-=Answer"
 TURN_LIMITS = {"chat": (2, 3), "long chat": (6, 12)}
 
-# What PARSE serves plainly: the reason it gives -> what asks for it.
+# Reason for the fallback to plain decoding -> sampling parameters that cause it.
 FALLBACKS: dict[str, tuple[dict[str, Any], ...]] = {
     "grammar": (
         {"regex": "(a: [0-9]{2}|b: [0-9]{2}){2,4}"},
@@ -44,17 +44,17 @@ class SoakRequest:
     """One request of the load.
 
     Attributes:
-        number: its place in the load.
+        number: index in the load.
         kind: "<prompt>, <sampling>", of ``PROMPTS`` and of ``EXACT`` or ``FREE``.
         prompt: rendered text.
-        sampling: ``sampling_params`` of the native API, without PARSE's.
+        sampling: ``sampling_params`` of the native API, without ``custom_params``.
         parse: ``custom_params["parse"]``.
         body: other keys of the request.
-        reason: why PARSE serves it plainly; "" when it drafts.
-        is_exact: the output must be the plain server's.
+        reason: expected reason for the fallback to plain decoding; "" when PARSE drafts.
+        is_exact: the output must equal the plain server's.
         fate: one of ``FATES``.
-        patience_s: an abort comes this long after the request.
-        num_chunks: a disconnect comes after this many messages of the stream.
+        abort_after_s: delay of an abort.
+        num_chunks: messages of the stream before a disconnect.
     """
 
     number: int
@@ -66,11 +66,11 @@ class SoakRequest:
     reason: str = ""
     is_exact: bool = False
     fate: str = "finish"
-    patience_s: float = 0.0
+    abort_after_s: float = 0.0
     num_chunks: int = 0
 
     def content(self, *, with_parse: bool) -> dict[str, Any]:
-        """The body for ``/generate``; ``with_parse``: for a PARSE server, else for a plain one."""
+        """Returns the body for ``/generate``, with PARSE's options or for a plain server."""
         sampling = dict(self.sampling)
         if with_parse:
             sampling["custom_params"] = {"parse": self.parse}
@@ -78,11 +78,10 @@ class SoakRequest:
 
 
 def make_request(number: int, seed: int, problems: Sequence[Any], render: Render) -> SoakRequest:
-    """Request ``number`` of the load with that seed. Every second one is exact.
+    """Makes request ``number`` of a load; even numbers are exact.
 
     Args:
-        problems: to draw from; each has ``text`` and ``solution``.
-        render: see ``Render``.
+        problems: pool of objects with ``text`` and ``solution``.
     """
     rng = random.Random(f"soak/{seed}/{number}")
     is_exact = number % 2 == 0
@@ -102,7 +101,7 @@ def make_request(number: int, seed: int, problems: Sequence[Any], render: Render
         reason=reason,
         is_exact=is_exact,
         fate=_draw(rng, FATES),
-        patience_s=rng.uniform(0.0, 4.0),
+        abort_after_s=rng.uniform(0.0, 4.0),
         num_chunks=rng.randrange(1, 8),
     )
 
@@ -117,7 +116,7 @@ def _prompt(rng: random.Random, kind: str, problems: Sequence[Any], render: Rend
         return render([{"role": "user", "content": text}])
     chat: list[Message] = []
     if kind in TURN_LIMITS:
-        # Few openings, so that chats share turns and find one another's in the radix cache.
+        # Few openings: chats share turns, which the radix cache finds again.
         first = rng.randrange(max(1, len(problems) // 8))
         for turn in range(rng.randint(*TURN_LIMITS[kind]) - 1):
             earlier = problems[(first + turn) % len(problems)]
@@ -129,7 +128,7 @@ def _prompt(rng: random.Random, kind: str, problems: Sequence[Any], render: Rend
 def _sampling(
     rng: random.Random, kind: str, is_exact: bool
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """(sampling_params, other keys of the body, reason for plain serving)."""
+    """Returns sampling_params, other keys of the body, and the reason for plain decoding."""
     sampling: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": _draw(rng, LIMITS)}
     body: dict[str, Any] = {}
     reason = ""
@@ -146,75 +145,3 @@ def _sampling(
         sampling["temperature"] = rng.choice([0.5, 0.8, 1.2])
         sampling |= rng.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
     return sampling, body, reason
-
-
-def faults_of(
-    request: SoakRequest, answer: dict[str, Any], expected: dict[str, Any] | None
-) -> list[str]:
-    """What is wrong with a finished, aborted or abandoned answer; empty when it is right.
-
-    Args:
-        answer: the server's last message: ``text``, ``output_ids`` and ``meta_info``.
-        expected: the plain server's answer, for an exact request.
-    """
-    found = []
-    reason = answer["meta_info"]["finish_reason"]
-    cut_short = reason is None or reason["type"] == "abort"
-    if cut_short and request.fate not in ("abort", "disconnect"):
-        found.append(f"ended by itself with {reason}")
-    if expected is not None:
-        found += _differences(answer, expected, cut_short=cut_short)
-    if cut_short:
-        return found
-    ids = answer["output_ids"]
-    (info,) = answer["meta_info"]["parse"]
-    served, wanted = (info["mode"], info.get("reason", "")), _service(request)
-    if served != wanted:
-        found.append(f"served as {served}, not {wanted}")
-    if info["accepted_tokens"] + info["target_tokens"] != len(ids):
-        found.append(f"{info} does not add up to {len(ids)} tokens")
-    if len(ids) > request.sampling["max_new_tokens"]:
-        found.append(f"{len(ids)} tokens are more than max_new_tokens")
-    for stop in request.sampling.get("stop", ()):
-        if stop in answer["text"]:
-            found.append(f"stop string {stop!r} is in the text")
-    return found
-
-
-def _service(request: SoakRequest) -> tuple[str, str]:
-    """(mode, reason) that ``meta_info["parse"]`` must have."""
-    return ("plain" if request.reason else "parse", request.reason)
-
-
-def _differences(answer: dict[str, Any], expected: dict[str, Any], *, cut_short: bool) -> list[str]:
-    """Wrong bytes: tokens, text or the reason of the end are not the plain server's."""
-    ours, theirs = answer["output_ids"], expected["output_ids"]
-    if cut_short:
-        theirs = theirs[: len(ours)]
-    if ours != theirs:
-        place = next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-            min(len(ours), len(theirs)),
-        )
-        return [f"wrong bytes: token {place} of {len(theirs)} differs from the plain server's"]
-    if cut_short:
-        return []
-    for key in ("finish_reason", "completion_tokens", "prompt_tokens"):
-        left, right = answer["meta_info"][key], expected["meta_info"][key]
-        if left != right:
-            return [f"wrong bytes: {key} is {left!r}, the plain server's is {right!r}"]
-    left, right = answer["text"], expected["text"]
-    if not _same_text(left, right, answer["meta_info"]["finish_reason"]):
-        return [f"wrong bytes: text is {left!r}, the plain server's is {right!r}"]
-    return []
-
-
-def _same_text(left: str, right: str, finish_reason: dict[str, Any]) -> bool:
-    """Equal, but for how much of the stop string SGLang had sent before it knew of the stop.
-
-    Also without streaming its scheduler hands text on every 50 tokens
-    (``SGLANG_FORCE_STREAM_INTERVAL``), and what was handed on is not taken back.
-    """
-    short, long = sorted((left, right), key=len)
-    matched = str(finish_reason.get("matched", ""))
-    return long.startswith(short) and matched.startswith(long[len(short) :])
