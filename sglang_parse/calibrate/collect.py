@@ -185,7 +185,7 @@ def first_draft(answer: Answer, task: Assignment, decode: Decode) -> FirstDraft:
     record = trace[0]
     score = None
     if record["finished"]:
-        score = task.grade(item, [decode([record["anchor_token_id"], *record["draft_token_ids"]])])
+        score = task.grade(item, decode([record["anchor_token_id"], *record["draft_token_ids"]]))
     if score not in (None, 0, 1):
         raise BenchError(f"{task.title} grades with {score}; calibrate needs right or wrong")
     return FirstDraft(

@@ -43,7 +43,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     Raises:
         BenchError: a server or a request failed.
-        TaskError: the task's file or its grader is missing.
     """
     settings, log = CalibrateSettings.read(arguments), Teller(console)
     loss, task = with_loss(_load_task(settings), settings.loss)
@@ -82,17 +81,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _load_task(settings: CalibrateSettings) -> Assignment:
-    """Loads as many different problems as the three sets need. Raises: BenchError, TaskError."""
-    wanted = (settings.task, settings.task_file, settings.total)
-    task = make_assignment(*wanted, settings.max_tokens, settings.options)
+    """Loads as many different problems as the three sets need. Raises: BenchError."""
+    wanted = (settings.task_file, settings.grader, settings.total)
+    task = make_assignment(*wanted, settings.max_tokens)
     if len(task.items) < settings.total:
         raise BenchError(
             f"{task.title} has {len(task.items)} problems; --pilot {settings.pilot}, --requests "
             f"{settings.requests} and --served {settings.served} need {settings.total} different "
             "ones"
         )
-    if any(item.follow_ups for item in task.items[: settings.total]):
-        raise BenchError(f"{task.title} has problems of several turns, which have no one grade")
     return task
 
 

@@ -14,7 +14,6 @@ from sglang_parse.client.flags import Flags, at_least, numbers, option, share, s
 from sglang_parse.client.records import PARSE, BenchError
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.client.targets import Models
-from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
 _models = partial(option, group="models and server")
 _guarantee = partial(option, group="guarantee")
@@ -72,13 +71,11 @@ class CalibrateSettings(Flags):
     output: Path = _load(
         Path("build/calibrate"), "folder of calibration.json, report.html and logs", type=Path
     )
-    task: str = _task(DEMO_TASK, ", ".join((DEMO_TASK, *task_names())))
-    task_file: Path | None = _task(None, "the task's problems; nothing is downloaded", type=Path)
-    grader: str = _task("", "command that grades, for --task prompts; see the docs")
-    max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
-    allow_code: bool = _task(
-        False, "run model-written programs on this machine", action="store_true"
+    task_file: Path | None = _task(
+        None, "JSONL file of prompts (default: the demo pair's problems)", type=Path
     )
+    grader: str = _task("", "command that grades the answers to --task-file; see the docs")
+    max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
 
     @classmethod
     def read(cls, arguments: Namespace) -> CalibrateSettings:
@@ -103,10 +100,6 @@ class CalibrateSettings(Flags):
             common=self.flags,
             parse_flags=(*self.parse_flags, "--parse-drafting", "always"),
         )
-
-    @property
-    def options(self) -> Options:
-        return Options(allow_code=self.allow_code, grader=self.grader)
 
     @property
     def levels(self) -> tuple[float, float]:

@@ -110,7 +110,7 @@ def timed(
 
 def graded(bench_run: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRun:
     """Fills in scores. Call it in the main thread only: some graders set alarms."""
-    answers = (replace(a, score=grade(items[a.problem], a.texts)) for a in bench_run.answers)
+    answers = (replace(a, score=grade(items[a.problem], a.text)) for a in bench_run.answers)
     return replace(bench_run, answers=tuple(answers))
 
 
@@ -174,30 +174,26 @@ def _check_served(name: str, answer: Answer) -> None:
 
 
 def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:
-    messages: list[dict[str, str]] = []
-    texts, output_tokens, meta, token_ids = [], 0, {}, ()
     started = time.perf_counter()
-    for turn in (item.text, *item.follow_ups):
-        messages.append({"role": "user", "content": turn})
-        response = _complete(client, server, messages, asking)
-        choice = response.choices[0]
-        texts.append(choice.message.content or "")
-        messages.append({"role": "assistant", "content": texts[-1]})
-        output_tokens += response.usage.completion_tokens
-        extra = choice.model_extra or {}
-        meta, token_ids = extra.get("meta_info", {}), tuple(extra.get("response_token_ids", ()))
+    response = _complete(client, server, item.text, asking)
     wall_ms = (time.perf_counter() - started) * 1e3
-    return Answer(index, tuple(texts), output_tokens, wall_ms, meta, token_ids=token_ids)
+    (choice,), extra = response.choices, response.choices[0].model_extra or {}
+    return Answer(
+        problem=index,
+        text=choice.message.content or "",
+        output_tokens=response.usage.completion_tokens,
+        wall_ms=wall_ms,
+        meta=extra.get("meta_info", {}),
+        token_ids=tuple(extra.get("response_token_ids", ())),
+    )
 
 
-def _complete(
-    client: openai.OpenAI, server: Endpoint, messages: Sequence[Any], asking: Asking
-) -> Any:
+def _complete(client: openai.OpenAI, server: Endpoint, prompt: str, asking: Asking) -> Any:
     title = title_of(server.name)
     try:
         response = client.chat.completions.create(
             model=asking.model,
-            messages=list(messages),
+            messages=[{"role": "user", "content": prompt}],
             temperature=asking.temperature,
             max_tokens=asking.max_tokens,
             extra_body=asking.extra_body(),

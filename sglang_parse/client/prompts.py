@@ -30,25 +30,27 @@ def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
         BenchError: the file cannot be read as prompts.
     """
     if path is not None:
-        texts = read_prompts(path)[:count]
-    elif is_of_demo_pair([model_path]):
+        return read_prompts(path)[:count]
+    if is_of_demo_pair([model_path]):
         texts = [problem.text for problem in load_problems().held_out_problems(count, seed=1)]
     else:
         texts = list(_EVERYDAY[:count])
     return [Item(str(number), text, None) for number, text in enumerate(texts)]
 
 
-def read_prompts(path: Path) -> list[str]:
+def read_prompts(path: Path) -> list[Item]:
     """Reads lines of JSON, each a text or an object with "prompt".
 
+    An object may have a grader's "reference", and a "key" for messages.
+
     Raises:
-        BenchError: it is something else, or empty.
+        BenchError: the file is something else, or empty.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"--prompts is {str(path)!r}, which cannot be read: {error}") from error
-    texts = []
+        raise BenchError(f"{str(path)!r} cannot be read as prompts: {error}") from error
+    items = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -56,13 +58,14 @@ def read_prompts(path: Path) -> list[str]:
             found = json.loads(line)
         except json.JSONDecodeError as error:
             raise BenchError(f"{path}:{number} is not JSON ({error}); {_WANTED}") from error
-        text = found.get("prompt") if isinstance(found, dict) else found
+        row = found if isinstance(found, dict) else {"prompt": found}
+        text = row.get("prompt")
         if not isinstance(text, str) or not text:
             raise BenchError(f"{path}:{number} has no prompt; {_WANTED}")
-        texts.append(text)
-    if not texts:
+        items.append(Item(str(row.get("key", number)), text, row.get("reference")))
+    if not items:
         raise BenchError(f"{path} is empty; {_WANTED}")
-    return texts
+    return items
 
 
 _WANTED = 'fix: one text in quotes, or one object with "prompt", per line'

@@ -49,19 +49,17 @@ class Item:
 
     Attributes:
         key: its name in the task's file, for messages.
-        text: the user's first turn.
+        text: the user's message.
         reference: what the grader compares with.
-        follow_ups: the user's later turns.
     """
 
     key: str
     text: str
     reference: Any
-    follow_ups: tuple[str, ...] = ()
 
 
-Grader = Callable[[Item, Sequence[str]], float | None]
-"""(Item, one answer per turn) -> 0 to 1; None where nothing can grade it."""
+Grader = Callable[[Item, str], float]
+"""(Item, answer) -> score from 0 to 1."""
 Locator = Callable[[Item, str, bool], int | None]
 """(Item, text of an answer, whether it is finished) -> how many leading characters are right; None
 where nothing is wrong so far."""
@@ -120,16 +118,15 @@ class Answer:
 
     Attributes:
         problem: index into the list of items.
-        texts: one answer per turn; most problems have one turn.
-        output_tokens, wall_ms: all turns together; tokens as the server counted them, the end
-            token among them; request sent to answer received.
-        meta: ``meta_info`` of the last turn.
+        output_tokens: as the server counts them, the end token included.
+        wall_ms: request sent to answer received.
+        meta: ``meta_info``.
         score: 0 to 1, ``ask.graded`` fills it in; None where nothing graded it.
-        token_ids: of the last turn's answer, where they were asked for.
+        token_ids: the answer's, if requested.
     """
 
     problem: int
-    texts: tuple[str, ...]
+    text: str
     output_tokens: int
     wall_ms: float
     meta: Mapping[str, Any]

@@ -230,7 +230,7 @@ def accept_length(answers: Sequence[Answer]) -> float | None:
         accepted = sum(answer.parse["accepted_tokens"] for answer in answers)
         passes = sum(answer.parse["rounds"] for answer in answers)
     else:
-        accepted = sum(answer.output_tokens - len(answer.texts) for answer in answers)
+        accepted = sum(answer.output_tokens - 1 for answer in answers)
         passes = sum(answer.meta.get("spec_verify_ct") or 0 for answer in answers)
     return accepted / passes if passes else None
 

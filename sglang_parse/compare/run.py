@@ -39,7 +39,7 @@ from sglang_parse.compare.report import conditions, results
 from sglang_parse.compare.serving import Load, bench, command_of
 from sglang_parse.compare.settings import CompareSettings
 from sglang_parse.compare.show import show_demo, show_figures, show_load
-from sglang_parse.tasks import DEMO_TASK, make_assignment
+from sglang_parse.tasks import make_assignment
 
 REQUEST_LIMIT_S = 1800.0
 MAX_TRACES = 5
@@ -49,8 +49,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, write results.json and report.html, print tables.
 
     Raises:
-        BenchError: a server or a request failed.
-        TaskError: the task's file or its grader is not there.
+        BenchError: a server or a request failed, or the task file or its grader cannot be used.
     """
     settings, log = CompareSettings.read(arguments), Teller(console)
     preset = getattr(arguments, "command", "compare")
@@ -87,11 +86,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def assignment(settings: CompareSettings) -> Assignment:
-    """The task as it is asked here. Raises: TaskError, when its file or grader is not there."""
+    """Loads the task. Raises: BenchError, when its file or grader cannot be used."""
     count = max(settings.problems, settings.num_timed, settings.warmup)
-    return make_assignment(
-        settings.task, settings.task_file, count, settings.max_tokens, settings.options
-    )
+    return make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)
 
 
 class Runner:
@@ -214,7 +211,7 @@ class Runner:
         """With simulated acceptance wrong drafts are accepted and answers may go astray: a few of
         them would decide if they were not as short as right ones."""
         most = self._task.max_tokens
-        if not self._settings.acceptances or self._settings.task != DEMO_TASK:
+        if not self._settings.acceptances or self._settings.task_file:
             return most
         return min(
             most,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.client.targets import Models
-from sglang_parse.tasks import DEMO_TASK, Options, task_names
 
 SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE_ONE, PARSE, PARSE_EAGLE3, DRAFT)
 OF_THE_PAIR = ("target", "draft", "eagle3", "question")
@@ -159,19 +158,14 @@ class CompareSettings(Flags):
     traced: int = _load(4, "requests per run for stage times", type=at_least(0))
     seed: int = _load(1, "of bench_serving", type=int)
     output: Path = _load(Path("build/compare"), "folder (default %(default)s)", type=Path)
-    task: str = _task(DEMO_TASK, ", ".join((DEMO_TASK, *task_names())))
-    task_file: Path | None = _task(None, "the task's problems; nothing is downloaded", type=Path)
+    task_file: Path | None = _task(
+        None, "JSONL file of prompts (default: the demo pair's problems)", type=Path
+    )
+    grader: str = _task("", "command that grades the answers to --task-file; see the docs")
     problems: int = _task(200, "graded per server (default %(default)s)", type=at_least(0))
     sweep_problems: int = _task(50, "per threshold", type=at_least(1))
     noise: bool = _task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
     max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
-    allow_code: bool = _task(
-        False, "run programs a model wrote, on this machine", action="store_true"
-    )
-    judge_url: str | None = _task(None, "an OpenAI-compatible server, for open answers")
-    judge_model: str = _task("default")
-    judge_prompts: Path | None = _task(None, "FastChat's judge_prompts.jsonl", type=Path)
-    grader: str = _task("", "command that grades, for --task prompts; see the documents")
     marks: bool = _task(
         False, "check the project's own marks for the demo pair", action="store_true"
     )
@@ -220,11 +214,6 @@ class CompareSettings(Flags):
             standalone_steps=self.standalone_steps,
             eagle3_steps=self.eagle3_steps,
         )
-
-    @property
-    def options(self) -> Options:
-        """Options of the graders."""
-        return Options(**{name.name: getattr(self, name.name) for name in fields(Options)})
 
     @property
     def own_servers(self) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Sender:
         wall_ms = 1e3 * (time.perf_counter() - started)
         if meta["completion_tokens"] != self.settings.max_new_tokens:
             raise BenchError(f"{self.endpoint.name} generated {meta['completion_tokens']} tokens")
-        answer = Answer(index, (), meta["completion_tokens"], wall_ms, meta)
+        answer = Answer(index, "", meta["completion_tokens"], wall_ms, meta)
         if self.fraction is not None:
             self._check_simulated(answer.parse)
         return answer

@@ -1,7 +1,4 @@
-"""Tasks to grade answers by: items from a local file, and a grader by a package made for it.
-
-Nothing here downloads: a missing file is an error that says where to get it.
-"""
+"""Graded problems: those of the demo pair, or prompts of a file with a grader command."""
 
 from __future__ import annotations
 
@@ -9,68 +6,29 @@ from pathlib import Path
 
 from sglang_parse.client.ask import MAX_TOKENS
 from sglang_parse.client.records import Assignment
-from sglang_parse.tasks.base import Grader, Item, Options, Task, TaskError
 
-DEMO_TASK = "demo"
-__all__ = [
-    "DEMO_TASK",
-    "Grader",
-    "Item",
-    "Options",
-    "Task",
-    "TaskError",
-    "find_task",
-    "make_assignment",
-    "task_names",
-]
+FILE_MAX_TOKENS = 1024
+"""Default answer length for prompts of a file, in tokens."""
 
 
 def make_assignment(
-    name: str, file: Path | None, count: int, max_tokens: int | None, options: Options
+    file: Path | None, grader: str, count: int, max_tokens: int | None
 ) -> Assignment:
-    """A task as it is asked.
+    """Loads the problems and their grader.
 
     Args:
-        name: a task's, or ``DEMO_TASK``.
-        file: with the task's problems.
-        count: how many the demo shall make; a file has as many as it has.
-        max_tokens: room for an answer; None: the task's own.
-        options: what the grader may need.
+        file: JSONL file of prompts; None selects the demo pair's held-out problems.
+        grader: command that grades the answers to the file's prompts.
+        count: number of demo problems to generate.
+        max_tokens: answer length; None selects the default.
 
     Raises:
-        TaskError: the task's file or its grader is not there.
+        BenchError: the file or the grader cannot be used, or the demo pair is not here.
     """
-    if name == DEMO_TASK:
+    if file is None:
         from sglang_parse.tasks.demo import demo_assignment
 
         return demo_assignment(count, max_tokens or MAX_TOKENS)
-    task = find_task(name)
-    items = task.read(file)
-    title = f"{task.title} ({task.note})" if task.note else task.title
-    grade, make_locator = task.make_grader(options), task.make_locator
-    locate = make_locator(options) if make_locator else None
-    return Assignment(title, items, grade, max_tokens or task.max_tokens, locate)
+    from sglang_parse.tasks.prompts import file_assignment
 
-
-def task_names() -> tuple[str, ...]:
-    """Every task that has a file; the demo's problems are made, not read."""
-    return tuple(_tasks())
-
-
-def find_task(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        TaskError: there is none.
-    """
-    tasks = _tasks()
-    if name not in tasks:
-        raise TaskError(f"--task is {name!r}; known: {', '.join(tasks)}")
-    return tasks[name]
-
-
-def _tasks() -> dict[str, Task]:
-    from sglang_parse.tasks import choice, code, dialogue, mathematics, prompts
-
-    modules = (mathematics, choice, code, dialogue, prompts)
-    return {task.name: task for module in modules for task in module.TASKS}
+    return file_assignment(file, grader, max_tokens or FILE_MAX_TOKENS)

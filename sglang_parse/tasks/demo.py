@@ -1,20 +1,17 @@
-"""The demo pair's own problems: made, not read, and graded by their one right answer."""
+"""The demo pair's held-out problems, generated here and graded by their one right answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sglang_parse.client.ask import MAX_TOKENS
 from sglang_parse.client.demo_pair import load_problems
-from sglang_parse.client.records import Assignment
-from sglang_parse.tasks.base import Item
+from sglang_parse.client.records import Assignment, Item
 
 
 def demo_assignment(count: int, max_tokens: int = MAX_TOKENS) -> Assignment:
-    """That many held-out problems and their grader.
+    """Generates ``count`` held-out problems.
 
     Raises:
-        BenchError: not in a checkout of the repository.
+        BenchError: this is no checkout of the repository.
     """
     module = load_problems()
     items = [
@@ -22,8 +19,8 @@ def demo_assignment(count: int, max_tokens: int = MAX_TOKENS) -> Assignment:
         for number, problem in enumerate(module.held_out_problems(count))
     ]
 
-    def grade(item: Item, texts: Sequence[str]) -> float:
-        return float(module.is_answer_right(item.reference, texts[0]))
+    def grade(item: Item, text: str) -> float:
+        return float(module.is_answer_right(item.reference, text))
 
     def locate(item: Item, text: str, finished: bool) -> int | None:
         return module.num_right_before_error(item.reference, text, finished=finished)

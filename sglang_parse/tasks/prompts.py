@@ -1,12 +1,11 @@
-"""One's own prompts, and a command that grades: a process that answers a line with a line.
+"""Prompts of a file, graded by an external command.
 
-It reads one JSON object per line and writes one, at once, for each:
+The command is one process. For each JSON line it reads, it writes one JSON line and flushes it:
 
     {"prompt": ..., "reference": ..., "answer": ..., "finished": true}  ->  {"score": 1}
 
-``score`` is 0 to 1. Where it can tell where a text goes wrong it says that too, of unfinished
-answers as well: ``"right_chars"``, how many leading characters are right, or null where nothing is
-wrong so far.
+``score`` is from 0 to 1. A command that can locate errors adds ``"right_chars"``, also for
+unfinished answers: the number of leading characters before the first error, or null without one.
 """
 
 from __future__ import annotations
@@ -14,33 +13,63 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from sglang_parse.tasks.base import Grader, Item, Locator, Options, Task, TaskError
+from sglang_parse.client.prompts import read_prompts
+from sglang_parse.client.records import Assignment, BenchError, Item
 
 SETTING = "--grader"
 
 
-class Command:
-    """The process. Raises: TaskError, where it cannot be started."""
+def file_assignment(file: Path, grader: str, max_tokens: int) -> Assignment:
+    """Reads the prompts and starts the command, which grades and locates.
+
+    Raises:
+        BenchError: the file holds no prompts, or the command does not start.
+    """
+    items, command = read_prompts(file), GraderCommand(grader)
+    return Assignment(file.name, items, command.grade, max_tokens, command.locate)
+
+
+class GraderCommand:
+    """The grader's process. Raises: BenchError, if it cannot be started."""
 
     def __init__(self, line: str) -> None:
         if not line:
-            raise TaskError(f"{SETTING} is not set; give the command that grades one's own prompts")
+            raise BenchError(f"{SETTING} is not set; fix: give the command that grades --task-file")
         self._line = line
         try:
             self._process = subprocess.Popen(
                 shlex.split(line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-        except OSError as error:
-            raise TaskError(f"{SETTING} is {line!r}, which does not start: {error}") from error
+        except (OSError, ValueError) as error:
+            raise BenchError(f"{SETTING} is {line!r}, which does not start: {error}") from error
 
-    def ask(self, item: Item, answer: str, finished: bool) -> Mapping[str, Any]:
-        """Its reply to one line. Raises: TaskError, where that is no JSON object."""
-        prompt, reference = item.text, item.reference
-        question = {"prompt": prompt, "reference": reference, "answer": answer}
+    def grade(self, item: Item, text: str) -> float:
+        """Returns the answer's score. Raises: BenchError, if it is not from 0 to 1."""
+        score = self._ask(item, text, True).get("score")
+        if not isinstance(score, (int, float)) or not 0 <= score <= 1:
+            raise BenchError(f"{SETTING} gave {item.key} the score {score!r}; expected 0 to 1")
+        return float(score)
+
+    def locate(self, item: Item, text: str, finished: bool) -> int | None:
+        """Returns the number of characters before the first error, None without one.
+
+        Raises:
+            BenchError: the command does not locate errors.
+        """
+        reply = self._ask(item, text, finished)
+        if "right_chars" not in reply:
+            raise BenchError(
+                f"{SETTING} wrote no right_chars for {item.key}, so errors cannot be located; "
+                "fix: write it, or use --loss answer"
+            )
+        return reply["right_chars"]
+
+    def _ask(self, item: Item, answer: str, finished: bool) -> Mapping[str, Any]:
+        question = {"prompt": item.text, "reference": item.reference, "answer": answer}
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -50,60 +79,10 @@ class Command:
             reply = json.loads(line := stdout.readline())
         except (OSError, json.JSONDecodeError) as error:
             code = self._process.poll()
-            raise TaskError(
+            raise BenchError(
                 f"{SETTING} {self._line!r} wrote no JSON line for {item.key} ({error}; exit code "
                 f"{code}); fix: write and flush one per line read"
             ) from error
         if not isinstance(reply, dict):
-            raise TaskError(f"{SETTING} {self._line!r} wrote {line!r}; expected a JSON object")
+            raise BenchError(f"{SETTING} {self._line!r} wrote {line!r}; expected a JSON object")
         return reply
-
-
-@lru_cache(maxsize=1)
-def command(line: str) -> Command:
-    """One process for grader and locator."""
-    return Command(line)
-
-
-def prompt_item(row: Mapping[str, Any], number: int) -> Item:
-    """``prompt``, and what the command needs: ``reference``, ``key``."""
-    return Item(str(row.get("key", number)), row["prompt"], row.get("reference"))
-
-
-def make_grader(options: Options) -> Grader:
-    process = command(options.grader)
-
-    def grade(item: Item, texts: Sequence[str]) -> float:
-        score = process.ask(item, texts[0], True).get("score")
-        if not isinstance(score, (int, float)) or not 0 <= score <= 1:
-            raise TaskError(f"{SETTING} gave {item.key} the score {score!r}; expected 0 to 1")
-        return float(score)
-
-    return grade
-
-
-def make_locator(options: Options) -> Locator:
-    process = command(options.grader)
-
-    def locate(item: Item, text: str, finished: bool) -> int | None:
-        reply = process.ask(item, text, finished)
-        if "right_chars" not in reply:
-            raise TaskError(
-                f"{SETTING} does not say where a text goes wrong (no right_chars for {item.key}); "
-                "fix: let it, or use --loss answer"
-            )
-        return reply["right_chars"]
-
-    return locate
-
-
-TASKS = (
-    Task(
-        "prompts",
-        "own prompts",
-        "a JSONL file of objects with prompt, and what your --grader command needs: reference, key",
-        prompt_item,
-        make_grader,
-        make_locator=make_locator,
-    ),
-)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,15 +14,13 @@ from rich.console import Console
 
 from sglang_parse import cli
 from sglang_parse.client import servers
-from sglang_parse.client.ask import ask
 from sglang_parse.client.program import run_program
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.servers import Remote
 from sglang_parse.compare.run import run
 from sglang_parse.compare.settings import CompareSettings, add_arguments
-from sglang_parse.tasks import Item
-from sglang_parse.tasks.demo import demo_assignment
 from support.client import Client
+from support.pages import ROOT
 
 SMALL = (
     *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),
@@ -97,29 +98,19 @@ def test_conditions_are_told(results: dict):
     assert {"PARSE over EAGLE3 at 1", "fraction of the limit"} <= names
 
 
-def test_later_turns_see_the_earlier_answers(demo: Client):
-    """MT-Bench's second turns; the demo's problems stand in."""
-    first, second = demo_assignment(2).items
-    alone = ask(Remote("parse", demo.url), [first, second], range(2)).answers
-    both = Item("both", first.text, None, (second.text,))
-    (reply,) = ask(Remote("parse", demo.url), [both], range(1)).answers
-    assert len(reply.texts) == 2
-    assert reply.texts[0] == alone[0].texts[0]
-    assert reply.output_tokens > alone[0].output_tokens
-    asked = reply.meta["prompt_tokens"]
-    assert asked > sum(r.meta["prompt_tokens"] for r in alone) + alone[0].output_tokens - 5
-
-
-def test_a_task_from_a_file(demo: Client, tmp_path: Path):
-    """GSM8K's road from the file to the page; the demo's models cannot read the question."""
-    path = tmp_path / "test.jsonl"
-    path.write_text(json.dumps({"question": "Start with 23", "answer": "#### 9999"}) + "\n")
-    task = ("--task", "gsm8k", "--task-file", str(path), "--max-tokens", "64")
+def test_prompts_of_a_file(demo: Client, tmp_path: Path):
+    """From GSM8K's own file to the page; the demo's models cannot read the question."""
+    (tmp_path / "test.jsonl").write_text('{"question": "Start with 23", "answer": "#### 9999"}\n')
+    grader = shlex.join([sys.executable, str(ROOT / "examples" / "grade_math.py")])
+    command = [*shlex.split(grader), "--prompts", str(tmp_path / "test.jsonl")]
+    prompts = tmp_path / "gsm8k.jsonl"
+    prompts.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    task = ("--task-file", str(prompts), "--grader", grader, "--max-tokens", "64")
     load = ("--runs", "1", "--requests", "2", "--concurrency", "1", "--thresholds", "")
     words = (*task, *load, "--url", f"parse={demo.url}", "--output", str(tmp_path))
     run(parsed(*words), Console(quiet=True))
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert results["conditions"]["task"] == "GSM8K"
+    assert results["conditions"]["task"] == "gsm8k.jsonl"
     (variant,) = results["variants"]
     assert (variant["quality"]["problems"], variant["quality"]["score"]) == (1, 0)
 
@@ -130,7 +121,7 @@ BAD = [
     (("--servers", "plain,plain"), "twice"),
     (("--target", "./nowhere"), "no config.json"),
     (("--eagle3", "", "--servers", "eagle3"), "give --eagle3"),
-    (("--task", "gsm8k"), "get it: "),
+    (("--task-file", __file__), "is not JSON"),
     (("--url", "plain=http://127.0.0.1:9"), "does not answer"),
 ]
 

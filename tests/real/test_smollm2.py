@@ -131,7 +131,7 @@ def test_calibrate_says_what_its_judging_is_worth(
         rows.append({"prompt": text, "reference": str(a + b)})
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     grader = shlex.join([sys.executable, str(Path(__file__).with_name("grade_sums.py"))])
-    flags = ["--url", semantic.url, "--tokenizer", str(pair[0]), "--task", "prompts"]
+    flags = ["--url", semantic.url, "--tokenizer", str(pair[0])]
     flags += ["--task-file", str(problems), "--grader", grader, "--loss", "answer"]
     flags += ["--requests", str(GRADED), "--pilot", "10", "--served", "0", "--max-tokens", "48"]
     flags += ["--alpha", "0.1", "--concurrency", "8", "--output", str(tmp_path / "out")]

@@ -351,7 +351,7 @@ def answered(**parse: Any) -> served._Served:
     meta = counters | stages | {"trace": [record]} | parse
     found = served._Served(None, None, {})  # type: ignore[arg-type]
     legs = [
-        BenchRun(Variant("x"), -1, 1, 1.0, (Answer(0, ("",), 10, ms, {"parse": [meta]}),))
+        BenchRun(Variant("x"), -1, 1, 1.0, (Answer(0, "", 10, ms, {"parse": [meta]}),))
         for ms in (200.0, 500.0)
     ]
     found.with_parse, found.plain = legs  # type: ignore[misc]

@@ -88,7 +88,7 @@ def answer(
         }
         counters |= {"matched_tokens": 0, "decode_ms": 500.0 * (1 - accepted)}
         meta["parse"] = [stages | counters]
-    return Answer(problem, ("Answer: 1",), output_tokens, 1000.0, meta, score)
+    return Answer(problem, "Answer: 1", output_tokens, 1000.0, meta, score)
 
 
 def traced(variant: Variant, run: int = 0, count: int = 3) -> BenchRun:

@@ -94,7 +94,7 @@ def test_servers_and_their_simulated_acceptance(tmp_path: Path):
 
 def leg(server: str, run: int, seconds: float, **parse: float) -> BenchRun:
     """Two requests at a time with 50 output tokens each."""
-    answer = Answer(0, (), 50, 4000.0, {"parse": [parse]} if parse else {})
+    answer = Answer(0, "", 50, 4000.0, {"parse": [parse]} if parse else {})
     return BenchRun(Variant(server), run, 2, seconds, (answer,) * 2)
 
 

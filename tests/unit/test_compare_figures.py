@@ -182,7 +182,7 @@ def ungraded(variant: Variant) -> BenchRun:
 
 @pytest.mark.parametrize("variants", [(), (Variant("plain"),), (Variant("parse"),)])
 def test_a_page_of_few_servers_and_no_grades(variants: tuple[Variant, ...]):
-    """MT-Bench without a judge, one server alone, none that finished."""
+    """No grades, one server alone, none that finished."""
     measured = Measured(
         [replace(timed(variant, 0, 1, 80.0), stages={}) for variant in variants],
         [traced(variant) for variant in variants if has_parse(variant)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,12 +16,11 @@ from rich.console import Console
 from sglang_parse.client.ask import Asking, ask, graded, trace_answers
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import Teller
-from sglang_parse.client.records import Assignment, BenchError, ServingRun, Variant
+from sglang_parse.client.records import Assignment, BenchError, Item, ServingRun, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.compare.run import Runner
 from sglang_parse.compare.serving import Load
 from sglang_parse.compare.settings import CompareSettings, add_arguments
-from sglang_parse.tasks import Item
 
 PROBLEMS = [Item(str(k), f"problem {k}", k) for k in range(4)]
 
@@ -66,8 +65,7 @@ def server() -> Iterator[Remote]:
         echo.shutdown()
 
 
-def grade(problem: Any, texts: Sequence[str]) -> float:
-    (text,) = texts
+def grade(problem: Any, text: str) -> float:
     return float(text == f"answer to problem {problem.reference}" and problem.reference != 2)
 
 
@@ -86,16 +84,6 @@ def test_what_is_asked(server: Remote):
     assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("my-model", 77, 0.5)
     assert asked["custom_params"] == {"parse": {"threshold": 0.9}}
     assert asked["return_meta_info"] is True
-
-
-def test_a_later_turn_comes_with_the_earlier_answers(server: Remote):
-    item = Item("0", "first", None, ("second",))
-    (answer,) = ask(server, [item], [0]).answers
-    assert answer.texts == ("answer to first", "answer to second")
-    assert answer.output_tokens == 10
-    assert [m["content"] for m in answer.meta["asked"]["messages"]] == [
-        *("first", "answer to first", "second"),
-    ]
 
 
 def test_a_trace_is_asked_for(server: Remote):

@@ -17,11 +17,10 @@ import pytest
 
 from sglang_parse.cli import end_on_sigterm
 from sglang_parse.client.ask import Asking
-from sglang_parse.client.records import BenchError, Variant
+from sglang_parse.client.records import BenchError, Item, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.compare import serving
 from sglang_parse.compare.serving import Load, bench
-from sglang_parse.tasks import Item
 
 ITEMS = [Item("0", "one", None), Item("1", "two", None)]
 LOAD = Load(Variant("parse", 0.9), 0, 2, ITEMS, [256, 99], "models/target", Asking(), 7)

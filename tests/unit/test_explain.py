@@ -81,7 +81,7 @@ def test_bad_prompts(tmp_path: Path, content: str, message: str):
 
 def test_prompts(tmp_path: Path):
     path = saved(tmp_path, '"a\\nb"\n\n{"prompt": "c", "answer": 1}\n')
-    assert read_prompts(path) == ["a\nb", "c"]
+    assert [item.text for item in read_prompts(path)] == ["a\nb", "c"]
 
 
 def test_the_scale_of_a_verdict():
