@@ -14,12 +14,17 @@ import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
 from sglang_parse import cli
+from soak.run import make_parser
 from support.pages import PAGES
 
 pytestmark = pytest.mark.seams
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-NOT_OURS = {"--silent", "--fail", "--header", "--data"}  # curl's
+NOT_OURS = {
+    *("--silent", "--fail", "--header", "--data"),  # curl
+    *("--base-url", "--num-examples", "--out-dir", "--from-dataset"),  # sgl-eval
+    *("--dataset", "--backend", "--greedy", "--model"),  # EvalPlus
+}
 
 # Words of the pages on trouble -> the file that has them in a text, under sglang_parse or SGLang.
 QUOTED = {
@@ -55,7 +60,7 @@ def flags_of_program(*words: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
-    """Of SGLang's server with PARSE, of ``sglang-parse``, and of the recipe for drafts."""
+    """Of SGLang's server with PARSE, of ``sglang-parse``, the soak and the recipe for drafts."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -66,7 +71,7 @@ def known_flags() -> set[str]:
     programs = {name for name in flags_of_program() if not name.startswith("-")}
     assert {"demo", "compare"} <= programs
     recipe = HfArgumentParser((parallel_draft.Recipe, TrainingArguments))
-    actions = (*server._actions, *recipe._actions)
+    actions = (*server._actions, *recipe._actions, *make_parser()._actions)
     flags = {flag for action in actions for flag in action.option_strings}
     return flags.union(*map(flags_of_program, programs))
 

@@ -134,7 +134,7 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
     ]
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     add = parser.add_argument
     add("--pair", type=Path, default=DEMO_PAIR, help="folder with target/ and draft/")
@@ -144,9 +144,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, default=Path("build/soak.json"), help="default %(default)s")
     choices = ("auto", "on", "off")
     add("--overlap", choices=choices, default="auto", help=f"PARSE's {flag('overlap')}")
-    return parser.parse_args(argv)
+    return parser
 
 
 if __name__ == "__main__":
     end_on_sigterm()
-    sys.exit(run_program("soak", run, parse_arguments()))
+    sys.exit(run_program("soak", run, make_parser().parse_args()))
