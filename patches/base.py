@@ -1,4 +1,4 @@
-"""What a patch is, what the ledger says of it, and how to tell that it is in force."""
+"""Patches: runtime changes to stock SGLang, and the checks that they are in force."""
 
 from __future__ import annotations
 
@@ -6,58 +6,30 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from typing import Protocol
 
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_parse.startup.seams import Seam
+from sglang_parse.startup.sglang_api import Symbol
 
 
 class PatchError(RuntimeError):
     """A patch is not in force."""
 
 
-def always() -> bool:
-    return True
-
-
-def on_cpu_only() -> bool:
-    """True where PyTorch sees no accelerator at all."""
-    return not torch.accelerator.is_available()
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """One runtime change, with its entry in the ledger (``patches.ledger`` prints it).
-
-    Attributes:
-        name: file name without ``.py``; its id in the ledger.
-        targets: dotted paths of the attributes it changes, each with the parameters it relies on.
-        register: hands the change to SGLang (or makes it).
-        is_applied: whether the change is in force in this process.
-        why: what SGLang does that PARSE, or a CPU, cannot live with.
-        how: what the change does instead.
-        removed_when: what SGLang would need, so that the patch can go.
-        upstream: where SGLang's own project knows of it.
-        is_needed: whether this machine needs it.
-    """
-
-    name: str
-    _: KW_ONLY
-    targets: Mapping[str, tuple[str, ...]]
-    register: Callable[[], None]
-    is_applied: Callable[[], bool]
-    why: str
-    how: str
-    removed_when: str
-    upstream: str = "none"
-    is_needed: Callable[[], bool] = always
+class Change(Protocol):
+    """A change to one attribute of SGLang; ``target`` is its dotted path."""
 
     @property
-    def seams(self) -> list[Seam]:
-        """Its targets, for the check at start."""
-        why = f"is changed by the patch {self.name}"
-        return [Seam(path, parameters, why) for path, parameters in self.targets.items()]
+    def parameters(self) -> tuple[str, ...]:
+        """Parameters that the target must have."""
+
+    def register(self, target: str) -> None:
+        """Applies the change, or hands it to SGLang."""
+
+    def is_applied(self, target: str) -> bool:
+        """Whether the change is in force in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,68 +37,128 @@ class Hook:
     """One of SGLang's hooks.
 
     Attributes:
-        function: what SGLang calls; with ``HookType.REPLACE``, in the target's place.
-        kind: when it is called.
-        relies_on: parameters the target must have; where it is replaced, the function's own.
+        function: what SGLang calls. It names the target's parameters that it uses as SGLang does;
+            names with a leading underscore are not used.
+        kind: when SGLang calls it.
     """
 
     function: Callable
     kind: HookType
-    relies_on: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        if self.kind is HookType.REPLACE:
-            return tuple(inspect.signature(self.function).parameters)
-        return self.relies_on
+        parameters = [*inspect.signature(self.function).parameters.values()]
+        if self.kind in (HookType.AROUND, HookType.AFTER):
+            del parameters[0]  # the original, or its result
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names = (p.name for p in parameters if p.kind in named)
+        return tuple(name for name in names if name != "cls" and not name.startswith("_"))
+
+    def register(self, target: str) -> None:
+        HookRegistry.register(target, self.function, self.kind)
+
+    def is_applied(self, target: str) -> bool:
+        """Whether SGLang's wrapper around ``target`` calls the function."""
+        wrapper = pkgutil.resolve_name(target)
+        while wrapper is not None:
+            cells = getattr(wrapper, "__closure__", None) or ()
+            if any(cell.cell_contents is self.function for cell in cells):
+                return True
+            wrapper = getattr(wrapper, "__wrapped__", None)
+        return False
 
 
-class Hooks:
-    """SGLang hooks that belong together: dotted target -> hook."""
+def before(function: Callable) -> Hook:
+    return Hook(function, HookType.BEFORE)
 
-    def __init__(self, hooks: Mapping[str, Hook]) -> None:
-        self._hooks = hooks
-        self.targets = {target: hook.parameters for target, hook in hooks.items()}
+
+def after(function: Callable) -> Hook:
+    return Hook(function, HookType.AFTER)
+
+
+def around(function: Callable) -> Hook:
+    return Hook(function, HookType.AROUND)
+
+
+def replace(function: Callable) -> Hook:
+    return Hook(function, HookType.REPLACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value to set, where SGLang's hooks would not do.
+
+    They replace by identity: of a None or a bool they would rewrite every module attribute that
+    is the same object.
+    """
+
+    value: object
+    parameters: tuple[str, ...] = ()
+
+    def register(self, target: str) -> None:
+        owner, _, name = target.rpartition(".")
+        setattr(pkgutil.resolve_name(owner), name, self.value)
+
+    def is_applied(self, target: str) -> bool:
+        return pkgutil.resolve_name(target) is self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A call that puts something of PARSE's into an SGLang object."""
+
+    put: Callable[[], None]
+    is_put: Callable[[], bool]
+    parameters: tuple[str, ...] = ()
+
+    def register(self, target: str) -> None:  # noqa: ARG002 - ``put`` knows it
+        self.put()
+
+    def is_applied(self, target: str) -> bool:  # noqa: ARG002
+        return self.is_put()
+
+
+def always() -> bool:
+    return True
+
+
+def on_cpu_only() -> bool:
+    """Whether PyTorch finds no accelerator at all."""
+    return not torch.accelerator.is_available()
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Changes that belong together, with their entry in the ledger (``patches.ledger``).
+
+    Attributes:
+        name: file name without ``.py``; its id in the ledger.
+        changes: dotted path of the changed attribute -> change.
+        why: the behaviour of SGLang that PARSE, or a CPU, cannot work with.
+        how: the behaviour instead.
+        removed_when: the change in SGLang that makes the patch unnecessary.
+        upstream: issues or pull requests of SGLang about it.
+        is_needed: whether this machine needs it.
+    """
+
+    name: str
+    changes: Mapping[str, Change]
+    _: KW_ONLY
+    why: str
+    how: str
+    removed_when: str
+    upstream: str = "none"
+    is_needed: Callable[[], bool] = always
 
     def register(self) -> None:
-        for target, hook in self._hooks.items():
-            HookRegistry.register(target, hook.function, hook.kind)
+        for target, change in self.changes.items():
+            change.register(target)
 
     def is_applied(self) -> bool:
-        return all(is_hooked(target, hook.function) for target, hook in self._hooks.items())
+        return all(change.is_applied(target) for target, change in self.changes.items())
 
-
-def hook_patch(
-    name: str,
-    hooks: Mapping[str, Hook],
-    *,
-    why: str,
-    how: str,
-    removed_when: str,
-    upstream: str = "none",
-    is_needed: Callable[[], bool] = always,
-) -> Patch:
-    """A patch made of SGLang hooks only; see ``Patch``."""
-    made = Hooks(hooks)
-    return Patch(
-        name,
-        targets=made.targets,
-        register=made.register,
-        is_applied=made.is_applied,
-        why=why,
-        how=how,
-        removed_when=removed_when,
-        upstream=upstream,
-        is_needed=is_needed,
-    )
-
-
-def is_hooked(target: str, hook: Callable) -> bool:
-    """Whether SGLang's wrapper around ``target`` calls ``hook``."""
-    function = pkgutil.resolve_name(target)
-    while function is not None:
-        cells = getattr(function, "__closure__", None) or ()
-        if any(cell.cell_contents is hook for cell in cells):
-            return True
-        function = getattr(function, "__wrapped__", None)
-    return False
+    @property
+    def symbols(self) -> list[Symbol]:
+        """The changed attributes, for the check at start."""
+        user = f"the patch {self.name}"
+        return [Symbol(path, user, change.parameters) for path, change in self.changes.items()]

@@ -29,7 +29,7 @@ def validate_server_args(server_args: Any) -> None:
     from sglang_parse import patches
     from sglang_parse.startup import checks, compat
 
-    compat.check(patches.seams())
+    compat.check(patches.symbols())
     checks.validate_server_args(server_args)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.plugins.hook_registry import HookType
-
-from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
+from sglang_parse.patches.base import Patch, before, on_cpu_only
 
 
 def _assert_patched(*_: Any, **__: Any) -> None:
@@ -15,17 +13,17 @@ def _assert_patched(*_: Any, **__: Any) -> None:
     assert_applied(cpu_only=True)
 
 
-PATCH = hook_patch(
+PATCH = Patch(
     "guard_cpu",
     {
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": Hook(
-            _assert_patched, HookType.BEFORE, ("self", "server_args")
-        ),
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": before(
+            _assert_patched
+        )
     },
-    why="a stock speculative worker has no constructor of ours that would notice a patch that "
-    "is not in force.",
-    how="before SGLang makes one, every patch a CPU needs is looked at; one that is not in "
-    "force stops the server with its name. Only on machines without an accelerator.",
+    why="PARSE checks its patches when its worker is created; a stock speculative worker would "
+    "run without the check.",
+    how="before SGLang creates one, checks every patch that a CPU needs; one that is not in force "
+    "stops the server with its name. Only on machines without an accelerator.",
     removed_when="SGLang stops when a hook cannot be applied.",
     is_needed=on_cpu_only,
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
+from sglang_parse.patches.base import Patch, on_cpu_only, replace
 
 
 def copy_all_layer_kv_cache(
@@ -19,7 +18,7 @@ def copy_all_layer_kv_cache(
     num_locs_upper: int,  # noqa: ARG001 - a launch parameter of the Triton kernel
     kv_copy_config: dict,  # noqa: ARG001 - likewise
 ) -> None:
-    """Copy ``num_locs`` KV rows in every K and V buffer, as if all were read before any write.
+    """Copies ``num_locs`` KV rows in every K and V buffer; all are read before any is written.
 
     Args:
         data_ptrs: uint64 [num_buffers] addresses of contiguous buffers.
@@ -36,11 +35,11 @@ def copy_all_layer_kv_cache(
             ctypes.memmove(base + slot * stride, row, stride)
 
 
-PATCH = hook_patch(
+PATCH = Patch(
     "kv_copy_cpu",
     {
-        "sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_func": Hook(
-            copy_all_layer_kv_cache, HookType.REPLACE
+        "sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_func": replace(
+            copy_all_layer_kv_cache
         ),
     },
     why="SGLang moves KV slots with a Triton kernel, and the KV pool's constructor warms it "

@@ -1,19 +1,16 @@
-"""LoRA adapters on a CPU: plain memory where SGLang wants pinned memory (ledger: lora_cpu)."""
+"""LoRA adapters without pinned memory on a CPU (ledger: lora_cpu)."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
-from sglang_parse.patches.base import Patch, on_cpu_only
-
-MODULES = ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend")
+from sglang_parse.patches.base import Patch, Value, on_cpu_only
 
 
 class _UnpinnedTorch:
-    """``torch`` for one module: the same functions, but ``pin_memory`` asks for nothing."""
+    """``torch`` with ``pin_memory`` ignored, for one module."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -29,34 +26,27 @@ class _UnpinnedTorch:
         return torch.zeros(*args, **kwargs)
 
 
+_UNPINNED = Value(_UnpinnedTorch())
+
+
 def _unpinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _register() -> None:
-    for name in MODULES:
-        importlib.import_module(name).torch = _UnpinnedTorch()  # type: ignore[attr-defined]
-    # The method has no module of its own; without an accelerator it can only raise.
-    torch.Tensor.pin_memory = _unpinned  # type: ignore[method-assign, assignment]
-
-
-def _is_applied() -> bool:
-    modules = [importlib.import_module(name) for name in MODULES]
-    is_replaced = all(isinstance(module.torch, _UnpinnedTorch) for module in modules)
-    return is_replaced and torch.Tensor.pin_memory is _unpinned
-
-
 PATCH = Patch(
     "lora_cpu",
-    targets={**{f"{name}.torch": () for name in MODULES}, "torch.Tensor.pin_memory": ()},
-    register=_register,
-    is_applied=_is_applied,
-    why="SGLang's LoRA layers and its `torch_native` LoRA backend ask for pinned memory, "
-    "which PyTorch refuses without an accelerator: a CPU server with `--enable-lora` "
-    "stops while it builds its first layer.",
-    how="both modules see a `torch` whose `tensor` and `zeros` ignore `pin_memory`; "
-    "`Tensor.pin_memory` returns the tensor itself. Only on machines without an "
-    "accelerator, where the originals can only raise.",
+    {
+        "sglang.srt.lora.layers.torch": _UNPINNED,
+        "sglang.srt.lora.backend.torch_backend.torch": _UNPINNED,
+        # The method has no module of its own; without an accelerator it can only raise.
+        "torch.Tensor.pin_memory": Value(_unpinned),
+    },
+    why="SGLang's LoRA layers and its `torch_native` LoRA backend request pinned memory, which "
+    "PyTorch refuses without an accelerator: a CPU server with `--enable-lora` stops while it "
+    "builds its first layer.",
+    how="in both modules, `tensor` and `zeros` of `torch` ignore `pin_memory`; "
+    "`Tensor.pin_memory` returns the tensor itself. Only on machines without an accelerator, "
+    "where the originals can only raise.",
     removed_when="SGLang asks `is_pin_memory_available` there, as its LoRA memory pool does.",
     is_needed=on_cpu_only,
 )

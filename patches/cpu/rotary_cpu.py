@@ -1,29 +1,12 @@
-"""Rotary embedding without vLLM's compiled kernel on a CPU (ledger: rotary_cpu)."""
+"""Rotary embedding in plain PyTorch on a CPU (ledger: rotary_cpu)."""
 
 from __future__ import annotations
 
-from sglang_parse.patches.base import Patch, on_cpu_only
-
-
-def _register() -> None:
-    # The value is a bool, so SGLang's hook registry must not touch it: it would rewrite every
-    # module attribute that is the same object, True or False.
-    from sglang.srt.layers.rotary_embedding import base
-
-    base._is_cpu = True
-
-
-def _is_applied() -> bool:
-    from sglang.srt.layers.rotary_embedding import base
-
-    return base._is_cpu is True
-
+from sglang_parse.patches.base import Patch, Value, on_cpu_only
 
 PATCH = Patch(
     "rotary_cpu",
-    targets={"sglang.srt.layers.rotary_embedding.base._is_cpu": ()},
-    register=_register,
-    is_applied=_is_applied,
+    {"sglang.srt.layers.rotary_embedding.base._is_cpu": Value(True)},
     why="on a CPU without SGLang's compiled CPU kernels the module imports "
     "`vllm._custom_ops`, which is not installed.",
     how="sets the flag, so that the layer's own PyTorch forward is used. Only on machines "

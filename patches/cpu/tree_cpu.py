@@ -1,8 +1,8 @@
-"""Draft trees in plain PyTorch on a CPU: build, verify greedily, read off (ledger: tree_cpu).
+"""Draft trees in plain PyTorch on a CPU: built and verified greedily (ledger: tree_cpu).
 
 n nodes a request: node 0 is the last committed token, nodes 1 .. n-1 are draft tokens, parents
 before children. Global id of node i of request b: b * n + i. A node's children form a list: its
-``retrieve_next_token`` is the first, ``retrieve_next_sibling`` leads from one to the next, -1 ends.
+``retrieve_next_token`` is the first, ``retrieve_next_sibling`` links to the next, -1 ends it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
+from sglang_parse.patches.base import Patch, on_cpu_only, replace
 
 _OPS = "sglang.kernels.ops.speculative"
 NONE = -1
 
 
 def parents(selected: Sequence[int], parent_list: Sequence[int], topk: int) -> list[int]:
-    """Parent node of each node; ``NONE`` for the root, and for a node kept without its parent.
+    """Returns each node's parent; ``NONE`` for the root and for a node selected without its parent.
 
     The latter happens when the two are equally likely; such a node is never accepted.
 
     Args:
-        selected: [n - 1] which candidates became nodes 1 .. n-1, ascending. Candidates come in
-            groups of ``topk``: the first continues the root.
-        parent_list: [groups] the candidate that each group continues; the first entry is unused.
+        selected: [n - 1] the candidates that became nodes 1 .. n-1, ascending. Candidates come in
+            groups of ``topk``: the first group are the root's children.
+        parent_list: [groups] the parent candidate of each group; the first entry is unused.
     """
     node_of = {candidate: node for node, candidate in enumerate(selected, 1)}
     groups = [candidate // topk for candidate in selected]
@@ -49,12 +48,12 @@ def build_tree(
     num_verify_tokens: int,
     tree_mask_mode: int,
 ) -> None:
-    """Write every request's tree, as verification reads it.
+    """Writes every request's tree in the form that target verify takes.
 
     Args:
         parent_list: int64 [bs, *]; top_scores_index: int64 [bs, n - 1], see ``parents``.
         seq_lens: int64 [bs] committed tokens.
-        tree_mask: bool, flat, all True; a node sees its ancestors and itself. FULL_MASK: [n,
+        tree_mask: bool, flat, all True; a node attends to its ancestors and itself. FULL_MASK: [n,
             seq_len + n] per request; QLEN_ONLY: [n, n].
         positions: int64 [bs * n]: seq_len + depth.
         retrieve_index, retrieve_next_token, retrieve_next_sibling: int64 [bs, n], filled with -1.
@@ -81,7 +80,7 @@ def build_tree(
 def _tree_squares(
     tree_mask: torch.Tensor, seq_lens: Sequence[int], width: int, mode: int
 ) -> list[torch.Tensor]:
-    """Each request's [n, n] view of the flat mask: its last n columns."""
+    """Returns each request's [n, n] view of the flat mask: its last n columns."""
     from sglang.kernels.ops.speculative.spec_tree import TreeMaskMode
 
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
@@ -93,7 +92,7 @@ def _tree_squares(
 
 
 def _child_lists(parent_of: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Per node its first child and its next sibling; children in ascending order."""
+    """Returns each node's first child and next sibling; children in ascending order."""
     first_child, next_sibling = [NONE] * len(parent_of), [NONE] * len(parent_of)
     for node, parent in reversed(list(enumerate(parent_of))):
         if parent != NONE:
@@ -104,7 +103,7 @@ def _child_lists(parent_of: Sequence[int]) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """One request's tree as verification reads it; all lists are [n], indexed by node."""
+    """One request's tree; all lists are [n], indexed by node."""
 
     global_ids: list[int]
     first_child: list[int]
@@ -124,14 +123,14 @@ def read_trees(
     retrieve_next_token: torch.Tensor,
     retrieve_next_sibling: torch.Tensor,
 ) -> list[DraftTree]:
-    """The trees of a batch; all tensors are int64 [bs, n], ``candidates`` holds token ids."""
+    """Returns a batch's trees; all tensors are int64 [bs, n], ``candidates`` holds token ids."""
     tensors = (retrieve_index, retrieve_next_token, retrieve_next_sibling, candidates)
     return [DraftTree(*rows) for rows in zip(*(t.tolist() for t in tensors), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPaths:
-    """What verification writes for a batch.
+    """The outputs of target verify for a batch, written in place.
 
     Attributes:
         predicts: int32 [bs * n]: at each accepted node's global id, the token that follows it.
@@ -145,11 +144,11 @@ class AcceptedPaths:
 
     @property
     def max_path(self) -> int:
-        """Nodes a path may have, the root included."""
+        """Most nodes of a path, the root included."""
         return self.accept_index.shape[1]
 
     def write(self, row: int, tree: DraftTree, path: Sequence[int], bonus: int) -> None:
-        """Record request ``row``'s accepted ``path`` of nodes and the token after its last."""
+        """Writes request ``row``'s accepted ``path`` of nodes and the bonus token after it."""
         for node, child in pairwise(path):
             self.predicts[tree.global_ids[node]] = tree.token_ids[child]
         self.predicts[tree.global_ids[path[-1]]] = bonus
@@ -168,12 +167,12 @@ def verify_greedy(
     target_predict: torch.Tensor,
     topk: int = -1,  # noqa: ARG001 - chooses a kernel upstream
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Follow the target's own choices down each tree as far as they go.
+    """Accepts the path of each tree that follows the target's choices.
 
     Args:
         predicts, accept_index, accept_token_num: written, see ``AcceptedPaths``; also returned.
         candidates, retrieve_*: see ``read_trees``.
-        target_predict: int64 [bs, n]: the target's choice after each node.
+        target_predict: int64 [bs, n], the target's choice after each node.
 
     Source: ``sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func``.
     """
@@ -182,8 +181,8 @@ def verify_greedy(
     for row, (tree, choices) in enumerate(zip(trees, target_predict.tolist(), strict=True)):
         path = [0]
         while len(path) < paths.max_path:
-            wanted = choices[path[-1]]
-            match = [c for c in tree.children(path[-1]) if tree.token_ids[c] == wanted]
+            choice = choices[path[-1]]
+            match = [c for c in tree.children(path[-1]) if tree.token_ids[c] == choice]
             if not match:
                 break
             path.append(match[0])
@@ -198,7 +197,7 @@ def fill_bonus_tokens(
     accept_stride: int,
     batch_size: int,
 ) -> None:
-    """Write each request's last emitted token.
+    """Writes each request's bonus token.
 
     Args:
         accept_tokens: int32, ``accept_stride`` per request.
@@ -216,11 +215,11 @@ def fill_accept_out_cache_loc(
     accept_out_cache_loc: torch.Tensor,
     size: int,  # noqa: ARG001 - the kernel's grid
 ) -> None:
-    """Pack the KV slots of the accepted nodes, in order.
+    """Packs the KV slots of the accepted nodes, in order.
 
     Args:
-        accept_index: int32 [bs, S + 1] global ids, -1 where there is none.
-        out_cache_loc: int64 [bs * n]; accept_out_cache_loc: written in front.
+        accept_index: int32 [bs, S + 1] global ids, padded with -1.
+        out_cache_loc: int64 [bs * n]; accept_out_cache_loc: its first entries are written.
 
     Source: ``sglang.kernels.ops.speculative.eagle.fill_accept_out_cache_loc_func``.
     """
@@ -228,21 +227,18 @@ def fill_accept_out_cache_loc(
     accept_out_cache_loc[: len(accepted)] = accepted
 
 
-PATCH = hook_patch(
+PATCH = Patch(
     "tree_cpu",
     {
-        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func": Hook(build_tree, HookType.REPLACE),
-        f"{_OPS}.spec_tree.verify_tree_greedy_func": Hook(verify_greedy, HookType.REPLACE),
-        f"{_OPS}.eagle.fill_bonus_tokens_func": Hook(fill_bonus_tokens, HookType.REPLACE),
-        f"{_OPS}.eagle.fill_accept_out_cache_loc_func": Hook(
-            fill_accept_out_cache_loc, HookType.REPLACE
-        ),
+        f"{_OPS}.spec_tree.build_tree_kernel_efficient_func": replace(build_tree),
+        f"{_OPS}.spec_tree.verify_tree_greedy_func": replace(verify_greedy),
+        f"{_OPS}.eagle.fill_bonus_tokens_func": replace(fill_bonus_tokens),
+        f"{_OPS}.eagle.fill_accept_out_cache_loc_func": replace(fill_accept_out_cache_loc),
     },
     why="stock EAGLE-3 and STANDALONE build draft trees (chains too), verify them and collect "
     "what was accepted with CUDA and Triton kernels.",
     how="the same in plain Python and PyTorch. Only on machines without an accelerator. "
-    "SGLang's own choice of mask, FULL_MASK, stays: it is the flat mask our CPU attention "
-    "takes anyway.",
+    "SGLang's default mask, FULL_MASK, stays: the CPU attention takes the same flat mask.",
     removed_when="SGLang has a CPU path for them that needs no compiled CPU kernels.",
     is_needed=on_cpu_only,
 )

@@ -1,24 +1,21 @@
-"""Temperature > 0 under speculation, in plain PyTorch on a CPU (ledger: verify_sampling_cpu)."""
+"""Sampling in target verify, in plain PyTorch on a CPU (ledger: verify_sampling_cpu)."""
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 import torch
 
-from sglang_parse.patches.base import Patch, on_cpu_only
+from sglang_parse.patches.base import Patch, Value, on_cpu_only
 from sglang_parse.patches.cpu.tree_cpu import AcceptedPaths, DraftTree, read_trees
 
 _UTILS = "sglang.srt.speculative.eagle_utils"
 
 
 def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
-    """Keep each row's ``top_ks`` most likely tokens, renormalised.
+    """Restricts each row to its ``top_ks`` most likely tokens, renormalised.
 
     Args:
         probs: float [rows, vocab]; top_ks: int [rows], at least 1, larger than the vocabulary for
-            "all". Of equally likely tokens the one with the smaller id is kept, as argmax does.
+            "all". Of equally likely tokens the smaller id comes first, as in argmax.
 
     Source: ``sglang.srt.speculative.eagle_utils.top_k_renorm_prob``.
     """
@@ -28,7 +25,7 @@ def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor
 
 
 def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Keep each row's smallest set of most likely tokens whose sum reaches ``top_ps``.
+    """Restricts each row to the fewest most likely tokens whose sum reaches ``top_ps``.
 
     Args:
         probs: float [rows, vocab]; top_ps: float [rows].
@@ -41,8 +38,8 @@ def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor
 
 
 def _renormalised(ordered: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    kept = torch.zeros_like(ordered).scatter_(-1, token_ids, ordered)
-    return kept / kept.sum(-1, keepdim=True)
+    probs = torch.zeros_like(ordered).scatter_(-1, token_ids, ordered)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def verify_sampled(
@@ -61,11 +58,11 @@ def verify_sampled(
     threshold_acc: float = 1.0,
     deterministic: bool = True,  # noqa: ARG001 - chooses a kernel upstream
 ) -> None:
-    """Follow each tree so that every emitted token is a sample of the target's distribution.
+    """Accepts a path of each tree; every output token is a sample of the target's distribution.
 
     At a node with target distribution p and children c1, c2, ...: one uniform number picks child
-    c with probability p(c), or none with what is left; then the token is drawn from p without the
-    children's tokens. Thresholds below 1 accept more, as SGLang's flags of that name say.
+    c with probability p(c), or none with the rest; the token is then drawn from p without the
+    children's tokens. Thresholds below 1 accept more, as SGLang's flags of that name do.
 
     Args:
         predicts, accept_index, accept_token_num: written, see ``tree_cpu.AcceptedPaths``.
@@ -80,16 +77,16 @@ def verify_sampled(
     trees = read_trees(candidates, retrive_index, retrive_next_token, retrive_next_sibling)
     coins, last_coins = uniform_samples.tolist(), uniform_samples_for_final_sampling.tolist()
     for row, tree in enumerate(trees):
-        probs, path, refused = target_probs[row], [0], list[int]()
+        probs, path, rejected = target_probs[row], [0], list[int]()
         while len(path) < paths.max_path:
             node = path[-1]
-            child, refused = _pick_child(
+            child, rejected = _pick_child(
                 tree, node, probs[node], coins[row][node], threshold_single, threshold_acc
             )
             if child is None:
                 break
             path.append(child)
-        paths.write(row, tree, path, _draw(probs[path[-1]], refused, last_coins[row]))
+        paths.write(row, tree, path, _draw(probs[path[-1]], rejected, last_coins[row]))
 
 
 def _pick_child(
@@ -100,23 +97,23 @@ def _pick_child(
     threshold_single: float,
     threshold_acc: float,
 ) -> tuple[int | None, list[int]]:
-    """The accepted child, or None and the tokens of all children."""
-    reached, refused = 0.0, list[int]()
+    """Returns the accepted child, or None and the tokens of all children."""
+    reached, rejected = 0.0, list[int]()
     for child in tree.children(node):
         token = tree.token_ids[child]
         probability = float(probs[token])
         reached += probability
         if coin < reached / max(threshold_acc, 1e-9) or probability >= threshold_single:
             return child, []
-        refused.append(token)
-    return None, refused
+        rejected.append(token)
+    return None, rejected
 
 
-def _draw(probs: torch.Tensor, refused: list[int], coin: float) -> int:
-    """A token from ``probs`` [vocab] without ``refused`` by one uniform number in [0, 1)."""
+def _draw(probs: torch.Tensor, rejected: list[int], coin: float) -> int:
+    """Draws a token from ``probs`` [vocab] without ``rejected`` by a uniform number in [0, 1)."""
     rest = probs.double()
-    rest[refused] = 0.0
-    if not rest.sum() > 0:  # only by rounding: a coin above a sum that should have been 1
+    rest[rejected] = 0.0
+    if not rest.sum() > 0:  # only by rounding
         rest = probs.double()
     steps = rest.cumsum(0)
     # Past the last token only if coin * total rounds up to the total.
@@ -124,36 +121,15 @@ def _draw(probs: torch.Tensor, refused: list[int], coin: float) -> int:
     return min(index, int(rest.nonzero()[-1]))
 
 
-REPLACEMENTS = {
-    "top_k_renorm_prob": top_k_renorm_prob,
-    "top_p_renorm_prob": top_p_renorm_prob,
-    "tree_speculative_sampling_target_only": verify_sampled,
-}
-
-
-def _module() -> ModuleType:
-    return importlib.import_module(_UTILS)
-
-
-def _register() -> None:
-    # The values are None, so SGLang's hook registry must not touch them: it would rewrite every
-    # module attribute that is None.
-    for name, function in REPLACEMENTS.items():
-        setattr(_module(), name, function)
-
-
-def _is_applied() -> bool:
-    return all(getattr(_module(), name) is function for name, function in REPLACEMENTS.items())
-
-
 PATCH = Patch(
     "verify_sampling_cpu",
-    targets={f"{_UTILS}.{name}": () for name in REPLACEMENTS},
-    register=_register,
-    is_applied=_is_applied,
+    {
+        f"{_UTILS}.top_k_renorm_prob": Value(top_k_renorm_prob),
+        f"{_UTILS}.top_p_renorm_prob": Value(top_p_renorm_prob),
+        f"{_UTILS}.tree_speculative_sampling_target_only": Value(verify_sampled),
+    },
     why="these are None on a CPU, and a request with temperature above 0 would crash the "
-    "server. (With SGLang's compiled CPU kernels such a request is silently answered "
-    "greedily.)",
+    "server. (With SGLang's compiled CPU kernels such a request is silently served greedily.)",
     how="sets them to plain PyTorch functions. Not by SGLang's hooks: they replace by "
     "identity, and the value is None. Only on machines without an accelerator.",
     removed_when="SGLang samples under speculation on a CPU.",

@@ -1,4 +1,4 @@
-"""What PARSE needs of SGLang beyond its registries, on every device."""
+"""Changes that PARSE needs beyond SGLang's registries, on every device."""
 
 from __future__ import annotations
 
@@ -23,22 +23,9 @@ from sglang_parse.patches.parse import (
     whole_batches,
 )
 
-PATCHES: tuple[Patch, ...] = (
-    arrivals.PATCH,
-    cli_flags.PATCH,
-    decode_graphs.PATCH,
-    decode_log.PATCH,
-    draft_kv_pool.PATCH,
-    draft_path.PATCH,
-    head_prefixes.PATCH,
-    kv_by_phase.PATCH,
-    lora_admitted.PATCH,
-    memory_release.PATCH,
-    meta_info.PATCH,
-    request_bounds.PATCH,
-    request_options.PATCH,
-    sampling_mask.PATCH,
-    stop_order.PATCH,
-    weight_updates.PATCH,
-    whole_batches.PATCH,
+MODULES = (
+    *(arrivals, cli_flags, decode_graphs, decode_log, draft_kv_pool, draft_path, head_prefixes),
+    *(kv_by_phase, lora_admitted, memory_release, meta_info, request_bounds),
+    *(request_options, sampling_mask, stop_order, weight_updates, whole_batches),
 )
+PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

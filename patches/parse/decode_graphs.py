@@ -1,9 +1,9 @@
-"""What PARSE's models capture CUDA graphs of, and take memory for (ledger: decode_graphs)."""
+"""CUDA graphs and attention buffers for PARSE's decode steps (ledger: decode_graphs)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from sglang.srt.model_executor.cuda_graph_config import (
@@ -11,89 +11,72 @@ from sglang.srt.model_executor.cuda_graph_config import (
     Phase,
     check_cuda_graph_backend,
 )
-from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.runtime_context import get_exec, get_spec
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.patches.base import Hook, hook_patch
+from sglang_parse.patches.base import Patch, around
 from sglang_parse.startup.models import parallel_draft
 
 
-def _capture_plain_steps(original: Callable, runner: Any, *args: Any, **kwargs: Any) -> None:
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    algorithm = runner.spec_algorithm
+def _capture_plain_steps(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+    algorithm, config = self.spec_algorithm, ParseConfig.from_env()
     if not is_parse(algorithm):
-        original(runner, *args, **kwargs)
+        original(self, *args, **kwargs)
         return
-    runner.spec_algorithm = SpeculativeAlgorithm.NONE
+    self.spec_algorithm = SpeculativeAlgorithm.NONE
     try:
-        with _states_for_a_head(runner):
-            original(runner, *args, **kwargs)
-            if runner.is_draft_worker:
-                _capture_blocks(runner)
+        with ExitStack() as stack:
+            if config.uses_eagle3 and not self.is_draft_worker:
+                features = get_exec().features
+                stack.enter_context(features.override(return_hidden_states_mode="full"))
+            original(self, *args, **kwargs)
+            # As EagleDraftWorker.init_cuda_graphs does for its draft model.
+            if (
+                self.is_draft_worker
+                and check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE)
+                and parallel_draft(config, self.model_config).size > 1
+            ):
+                self.init_prefill_cuda_graph(force_for_draft_worker=True)
     finally:
-        runner.spec_algorithm = algorithm
+        self.spec_algorithm = algorithm
 
 
-def _capture_blocks(runner: Any) -> None:
-    """As ``EagleDraftWorker.init_cuda_graphs`` does for its draft model."""
-    if not check_cuda_graph_backend(Phase.PREFILL, Backend.BREAKABLE):
+def _size_for_plain_steps(original: Callable, self: Any) -> None:
+    if not is_parse(self.spec_algorithm):
+        original(self)
         return
-    if parallel_draft(ParseConfig.from_env(), runner.model_config).size > 1:
-        runner.init_prefill_cuda_graph(force_for_draft_worker=True)
-
-
-@contextmanager
-def _states_for_a_head(runner: Any) -> Iterator[None]:
-    """A step that asks a graph for more hidden states than it was captured with ends the server."""
-    if runner.is_draft_worker or not ParseConfig.from_env().uses_eagle3:
-        yield
-        return
-    with get_exec().features.override(return_hidden_states_mode="full"):
-        yield
-
-
-def _size_for_plain_steps(original: Callable, runner: Any) -> None:
-    """The setting stays what it is elsewhere: rows of slot numbers are as wide as it says."""
-    if not is_parse(runner.spec_algorithm):
-        original(runner)
-        return
-    nothing = {"speculative_num_draft_tokens": None, "max_speculative_num_draft_tokens": None}
-    with get_spec().override(**nothing):
-        original(runner)
+    unset = {"speculative_num_draft_tokens": None, "max_speculative_num_draft_tokens": None}
+    with get_spec().override(**unset):
+        original(self)
 
 
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
-PATCH = hook_patch(
+PATCH = Patch(
     "decode_graphs",
     {
-        f"{_RUNNER}.init_cuda_graphs": Hook(_capture_plain_steps, HookType.AROUND, ("self",)),
-        f"{_RUNNER}.init_attention_backends": Hook(
-            _size_for_plain_steps, HookType.AROUND, ("self",)
-        ),
-        f"{_RUNNER}.init_lora_manager": Hook(_size_for_plain_steps, HookType.AROUND, ("self",)),
+        f"{_RUNNER}.init_cuda_graphs": around(_capture_plain_steps),
+        f"{_RUNNER}.init_attention_backends": around(_size_for_plain_steps),
+        f"{_RUNNER}.init_lora_manager": around(_size_for_plain_steps),
     },
-    why="for every speculative algorithm SGLang captures the target's decode graphs as "
-    "verification steps, as wide as the longest pass of all, and none for a draft model. "
-    "PARSE's passes are ragged and use those of prefills; what recurs in the same shape "
-    "are the draft's and the target's plain decode steps. Blocks of a draft run as passes do, "
-    "but SGLang captures graphs of prefills for a draft model only where its worker asks. And "
-    "an EAGLE-3 head reads the target's hidden states of every forward, which SGLang's graphs "
-    "keep only on servers that return them to clients: a step that asks a graph for more than "
-    "was captured ends the server. Attention backends, and LoRA for mixtures of experts, take "
-    "memory for these steps by `speculative_num_draft_tokens` when they are made, not by the "
-    "algorithm: Triton a mask of graph batch * n * (context + n) bytes, 9.9 GiB with "
-    "n = 1,217 at 32k; FA3 page tables. The number has to be the longest pass all the same: "
-    "`get_req_to_token_extra_context_len` widens the rows of slot numbers by it, and "
-    "`meta_info`'s `spec_accept_rate` divides by it.",
-    how="while a PARSE server's target or draft captures its graphs, its `spec_algorithm` is "
-    "`NONE`; for the target beside a head, SGLang's setting for the hidden states that "
-    "are kept is `full` meanwhile, as it is for its own EAGLE-3. A draft that writes several "
-    "tokens a forward then captures those of prefills. While their attention "
-    "backends and LoRA are made, the number of draft tokens is `None`, as without "
-    "speculation. Other servers call the original.",
-    removed_when="an algorithm can say which steps are captured, and with which hidden states, "
-    "and how wide a request's row of slot numbers is apart from how many tokens a step verifies.",
+    why="for every speculative algorithm SGLang captures the target's decode graphs as target "
+    "verify steps of `speculative_num_draft_tokens` tokens a request, and captures none for a "
+    "draft model. PARSE's verify passes are ragged and use prefill graphs; the steps that recur "
+    "in one shape are the decode steps of draft and target. A parallel draft's forwards need "
+    "prefill graphs too, which SGLang captures for a draft model only if its worker asks. An "
+    "EAGLE-3 head needs the target's hidden states of every forward, but SGLang's graphs capture "
+    "them only on servers that return them to clients, and replaying a graph for more hidden "
+    "states than it captured ends the server. Attention backends, and LoRA for MoE models, size "
+    "their buffers by `speculative_num_draft_tokens`, whatever the algorithm: Triton a mask of "
+    "graph batch * n * (context + n) bytes, 9.9 GiB with n = 1,217 at 32k; FA3 page tables. The "
+    "setting must still be the longest verify pass: `get_req_to_token_extra_context_len` widens "
+    "the rows of `req_to_token` by it, and `meta_info`'s `spec_accept_rate` divides by it.",
+    how="while a PARSE server's target or draft captures graphs, its `spec_algorithm` is `NONE`; "
+    "for the target of an EAGLE-3 head, `return_hidden_states_mode` is `full`, as with SGLang's "
+    "own EAGLE-3. A parallel draft then captures prefill graphs. While attention backends and "
+    "LoRA are created, the number of draft tokens is `None`, as without speculation. Other servers "
+    "call the original.",
+    removed_when="an algorithm can state which steps to capture, with which hidden states, and "
+    "how wide a `req_to_token` row is apart from how many tokens a step verifies.",
 )

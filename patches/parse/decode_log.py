@@ -1,4 +1,4 @@
-"""The periodic decode log line shows PARSE's own figures (ledger: decode_log)."""
+"""PARSE's figures in SGLang's periodic decode log line (ledger: decode_log)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 
 from sglang_parse.context import process_context
 from sglang_parse.core.counters import Counters, Window
-from sglang_parse.patches.base import Patch
+from sglang_parse.patches.base import Patch, Registration
 
 _LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
 _ACCEPTANCE = re.compile(r"accept len: [^,]+, accept rate: [^,]+, ")
+_COUNTED = ("rounds", "drafted_tokens", "draft_forwards", "verified_tokens", "accepted_tokens")
 
 
 class DecodeLine(logging.Filter):
-    """Puts the counters' growth since the last line in the place of SGLang's acceptance figures."""
+    """Replaces SGLang's acceptance figures with PARSE's since the last line."""
 
     def __init__(self, counters: Counters) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class DecodeLine(logging.Filter):
         self.window = Window(counters)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # Without PARSE in this process nothing has been counted, and nothing is changed.
+        # Without PARSE in this process the counters are empty, and nothing is changed.
         if self.counters.latest_reqs and _ACCEPTANCE.search(str(record.msg)):
             record.msg = _ACCEPTANCE.sub(self.figures(), record.msg, count=1)
         return True
@@ -30,54 +31,37 @@ class DecodeLine(logging.Filter):
     def figures(self) -> str:
         self.counters.update_latest()
         growth = self.window.advance()
-        rounds, drafted, forwards, judged, accepted, target = (
-            round(growth[f"{name}_total", "*"])
-            for name in (
-                "rounds",
-                "drafted_tokens",
-                "draft_forwards",
-                "verified_tokens",
-                "accepted_tokens",
-                "target_tokens",
-            )
+        rounds, drafted, forwards, verified, accepted, target = (
+            round(growth[f"{name}_total", "*"]) for name in (*_COUNTED, "target_tokens")
         )
-        share = accepted / judged if judged else 0.0
-        speedup = self.counters.expected_speedup
-        per_forward = f"tokens a draft forward: {drafted / forwards:.1f}, " if forwards else ""
-        pays = "" if speedup is None else f"expected speedup: {speedup:.2f}, "
+        parts = [
+            f"rounds: {rounds}, drafted: {drafted}, verified: {verified}",
+            f"accepted: {accepted} ({accepted / max(1, verified):.2f}), target tokens: {target}",
+            *(f"#{name}: {count}" for name, count in self.counters.count_phases().items()),
+        ]
+        if forwards:
+            parts.append(f"tokens per draft forward: {drafted / forwards:.1f}")
+        if self.counters.expected_speedup is not None:
+            parts.append(f"expected speedup: {self.counters.expected_speedup:.2f}")
         if self.counters.simulated_accept_ratio is not None:
-            pays += f"SIMULATED acceptance: {self.counters.simulated_accept_ratio:g}, "
-        phases = "".join(
-            f"#{name}: {count}, " for name, count in self.counters.count_phases().items()
-        )
-        return (
-            f"rounds: {rounds}, drafted: {drafted}, judged: {judged}, "
-            f"accepted: {accepted} ({share:.2f}), target-written: {target}, "
-            f"{phases}{per_forward}{pays}"
-        )
+            parts.append(f"SIMULATED acceptance: {self.counters.simulated_accept_ratio:g}")
+        return "".join(f"{part}, " for part in parts)
 
 
 _FILTER = DecodeLine(process_context().counters)
 
 
-def _register() -> None:
-    logger = logging.getLogger(_LOGGER)
-    logger.addFilter(_FILTER)
-
-
-def _is_applied() -> bool:
-    return _FILTER in logging.getLogger(_LOGGER).filters
-
-
 PATCH = Patch(
     "decode_log",
-    targets={f"{_LOGGER}.logger": ()},
-    register=_register,
-    is_applied=_is_applied,
-    why='the periodic decode line\'s "accept len" and "accept rate" take every iteration for a '
-    "verification pass and every reserved slot for a draft token. Under PARSE most "
-    "iterations draft, and drafts are as long as they come.",
-    how="a `logging.Filter` on that logger puts PARSE's figures in their place, in processes "
+    {
+        f"{_LOGGER}.logger": Registration(
+            put=lambda: logging.getLogger(_LOGGER).addFilter(_FILTER),
+            is_put=lambda: _FILTER in logging.getLogger(_LOGGER).filters,
+        )
+    },
+    why='SGLang\'s "accept len" and "accept rate" count every iteration as a verify step and every '
+    "reserved slot as a draft token. Under PARSE most iterations draft, and drafts vary in length.",
+    how="a `logging.Filter` on that logger replaces the two figures with PARSE's, in processes "
     "where PARSE serves requests.",
-    removed_when="an algorithm can say what its line shows.",
+    removed_when="an algorithm can provide the figures of its log line.",
 )

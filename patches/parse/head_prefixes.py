@@ -1,16 +1,15 @@
-"""An EAGLE-3 head's KV in a cached prefix is right for whoever finds it (ledger: head_prefixes)."""
+"""Cached prefixes that are valid for the EAGLE-3 head's KV (ledger: head_prefixes)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.patches.base import Hook, hook_patch
+from sglang_parse.patches.base import Patch, around
 
 
 def _build(original: Callable, *, spec_algorithm: Any, **kwargs: Any) -> Any:
@@ -19,19 +18,15 @@ def _build(original: Callable, *, spec_algorithm: Any, **kwargs: Any) -> Any:
     return original(spec_algorithm=spec_algorithm, **kwargs)
 
 
-PATCH = hook_patch(
+PATCH = Patch(
     "head_prefixes",
-    {
-        "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache": Hook(
-            _build, HookType.AROUND, ("spec_algorithm",)
-        ),
-    },
-    why="an EAGLE-3 head's KV at a position depends on the token behind it. The radix cache "
-    "hands out prefixes up to the first token that differs, so the last of them has the first "
-    "writer's next token in it; of a prompt that differs from a cached one the head then guessed "
-    "worse at the answer's start (a step more in six of eight answers of the demo pair). For its "
-    "own EAGLE-3 SGLang compares pairs of tokens.",
-    how="on PARSE servers with a head the cache is built as for EAGLE-3: a prefix ends one token "
-    "earlier. Nothing else of what is built depends on the algorithm. Others call the original.",
-    removed_when="an algorithm can say whether its cached prefixes are of pairs.",
+    {"sglang.srt.mem_cache.kv_cache_builder.build_kv_cache": around(_build)},
+    why="an EAGLE-3 head's KV at a position depends on the next token. The radix cache matches "
+    "prefixes up to the first token that differs, so the last position of a match holds the next "
+    "token of the request that wrote it, and the head proposed worse tokens at the start of the "
+    "answer (one step more in six of eight answers of the demo pair). For its own EAGLE-3 SGLang "
+    "matches bigrams.",
+    how="on PARSE servers with a head the cache is built as for EAGLE-3: a match is one token "
+    "shorter. Nothing else that is built depends on the algorithm. Others call the original.",
+    removed_when="an algorithm can state whether its prefixes are matched by bigrams.",
 )

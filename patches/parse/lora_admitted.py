@@ -1,33 +1,28 @@
-"""A PARSE server may have LoRA adapters (ledger: lora_admitted)."""
+"""LoRA adapters on a PARSE server (ledger: lora_admitted)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.arg_groups.overrides import resolving_view
 
-from sglang_parse.patches.base import Hook, hook_patch
+from sglang_parse.algorithm import NAME
+from sglang_parse.patches.base import Patch, around
 
 
 def _check(original: Callable, server_args: Any) -> None:
-    from sglang.srt.arg_groups.overrides import resolving_view
-
-    if resolving_view(server_args).speculative_algorithm != "PARSE":
+    if resolving_view(server_args).speculative_algorithm != NAME:
         original(server_args)
 
 
-PATCH = hook_patch(
+PATCH = Patch(
     "lora_admitted",
-    {
-        "sglang.srt.arg_groups.lora_hook.check_lora_speculative_compatibility": Hook(
-            _check, HookType.AROUND, ("server_args",)
-        ),
-    },
-    why="SGLang admits LoRA adapters only beside the speculative algorithms on its own list, "
-    "whose verification rows all have one width. Under PARSE a request with an adapter is "
-    "served by plain decode steps and never rides in a pass.",
-    how="the check is left out for PARSE; the adapter layers take their plain path in passes "
-    "(`skip_inactive_lora_batches`, set while a pass is prepared).",
-    removed_when="an algorithm can say that it takes adapters.",
+    {"sglang.srt.arg_groups.lora_hook.check_lora_speculative_compatibility": around(_check)},
+    why="SGLang admits LoRA adapters only with the speculative algorithms on its own list, whose "
+    "verify rows all have one width. PARSE serves a request with an adapter by plain decode steps, "
+    "never in a verify pass.",
+    how="skips the check for PARSE; in verify passes the adapter layers take their plain path "
+    "(`skip_inactive_lora_batches`, set while the pass is prepared).",
+    removed_when="an algorithm can state that it supports adapters.",
 )

@@ -1,4 +1,4 @@
-"""Numbers no model can work with are a 400, not the server's end (ledger: request_bounds)."""
+"""Values that would crash the server are a 400 (ledger: request_bounds)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sglang.srt.managers.embed_types import PositionalEmbeds
-from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.patches.base import Hook, hook_patch
+from sglang_parse.patches.base import Patch, after, around
 
 _MANAGERS = "sglang.srt.managers"
 _MOST_TOP_K = 1 << 30
-"""SGLang's own number for the whole vocabulary; a tensor holds no more than twice that."""
+"""SGLang's value for the whole vocabulary; an int32 tensor holds no more than twice that."""
 
 
 def prompt_problem(token_ids: Sequence[int], vocab_size: int) -> str:
-    """What a prompt's tokens cannot be served for, with the fix; "" where they can."""
+    """Describes why a prompt's tokens cannot be served, with the fix; "" if they can."""
     if not token_ids:
         return "the prompt has no tokens; send at least one"
     for found in (min(token_ids), max(token_ids)):
@@ -32,13 +31,13 @@ def _ids(vocab_size: int) -> str:
     return f"this model's token ids are 0..{vocab_size - 1}"
 
 
-# ValueErrors raised in the next two become a 400 in every API of SGLang's.
+# A ValueError raised in the next two becomes a 400 in every API of SGLang.
 
 
-def _check_prompt(_result: None, manager: Any, obj: Any, input_ids: Any) -> None:
+def _check_prompt(_result: None, self: Any, obj: Any, input_ids: Any) -> None:
     if get_spec().speculative_algorithm != NAME:
         return
-    vocab_size = manager.model_config.vocab_size
+    vocab_size = self.model_config.vocab_size
     overrides = getattr(obj, "positional_embed_overrides", None)
     if overrides is not None and not isinstance(overrides, PositionalEmbeds):
         raise ValueError("PARSE: positional_embed_overrides cannot be sent as JSON; leave it out")
@@ -50,20 +49,20 @@ def _check_prompt(_result: None, manager: Any, obj: Any, input_ids: Any) -> None
     if input_ids is None or obj.contains_mm_input():
         return
     if not input_ids and getattr(obj, "session_params", None):
-        return  # goes on from its session's tokens; the scheduler has them
+        return  # the session's earlier tokens are in the scheduler
     if found := prompt_problem(input_ids, vocab_size):
         raise ValueError(f"PARSE: {found}")
 
 
-def _check_sampling(_result: None, params: Any, vocab_size: int) -> None:
+def _check_sampling(_result: None, self: Any, vocab_size: int) -> None:
     if get_spec().speculative_algorithm != NAME:
         return
-    if params.top_k > _MOST_TOP_K:
+    if self.top_k > _MOST_TOP_K:
         raise ValueError(
-            f"PARSE: top_k is {params.top_k}; use -1 for all tokens, or {vocab_size} at most"
+            f"PARSE: top_k is {self.top_k}; use -1 for all tokens, or {vocab_size} at most"
         )
-    outside = _outside(params.stop_token_ids or (), vocab_size)
-    if params.min_new_tokens > 0 and outside:
+    outside = _outside(self.stop_token_ids or (), vocab_size)
+    if self.min_new_tokens > 0 and outside:
         raise ValueError(
             f"PARSE: stop_token_ids has {outside[0]} beside min_new_tokens; {_ids(vocab_size)}"
         )
@@ -80,32 +79,27 @@ def _check_request(original: Callable, req: Any, *args: Any, **kwargs: Any) -> s
     return f"PARSE: {found}" if found else original(req, *args, **kwargs)
 
 
-PATCH = hook_patch(
+PATCH = Patch(
     "request_bounds",
     {
-        f"{_MANAGERS}.tokenizer_manager.TokenizerManager._validate_one_request": Hook(
-            _check_prompt, HookType.AFTER, ("self", "obj", "input_ids")
+        f"{_MANAGERS}.tokenizer_manager.TokenizerManager._validate_one_request": after(
+            _check_prompt
         ),
-        f"{_MANAGERS}.scheduler.validate_input_length": Hook(
-            _check_request, HookType.AROUND, ("req",)
-        ),
-        "sglang.srt.sampling.sampling_params.SamplingParams.verify": Hook(
-            _check_sampling, HookType.AFTER, ("self", "vocab_size")
-        ),
+        f"{_MANAGERS}.scheduler.validate_input_length": around(_check_request),
+        "sglang.srt.sampling.sampling_params.SamplingParams.verify": after(_check_sampling),
     },
-    why='a prompt without tokens (`"text": ""` where the tokenizer adds no first token), a token '
-    "id outside the vocabulary in a prompt, or in `stop_token_ids` beside `min_new_tokens`, more "
-    "`top_logprobs_num` than there are tokens, a `top_k` that no tensor can hold, and "
+    why='a prompt without tokens (`"text": ""` if the tokenizer adds no BOS token), a token id '
+    "outside the vocabulary in a prompt, or in `stop_token_ids` with `min_new_tokens`, a "
+    "`top_logprobs_num` above the vocabulary size, a `top_k` that no tensor can hold, and "
     "`positional_embed_overrides` in JSON pass all of SGLang's checks, and each ends the whole "
     "server with an error in the scheduler; on a GPU with an assertion.",
-    how="beside SGLang's own checks, on PARSE servers only: what is wrong is raised as a "
-    "`ValueError`, a 400 in every API (in a stream of `/generate` an event with that code, in "
-    "SGLang's Ollama API a 500, as for every bad value there). A batch with such "
-    "a member is refused as a whole, as SGLang does with every bad value in a batch; other "
-    "HTTP requests do not notice. The scheduler looks at prompts again, for the "
-    "roads that do not lead through SGLang's tokenizer manager: there the one request ends with "
-    "a 400. Placeholders of images are left alone.",
+    how="further checks next to SGLang's own, on PARSE servers only: they raise a `ValueError`, a "
+    "400 in every API (in a stream of `/generate` an event with that code, in SGLang's Ollama API "
+    "a 500, as for every bad value there). A batch with such a request is rejected as a whole, as "
+    "SGLang does with every bad value in a batch; other HTTP requests are not affected. The "
+    "scheduler checks prompts again, for requests that bypass SGLang's tokenizer manager: that one "
+    "request ends with a 400. Image placeholders are not checked.",
     upstream="https://github.com/sgl-project/sglang/pull/8383 (ids outside the vocabulary); "
-    "the others are not reported. Stock servers end by all of them, speculating or not",
-    removed_when="SGLang refuses them itself.",
+    "the others are not reported. Each ends a stock server, too, speculating or not",
+    removed_when="SGLang rejects them itself.",
 )

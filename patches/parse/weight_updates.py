@@ -1,14 +1,14 @@
-"""New weights go to the model they are meant for, target or draft (ledger: weight_updates)."""
+"""New weights go to either the target or the draft (ledger: weight_updates)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.managers import io_struct
 
 from sglang_parse.algorithm import is_parse
-from sglang_parse.patches.base import Hook, hook_patch
+from sglang_parse.patches.base import Hook, Patch, around
 
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TWO_MODELS = (
@@ -21,55 +21,38 @@ def _serves_parse(manager: Any) -> bool:
     return is_parse(manager.tp_worker.model_runner.spec_algorithm)
 
 
-def _target_unless_named(original: Callable, manager: Any, *selector: Any) -> list:
-    """A checkpoint from disk or IPC comes without a selector: it is the target's."""
-    if not selector and _serves_parse(manager):
-        selector = ("target",)
-    return original(manager, *selector)
+def _select_target(original: Callable, self: Any, selector: str = "") -> list:
+    """Selects the target for a checkpoint from disk or IPC, which comes without a selector."""
+    return original(self, selector or ("target" if _serves_parse(self) else "all"))
 
 
-def _begin(original: Callable, manager: Any, request: Any) -> Any:
-    from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
+def _refuse_all(output: type) -> Hook:
+    """Refuses an update for both models; ``output`` is SGLang's response type for it."""
 
-    return _refuse_both(original, manager, request, BeginWeightUpdateReqOutput)
+    def update(original: Callable, self: Any, recv_req: Any) -> Any:
+        if recv_req.selector == "all" and _serves_parse(self):
+            return output(success=False, message=_TWO_MODELS)
+        return original(self, recv_req)
 
-
-def _from_tensor(original: Callable, manager: Any, request: Any) -> Any:
-    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
-
-    return _refuse_both(original, manager, request, UpdateWeightsFromTensorReqOutput)
-
-
-def _from_distributed(original: Callable, manager: Any, request: Any) -> Any:
-    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqOutput
-
-    return _refuse_both(original, manager, request, UpdateWeightsFromDistributedReqOutput)
+    return around(update)
 
 
-def _refuse_both(original: Callable, manager: Any, request: Any, answer: type) -> Any:
-    if request.selector == "all" and _serves_parse(manager):
-        return answer(success=False, message=_TWO_MODELS)
-    return original(manager, request)
-
-
-PATCH = hook_patch(
+PATCH = Patch(
     "weight_updates",
     {
-        f"{_MANAGER}._select_runners": Hook(
-            _target_unless_named, HookType.AROUND, ("self", "selector")
+        f"{_MANAGER}._select_runners": around(_select_target),
+        f"{_MANAGER}.begin_weight_update": _refuse_all(io_struct.BeginWeightUpdateReqOutput),
+        f"{_MANAGER}.update_weights_from_tensor": _refuse_all(
+            io_struct.UpdateWeightsFromTensorReqOutput
         ),
-        f"{_MANAGER}.begin_weight_update": Hook(_begin, HookType.AROUND, ("self", "recv_req")),
-        f"{_MANAGER}.update_weights_from_tensor": Hook(
-            _from_tensor, HookType.AROUND, ("self", "recv_req")
-        ),
-        f"{_MANAGER}.update_weights_from_distributed": Hook(
-            _from_distributed, HookType.AROUND, ("self", "recv_req")
+        f"{_MANAGER}.update_weights_from_distributed": _refuse_all(
+            io_struct.UpdateWeightsFromDistributedReqOutput
         ),
     },
     why="SGLang loads one checkpoint into target and draft alike, which suits drafts that are "
-    "a part of the target. PARSE's draft is a model of its own: it would end as a copy "
-    "of the target, or with weights of the wrong shape.",
-    how="for PARSE servers, checkpoints from disk and IPC go to the target; updates by tensor "
+    "part of the target. PARSE's draft is a separate model: it would end as a copy of the target, "
+    "or with weights of the wrong shape.",
+    how="on PARSE servers, checkpoints from disk and IPC go to the target; updates by tensor "
     "must name one of the two.",
-    removed_when="an algorithm can say whose weights an update without a selector is for.",
+    removed_when="an algorithm can state which model an update without a selector is for.",
 )

@@ -14,7 +14,7 @@ from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
 from sglang_parse.doctor.finding import Finding, Trouble, examine
 from sglang_parse.startup import compat
-from sglang_parse.startup.seams import SEAMS
+from sglang_parse.startup.sglang_api import server_symbols
 
 GROUP, ALLOWED = "sglang.srt.plugins", "SGLANG_PLUGINS"
 PLUGIN, VALUE = "parse", "sglang_parse.plugin:register"
@@ -25,7 +25,7 @@ def findings() -> list[Finding]:
     return [
         examine("versions", versions),
         examine("plugin", plugin),
-        examine("seams", seams),
+        examine("SGLang API", sglang_api),
         examine("patches", patches_in_force),
     ]
 
@@ -60,11 +60,12 @@ def plugin() -> str:
     return f"SGLang finds and loads {PLUGIN!r}; {ALLOWED} is {allowed or 'not set'}"
 
 
-def seams() -> str:
-    """Raises: CompatError, for each name of SGLang's that PARSE needs and is not there."""
-    table = [*SEAMS, *patches.seams()]
-    compat.check_seams(table)
-    return f"{len(table)} names of SGLang's that PARSE uses or changes are as it needs them"
+def sglang_api() -> str:
+    """Raises CompatError if SGLang lacks a symbol that PARSE uses, or its parameters differ."""
+    symbols = [*server_symbols(), *patches.symbols()]
+    compat.check_symbols(symbols)
+    paths = {symbol.path for symbol in symbols}
+    return f"the {len(paths)} SGLang symbols that PARSE uses or patches are compatible"
 
 
 def patches_in_force() -> str:

@@ -1,25 +1,23 @@
-"""The only file that knows SGLang versions: the pin, the check of ``seams``, one error text."""
+"""The SGLang version that PARSE supports: the pin, and the check of the installed one."""
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
 from collections.abc import Iterable
 from importlib import metadata
 
 from packaging.requirements import Requirement
 
-from sglang_parse.startup.seams import BACKEND_SEAMS, SEAMS, Seam
+from sglang_parse.startup.sglang_api import Symbol, backend_symbols, server_symbols
 
 DISTRIBUTION = "sglang-parse"
 
 
 class CompatError(RuntimeError):
-    """This SGLang is not the one PARSE was built for."""
+    """The installed SGLang is not the one that PARSE was built for."""
 
 
 def pinned_version() -> str:
-    """The SGLang version in our own metadata (pyproject.toml is the only place that names it)."""
+    """Returns the SGLang version in our own metadata; only pyproject.toml names it."""
     for text in metadata.requires(DISTRIBUTION) or ():
         requirement = Requirement(text)
         if requirement.name == "sglang" and not requirement.marker:
@@ -28,7 +26,7 @@ def pinned_version() -> str:
 
 
 def check_version() -> None:
-    """Raises: CompatError, when the installed SGLang is another one."""
+    """Raises CompatError if another SGLang version is installed."""
     pinned = pinned_version()
     found = metadata.version("sglang")
     if found != pinned:
@@ -38,9 +36,9 @@ def check_version() -> None:
         )
 
 
-def check_seams(seams: Iterable[Seam]) -> None:
-    """Raises: CompatError, naming every seam that is missing or has other parameters."""
-    problems = [problem for seam in seams if (problem := _problem(seam))]
+def check_symbols(symbols: Iterable[Symbol]) -> None:
+    """Raises CompatError, naming every symbol that is missing or has other parameters."""
+    problems = dict.fromkeys(problem for symbol in symbols if (problem := symbol.problem()))
     if problems:
         raise CompatError(
             "PARSE: this SGLang differs from the one PARSE was built for:\n  "
@@ -49,34 +47,20 @@ def check_seams(seams: Iterable[Seam]) -> None:
         )
 
 
-def _problem(seam: Seam) -> str:
-    try:
-        target = pkgutil.resolve_name(seam.path)
-    except (ImportError, AttributeError) as error:
-        return f"{seam.path}: found nothing ({error}), needed because it {seam.why}"
-    if not seam.parameters:
-        return ""
-    found = list(inspect.signature(target).parameters)
-    missing = [name for name in seam.parameters if name not in found]
-    if missing:
-        return (
-            f"{seam.path}: found parameters {found}, expected {missing} too, "
-            f"needed because it {seam.why}"
-        )
-    return ""
-
-
 def check_backend(attention_backend: str) -> None:
-    """Raises: CompatError, as ``check_seams``, for what only this attention backend needs."""
-    check_seams(BACKEND_SEAMS.get(attention_backend, ()))
+    """Raises CompatError for what only this attention backend needs."""
+    check_symbols(backend_symbols(attention_backend))
 
 
-def check(patched: Iterable[Seam] = ()) -> None:
-    """The version and the seams of every server, for its start.
+def check(patched: Iterable[Symbol] = ()) -> None:
+    """Checks the version and every symbol that a server uses.
 
     Args:
-        patched: what this machine's patches change; they stand above this module, and are handed
-            in (``patches.seams``).
+        patched: the attributes that this machine's patches change (``patches.symbols``); patches
+            are above this package and cannot be imported here.
+
+    Raises:
+        CompatError: the installed SGLang is another one.
     """
     check_version()
-    check_seams((*SEAMS, *patched))
+    check_symbols((*server_symbols(), *patched))

@@ -36,8 +36,8 @@ FALLBACKS = {
 }
 LINE = re.compile(
     r"Decode batch, #running-req: (?P<running>\d+), .*"
-    r"rounds: (?P<rounds>\d+), drafted: (?P<drafted>\d+), judged: (?P<judged>\d+), "
-    r"accepted: (?P<accepted>\d+) \((?P<share>[\d.]+)\), target-written: (?P<target>\d+), "
+    r"rounds: (?P<rounds>\d+), drafted: (?P<drafted>\d+), verified: (?P<verified>\d+), "
+    r"accepted: (?P<accepted>\d+) \((?P<accept_ratio>[\d.]+)\), target tokens: (?P<target>\d+), "
     r"#drafting: (?P<drafting>\d+), #verifying: (?P<verifying>\d+), "
     r"#decoding: (?P<continuing>\d+), #plain: (?P<plain>\d+), .*gen throughput"
 )

@@ -226,7 +226,7 @@ def test_the_doctor_finds_the_plugin_of_a_wheel(installation: Installation):
     done = installation.run("sglang-parse", "doctor", "--json")
     assert done.returncode == 0, done.stderr
     found = {line["check"]: line["status"] for line in json.loads(done.stdout)["findings"]}
-    assert found == dict.fromkeys(("versions", "plugin", "seams", "patches"), "ok")
+    assert found == dict.fromkeys(("versions", "plugin", "SGLang API", "patches"), "ok")
 
 
 def test_explain_needs_no_extra_and_no_demo_pair(installation: Installation, tmp_path: Path):

@@ -1,101 +1,112 @@
-"""The version pin and the table of upstream seams, against the installed SGLang."""
+"""The version pin and the symbols that PARSE uses, against the installed SGLang."""
 
-import ast
 import re
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from sglang_parse import patches
+from sglang_parse.patches.base import around
 from sglang_parse.startup import compat
 from sglang_parse.startup.compat import CompatError
-from sglang_parse.startup.seams import BACKEND_SEAMS, PROGRAM_SEAMS, SEAMS, Seam
+from sglang_parse.startup.sglang_api import (
+    BACKEND_METHODS,
+    METHODS,
+    PACKAGE,
+    Symbol,
+    backend_symbols,
+    server_symbols,
+    symbols_in,
+)
 
 pytestmark = pytest.mark.seams
 
-PACKAGE = Path(__file__).resolve().parents[2] / "sglang_parse"
-FILES = [*PACKAGE.rglob("*.py"), *(PACKAGE / "patches").rglob("*.py")]  # a link is not followed
-SOURCES = {path: path.read_text(encoding="utf-8") for path in FILES if path.stem != "seams"}
-TABLE = [*SEAMS, *PROGRAM_SEAMS, *(seam for seams in BACKEND_SEAMS.values() for seam in seams)]
-PATCHED = {target for patch in patches.PATCHES for target in patch.targets}
+MISSING = "sglang.srt.speculative.spec_info.NoSuchThing"
 
 
-def imported(source: str) -> set[str]:
-    """Dotted paths of what a file imports from SGLang."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {path for path in found if path.startswith("sglang.")}
+def scan(folder: Path, source: str) -> list[tuple]:
+    """(path, keywords, number of positional arguments) of what a source file uses."""
+    file = folder / "used.py"
+    file.write_text(source)
+    symbols = symbols_in([file])
+    return [(symbol.path, symbol.keywords, symbol.num_positional) for symbol in symbols]
 
 
-def names(source: str) -> Iterator[str]:
-    """Names, attributes, functions, imports and the parts of dotted texts of a file."""
-    for node in ast.walk(ast.parse(source)):
-        for field in ("id", "attr", "name", "arg"):
-            if isinstance(name := getattr(node, field, None), str):
-                yield name
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.findall(r"\w+(?=\.|$)", node.value) if " " not in node.value else ()
+def test_imports_attributes_calls_and_super_calls_are_found(tmp_path: Path):
+    found = scan(
+        tmp_path,
+        """
+from sglang.a import f, Enum as E, Base
+from torch import nn
 
+class Mine(Base):
+    def __init__(self, size):
+        super().__init__(size, name="x")
+        f(1, key=2)
+        f(*size)
+        self.other = nn.Linear(E.MEMBER)
 
-def is_module(path: str) -> bool:
-    try:
-        return find_spec(path) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-IMPORTED = set().union(*map(imported, SOURCES.values()))
-
-
-def test_every_name_imported_from_sglang_is_in_the_table_or_patched():
-    """A module is there by what is used of it, a patched class by what is changed of it."""
-    assert len(IMPORTED) > 60
-    known = {*(seam.path for seam in TABLE), *PATCHED}
-    missing = []
-    for path in sorted(IMPORTED - known):
-        entries = known if is_module(path) else PATCHED
-        if not any(entry.startswith(f"{path}.") for entry in entries):
-            missing.append(path)
-    assert missing == []
-
-
-def test_nothing_is_in_the_table_twice_or_patched_as_well():
-    counts = Counter([seam.path for seam in TABLE] + sorted(PATCHED))
-    assert [path for path, count in counts.items() if count > 1] == []
-
-
-def test_everything_in_the_table_is_used():
-    """What is reached through an object is at least named somewhere."""
-    used = set().union(*map(names, SOURCES.values()))
-    unused = [
-        seam.path
-        for seam in TABLE
-        if seam.path not in IMPORTED and (seam.through or seam.path.rpartition(".")[2]) not in used
+    def late(self):
+        from sglang.b import g
+        return g.method()
+""",
+    )
+    assert found == [
+        ("sglang.a.f", (), None),
+        ("sglang.a.Enum", (), None),
+        ("sglang.a.Base", (), None),
+        ("sglang.a.Base.__init__", ("name",), 2),
+        ("sglang.a.Base.__init__", (), None),
+        ("sglang.a.f", ("key",), 1),
+        ("sglang.a.f", (), None),
+        ("sglang.a.Enum.MEMBER", (), None),
+        ("sglang.b.g", (), None),
+        ("sglang.b.g.method", (), 0),
+        ("sglang.b.g.method", (), None),
     ]
-    assert unused == []
 
 
-def test_installed_sglang_has_every_seam():
+def test_installed_sglang_is_compatible():
+    assert len({symbol.path for symbol in server_symbols()}) > 100
     compat.check()
 
 
-def test_installed_sglang_has_everything_that_patches_change():
-    """All of it, also what this machine does not need."""
-    compat.check([seam for patch in patches.PATCHES for seam in patch.seams])
+def test_installed_sglang_has_every_symbol_of_the_programs():
+    """Those that no server uses; the attention backends' modules may need a GPU's libraries."""
+    files = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "attention"]
+    compat.check_symbols(symbols_in(files))
+
+
+def test_installed_sglang_has_every_patched_attribute():
+    """Of all patches, also of those that this machine does not need."""
+    compat.check([symbol for patch in patches.PATCHES for symbol in patch.symbols])
 
 
 @pytest.mark.parametrize("backend", ["torch_native", "flashinfer", "triton"])
-def test_installed_sglang_has_every_seam_of(backend: str):
-    compat.check_backend(backend)  # fa3's module wants a GPU's libraries
+def test_installed_sglang_has_every_symbol_of(backend: str):
+    assert backend_symbols(backend)
+    compat.check_backend(backend)  # fa3's module needs a GPU's libraries
+
+
+def test_every_listed_method_is_used():
+    """What is reached through an object is at least named in the sources."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    listed = [*METHODS, *(path for methods in BACKEND_METHODS.values() for path in methods)]
+    through = {
+        "resolve_collector_class": "stat_loggers",
+        "update_single_wrapper": "indices_updater_prefill",
+        "ForwardMetadata": "forward_metadata",
+        "FlashAttentionMetadata": "forward_metadata",
+    }
+    names = [path.rpartition(".")[2] for path in listed]
+    assert [
+        name
+        for name in names
+        if f".{through.get(name, name)}" not in sources
+        and f"def {through.get(name, name)}" not in sources
+    ] == []
 
 
 def test_another_version_is_refused_with_found_expected_and_fix(monkeypatch):
@@ -104,24 +115,47 @@ def test_another_version_is_refused_with_found_expected_and_fix(monkeypatch):
         compat.check_version()
 
 
-def test_missing_attribute_is_refused_by_name():
-    seam = Seam("sglang.srt.speculative.spec_info.NoSuchThing", (), "is a test")
-    with pytest.raises(CompatError, match=r"NoSuchThing: found nothing .* is a test"):
-        compat.check_seams([seam])
+def test_a_missing_symbol_is_reported_with_its_user():
+    with pytest.raises(CompatError, match=r"NoSuchThing: found nothing .* used by a\.py:1"):
+        compat.check_symbols([Symbol(MISSING, "a.py:1")])
 
 
-def test_other_parameters_are_refused_with_both_lists():
-    seam = Seam("sglang.srt.mem_cache.allocation.alloc_token_slots", ("num_slots",), "is a test")
-    with pytest.raises(CompatError, match=r"num_tokens.*expected \['num_slots'\]"):
-        compat.check_seams([seam])
+@pytest.mark.parametrize(
+    ("keywords", "num_positional", "reason"),
+    [
+        (("num_slots",), None, "unexpected keyword argument 'num_slots'"),
+        ((), 1, "missing a required argument: 'num_tokens'"),
+        ((), 9, "too many positional arguments"),
+    ],
+)
+def test_changed_parameters_are_reported(keywords, num_positional, reason: str):
+    """Here the call is wrong; after a change in SGLang the signature is."""
+    path = "sglang.srt.mem_cache.allocation.alloc_token_slots"
+    with pytest.raises(CompatError, match=rf"found parameters \[.*num_tokens.*{reason}.*a\.py:1"):
+        compat.check_symbols([Symbol(path, "a.py:1", keywords, num_positional)])
+
+
+@pytest.mark.parametrize("changed", ["removed", "renamed parameter"])
+def test_the_start_reports_a_changed_sglang_before_it_loads_models(monkeypatch, changed: str):
+    """The launcher checks the server's arguments before it starts a scheduler."""
+    from sglang.srt.mem_cache import allocation
+
+    from sglang_parse.plugin import validate_server_args
+
+    if changed == "removed":
+        monkeypatch.delattr(allocation, "alloc_for_spec_decode")
+    else:
+        monkeypatch.setattr(allocation, "alloc_for_spec_decode", lambda cache: cache)
+    with pytest.raises(CompatError, match=r"alloc_for_spec_decode: found .*engine/.*\.py:\d+"):
+        validate_server_args(None)
 
 
 def test_the_start_refuses_a_patch_whose_target_is_gone(monkeypatch):
     from sglang_parse.plugin import validate_server_args
 
-    patch = replace(patches.PATCHES[0], targets={"sglang.srt.no_such_thing": ()})
+    patch = replace(patches.PATCHES[0], changes={MISSING: around(lambda original: original)})
     monkeypatch.setattr(patches, "PATCHES", (patch,))
-    text = f"no_such_thing: found nothing .* is changed by the patch {patch.name}"
+    text = f"NoSuchThing: found nothing .* used by the patch {patch.name}"
     with pytest.raises(CompatError, match=text):
         validate_server_args(None)
 

@@ -24,7 +24,7 @@ def table() -> torch.Tensor:
 
 
 def test_extend_slots_are_packed_by_request(table):
-    from sglang_parse.patches.cpu.draft_slots_cpu import assign_extend_cache_locs
+    from sglang_parse.patches.cpu.req_to_token_cpu import assign_extend_cache_locs
 
     start, end = torch.tensor([3, 0, 7]), torch.tensor([5, 1, 10])
     slots = assign_extend_cache_locs(torch.tensor([4, 0, 2]), table, start, end, 3, 2, "cpu")
@@ -33,7 +33,7 @@ def test_extend_slots_are_packed_by_request(table):
 
 
 def test_draft_slots_follow_the_committed_tokens(table):
-    from sglang_parse.patches.cpu.draft_slots_cpu import assign_draft_cache_locs_contiguous
+    from sglang_parse.patches.cpu.req_to_token_cpu import assign_draft_cache_locs_contiguous
 
     out = torch.empty(2 * 2 * 3, dtype=torch.int64)
     pool, lengths = torch.tensor([1, 3]), torch.tensor([4, 0])
@@ -44,7 +44,7 @@ def test_draft_slots_follow_the_committed_tokens(table):
 
 
 def test_front_slots_of_each_window_are_packed():
-    from sglang_parse.patches.cpu.draft_slots_cpu import fill_front_out_cache_loc
+    from sglang_parse.patches.cpu.req_to_token_cpu import fill_front_out_cache_loc
 
     out = torch.zeros(6, dtype=torch.int64)
     window = torch.tensor([11, 12, 13, 21, 22, 23])

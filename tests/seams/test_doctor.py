@@ -20,7 +20,8 @@ from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.doctor import machine, memory, served, start
 from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
-from sglang_parse.startup import compat, seams
+from sglang_parse.startup import compat
+from sglang_parse.startup.sglang_api import Symbol
 from sglang_parse.startup.certificates import fingerprint_of
 from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
@@ -82,7 +83,7 @@ def test_machine(capsys: pytest.CaptureFixture[str]):
     said = json.loads(capsys.readouterr().out)
     assert said["works"] is True
     found = {entry["check"]: entry for entry in said["findings"]}
-    assert list(found) == ["versions", "plugin", "seams", "patches"]
+    assert list(found) == ["versions", "plugin", "SGLang API", "patches"]
     assert f"sglang {metadata.version('sglang')}" in found["versions"]["found"]
 
 
@@ -115,9 +116,9 @@ def test_a_plugin_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
     assert (line.status, "Failed to load plugin" in line.fix) == (FAILS, True)
 
 
-def test_seams(monkeypatch: pytest.MonkeyPatch):
-    gone = seams.Seam("sglang.srt.no_such_thing", (), "is a test")
-    monkeypatch.setattr(machine, "SEAMS", (gone,))
+def test_sglang_api(monkeypatch: pytest.MonkeyPatch):
+    gone = Symbol("sglang.srt.no_such_thing", "a.py:1")
+    monkeypatch.setattr(machine, "server_symbols", lambda: [gone])
     line = machine.findings()[2]
     assert (line.status, line.fix) == (FAILS, f"reinstall sglang=={compat.pinned_version()}")
     assert "no_such_thing: found nothing" in line.found

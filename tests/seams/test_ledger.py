@@ -33,7 +33,7 @@ def test_the_ledger_is_what_the_patches_say():
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_every_entry_says_all_there_is_to_say(patch: Patch):
-    assert patch.targets
+    assert patch.changes
     for text in (patch.why, patch.how, patch.upstream, patch.removed_when):
         assert text.strip() == " ".join(text.split())
         assert text
@@ -44,6 +44,6 @@ def test_the_entry_names_what_the_file_changes(patch: Patch):
     """Every attribute in the entry's target is one the file names, and it exists upstream."""
     (path,) = PATCH_FOLDER.glob(f"*/{patch.name}.py")
     source = path.read_text(encoding="utf-8")
-    for name in patch.targets:
+    for name in patch.changes:
         pkgutil.resolve_name(name)
         assert name.rpartition(".")[2] in source

@@ -128,9 +128,9 @@ def test_lines_change_only_where_parse_serves(serves: bool):
     record = logging.LogRecord("", logging.INFO, "", 0, text, (), None)
     assert DecodeLine(counters).filter(record)
     expected = (
-        "Decode batch, #running-req: 1, rounds: 0, drafted: 20, judged: 16, accepted: 12 (0.75), "
-        "target-written: 0, #drafting: 0, #verifying: 0, #decoding: 0, #plain: 0, "
-        "tokens a draft forward: 4.0, #queue-req: 0"
+        "Decode batch, #running-req: 1, rounds: 0, drafted: 20, verified: 16, accepted: 12 (0.75), "
+        "target tokens: 0, #drafting: 0, #verifying: 0, #decoding: 0, #plain: 0, "
+        "tokens per draft forward: 4.0, #queue-req: 0"
     )
     assert record.getMessage() == (expected if serves else text)
 

@@ -38,8 +38,10 @@ def test_every_needed_patch_is_in_force_after_sglang_loaded_its_plugins():
 
 def test_a_patch_that_is_not_in_force_is_an_error(monkeypatch):
     from sglang_parse import patches
+    from sglang_parse.patches.base import Value
 
-    broken = replace(patches.PATCHES[0], name="broken", is_applied=lambda: False)
+    changes = {"sglang.srt.managers.scheduler.Scheduler": Value(None)}
+    broken = replace(patches.PATCHES[0], name="broken", changes=changes)
     monkeypatch.setattr(patches, "PATCHES", (broken,))
     with pytest.raises(patches.PatchError, match="broken"):
         patches.assert_applied()

@@ -1,17 +1,38 @@
-"""Which KV slots drafts and verification use, in plain PyTorch on a CPU (ledger: draft_slots_cpu).
+"""Reads and writes of ``req_to_token`` in plain PyTorch on a CPU (ledger: req_to_token_cpu).
 
-``req_to_token`` is int32 [max_requests, row width]: request r's token at column c is in KV slot
-``req_to_token[r, c]``. Everything is written in place, as SGLang's kernels do.
+``req_to_token`` is int32 [max requests, row width]: request r's token at column c is in KV slot
+``req_to_token[r, c]``. Outputs are written in place, as SGLang's kernels do.
 """
 
 from __future__ import annotations
 
 import torch
-from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_parse.patches.base import Hook, hook_patch, on_cpu_only
+from sglang_parse.patches.base import Patch, on_cpu_only, replace
 
 _LOCS = "sglang.kernels.ops.speculative.cache_locs"
+
+
+def assign_req_to_token_pool(
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    batch_size: int,
+) -> None:
+    """Writes new slots into columns [start_offset[i], end_offset[i]) of each request's row.
+
+    Args:
+        req_pool_indices: int64 [batch_size] rows of ``req_to_token``.
+        start_offset, end_offset: int [batch_size] columns.
+        out_cache_loc: int64 [sum of the columns' counts], the slots packed by row.
+
+    Source: ``sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func``.
+    """
+    starts, ends = start_offset[:batch_size], end_offset[:batch_size]
+    rows, columns = _cells(req_pool_indices[:batch_size], starts, ends)
+    req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs(
@@ -23,7 +44,7 @@ def assign_extend_cache_locs(
     draft_token_num: int,
     device: torch.device | str,
 ) -> torch.Tensor:
-    """The slots of columns [start, end): int64 [batch_size * draft_token_num], packed in front.
+    """Returns the slots of columns [start, end), packed: int64 [batch_size * draft_token_num].
 
     Args:
         req_pool_indices: int64 [bs] rows; start_offset, end_offset: int [bs] columns.
@@ -46,11 +67,11 @@ def assign_draft_cache_locs_contiguous(
     positions: torch.Tensor | None = None,
     mrope: torch.Tensor | None = None,
 ) -> None:
-    """Write the slots of the ``topk * num_cols`` columns from ``seq_lens`` on.
+    """Writes the slots of the ``topk * num_cols`` columns from ``seq_lens`` on.
 
     Args:
         seq_lens: int64 [bs]; out_cache_loc: int64 [bs * topk * num_cols], written.
-        positions, mrope: SGLang asks for them on a GPU only.
+        positions, mrope: SGLang passes them on a GPU only.
 
     Source: ``sglang.kernels.ops.speculative.cache_locs.assign_draft_cache_locs_contiguous_func``.
     """
@@ -63,10 +84,10 @@ def assign_draft_cache_locs_contiguous(
 def fill_front_out_cache_loc(
     num_front: torch.Tensor, out_cache_loc: torch.Tensor, front_out_cache_loc: torch.Tensor
 ) -> None:
-    """Pack the first ``num_front[i]`` slots of request i's share of ``out_cache_loc``.
+    """Packs the first ``num_front[i]`` slots of each request's part of ``out_cache_loc``.
 
     Args:
-        num_front: int [bs]; out_cache_loc: [bs * width]; front_out_cache_loc: written in front.
+        num_front: int [bs]; out_cache_loc: [bs * width]; front_out_cache_loc: its first entries are written.
 
     Source: ``sglang.kernels.ops.speculative.cache_locs.fill_front_out_cache_loc_func``.
     """
@@ -79,26 +100,28 @@ def fill_front_out_cache_loc(
 def _cells(
     requests: torch.Tensor, start: torch.Tensor, end: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and columns of the cells [start, end) of each request's row, concatenated."""
+    """Returns rows and columns of all requests' cells [start, end), concatenated."""
     lengths = (end - start).long()
-    # A cell's place in the packed whole, less where its request begins there, is its offset.
     begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     offsets = torch.arange(len(begins), device=lengths.device) - begins
     return requests.repeat_interleave(lengths), start.repeat_interleave(lengths) + offsets
 
 
-PATCH = hook_patch(
-    "draft_slots_cpu",
+PATCH = Patch(
+    "req_to_token_cpu",
     {
-        f"{_LOCS}.assign_extend_cache_locs_func": Hook(assign_extend_cache_locs, HookType.REPLACE),
-        f"{_LOCS}.assign_draft_cache_locs_contiguous_func": Hook(
-            assign_draft_cache_locs_contiguous, HookType.REPLACE
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func": replace(
+            assign_req_to_token_pool
         ),
-        f"{_LOCS}.fill_front_out_cache_loc_func": Hook(fill_front_out_cache_loc, HookType.REPLACE),
+        f"{_LOCS}.assign_extend_cache_locs_func": replace(assign_extend_cache_locs),
+        f"{_LOCS}.assign_draft_cache_locs_contiguous_func": replace(
+            assign_draft_cache_locs_contiguous
+        ),
+        f"{_LOCS}.fill_front_out_cache_loc_func": replace(fill_front_out_cache_loc),
     },
-    why="stock EAGLE-3 and STANDALONE look up the KV slots of drafts with Triton kernels; a "
-    "CPU has no Triton.",
-    how="the same gathers in plain PyTorch. Only on machines without an accelerator.",
+    why="every speculative algorithm writes new KV slots into `req_to_token` with a Triton kernel, "
+    "and stock EAGLE-3 and STANDALONE read those of drafts with others; a CPU has no Triton.",
+    how="the same reads and writes in plain PyTorch. Only on machines without an accelerator.",
     removed_when="SGLang has a CPU path for them that needs no compiled CPU kernels.",
     is_needed=on_cpu_only,
 )

@@ -1,0 +1,222 @@
+"""SGLang API compatibility: every SGLang symbol that PARSE uses exists and accepts PARSE's calls.
+
+The list is generated from PARSE's own source (``symbols_in``): imports, attributes, calls, and
+calls through ``super()``. ``METHODS`` adds what an import does not show: methods that PARSE
+overrides, and methods of objects that SGLang creates. Patches add their targets
+(``Patch.symbols``).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_parse.attention.support import SUPPORT
+
+PACKAGE = Path(__file__).resolve().parents[1]
+BACKEND_FILES = {
+    name: PACKAGE / "attention" / f"{support.factory.partition(':')[0].rpartition('.')[2]}.py"
+    for name, support in SUPPORT.items()
+}
+"""Each attention backend's own file. Their SGLang modules may need a GPU's libraries."""
+
+_MANAGERS, _SPEC = "sglang.srt.managers", "sglang.srt.speculative"
+_EAGLE = f"{_SPEC}.eagle_worker_v2.EagleDraftWorker"
+_METRICS = "sglang.srt.observability.metrics_collector"
+METHODS: Mapping[str, tuple[str, ...]] = {
+    # Overridden: SGLang calls them.
+    f"{_SPEC}.base_spec_worker.BaseSpecWorker.alloc_memory_pool": (
+        *("memory_pool_config", "req_to_token_pool", "token_to_kv_pool_allocator"),
+    ),
+    f"{_SPEC}.base_spec_worker.BaseSpecWorker.note_request_finished": ("rid", "natural_stop"),
+    f"{_MANAGERS}.overlap_utils.FutureMap.resolve_seq_lens_cpu": ("batch", "stream_ordered"),
+    f"{_MANAGERS}.utils.GenerationBatchResult.copy_to_cpu": (
+        *("return_logprob", "return_hidden_states"),
+    ),
+    f"{_METRICS}.SchedulerMetricsCollector.increment_realtime_tokens": (),
+    f"{_METRICS}.SchedulerMetricsCollector.log_stats": ("stats",),
+    f"{_METRICS}.resolve_collector_class": ("role", "default_cls"),
+    # Methods and attributes of objects that SGLang makes.
+    f"{_MANAGERS}.schedule_batch.Req.output_ids_through_stop": (),
+    f"{_MANAGERS}.tp_worker.TpModelWorker.forward_batch_generation": ("batch",),
+    "sglang.srt.model_executor.model_runner.ModelRunner.sample": (
+        *("logits_output", "forward_batch"),
+    ),
+    "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast": ("input_", "src"),
+    "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.bind_own_plan": ("forward_batch",),
+    "sglang.srt.lora.backend.base_backend.BaseLoRABackend.skip_inactive_lora_batches": (),
+    f"{_EAGLE}.draft_forward": ("forward_batch",),
+    f"{_EAGLE}._draft_extend_for_decode": ("batch", "batch_result"),
+    f"{_EAGLE}._draft_extend_for_prefill": ("batch", "target_hidden_states", "next_token_ids"),
+}
+"""SGLang's methods -> the parameters they must have."""
+
+_ATTENTION = "sglang.srt.layers.attention"
+BACKEND_METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "flashinfer": {
+        f"{_ATTENTION}.flashinfer_backend.FlashInferIndicesUpdaterPrefill.update_single_wrapper": (
+            *(
+                "req_pool_indices",
+                "seq_lens",
+                "prefill_wrappers",
+                "use_ragged",
+                "spec_info",
+                "plan",
+            ),
+        ),
+        f"{_ATTENTION}.flashinfer_backend.FlashInferAttnBackend.init_forward_metadata_out_graph": (
+            *("forward_batch", "in_capture"),
+        ),
+    },
+    "triton": {
+        f"{_ATTENTION}.triton_backend.ForwardMetadata": (
+            *("custom_mask", "mask_indptr", "qo_indptr", "kv_indptr", "kv_indices"),
+            "max_extend_len",
+        ),
+    },
+    "fa3": {
+        f"{_ATTENTION}.flashattention_backend.FlashAttentionMetadata": (
+            *("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens_int32", "page_table"),
+            *("max_seq_len_q", "max_seq_len_k"),
+        ),
+    },
+}
+"""The same for one attention backend, checked where it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One use of an SGLang symbol.
+
+    Attributes:
+        path: its dotted path.
+        user: the file and line that use it, or the patch that changes it.
+        keywords: parameters that it must have.
+        num_positional: positional arguments of the call; None where it is not called here, or
+            with arguments that the source does not show (``*args``, ``**kwargs``).
+    """
+
+    path: str
+    user: str
+    keywords: tuple[str, ...] = ()
+    num_positional: int | None = None
+
+    def problem(self) -> str:
+        """Describes how the installed SGLang differs; "" if it does not."""
+        try:
+            target = pkgutil.resolve_name(self.path)
+        except (ImportError, AttributeError) as error:
+            return f"{self.path}: found nothing ({error}), used by {self.user}"
+        if not self.keywords and self.num_positional is None:
+            return ""
+        signature = inspect.signature(target)
+        arguments = dict.fromkeys(self.keywords)
+        try:
+            if self.num_positional is None:
+                signature.bind_partial(**arguments)
+            else:
+                signature.bind(*[None] * self.num_positional, **arguments)
+        except TypeError as error:
+            found, wanted = [*signature.parameters], [*self.keywords]
+            return (
+                f"{self.path}: found parameters {found}, expected {wanted} ({error}), "
+                f"used by {self.user}"
+            )
+        return ""
+
+
+def server_symbols() -> list[Symbol]:
+    """Returns what every server uses, whatever its attention backend."""
+    folders = ("attention", "engine", "patches", "startup", "telemetry")
+    files = [*PACKAGE.glob("*.py"), *(path for name in folders for path in _files(PACKAGE / name))]
+    others = {PACKAGE / "cli.py", PACKAGE / "frontend.py", *BACKEND_FILES.values()}
+    return [*symbols_in(path for path in files if path not in others), *_methods(METHODS)]
+
+
+def backend_symbols(attention_backend: str) -> list[Symbol]:
+    """Returns what one attention backend uses beyond ``server_symbols``."""
+    methods = BACKEND_METHODS.get(attention_backend, {})
+    return [*symbols_in([BACKEND_FILES[attention_backend]]), *_methods(methods)]
+
+
+def symbols_in(files: Iterable[Path]) -> list[Symbol]:
+    """Returns the SGLang symbols that these source files use."""
+    found = []
+    for path in files:
+        source = path.read_text(encoding="utf-8")
+        if "sglang." in source:
+            scanner = _Scanner(str(path).removeprefix(f"{PACKAGE.parent}/"))
+            scanner.visit(ast.parse(source))
+            found += scanner.symbols
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def _methods(methods: Mapping[str, tuple[str, ...]]) -> list[Symbol]:
+    return [Symbol(path, "METHODS in " + __name__, names) for path, names in methods.items()]
+
+
+class _Scanner(ast.NodeVisitor):
+    """Collects the uses of SGLang's symbols in one file, in source order."""
+
+    def __init__(self, file: str) -> None:
+        self.symbols: list[Symbol] = []
+        self._file = file
+        self._paths: dict[str, str] = {}  # local name -> SGLang's dotted path
+        self._base = ""  # the SGLang class that the current class derives from
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names if (node.module or "").startswith("sglang.") else ():
+            path = f"{node.module}.{alias.name}"
+            self._paths[alias.asname or alias.name] = path
+            self._add(path, node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer, self._base = self._base, "".join([p for p in map(self._path, node.bases) if p][:1])
+        self.generic_visit(node)
+        self._base = outer
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._add(self._path(node), node)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        names = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
+        is_whole = len(names) == len(node.keywords)
+        is_whole &= not any(isinstance(argument, ast.Starred) for argument in node.args)
+        num_positional = len(node.args) + _is_super(node.func)  # and self
+        self._add(self._path(node.func), node, names, num_positional if is_whole else None)
+        self.generic_visit(node)
+
+    def _path(self, node: ast.expr) -> str:
+        """The SGLang path that an expression names; "" for everything else."""
+        if isinstance(node, ast.Name):
+            return self._paths.get(node.id, "")
+        if not isinstance(node, ast.Attribute):
+            return ""
+        owner = self._base if _is_super(node) else self._path(node.value)
+        return owner and f"{owner}.{node.attr}"
+
+    def _add(
+        self,
+        path: str,
+        node: ast.stmt | ast.expr,
+        keywords: tuple[str, ...] = (),
+        num_positional: int | None = None,
+    ) -> None:
+        if path:
+            user = f"{self._file}:{node.lineno}"
+            self.symbols.append(Symbol(path, user, keywords, num_positional))
+
+
+def _is_super(node: ast.expr) -> bool:
+    """Whether an expression is ``super().name``."""
+    call = node.value if isinstance(node, ast.Attribute) else None
+    return isinstance(call, ast.Call) and getattr(call.func, "id", "") == "super"
