@@ -87,7 +87,7 @@ def fill_front_out_cache_loc(
     """Packs the first ``num_front[i]`` slots of each request's part of ``out_cache_loc``.
 
     Args:
-        num_front: int [bs]; out_cache_loc: [bs * width]; front_out_cache_loc: its first entries are written.
+        num_front: int [bs]; out_cache_loc: [bs * width]; front_out_cache_loc: written, packed.
 
     Source: ``sglang.kernels.ops.speculative.cache_locs.fill_front_out_cache_loc_func``.
     """
