@@ -1,1 +1,1 @@
-"""What PARSE shows of itself: metrics, and ``meta_info`` of a response."""
+"""Metrics and ``meta_info`` of PARSE."""

@@ -1,7 +1,7 @@
-"""PARSE's metrics among SGLang's own, under the server's ``/metrics``.
+"""PARSE's metrics under the server's ``/metrics``.
 
-SGLang makes its scheduler's collector from a class that can be named in ``stat_loggers``, and
-calls it only on ranks that publish: labels, registry, multi-process files and ranks are its own.
+SGLang creates its scheduler's metrics collector from the class in ``stat_loggers`` and calls it
+only on ranks that publish; labels, registry and multi-process files are SGLang's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from sglang_parse.core.counters import Totals, Window
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric
 
 PUBLISH_EVERY_S = 0.1
-"""Nobody looks more often, and a small model's steps are shorter. Where a request has ended, what
-it added is shown at once: its client may look."""
+"""A small model's iterations are shorter. An iteration that ends a request publishes at once."""
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -63,20 +62,20 @@ class ParseMetrics:
         return make(name=PREFIX + metric.name, documentation=metric.text, labelnames=labels)
 
     def _child(self, metric: Metric, label_value: str) -> Any:
-        """Kept once it is made: ``labels`` takes long for what every iteration asks for."""
+        """Caches children: ``labels`` is slow for every iteration."""
         key = metric.name, label_value
         if key not in self._parse_children:
-            own = {metric.label: label_value} if metric.label else {}
-            child = self._parse_metrics[metric.name].labels(**self.labels, **own)
+            labels = {**self.labels, **({metric.label: label_value} if metric.label else {})}
+            child = self._parse_metrics[metric.name].labels(**labels)
             self._parse_children[key] = child
         return self._parse_children[key]
 
     def increment_realtime_tokens(self, *args: Any, **kwargs: Any) -> None:
-        """SGLang's call after every iteration, when its result has been processed."""
+        """Publishes; SGLang calls this after it has processed an iteration's result."""
         super().increment_realtime_tokens(*args, **kwargs)  # type: ignore[misc]
         counters, now = self._parse_counters, time.monotonic()
         if not counters.collects_samples:
-            # The first call: it comes after a prefill, so no sample is missing yet.
+            # The first call follows a prefill, so no sample is missing.
             counters.collects_samples = True
             self._show_zeros()
         counters.update_latest()
@@ -85,7 +84,7 @@ class ParseMetrics:
             self.publish()
 
     def publish(self) -> None:
-        """Bring Prometheus up to date with the counters."""
+        """Updates the Prometheus metrics from the counters."""
         counters = self._parse_counters
         for (name, label_value), total in counters.totals.items():
             growth = total - self._parse_published[name, label_value]
@@ -117,7 +116,7 @@ class ParseMetrics:
                 self._child(metric, label_value)
 
     def log_stats(self, stats: SchedulerStats) -> None:
-        """SGLang's two acceptance gauges count iterations; PARSE's rounds are what is meant."""
+        """Sets SGLang's acceptance gauges by PARSE's rounds; SGLang counts iterations."""
         growth = self._parse_window.advance()
         accepted, rounds = growth["accepted_tokens_total", "*"], growth["rounds_total", "*"]
         if rounds:
@@ -127,20 +126,20 @@ class ParseMetrics:
 
 
 class ParseMetricsCollector(ParseMetrics, SchedulerMetricsCollector):
-    """SGLang's scheduler metrics and PARSE's."""
+    """SGLang's scheduler metrics with PARSE's."""
 
 
 def with_parse_metrics(stat_loggers: Mapping[str, type] | None) -> dict[str, type]:
-    """``ServerArgs.stat_loggers`` with PARSE's collector.
+    """Adds PARSE's collector to ``ServerArgs.stat_loggers``.
 
     Raises:
-        ConfigError: it names a scheduler collector without ``ParseMetrics``.
+        ConfigError: there is a scheduler collector without ``ParseMetrics``.
     """
     loggers = dict(stat_loggers or {})
-    theirs = loggers.setdefault(STAT_LOGGER_ROLE_SCHEDULER, ParseMetricsCollector)
-    if not issubclass(theirs, ParseMetrics):
+    collector = loggers.setdefault(STAT_LOGGER_ROLE_SCHEDULER, ParseMetricsCollector)
+    if not issubclass(collector, ParseMetrics):
         raise ConfigError(
-            f"PARSE: stat_loggers[{STAT_LOGGER_ROLE_SCHEDULER!r}] is {theirs.__name__}, which "
+            f"PARSE: stat_loggers[{STAT_LOGGER_ROLE_SCHEDULER!r}] is {collector.__name__}, which "
             "lacks PARSE's metrics. Fix: derive it from "
             f"{ParseMetrics.__module__}.{ParseMetrics.__name__} too, named first"
         )
