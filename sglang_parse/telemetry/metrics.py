@@ -65,7 +65,7 @@ METRICS = (
         "mode",
         ("parse", "plain"),
     ),
-    Metric("rounds_total", "Drafts verified."),
+    Metric("rounds_total", "Drafts verified by the target."),
     Metric("verify_passes_total", "Verify passes: target forwards that verify drafts."),
     Metric(
         "eagle3_steps_total",
@@ -96,7 +96,9 @@ METRICS = (
     Metric("planned_draft_tokens", "Maximum draft length in the latest plan.", is_gauge=True),
     Metric("planned_prefixes", "Maximum number of prefixes in the latest plan.", is_gauge=True),
     Metric(
-        "planned_draft_chunk", "Maximum draft tokens per iteration in the latest plan.", is_gauge=True
+        "planned_draft_chunk",
+        "Maximum draft tokens per iteration in the latest plan.",
+        is_gauge=True,
     ),
     Metric(
         "simulated_acceptance",

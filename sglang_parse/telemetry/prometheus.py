@@ -116,12 +116,18 @@ class ParseMetrics:
                 self._child(metric, label_value)
 
     def log_stats(self, stats: SchedulerStats) -> None:
-        """Sets SGLang's acceptance gauges by PARSE's rounds; SGLang counts iterations."""
+        """Sets SGLang's acceptance gauges by PARSE's rounds; SGLang counts iterations.
+
+        As in SGLang, the accept length is the output of one verify, the bonus token included.
+        """
         growth = self._parse_window.advance()
-        accepted, rounds = growth["accepted_tokens_total", "*"], growth["rounds_total", "*"]
+        rounds, verified, accepted, matched = (
+            growth[f"{name}_total", "*"]
+            for name in ("rounds", "verified_tokens", "accepted_tokens", "matched_tokens")
+        )
         if rounds:
-            stats.spec_accept_length = accepted / rounds
-            stats.spec_accept_rate = accepted / max(1, growth["verified_tokens_total", "*"])
+            stats.spec_accept_length = (accepted + matched) / rounds + 1
+            stats.spec_accept_rate = accepted / max(1, verified)
         super().log_stats(stats)  # type: ignore[misc]
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -428,15 +429,18 @@ def test_verdicts_that_are_not_the_certificates(watched: Watched):
     assert "are not those of the certificate" in watched.log.read_text(errors="replace")
 
 
-def test_sglangs_acceptance_gauges_show_parses_share(watched: Watched):
-    """Of the last decode report: here, with one request, of its last round."""
+def test_sglangs_acceptance_gauges_cover_parses_rounds(watched: Watched):
+    """Those of the last decode report: with one request, of its last round."""
     answer = watched.client.generate(PROMPTS[0], parse=ACCEPT_SOME, **LENGTH)
     watched.client.wait_idle()
     last = parse_info(answer)["trace"][-1]
     gauges = dict(
         re.findall(r"^sglang:(spec_accept_\w+)\{.*\} (\S+)$", page(watched.client), re.MULTILINE)
     )
-    assert float(gauges["spec_accept_length"]) == last["accepted_len"]
+    rejected = last["draft_token_ids"][last["accepted_len"] :]
+    pairs = zip(rejected, last["bonus_token_ids"], strict=False)
+    num_matched = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    assert float(gauges["spec_accept_length"]) == last["accepted_len"] + num_matched + 1
     assert float(gauges["spec_accept_rate"]) == pytest.approx(
         last["accepted_len"] / len(last["draft_token_ids"])
     )
