@@ -80,47 +80,47 @@ def speedups(
     ]
 
 
-def runs_of(legs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
+def runs_of(runs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
     """The timed runs of a server at a concurrency, in order.
 
     Raises:
         BenchError: there is none, or one without answers.
     """
-    found = [leg for leg in legs if (leg.variant.server, leg.concurrency) == (server, concurrency)]
-    found = sorted((leg for leg in found if leg.run >= 0), key=lambda leg: leg.run)
-    if not found or any(not leg.output_tokens for leg in found):
+    found = [run for run in runs if (run.variant.server, run.concurrency) == (server, concurrency)]
+    found = sorted((run for run in found if run.run >= 0), key=lambda run: run.run)
+    if not found or any(not run.output_tokens for run in found):
         raise BenchError(f"nothing was measured of {server} at {concurrency} requests at a time")
     return found
 
 
-def tokens_per_s(legs: Sequence[BenchRun]) -> float:
+def tokens_per_s(runs: Sequence[BenchRun]) -> float:
     """Median over the runs."""
-    return median(leg.tokens_per_s for leg in legs)
+    return median(run.tokens_per_s for run in runs)
 
 
-def request_ms(legs: Sequence[BenchRun]) -> float:
+def request_ms(runs: Sequence[BenchRun]) -> float:
     """Wall time of a request at its client: mean of a run, median over the runs."""
-    return median(fmean(answer.wall_ms for answer in leg.answers) for leg in legs)
+    return median(fmean(answer.wall_ms for answer in run.answers) for run in runs)
 
 
-def quotient(legs: Sequence[BenchRun], over: str, under: str) -> float:
+def quotient(runs: Sequence[BenchRun], over: str, under: str) -> float:
     """Median over the runs of one counter of ``meta_info["parse"]`` over another, both summed."""
-    return median(leg.per_request(over) / max(leg.per_request(under), 1e-9) for leg in legs)
+    return median(run.per_request(over) / max(run.per_request(under), 1e-9) for run in runs)
 
 
-def per_token(legs: Sequence[BenchRun], counter: str) -> float:
+def per_token(runs: Sequence[BenchRun], counter: str) -> float:
     """Median over the runs of a counter per output token."""
-    return median(leg.per_token(counter) for leg in legs)
+    return median(run.per_token(counter) for run in runs)
 
 
-def per_request(legs: Sequence[BenchRun], counter: str) -> float:
+def per_request(runs: Sequence[BenchRun], counter: str) -> float:
     """Median over the runs of a counter per request."""
-    return median(leg.per_request(counter) for leg in legs)
+    return median(run.per_request(counter) for run in runs)
 
 
-def stage_ms(legs: Sequence[BenchRun]) -> dict[str, float]:
+def stage_ms(runs: Sequence[BenchRun]) -> dict[str, float]:
     """Stage -> ms per request on the server; medians over the runs."""
-    return {stage: per_request(legs, f"{stage}_ms") for stage in STAGES}
+    return {stage: per_request(runs, f"{stage}_ms") for stage in STAGES}
 
 
 def rounded(value: Any) -> Any:

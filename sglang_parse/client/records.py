@@ -40,7 +40,7 @@ def title_of(server: str) -> str:
 
 
 class BenchError(RuntimeError):
-    """A program cannot go on or its figures would not be true; the text says why."""
+    """A program cannot continue, or its figures would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Item:
     """One problem.
 
     Attributes:
-        key: its name in the task's file, for messages.
+        key: its name in the task's file.
         text: the user's message.
         reference: what the grader compares with.
     """
@@ -114,14 +114,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one item.
+    """The answer to one item.
 
     Attributes:
         problem: index into the list of items.
         output_tokens: as the server counts them, the end token included.
         wall_ms: request sent to answer received.
         meta: ``meta_info``.
-        score: 0 to 1, ``ask.graded`` fills it in; None where nothing graded it.
+        score: 0 to 1, filled in by ``ask.graded``; None if not graded.
         token_ids: the answer's, if requested.
     """
 

@@ -1,4 +1,4 @@
-"""How good a way's answers are, and whether they differ from the baseline's. Statistics only."""
+"""Scores of a variant's answers, and paired tests against the baseline's. Statistics only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sglang_parse.client.records import BenchError, BenchRun
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """Do two ways answer the same problems equally well?
+    """A test of two variants' scores on the same problems.
 
     Attributes:
         method: ``McNemar, exact`` for right and wrong answers, ``Wilcoxon`` for other scores.
-        problems: how many both answered.
-        better, worse: problems on which the way's score is above, below the baseline's.
+        problems: answered by both.
+        better, worse: problems on which the variant's score is above, below the baseline's.
         p_value: of "no difference"; 1 where no problem differs.
     """
 
@@ -31,11 +31,11 @@ class PairedTest:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One way's answers.
+    """Scores of one variant.
 
     Attributes:
-        problems: how many were graded, or answered where none could be.
-        score: mean, 0 to 1: the share of right answers for most tasks; None if not graded.
+        problems: graded answers, or all where none could be graded.
+        score: mean, 0 to 1: the fraction of right answers for most tasks; None if not graded.
         interval: 95 % (Wilson), for right and wrong answers only.
         test: against the baseline's first pass.
     """
@@ -47,7 +47,7 @@ class Quality:
 
 
 def quality_of(graded: BenchRun, baseline: BenchRun | None) -> Quality:
-    """A way's scores, beside the baseline's if they are another way's."""
+    """Scores of a run, tested against the baseline's unless they are its own."""
     scores = [score for score in graded.scores if score is not None]
     if not scores:
         return Quality(len(graded.scores), None, None, None)
@@ -69,7 +69,7 @@ def is_binary(scores: Iterable[float | None]) -> bool:
 def paired_test(
     scores: Sequence[float | None], baseline: Sequence[float | None]
 ) -> PairedTest | None:
-    """Two ways' scores for the same problems, in the same order; None if not graded.
+    """Tests scores of the same problems in the same order; None if not graded.
 
     McNemar's exact test is the binomial test of the problems on which the two differ.
 

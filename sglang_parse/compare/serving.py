@@ -90,7 +90,7 @@ class Load:
 def write_requests(path: Path, load: Load) -> None:
     """The load in ``bench_serving``'s dataset format ``openai``, one JSON line a request.
 
-    Only the first turn is sent: what the user says next may depend on the answer.
+    Only the first turn is sent: later turns may depend on the answer.
     """
     lines = []
     for index, problem in enumerate(load.problems):
@@ -183,7 +183,7 @@ def _run(words: Sequence[str], endpoint: Endpoint, log: Path) -> None:
     try:
         process.join()
     finally:
-        process.kill()  # where we are told to end, it ends too
+        process.kill()  # also where this process is ending
     if process.exitcode:
         endpoint.check_alive()
         raise BenchError(
