@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-from sglang_parse.client.loop import closed_loop
 from soak.faults import faults_of
 from soak.load import SoakRequest
+from soak.loop import closed_loop
 
 ANSWER_LIMIT_S = 600.0
 """Longest wait for one answer: 64 requests at once queue on two cores."""

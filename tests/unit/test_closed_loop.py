@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from sglang_parse.client.loop import closed_loop
 from sglang_parse.client.records import BenchError
+from soak.loop import closed_loop
 
 pytestmark = pytest.mark.unit
 
