@@ -301,7 +301,7 @@ TABLES = {
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),
     "plain reasons": plain_reasons,
-    "rooms": partial(layers, "sglang_parse"),
-    "road": partial(layers, "sglang_parse.engine"),
+    "packages": partial(layers, "sglang_parse"),
+    "engine modules": partial(layers, "sglang_parse.engine"),
     "patches": patches,
 }
