@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages: tables and pictures that are made from the code."""
+"""MkDocs hooks: fill in the tables and add the pictures that are generated from the code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mkdocs.structure.files import File, Files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """MkDocs calls it with every page's source."""
+    """Fills in the tables of a page."""
     return tables.fill(markdown)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """MkDocs calls it with all of the site's files."""
+    """Adds the generated pictures to the site's files."""
     for name, draw in pictures.PICTURES.items():
         files.append(File.generated(config, f"pictures/{name}.svg", content=draw()))
     return files

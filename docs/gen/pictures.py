@@ -1,4 +1,4 @@
-"""Pictures of the documentation that the code itself draws: the mask of a verification pass."""
+"""Pictures of the documentation, drawn by the code: the mask of a verify pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
 
 
 def kind(column: int) -> str:
-    """Whose KV a column is."""
+    """Returns the kind of KV in a column."""
     if column < LAYOUT.prefix_len:
         return "prompt"
     return "draft" if column < LAYOUT.prefix_len + LAYOUT.num_draft_rows else "question"
@@ -36,7 +36,7 @@ def label(x: float, y: float, text: str, style: str = "") -> str:
 
 
 def mask() -> str:
-    """The example of the README: rows may attend to the filled columns."""
+    """Draws the README's example: rows attend to the filled columns."""
     width, height = LEFT + LAYOUT.kv_len * CELL, TOP + LAYOUT.num_rows * CELL
     columns = [
         label(LEFT + (column + 0.5) * CELL, TOP - 10, name if column else "p")

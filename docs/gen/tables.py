@@ -1,7 +1,7 @@
-"""Tables of the documentation, made from the code: each fact is written where the code has it.
+"""Tables of the documentation, generated from the code.
 
 A line ``{{ name }}`` in a page stands for the table of that name in ``TABLES``. Texts of a record's
-fields are read from its docstring ("Attributes:").
+fields come from the "Attributes:" section of its docstring.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ MARK = re.compile(r"^\{\{ (.+) \}\}$", re.MULTILINE)
 
 
 def fill(markdown: str) -> str:
-    """A page with its tables. Raises: KeyError, for a name there is not."""
+    """Returns a page with its tables filled in.
+
+    Raises:
+        KeyError: a name is not in ``TABLES``.
+    """
     return MARK.sub(lambda found: TABLES[found[1]](), markdown)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = (headings, ["---"] * len(headings), *rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -51,12 +55,15 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @cache
 def package() -> griffe.Module:
-    """``sglang_parse`` as its sources say; nothing of it is imported."""
+    """Parses ``sglang_parse`` from its sources, without importing it."""
     return griffe.load("sglang_parse", search_paths=[str(ROOT)], allow_inspection=False)
 
 
 def attributes(path: str) -> dict[str, str]:
-    """Attributes of a record such as ``core.request.Stats`` -> text; "a, b: text" is of both."""
+    """Returns the attribute texts of a record such as ``core.request.Stats``.
+
+    "a, b: text" gives the same text to both.
+    """
     docstring = package()[path].docstring
     found: dict[str, str] = {}
     for section in docstring.parse("google") if docstring else ():
@@ -68,20 +75,19 @@ def attributes(path: str) -> dict[str, str]:
 
 
 def first_sentence(path: str) -> str:
-    """What a module or package says of itself; "" where it says nothing."""
+    """Returns the first sentence of a module's docstring, or ""."""
     docstring = package()[path].docstring
     return one_line(re.split(r"\.\s", docstring.value)[0]) if docstring else ""
 
 
 def one_line(text: str) -> str:
-    """As it goes into a cell: one line, without its last full stop, code as Markdown has it."""
+    """Formats a docstring for a table cell: one line, no final full stop, Markdown code."""
     text = re.sub(r"(?<!\.)\.$", "", " ".join(text.split()))
     return text.replace("``", "`").replace("|", "\\|")
 
 
 def rows_of(texts: dict[str, str]) -> list[tuple[str, str]]:
-    """Rows of names and texts; neighbours with the same text share one, and say their parent once:
-    `a.b`, `.c`."""
+    """Returns (names, text) rows; adjacent names with the same text share a row: `a.b`, `.c`."""
     rows = []
     for text, group in groupby(texts, key=lambda name: texts[name]):
         first, *others = group
@@ -95,7 +101,7 @@ def rows_of(texts: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def settings() -> str:
-    """Flags of a server."""
+    """Returns the flags of a server."""
     rows = [
         (
             f"`{config.flag(setting.name)}`",
@@ -109,14 +115,14 @@ def settings() -> str:
 
 
 def values_of(setting: config.Setting) -> str:
-    """What a setting may be, as short as a column needs it."""
+    """Returns the allowed values of a setting, in short."""
     if setting.choices:
         return ", ".join(f"`{value}`" for value in setting.choices)
     return setting.metavar or setting.wanted.removeprefix("a whole number ")
 
 
 def request_options() -> str:
-    """Keys of ``custom_params["parse"]``."""
+    """Returns the keys of ``custom_params["parse"]``."""
     options = config.settings_of(config.RequestOptions)
     rows = [(f"`{o.name}`", o.wanted, one_line(o.description)) for o in options]
     return table(("key", "value", "meaning"), rows)
@@ -133,7 +139,7 @@ def metrics() -> str:
         )
         for metric in METRICS
     ]
-    return table(("metric", "kind", "own label", "meaning"), rows)
+    return table(("metric", "type", "label", "meaning"), rows)
 
 
 def meta_info() -> str:
@@ -162,9 +168,10 @@ QUESTIONS_ARE_FOR = {
 
 
 def questions() -> str:
-    """The built-in questions and the rows each adds to a pass; the most of the family's templates.
+    """Returns the built-in questions and the maximum rows each adds to a verify pass.
 
-    Raises: KeyError, for a question that nothing is said about.
+    Raises:
+        KeyError: a question is missing in ``QUESTIONS_ARE_FOR``.
     """
     rows = []
     for name in sorted(built_in_questions(), key=_question_order):
@@ -239,7 +246,7 @@ def record_keys(record: str) -> str:
 
 
 def under(prefix: str, record: str, keys: Sequence[str] = ()) -> dict[str, str]:
-    """A record's keys in a report, all or those named; ``ms_per_request`` has one per stage."""
+    """Returns a record's keys in a report, all or ``keys``; ``ms_per_request`` by stage."""
     found = {}
     for name, text in attributes(record).items():
         if not keys or name in keys:
@@ -249,7 +256,7 @@ def under(prefix: str, record: str, keys: Sequence[str] = ()) -> dict[str, str]:
 
 
 def program_flags(module: ModuleType) -> str:
-    """Flags of a program of ``sglang-parse``, as its --help has them."""
+    """Returns the flags of a ``sglang-parse`` program, as in its --help."""
     parser = argparse.ArgumentParser(add_help=False)
     module.add_arguments(parser)
     formatter = argparse.HelpFormatter("")
@@ -264,26 +271,28 @@ def program_flags(module: ModuleType) -> str:
 
 
 def plain_reasons() -> str:
-    """What is served plainly, as ``meta_info`` names it."""
+    """Returns the fallback reasons in ``meta_info``."""
     value = package()["startup.fallback._PLAIN_REASONS"].value
     return ", ".join(f'"{entry.elements[0].strip(chr(39))}"' for entry in value.elements)
 
 
-def layers(room: str) -> str:
-    """What lies in a room, the highest first, as import-linter keeps it."""
+def layers(package_name: str) -> str:
+    """Returns the modules of a package from top to bottom, as import-linter orders them."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    [layers] = [one["layers"] for one in linter["contracts"] if one.get("containers") == [room]]
-    prefix = f"{room}.".partition(".")[2]
+    [layers] = [
+        one["layers"] for one in linter["contracts"] if one.get("containers") == [package_name]
+    ]
+    prefix = f"{package_name}.".partition(".")[2]
     rows = [
         (f"`{name}`", first_sentence(prefix + name))
         for layer in layers
         for name in re.findall(r"\w+", layer)
     ]
-    return table(("room" if room == "sglang_parse" else "module", "what it is"), rows)
+    return table(("package" if package_name == "sglang_parse" else "module", "purpose"), rows)
 
 
 def patches() -> str:
-    """The ledger below its title."""
+    """Returns the patch ledger without its title."""
     return (ROOT / "patches" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
 
 

@@ -1,4 +1,4 @@
-"""The README, the pages of docs/, and the tables that are made from the code."""
+"""The README, the pages of docs/, and their generated tables."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PAGES = {
     path.relative_to(ROOT): path.read_text(encoding="utf-8")
     for path in (ROOT / README, *sorted((ROOT / "docs").glob("*.md")))
 }
-"""Sources by their path from the root."""
+"""Path from the root -> source."""
 _MADE = runpy.run_path(str(ROOT / "docs" / "gen" / "tables.py"))
 TABLES = _MADE["TABLES"]
-"""Name -> function that makes the table."""
+"""Name -> function that returns the table."""
 
 
 def page(name: str) -> str:
-    """A page of docs/ with its tables."""
+    """Returns a page of docs/ with its tables filled in."""
     return _MADE["fill"](PAGES[Path("docs") / f"{name}.md"])
 
 
 def report_keys(content: Any, path: str = "") -> Iterator[str]:
-    """Dotted keys of a report, in the documents' spelling."""
+    """Yields the dotted keys of a report, spelled as in the documents."""
     if isinstance(content, list):
         content = content[0]
     if not isinstance(content, dict):
@@ -42,7 +42,7 @@ def report_keys(content: Any, path: str = "") -> Iterator[str]:
 
 
 def documented_keys(table: str) -> set[str]:
-    """Of a table of the documents, as it is made; "`a.b`, `.c`" are a.b and a.c."""
+    """Returns the keys in a generated table; "`a.b`, `.c`" are a.b and a.c."""
     found: set[str] = set()
     for row in TABLES[table]().splitlines()[2:]:
         names = re.findall(r"`([^`]+)`", row.split("|")[1])

@@ -1,4 +1,4 @@
-"""What the README and docs/ say without a server: tables, links, paths, names, sizes."""
+"""The README and docs/, checked without a server: tables, links, flags, metrics, paths."""
 
 import ast
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from markdown.extensions.toc import slugify
 
+from sglang_parse import cli
 from sglang_parse.calibrate.report import content
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.unit
 
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 CODE = re.compile(r"`([^`\n]+)`")
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+PROGRAM_FLAG = "--parse-flags"
+"""A flag of the benchmarks, not of a server."""
 
 
 def first_column(text: str) -> set[str]:
@@ -71,17 +75,15 @@ def test_every_metric_is_in_the_table():
         assert re.search(
             rf"^\| `{PREFIX}{metric.name}` \|.*{re.escape(metric.text[:20])}", table, re.M
         )
-    named = {name for text in PAGES.values() for name in re.findall(r"sglang:parse_(\w+)", text)}
-    assert named - {""} <= {metric.name for metric in METRICS}
 
 
 def test_request_options_are_documented():
-    keys = first_column(section("settings", "Of one request"))
+    keys = first_column(section("settings", "Request options"))
     assert keys == {option.name for option in config.settings_of(config.RequestOptions)}
 
 
-class Served:
-    """A finished request as the telemetry sees it."""
+class FinishedReq:
+    """A finished request with the fields that telemetry reads."""
 
     def __init__(self, state: RequestState) -> None:
         self.parse_state, self.output_ids, self.output_ids_through_stop = state, [], []
@@ -91,20 +93,20 @@ class Served:
 
 
 def test_every_key_of_meta_info_is_in_the_table():
-    terms = RequestPolicy(
+    policy = RequestPolicy(
         threshold=0.5,
         keep_trace=True,
         plain_reason="LoRA",
         decode_accelerator="eagle3",
         certified=True,
     )
-    table = page("responses").partition("## Served plainly")[0]
-    state = RequestState(terms, plan=DraftPlan(64, 8, 16))
-    assert first_column(table) == set(response_info(Served(state), simulated=0.5))
+    table = page("response-metadata").partition("## Fallback to plain decoding")[0]
+    state = RequestState(policy, plan=DraftPlan(64, 8, 16))
+    assert first_column(table) == set(response_info(FinishedReq(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 
 
-def test_every_reason_for_plain_service_is_documented():
+def test_every_fallback_reason_is_documented():
     source = (ROOT / "sglang_parse/startup/fallback.py").read_text(encoding="utf-8")
     listed = re.findall(r'"([^"]+)"', TABLES["plain reasons"]())
     assert len(listed) == source.count("lambda req:")
@@ -112,12 +114,13 @@ def test_every_reason_for_plain_service_is_documented():
 
 
 def test_trace_keys_are_documented():
-    tree = ast.parse((ROOT / "sglang_parse/engine/readout.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    trees = [ast.parse(path.read_text("utf-8")) for path in ROOT.glob("sglang_parse/**/*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     (function,) = [node for node in functions if node.name == "trace_record"]
     records = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
     keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
-    assert keys == first_column(section("responses", "The trace"))
+    assert keys == first_column(section("response-metadata", "Trace"))
     assert keys == set(TraceRecord.__annotations__)
 
 
@@ -168,11 +171,11 @@ def test_every_patch_is_on_its_page():
     assert files <= set(re.findall(r"^#+ (\S+)$", page("patches"), re.MULTILINE))
 
 
-# -- what pages name --------------------------------------------------------------
+# -- names in the pages --------------------------------------------------------------
 
 
 def links() -> Iterator[tuple[Path, str, str]]:
-    """Page, file and anchor of every link that stays here."""
+    """Yields page, file and anchor of every link inside the repository."""
     for path, text in PAGES.items():
         for target, anchor in LINK.findall(text):
             if "://" not in target:
@@ -180,15 +183,71 @@ def links() -> Iterator[tuple[Path, str, str]]:
 
 
 def test_links_lead_somewhere():
-    """mkdocs looks at those between pages; the README is none of its pages."""
+    """mkdocs checks links between its pages; the README is not one of them."""
     for path, target, anchor in links():
         found = (ROOT / path.parent / target) if target else ROOT / path
         if found.suffix == ".svg":
-            continue  # a drawn one: the build fails where it is missing
+            continue  # generated; the build fails if it is missing
         assert found.exists(), f"{path}: {target}"
         if anchor and path == README:
             titles = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {slugify(title, "-") for title in titles}
+
+
+def test_metrics_named_in_the_pages_exist():
+    named = {name for text in PAGES.values() for name in re.findall(r"sglang:parse_(\w+)", text)}
+    assert named - {""} <= {metric.name for metric in METRICS}
+
+
+def test_flags_named_in_the_pages_exist():
+    known = {config.flag(setting.name) for setting in config.settings_of(config.ParseConfig)}
+    for path, text in PAGES.items():
+        named = set(re.findall(r"--parse-[a-z0-9]+(?:-[a-z0-9]+)*(?![\w.-])", text))
+        assert named - {PROGRAM_FLAG} <= known, path
+
+
+def test_make_targets_named_in_the_pages_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for path, text in PAGES.items():
+        assert set(re.findall(r"[`\n]make ([a-z-]+)", text)) <= targets, path
+
+
+def test_commands_named_in_the_pages_exist():
+    commands = {command.name for command in cli.COMMANDS}
+    for path, text in PAGES.items():
+        named = set(
+            re.findall(r"(?:-m sglang_parse\.cli|`sglang-parse|\nsglang-parse) ([a-z-]+)", text)
+        )
+        assert named <= commands, path
+
+
+# -- changelog --------------------------------------------------------------------
+
+
+def renamed(*kinds: str) -> list[tuple[str, str]]:
+    """Returns (old, new) names of the changelog's table, for rows of these kinds."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", CHANGELOG, re.MULTILINE)
+    return [
+        (CODE.findall(old)[0].split()[0], CODE.findall(new)[0].split()[0])
+        for kind, old, new in rows
+        if kind in kinds
+    ]
+
+
+def test_new_names_in_the_changelog_exist_and_old_ones_do_not():
+    flags = {config.flag(setting.name) for setting in config.settings_of(config.ParseConfig)}
+    metrics = {PREFIX + metric.name for metric in METRICS}
+    keys = {key for name in ("meta_info", "trace") for key in first_column(TABLES[name]())}
+    keys |= {field.name for field in fields(DraftPlan)}
+    kinds = {("flag",): flags, ("metric",): metrics, ("meta_info", "plan", "trace"): keys}
+    for kind, known in kinds.items():
+        assert renamed(*kind)
+        for old, new in renamed(*kind):
+            assert new in known
+            assert old not in known
+
+
+# -- files ------------------------------------------------------------------------
 
 
 def test_paths_in_code_exist():
