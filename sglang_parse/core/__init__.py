@@ -5,7 +5,8 @@
     question    the tokens that ask whether a prefix is right, and the two verdict tokens
     layout      the rows of a verification pass: half-open intervals, and who owns each
     mask        which row sees which column
-    block       a draft forward that writes several tokens: its rows, and what is kept of it
+    block       a draft forward of several tokens: its rows
+    block_accept   which of its candidates are accepted, and which come next
     plans       which layout of a block pays now
     selection   verdicts to the cut
     simulation  a cut at a wanted share instead, for benchmarks

@@ -8,8 +8,8 @@ Whoever plans, drafts, judges or writes hands in a record (``Action``, ``Questio
 a number, and the state changes by it. An iteration changes it in this order:
 
     take          plan: the move of this iteration
-    launch_draft  a burst is on its way, unread  launch_step  so is a step of the target
-    extend_draft  a burst has been read          ask     its draft is over: what it will be asked
+    launch_draft  a draft chunk is in flight     launch_step  so is a decode step of the target
+    add_draft     its tokens have arrived        ask     its draft is over: what it will be asked
     apply         a pass or a step has been decided      write   its tokens are output
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sglang_parse.core.block import Kept
 from sglang_parse.core.phases import (
     STEPPING,
     Action,
@@ -248,65 +247,45 @@ class RequestState:
     # -- draft ------------------------------------------------------------------
 
     def launch_draft(self, num_tokens: int) -> None:
-        """The draft model is on its way to this many more tokens."""
+        """Counts draft tokens, at most, that the draft model has been launched for."""
         self.num_draft_inflight += num_tokens
 
-    def read_draft(self, token_ids: Sequence[int], num_tokens: int, budget: int) -> None:
-        """``num_tokens`` of them have been read.
+    def add_draft(
+        self,
+        token_ids: Sequence[int],
+        budget: int,
+        *,
+        num_launched: int,
+        candidates: Sequence[int] | None = None,
+    ) -> None:
+        """Adds draft tokens that have arrived; drops those after the draft's end.
 
         Args:
-            token_ids: those that could be computed; dropped if the draft is over already.
+            token_ids: the tokens before the first one that could not be computed.
             budget: draft tokens the round may hold.
-        """
-        self.num_draft_inflight -= num_tokens
-        if self.phase is not Phase.DRAFTING or self.fault:
-            return
-        self.extend_draft(token_ids, budget)
-        if len(token_ids) < num_tokens and self.phase is Phase.DRAFTING:
-            self.fail(NAN_IN_DRAFT)
-
-    def extend_draft(self, token_ids: Sequence[int], budget: int) -> None:
-        """The draft model wrote on, a token a forward; those behind the draft's end are dropped.
-
-        Args:
-            token_ids: what it wrote.
-            budget: draft tokens the round may hold.
-        """
-        self.stats.draft_forwards += self._extend_draft(token_ids, budget)
-
-    def read_block(self, kept: Kept, num_launched: int, budget: int) -> None:
-        """One forward of several tokens has been read.
-
-        Args:
-            kept: what it brought; dropped if the draft is over already.
-            num_launched: how many tokens ``launch_draft`` was told it might bring.
-            budget: draft tokens the round may hold.
+            num_launched: how many of ``launch_draft``'s tokens they stand for.
+            candidates: tokens that may follow, if one forward drafted all of ``token_ids``; None if
+                a forward drafted each.
         """
         self.num_draft_inflight -= num_launched
         if self.phase is not Phase.DRAFTING or self.fault:
             return
-        if kept.is_faulty:
-            self.fail(NAN_IN_DRAFT)
-            return
-        self.stats.draft_forwards += 1
-        self._extend_draft(kept.token_ids, budget)
-        if self.phase is Phase.DRAFTING:
-            self.draft.candidates = kept.candidates
-
-    def _extend_draft(self, token_ids: Sequence[int], budget: int) -> int:
-        """How many tokens there was room for."""
-        num_before = self.num_drafted
-        self.draft.candidates = ()
+        is_block, count = candidates is not None, self.num_drafted
         for token in token_ids:
             self.draft.token_ids.append(token)
-            self.stats.drafted_tokens += 1
             self.draft.finished = token in self.policy.stop_ids
             if self.draft.finished or self.num_drafted >= budget:
                 self.phase = Phase.VERIFYING
                 break
         # The last token's KV may not be written yet.
         self.draft_kv_len = self.committed_len + self.num_drafted
-        return self.num_drafted - num_before
+        num_added = self.num_drafted - count
+        self.stats.drafted_tokens += num_added
+        self.stats.draft_forwards += min(num_added, 1) if is_block else num_added
+        is_drafting = self.phase is Phase.DRAFTING
+        self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
+        if is_drafting and len(token_ids) < (1 if is_block else num_launched):
+            self.fail(NAN_IN_DRAFT)
 
     def ask(self, questions: Questions) -> None:
         """The draft is over; what its pass will ask."""
@@ -316,8 +295,8 @@ class RequestState:
         self.is_thinking = questions.was_thinking
         self.num_scanned = len(self.output_ids)
 
-    def find_draft_kv(self, length: int, *, is_sure: bool) -> None:
-        """The draft model's KV of the prompt was found to be right up to ``length`` tokens.
+    def record_draft_kv(self, length: int, *, is_sure: bool) -> None:
+        """Records a look at the marks: the prompt has draft KV up to ``length`` tokens.
 
         Args:
             is_sure: it need not be looked up again.
@@ -326,9 +305,9 @@ class RequestState:
         self.draft_kv_len = max(length, self.draft_kv_len) if is_whole else length
         self.draft_kv_found = is_sure
 
-    def fill_draft_kv(self, end: int) -> None:
-        """The draft model's KV is right up to ``end`` tokens."""
-        self.draft_kv_len = end
+    def set_draft_kv_len(self, length: int) -> None:
+        """Records that the sequence has draft KV up to ``length`` tokens."""
+        self.draft_kv_len = length
 
     # -- target -----------------------------------------------------------------
 

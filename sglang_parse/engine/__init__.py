@@ -7,14 +7,13 @@
     iteration   launch -> read -> decide -> commit, one step of every running request
     rounds      decide: what the target's numbers mean for each request
     verify      a verification pass: launched, measured, read
-    blocks      bursts of a draft that writes several tokens a forward
-    burst       bursts of one that writes a token a forward
-    target      a plain step of the target        draft   the draft model's KV and forwards
+    drafting    the draft model: its KV, and draft chunks token by token or in blocks
+    target      a decode step of the target
     head        an EAGLE-3 head ahead of the target
     readout     logits to verdicts and tokens     steps   one token per request
     forward     a forward under PARSE's own layout: a pass of the target, a block of the draft
     rows        a request's rows of a pass        sampling   SGLang's sampler, row by row
-    kv          plan: moves and KV slots          draft_kv   which slots have the draft's KV
+    kv          plan: moves and KV slots
     batch       SGLang's requests, batches and results      ranks   one decision for all ranks
     faults      what ends a request, and what ends the server
 

@@ -6,7 +6,7 @@ continue. Both are read when their numbers are needed (``overlap``), the burst f
 their times apart. Where nothing runs beside the host, or it waits for an EAGLE-3 head's proposals,
 the burst is read before the forward is launched.
 
-    launch   rows of the batch, by move    -> Burst | LaunchedPass | LaunchedSteps, on the device
+    launch   rows of the batch, by move    -> DraftChunk | LaunchedPass | LaunchedSteps, on the device
     read     numbers reach the host        -> Spoken: readouts and token ids per request
     decide   ``rounds``                    -> Outcome per request: tokens, cut, what is next
     commit   slots and states follow, the EAGLE-3 head goes on, the result is filled
@@ -32,10 +32,11 @@ from sglang_parse.core.policy.threshold_stats import stats_key
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device, wait_for_device
 from sglang_parse.engine.batch import PendingResult, is_gone, rows_by_action, spread_logprobs
-from sglang_parse.engine.blocks import BlockBurst, Bursts
 from sglang_parse.engine.broadcast import broadcast_object
-from sglang_parse.engine.burst import Burst
-from sglang_parse.engine.draft import DraftModel, is_caught_up
+from sglang_parse.engine.drafting.chunk import DraftChunk
+from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.draft_prefill import is_prefilled
+from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.faults import DraftGuard, end_request
 from sglang_parse.engine.head import GuardedHead
 from sglang_parse.engine.kv import KvSlots, release_tail
@@ -59,7 +60,7 @@ class Engine:
     config: ParseConfig
     target: PlainTarget
     draft: DraftModel
-    bursts: Bursts
+    drafter: Drafter
     draft_guard: DraftGuard
     head: GuardedHead
     verifier: Verifier
@@ -92,7 +93,7 @@ class Iteration:
         self._emitted: list[list[int]] = [[] for _ in batch.reqs]
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._timed: list[StageTime] = []
-        self._burst: Burst | BlockBurst | None = None
+        self._burst: DraftChunk | None = None
         self._forward: LaunchedPass | LaunchedSteps | None = None
         self._steps_alone: Steps | None = None
         self._burst_started = self._forward_started = 0.0
@@ -136,7 +137,7 @@ class Iteration:
         reqs = [self.batch.reqs[row] for row in rows]
         unfinished = (req for req in reqs if req.parse_state.phase is Phase.DRAFTING)
         unread = before._burst if before else None
-        self._burst = engine.bursts.burst(self.batch, rows, unread)
+        self._burst = engine.drafter.start(self.batch, rows, unread)
         self._burst_started = time.perf_counter()
         with engine.draft_guard.contain(unfinished, is_burst=True):
             self._burst.launch(draft_chunk, unread)
@@ -150,11 +151,11 @@ class Iteration:
         engine, started = self._engine, time.perf_counter()
         reqs = [self.batch.reqs[row] for row in rows]
         with engine.draft_guard.contain(reqs):
-            num_read = engine.draft.catch_up(reqs)
+            num_read = engine.drafter.prefill_missing(reqs)
             if any(num_read):
                 wait_for_device(self.batch.device)
                 self._time_the_fill(reqs, num_read, engine.ms_since(started))
-            return [row for row, req in zip(rows, reqs, strict=True) if is_caught_up(req)]
+            return [row for row, req in zip(rows, reqs, strict=True) if is_prefilled(req)]
         return []
 
     def _time_the_fill(self, reqs: Sequence[Any], num_read: Sequence[int], ms: float) -> None:
@@ -204,16 +205,18 @@ class Iteration:
         burst, self._burst = self._burst, None
         if burst is None:
             return
-        burst.read()
+        burst.wait()
         engine = self._engine
         elapsed_ms = engine.ms_since(self._burst_started)
         engine.last_read = time.perf_counter()
-        size, forwards, plan = len(burst.rows), burst.num_forwards, burst.plan
+        size, forwards, plan = len(burst.rows), burst.num_forwards, burst.layout
         engine.counters.count("draft_forward_passes_total", forwards, plan.masks.value)
-        self._timed.append(StageTime(Stage.DRAFT, size, burst.num_done, elapsed_ms, forwards, plan))
+        self._timed.append(
+            StageTime(Stage.DRAFT, size, burst.tokens_per_request, elapsed_ms, forwards, plan)
+        )
         for row in burst.rows:
             self.batch.reqs[row].parse_state.charge(draft=elapsed_ms / len(burst.rows))
-        self._ask(burst.over)
+        self._ask(burst.finished)
 
     def _ask(self, rows: Sequence[int]) -> None:
         """Those of ``rows`` whose draft is over get their questions."""
@@ -263,7 +266,7 @@ class Iteration:
         engine.last_read = engine.closed = time.perf_counter()
         timed = broadcast_object(self._timed)
         engine.controller.observe(timed)
-        engine.bursts.choice.observe(timed)
+        engine.drafter.choice.observe(timed)
         engine.counters.expected_speedup = engine.controller.speedup
         engine.counters.last_plan = engine.controller.last_plan
         for req, tokens in zip(self.batch.reqs, self._emitted, strict=True):
@@ -315,7 +318,7 @@ class Iteration:
             if not all(req.parse_state.draft_kv_found for req in reqs):
                 return False
             has_room = self._engine.slots.all_burst
-            return self._burst.may_go_on(reqs) and has_room(self.batch, reqs)
+            return self._burst.can_follow(reqs) and has_room(self.batch, reqs)
         if self._steps_alone is None:
             return False
         stepping = {id(self.batch.reqs[row]) for row in self._steps_alone.rows}

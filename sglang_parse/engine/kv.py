@@ -18,7 +18,7 @@ import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.runtime_context import get_spec
 
-from sglang_parse.core.block import Masks, rows_behind
+from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.kv_demand import KvDemand, KvGrant, allocate_kv_slots, cost, pages_up
 from sglang_parse.core.phases import Action, Phase
@@ -49,7 +49,7 @@ class KvSlots:
         self.controller = controller
         self.longest_question = longest_question
         self.block_size = block_size
-        self.block_rows = 1 + rows_behind(block_size, Masks.EVERY) if block_size > 1 else 0
+        self.block_rows = 1 + lookahead_rows(block_size, Masks.EVERY) if block_size > 1 else 0
 
     def required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """Slots the next iteration takes for ``requests``: SGLang's capacity check.

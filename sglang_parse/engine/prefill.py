@@ -1,7 +1,7 @@
 """Prefill: the prompt's KV, and the first token.
 
 Everything is launched before the first token is read, the only wait. The draft model reads the
-prompt when a draft begins (``draft_kv``).
+prompt when a draft begins (``drafting.kv_marks``).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine import admission
-from sglang_parse.engine.blocks import Bursts
-from sglang_parse.engine.draft import DraftModel
+from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.head import Eagle3Head, GuardedHead
 from sglang_parse.engine.iteration import Engine
@@ -165,7 +165,7 @@ def build_engine(
     is_masked = _pass_layout(server_args, config) == MASK
     question, tokenizer = _question(config, target_worker)
     draft = DraftModel(
-        server_args, gpu_id, nccl_port, target_worker, chain_steps=config.draft_graph_steps
+        server_args, gpu_id, nccl_port, target_worker, graph_steps=config.draft_graph_steps
     )
     block = _parallel_draft(config, draft)
     target = PlainTarget(target_worker)
@@ -179,9 +179,9 @@ def build_engine(
         config=config,
         target=target,
         draft=draft,
-        bursts=Bursts(
+        drafter=Drafter(
             draft,
-            size=block.size,
+            block_size=block.size,
             mask_id=block.mask_id,
             allow_one_token=block.allow_one_token,
             is_masked=is_masked,

@@ -12,7 +12,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
 
 from sglang_parse.attention.support import check_backends, choose_layout
-from sglang_parse.core.block import Masks, rows_behind
+from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -141,7 +141,7 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
 
 def longest_burst(config: ParseConfig, block: ParallelDraft) -> int:
     """Tokens of the last committed token, a draft and the rows of a block behind it at most."""
-    return 1 + config.draft_tokens + rows_behind(block.size, Masks.EVERY)
+    return 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
 
 
 def longest_pass(config: ParseConfig, question: Question | None) -> int:

@@ -87,7 +87,7 @@ def test_it_was_a_burst_a_pass_and_a_step(road: list[tuple[Place, Place]]):
         "Rounds.stepped",
         "RequestState.write",
     } <= called
-    assert {"Burst.read", "BlockBurst.read"} & called
+    assert {"TokenChunk._launch", "ParallelChunk._launch"} & called
     assert len(road) > 100
 
 

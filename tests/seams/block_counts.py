@@ -8,7 +8,6 @@ over its rate. The card's two numbers are its makers'.
 
 from __future__ import annotations
 
-from sglang_parse.core.block import block_of
 from sglang_parse.core.policy.layout_choice import layouts_for
 from sglang_parse.limit.device import Card, Work, step_work, verify_work
 from sglang_parse.limit.shape import Shape, shape_names
@@ -30,13 +29,9 @@ def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, f
     step = floor_ms(step_work(shape, num_requests, CONTEXT, BF16_BYTES))
     found = {}
     for plan in layouts_for(size, allow_one_token=False):
-        block = block_of(
-            plan, written=CONTEXT, known=CONTEXT + 1, candidates=range(size - 1), room=size * size
-        )
-        num_logits = len(block.logits_rows)
-        work = verify_work(shape, block.layout, num_requests, num_logits, BF16_BYTES)
-        rows = num_requests * block.layout.num_rows
-        found[plan.masks.value] = (rows, floor_ms(work) / step)
+        block = plan.rows(CONTEXT)
+        work = verify_work(shape, block, num_requests, block.num_rows, BF16_BYTES)
+        found[plan.masks.value] = (num_requests * block.num_rows, floor_ms(work) / step)
     return found
 
 

@@ -35,7 +35,8 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import block_chain, broadcast, draft, forward, prefill, readout
+    from sglang_parse.engine import broadcast, forward, prefill, readout
+    from sglang_parse.engine.drafting import draft_prefill, parallel
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -56,7 +57,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(readout, "share", lambda values: values)
     monkeypatch.setattr(broadcast, "share", lambda values: values)
     monkeypatch.setattr(prefill, "broadcast_object", lambda value: value)
-    for module in (block_chain, draft, forward):
+    for module in (draft_prefill, parallel, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
     mode = "get_server_return_hidden_states_mode"
@@ -238,9 +239,9 @@ def engine_for(
     plans_on_device: bool = True,
 ) -> Any:
     """What a server's iterations work with, over runners that compute nothing."""
-    from sglang_parse.engine.blocks import Bursts
-    from sglang_parse.engine.draft import DraftModel
-    from sglang_parse.engine.draft_kv import DraftKv
+    from sglang_parse.engine.drafting.draft_model import DraftModel
+    from sglang_parse.engine.drafting.drafter import Drafter
+    from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
     from sglang_parse.engine.faults import DraftGuard
     from sglang_parse.engine.head import GuardedHead
     from sglang_parse.engine.iteration import Engine
@@ -256,16 +257,16 @@ def engine_for(
         runs_ahead=True,
         graph_reqs=8,
         req_to_token=table,
-        kv=DraftKv(table, len(batch.reqs) * WIDTH),
-        chain=None,
+        kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
+        step_graphs=None,
     )
     return Engine(
         config=config,
         target=target,
         draft=draft,
-        bursts=Bursts(
+        drafter=Drafter(
             draft,
-            size=block_size,
+            block_size=block_size,
             mask_id=VOCAB - 1,
             allow_one_token=False,
             is_masked=is_masked,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_parse.core.block import DraftLayout, Masks, block_of
+from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.core.layout import RequestLayout
 
 QUESTION_LEN = 9
@@ -18,13 +18,7 @@ def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayou
 
 def block(prefix_len: int, masks: Masks, size: int = 8) -> RequestLayout:
     """A forward of a draft that writes several tokens: two pending, all candidates there."""
-    return block_of(
-        DraftLayout(size, masks),
-        written=prefix_len,
-        known=prefix_len + 2,
-        candidates=range(size - 1),
-        room=4096,
-    ).layout
+    return DraftLayout(size, masks).rows(prefix_len, num_pending=2)
 
 
 PASSES = {

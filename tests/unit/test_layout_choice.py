@@ -37,11 +37,11 @@ def run(choice: DraftLayoutChoice, costs: dict, num_requests: int, num_chunks: i
 def test_candidate_layouts():
     every, last, one = layouts_for(8, allow_one_token=True)
     assert [str(layout) for layout in (every, last, one)] == [
-        "8 tokens a forward, masks behind every row",
-        "8 tokens a forward, masks behind the last row",
-        "one token a forward",
+        "8 tokens per forward, masks after every row",
+        "8 tokens per forward, masks after the last row",
+        "one token per forward",
     ]
-    assert [layout.rows_behind for layout in (every, last, one)] == [63, 14, 0]
+    assert [layout.lookahead_rows for layout in (every, last, one)] == [63, 14, 0]
     assert layouts_for(8, allow_one_token=False) == (every, last)
     assert layouts_for(1, allow_one_token=False) == (one,)
 
@@ -66,7 +66,7 @@ def test_the_first_chunk_of_a_layout_is_not_counted():
     assert choice.costs[every].per_token.at(1) is None
     choice.observe([StageTime(Stage.DECODE, 1, 1, 3.0), draft_time(every, 1, 1.0)])
     assert choice.costs[every].per_token.at(1) == 1.0
-    assert "behind every row: 1.00 ms per accepted token, 4.00 ms per forward" in choice.describe(1)
+    assert "after every row: 1.00 ms per accepted token, 4.00 ms per forward" in choice.describe(1)
 
 
 def test_noise_does_not_change_the_layout():

@@ -100,7 +100,7 @@ def test_a_prefill_restarts_in_the_phase_decided_before(reason, phase):
     """The first prefill, or the one after a retraction: no draft, the KV as long as told; how far
     the draft's goes nobody knows."""
     restarted = busy(plain_reason=reason)
-    restarted.find_draft_kv(20, is_sure=True)
+    restarted.record_draft_kv(20, is_sure=True)
     restarted.restart(12, [])
     assert (restarted.phase, restarted.draft) == (phase, Draft())
     assert (restarted.draft_kv_len, restarted.draft_kv_found) == (0, False)
@@ -110,12 +110,12 @@ def test_a_prefill_restarts_in_the_phase_decided_before(reason, phase):
 def test_the_drafts_kv_is_looked_up_in_the_prompt():
     state = busy()
     state.restart(12, [])
-    state.find_draft_kv(12, is_sure=False)
+    state.record_draft_kv(12, is_sure=False)
     state.write([6, 7])
-    state.fill_draft_kv(14)
-    state.find_draft_kv(12, is_sure=True)
+    state.set_draft_kv_len(14)
+    state.record_draft_kv(12, is_sure=True)
     assert (state.draft_kv_len, state.draft_kv_found) == (14, True)
-    state.find_draft_kv(5, is_sure=True)  # others' slots have taken the prompt's place
+    state.record_draft_kv(5, is_sure=True)  # others' slots have taken the prompt's place
     assert state.draft_kv_len == 5
 
 

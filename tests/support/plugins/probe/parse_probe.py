@@ -53,13 +53,14 @@ def register() -> None:
 
     probe = Probe(Path(folder))
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    drafting = "sglang_parse.engine.drafting"
     for target, hook, kind in (
         (f"{scheduler}.run_batch", probe.run_batch, HookType.AROUND),
         (f"{scheduler}.get_internal_state", probe.add_state, HookType.AFTER),
         (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
         ("sglang_parse.engine.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
-        ("sglang_parse.engine.burst.Burst.last_tokens", probe.burst_unread, HookType.BEFORE),
-        ("sglang_parse.engine.blocks.BlockBurst.ahead", probe.burst_unread, HookType.BEFORE),
+        (f"{drafting}.token_by_token.TokenChunk.last_tokens", probe.burst_unread, HookType.BEFORE),
+        (f"{drafting}.parallel.ParallelChunk.state_of", probe.burst_unread, HookType.BEFORE),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
@@ -78,11 +79,11 @@ def register() -> None:
     ):
         HookRegistry.register(target, hook, kind)
     if os.environ.get("PARSE_PROBE_STRICT"):
-        for launch in ("burst.Burst._launch", "blocks.BlockBurst._launch_chain"):
-            HookRegistry.register(f"sglang_parse.engine.{launch}", without_waits, HookType.AROUND)
+        for launch in ("token_by_token.TokenChunk._launch", "parallel.ParallelChunk._launch"):
+            HookRegistry.register(f"{drafting}.{launch}", without_waits, HookType.AROUND)
     if os.environ.get("PARSE_PROBE_AHEAD"):
         HookRegistry.register(
-            "sglang_parse.engine.draft.DraftModel.init_cuda_graphs", draft_ahead, HookType.AFTER
+            f"{drafting}.draft_model.DraftModel.init_cuda_graphs", draft_ahead, HookType.AFTER
         )
 
 
@@ -172,7 +173,7 @@ class Probe:
                 "slots": path,
                 "written": [[self.written[model_of(r)].get(s) for s in path] for r in runners],
                 "fingerprints": [kv_fingerprint(runner, path) for runner in runners],
-                "marked": engine.draft.kv._written[path].tolist() if engine else None,
+                "marked": engine.draft.kv._marked[path].tolist() if engine else None,
             }
             for path in tree_paths(slots, previous)
         ]

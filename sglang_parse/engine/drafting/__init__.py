@@ -1,0 +1,21 @@
+"""Drafting: everything the draft model does. The engine holds one ``drafter.Drafter``:
+
+    drafter.prefill_missing(reqs)            compute draft KV that requests lack before they draft
+    draft_prefill.is_prefilled(req)          whether that is done
+    chunk = drafter.start(batch, rows, before)     choose a layout for these requests
+    chunk.launch(num_tokens, before)         launch forwards; on a CPU, wait for them
+    chunk.can_follow(reqs)                   whether the next chunk may be launched before ``wait``
+    chunk.wait(leave=0)                      wait for the tokens and add them to the drafts
+    chunk.layout, rows, num_forwards, tokens_per_request, finished     what it was
+    drafter.choice.observe(stage_times)      learn what layouts cost
+    drafter.model.kv                         marks of slots with draft KV: ``clear``, ``settle``
+
+Modules, from the top:
+
+    drafter          chooses the layout, starts chunks
+    token_by_token   chunks of decode steps       parallel      chunks of mask-token blocks
+    draft_prefill    missing draft KV             chunk         what both kinds of chunk share
+    draft_model      the SGLang worker and its forwards
+    step_graphs      several decode steps per CUDA graph
+    kv_marks         which KV slots hold the draft model's KV
+"""

@@ -1,0 +1,182 @@
+"""A draft chunk: the draft tokens that some requests get in one iteration.
+
+Each forward's tokens are the next one's input on the device. Where the host runs ahead of the
+device, it launches all forwards of a chunk one after another, and waits for their tokens late:
+
+    host     launch chunk n | wait for n up to here ---v  plan, launch n + 1 | wait for the rest ...
+    device                  [ chunk n ................ | ... ][ chunk n + 1 ........................
+
+The last forwards keep the device busy while the host receives the tokens of the others, plans, and
+launches the next chunk (``can_follow``). A draft that ended in those last forwards has then been
+drafted on in vain: tokens after its end are dropped. Elsewhere the host waits for each forward
+before it launches the next one, and no draft goes past its end.
+
+A request leaves the chunk at its draft budget or at a stop token; its phase becomes VERIFYING.
+NaN logits end the request (``faults``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.phases import Phase
+from sglang_parse.core.request import RequestState
+from sglang_parse.device import HostCopy
+from sglang_parse.engine.batch import draft_budget, is_gone
+from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.sampling import RowSampler
+
+
+class DraftChunk(ABC):
+    """Some requests draft on.
+
+    Args:
+        model: the draft model.
+        layout: layout of its forwards.
+        batch: the scheduler's batch.
+        rows: the requests' rows of the batch.
+        draft_tokens: most tokens of any draft.
+        runs_ahead: launch all forwards before waiting for the first.
+
+    Attributes:
+        num_forwards: forwards launched.
+        finished: rows whose drafts it has ended, as known so far.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        layout: DraftLayout,
+        batch: Any,
+        rows: Sequence[int],
+        *,
+        draft_tokens: int,
+        runs_ahead: bool,
+    ) -> None:
+        self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
+        self.num_forwards = 0
+        self.finished: list[int] = []
+        self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
+        self._sampler = RowSampler(model.draft_runner, batch)
+        self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
+        self._num_added = 0
+
+    @property
+    def tokens_per_request(self) -> float:
+        """Draft tokens per request, as known so far."""
+        return self._num_added / len(self.rows)
+
+    def launch(self, num_tokens: int, before: DraftChunk | None = None) -> None:
+        """Launches about ``num_tokens`` draft tokens for each request.
+
+        Args:
+            before: the chunk launched last, if the host has not waited for all of it.
+        """
+        size, reqs = self.layout.size, self._reqs(self.rows)
+        if self._runs_ahead:
+            if not any(req.parse_state.num_draft_inflight for req in reqs):
+                before = None
+            wanted = max(self._budget(req) - num_drafted(req) for req in reqs)
+            # One forward at least: a draft that begins with a carry-over may be complete.
+            self._launch(self.rows, max(1, -(-min(num_tokens, wanted) // size)), before)
+            return
+        ends = {row: num_drafted(self.batch.reqs[row]) + num_tokens for row in self.rows}
+
+        def below(margin: int) -> list[int]:
+            return [
+                row
+                for row, end in ends.items()
+                if self._drafts(row) and num_drafted(self.batch.reqs[row]) < end - margin
+            ]
+
+        while rows := below(0):
+            might_go_on = below(size)
+            self._launch(rows, 1, None)
+            if self.model.runs_ahead and not might_go_on:
+                return  # the others go on in the next chunk, better than a wait here
+            self.wait()
+
+    def wait(self, *, leave: int = 0) -> None:
+        """Waits for its tokens, but for the last ``leave`` copies, and adds them to the drafts."""
+        while len(self._in_flight) > leave:
+            rows, copy = self._in_flight.popleft()
+            for row, values in zip(rows, copy.tolist(), strict=True):
+                if not is_gone(self.batch.reqs[row]):
+                    self._add(row, values)
+
+    def can_follow(self, reqs: Sequence[Any]) -> bool:
+        """Whether a chunk of ``reqs`` may be launched before the end of this one is known, because
+        all of them will keep drafting; waits for all but its last forwards."""
+        if not self._runs_ahead:
+            return False
+        members = {id(req) for req in self._reqs(self.rows)}
+        if any(id(req) not in members for req in reqs):
+            return False
+        self.wait(leave=1)
+        return all(
+            is_drafting(req) and num_drafted(req) < self._budget(req) and not is_gone(req)
+            for req in reqs
+        )
+
+    def places(self, reqs: Sequence[Any]) -> list[int]:
+        """[len(reqs)] index of each request among ``rows``."""
+        places = {id(req): place for place, req in enumerate(self._reqs(self.rows))}
+        return [places[id(req)] for req in reqs]
+
+    # -- variants ---------------------------------------------------------------
+
+    @abstractmethod
+    def _launch(self, rows: Sequence[int], num_forwards: int, before: DraftChunk | None) -> None:
+        """Launches forwards for ``rows``, sends their tokens, and counts them as in flight.
+
+        Args:
+            before: the chunk whose tokens in flight they continue; None if the host knows all.
+        """
+
+    @abstractmethod
+    def _receive(self, state: RequestState, values: Sequence[Any], budget: int) -> None:
+        """Adds what arrived of one request to its draft."""
+
+    # -- helpers ----------------------------------------------------------------
+
+    def _send(self, rows: Sequence[int], steps: Sequence[torch.Tensor]) -> None:
+        """Starts a copy of steps, [len(rows), ...] each, to the host."""
+        self._in_flight.append((tuple(rows), HostCopy(torch.stack([*steps], dim=1))))
+
+    def _add(self, row: int, values: Sequence[Any]) -> None:
+        state: RequestState = self.batch.reqs[row].parse_state
+        was_drafting, count = state.phase is Phase.DRAFTING, state.num_drafted
+        self._receive(state, values, self._budget(self.batch.reqs[row]))
+        self._num_added += state.num_drafted - count
+        if was_drafting and state.phase is Phase.VERIFYING:
+            self.finished.append(row)
+
+    def _reqs(self, rows: Sequence[int]) -> list[Any]:
+        return [self.batch.reqs[row] for row in rows]
+
+    def _budget(self, req: Any) -> int:
+        return draft_budget(req, self._draft_tokens)
+
+    def _drafts(self, row: int) -> bool:
+        req = self.batch.reqs[row]
+        return is_drafting(req) and not is_gone(req)
+
+
+def is_drafting(req: Any) -> bool:
+    return req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault
+
+
+def num_drafted(req: Any) -> int:
+    """Its draft tokens, those in flight included."""
+    return req.parse_state.num_drafted + req.parse_state.num_draft_inflight
+
+
+def length(req: Any) -> int:
+    """Tokens of its sequence before its next draft token."""
+    return req.parse_state.committed_len + 1 + num_drafted(req)

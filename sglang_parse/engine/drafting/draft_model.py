@@ -1,0 +1,316 @@
+"""The draft model: its SGLang worker and its forwards.
+
+Draft and target share slot numbers (one ``req_to_token`` row per request) with separate buffers.
+The draft model sees every token of the context at its true position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
+from sglang.srt.layers.moe.utils import draft_model_build_scope
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
+from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+
+from sglang_parse.device import on_device
+from sglang_parse.engine.batch import sequence_slice
+from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
+from sglang_parse.engine.drafting.step_graphs import StepGraphs
+
+PADDING_SLOT = 0
+"""KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Inputs of some requests' next decode steps but for the tokens, sent to the device at once.
+
+    Attributes:
+        pools: int64 [n] the requests' rows of ``req_to_token``.
+        seq_lens: int64 [steps, n] tokens that each step sees, its own included.
+        orig_seq_lens: the same in int32.
+        seq_lens_cpu: the same on the host.
+        positions: int64 [steps, n] of each step's token.
+        slots: int64 [steps, n] where its KV is written.
+        num_owned: leading steps in which every request writes to its own slots.
+    """
+
+    pools: torch.Tensor
+    seq_lens: torch.Tensor
+    orig_seq_lens: torch.Tensor
+    seq_lens_cpu: Sequence[Sequence[int]]
+    positions: torch.Tensor
+    slots: torch.Tensor
+    num_owned: int
+
+    @classmethod
+    def of(
+        cls, table: torch.Tensor, reqs: Sequence[Any], lengths: Sequence[Sequence[int]]
+    ) -> DecodePlan:
+        """Plans steps at ``lengths`` [steps][n] of the sequences, each step's token included.
+
+        A request past its slots writes to SGLang's padding slot and sees its own slots only; its
+        tokens are to be ignored.
+
+        Args:
+            table: SGLang's ``req_to_token``, on the device.
+        """
+        device, owned = table.device, [req.kv.kv_allocated_len for req in reqs]
+        seen = [[min(pair) for pair in zip(step, owned, strict=True)] for step in lengths]
+        sent = on_device([[req.kv.req_pool_idx for req in reqs], *seen], device)
+        pools, seq_lens = sent[0], sent[1:]
+        positions = seq_lens - 1
+        slots = table[pools, positions].to(torch.int64)
+        is_past = [[*map(int.__lt__, *pair)] for pair in zip(seen, lengths, strict=True)]
+        num_owned = sum(not any(step) for step in is_past)  # lengths only grow
+        if num_owned < len(lengths):
+            slots.masked_fill_(on_device(is_past, device, torch.bool), PADDING_SLOT)
+        return cls(
+            pools, seq_lens, seq_lens.to(torch.int32), seen, positions, slots, num_owned=num_owned
+        )
+
+
+class DraftModel(EagleDraftWorkerBase):
+    """Runs the draft model, as the draft worker that SGLang expects.
+
+    Args:
+        graph_steps: decode steps per CUDA graph (``step_graphs``); 0 for SGLang's own graphs of
+            one step.
+
+    Attributes:
+        runs_ahead: whether the host is free while a forward runs; on a CPU it is not.
+        graph_reqs: requests of the largest decode step with a CUDA graph; 0 without graphs.
+        step_graphs: runs several decode steps at once, if configured.
+        replays: whether the last forward replayed a CUDA graph.
+        kv: marks of the slots with draft KV; made with the memory pool.
+    """
+
+    kv: DraftKvMarks
+
+    def __init__(
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+        graph_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        self._graph_steps = graph_steps
+        self.parallel_layout = resolve_draft_parallel_layout(
+            DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
+        )
+        with (
+            draft_tp_context(self.parallel_layout),
+            draft_pp_context(),
+            draft_model_build_scope(),
+        ):
+            self.draft_worker = TpModelWorker(
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                is_draft_worker=True,
+                context_length=target_worker.model_runner.model_config.context_len,
+            )
+        self.draft_runner = self.draft_worker.model_runner
+        self.device = self.draft_runner.device
+        self.runs_ahead = self.device != "cpu"
+        self.graph_reqs = 0
+        self.step_graphs: StepGraphs | None = None
+        self.replays = False
+
+    def draft(self) -> None:
+        """Abstract upstream; PARSE drafts by ``drafter.Drafter``."""
+        raise NotImplementedError
+
+    def draft_extend(self) -> None:
+        """Abstract upstream; PARSE computes missing draft KV by ``draft_prefill``."""
+        raise NotImplementedError
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        self.req_to_token = req_to_token_pool.req_to_token
+        allocator = token_to_kv_pool_allocator
+        self.kv = DraftKvMarks(self.req_to_token, allocator.size + allocator.page_size)
+        self.draft_worker.alloc_memory_pool(
+            memory_pool_config=memory_pool_config,
+            req_to_token_pool=req_to_token_pool,
+            token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+        )
+
+    def init_attention_backends(self) -> None:
+        self.draft_worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        """Captures plain decode steps, which SGLang's own draft models do not run."""
+        self.draft_worker.init_cuda_graphs()
+        self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
+        if self._graph_steps:
+            self.step_graphs = StepGraphs(self.draft_runner, self._graph_steps)
+
+    # -- forwards ---------------------------------------------------------------
+
+    def decode(self, plan: DecodePlan, step: int, ids: torch.Tensor) -> torch.Tensor:
+        """Runs one decode step of a plan.
+
+        Args:
+            ids: int64 [n] its tokens, on the device.
+
+        Returns:
+            Logits [n, vocab]; the next step may overwrite their memory.
+        """
+        return self.run(
+            self.new_batch(
+                ForwardMode.DECODE,
+                pools=plan.pools,
+                ids=ids,
+                positions=plan.positions[step],
+                slots=plan.slots[step],
+                seq_lens=plan.seq_lens[step],
+                orig_seq_lens=plan.orig_seq_lens[step],
+                seq_lens_cpu=plan.seq_lens_cpu[step],
+            )
+        )
+
+    @property
+    def graph_steps(self) -> int:
+        """Decode steps per CUDA graph of several; 0 without such graphs."""
+        return self.step_graphs.num_steps if self.step_graphs else 0
+
+    def decode_graph(
+        self, plan: DecodePlan, step: int, ids: torch.Tensor
+    ) -> Sequence[torch.Tensor] | None:
+        """Runs ``graph_steps`` decode steps at once; arguments as for ``decode``.
+
+        Returns:
+            Per step int64 [n] its most likely tokens, ``NO_TOKEN`` where logits held a NaN. None
+            where no such graph fits.
+        """
+        graphs = self.step_graphs
+        if graphs is None or not graphs.fits(len(ids)) or step + graphs.num_steps > plan.num_owned:
+            return None
+        tokens = graphs.run(
+            ids,
+            pools=plan.pools,
+            positions=plan.positions[step],
+            positions_cpu=[length - 1 for length in plan.seq_lens_cpu[step]],
+            slots=plan.slots[step : step + graphs.num_steps],
+        )
+        self.replays = graphs.graphs is not None
+        return tokens.unbind(1)
+
+    def extend(
+        self, reqs: Sequence[Any], starts: Sequence[int], ends: Sequence[int]
+    ) -> torch.Tensor:
+        """Runs one forward over the tokens [start, end) of each request.
+
+        Returns:
+            Logits [len(reqs), vocab] of the last ones.
+        """
+        lens = [end - start for start, end in zip(starts, ends, strict=True)]
+        ids: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        for req, start, end in zip(reqs, starts, ends, strict=True):
+            ids += sequence_slice(req, start, end, req.parse_state.draft.token_ids)
+            positions += range(start, end)
+            owners += [req.kv.req_pool_idx] * (end - start)
+        tokens = on_device([ids, positions, owners], self.device)
+        pools = [req.kv.req_pool_idx for req in reqs]
+        first_rows = [sum(lens[:i]) for i in range(len(lens))]
+        numbers = on_device([pools, ends, starts, lens, first_rows], self.device)
+        forward_batch = self.new_batch(
+            ForwardMode.EXTEND,
+            pools=numbers[0],
+            ids=tokens[0],
+            positions=tokens[1],
+            slots=self.req_to_token[tokens[2], tokens[1]].to(torch.int64),
+            seq_lens=numbers[1],
+            seq_lens_cpu=ends,
+        )
+        return self.run(extend_batch(forward_batch, numbers[2:].to(torch.int32), starts, lens))
+
+    def new_batch(
+        self,
+        mode: ForwardMode,
+        *,
+        pools: torch.Tensor,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: Sequence[int],
+        orig_seq_lens: torch.Tensor | None = None,
+        spec_info: Any = None,
+    ) -> ForwardBatch:
+        """Builds a forward of some requests' new tokens; tensors are int64 on the device.
+
+        Args:
+            pools: [n] the requests' rows of ``req_to_token``.
+            ids, positions, slots: [new tokens] of the requests, in order.
+            seq_lens, seq_lens_cpu: [n] lengths with the new tokens.
+            orig_seq_lens: the same in int32, if at hand.
+            spec_info: for attention backends and the logits processor.
+        """
+        return ForwardBatch(
+            forward_mode=mode,
+            batch_size=len(pools),
+            input_ids=ids,
+            req_pool_indices=pools,
+            seq_lens=seq_lens,
+            seq_lens_cpu=torch.tensor(seq_lens_cpu),
+            seq_lens_sum=sum(seq_lens_cpu),
+            orig_seq_lens=seq_lens.to(torch.int32) if orig_seq_lens is None else orig_seq_lens,
+            out_cache_loc=slots,
+            positions=positions,
+            spec_algorithm=self.draft_runner.spec_algorithm,
+            spec_info=spec_info,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            return_logprob=False,
+            # A graph may have more rows than these; attention leaves out the rest.
+            global_num_token_non_padded_cpu=len(positions),
+        )
+
+    def run(self, forward_batch: ForwardBatch) -> torch.Tensor:
+        """Runs a forward and returns its logits."""
+        self.draft_runner.kv_index_translator.bind_own_plan(forward_batch)
+        output = self.draft_runner.forward(forward_batch)
+        self.replays = output.can_run_graph
+        return output.logits_output.next_token_logits
+
+
+def extend_batch(
+    forward_batch: ForwardBatch,
+    numbers: torch.Tensor,
+    prefix_lens: Sequence[int],
+    lens: Sequence[int],
+) -> ForwardBatch:
+    """Completes a forward of several new tokens per request.
+
+    Args:
+        numbers: int32 [3, n] on the device: tokens with KV, new tokens, first rows.
+        prefix_lens: the first of these on the host, or upper bounds of them.
+        lens: the second of these on the host.
+    """
+    forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens = numbers[0], numbers[1]
+    forward_batch.extend_start_loc = numbers[2]
+    forward_batch.extend_prefix_lens_cpu = [*prefix_lens]
+    forward_batch.extend_seq_lens_cpu = [*lens]
+    forward_batch.extend_num_tokens = sum(lens)
+    forward_batch.extend_logprob_start_lens_cpu = [*lens]
+    return forward_batch

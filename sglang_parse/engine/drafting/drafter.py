@@ -1,0 +1,100 @@
+"""The drafter: chooses the layout of a draft chunk and starts it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_parse.core.block import DraftLayout, Masks
+from sglang_parse.core.policy.layout_choice import DraftLayoutChoice, layouts_for
+from sglang_parse.engine.drafting.chunk import DraftChunk
+from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.draft_prefill import prefill_missing
+from sglang_parse.engine.drafting.parallel import ParallelChunk
+from sglang_parse.engine.drafting.token_by_token import TokenChunk
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY = 256
+"""Draft chunks between two log lines about their layout, at least."""
+
+
+class Drafter:
+    """Drafts for one server's requests.
+
+    Args:
+        model: the draft model.
+        block_size: most tokens per forward; 1 for token by token.
+        mask_id: the draft's mask token, if ``block_size`` is above 1.
+        allow_one_token: allow token by token beside blocks, where it is faster.
+        is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
+        plans_on_device: whether attention plans a forward from lengths on the device.
+        draft_tokens: most tokens of any draft.
+        is_timed: choose the layout by measured costs; otherwise always take the first one.
+
+    Attributes:
+        choice: chooses the layout; it is to observe every iteration's stage times.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        *,
+        block_size: int,
+        mask_id: int,
+        allow_one_token: bool,
+        is_masked: bool,
+        plans_on_device: bool,
+        draft_tokens: int,
+        is_timed: bool = True,
+    ) -> None:
+        self.model = model
+        layouts = layouts_for(block_size, allow_one_token=allow_one_token)
+        self.choice = DraftLayoutChoice(layouts if is_timed else layouts[:1])
+        self._mask_id, self._is_masked = mask_id, is_masked
+        self._plans_on_device, self._draft_tokens = plans_on_device, draft_tokens
+        self._logged: DraftLayout | None = None
+        self._log_from = 0
+
+    def prefill_missing(self, reqs: Sequence[Any]) -> list[int]:
+        """See ``draft_prefill.prefill_missing``."""
+        return prefill_missing(self.model, reqs)
+
+    def start(
+        self, batch: Any, rows: Sequence[int], before: DraftChunk | None = None
+    ) -> DraftChunk:
+        """Prepares a draft chunk of the requests ``rows`` of the batch; ``launch`` it then.
+
+        Args:
+            before: the chunk launched last, if the host has not waited for all of it. A chunk that
+                follows tokens in flight takes its layout.
+        """
+        follows = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
+        layout = before.layout if before and follows else self.choice.choose(len(rows))
+        self._log_layout(len(rows))
+        runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
+        if layout.masks is Masks.NONE:
+            return TokenChunk(
+                *(self.model, layout, batch, rows),
+                draft_tokens=draft_tokens,
+                runs_ahead=runs_ahead,
+            )
+        return ParallelChunk(
+            *(self.model, layout, batch, rows),
+            draft_tokens=draft_tokens,
+            runs_ahead=runs_ahead and self._plans_on_device,
+            mask_id=self._mask_id,
+            is_masked=self._is_masked,
+        )
+
+    def _log_layout(self, num_requests: int) -> None:
+        """Logs a new choice of the layout, and the costs behind it, but not every flicker."""
+        choice = self.choice
+        is_new = choice.current != self._logged and choice.num_choices >= self._log_from
+        if choice.current is not None and is_new and len(choice.costs) > 1:
+            self._logged, self._log_from = choice.current, choice.num_choices + LOG_EVERY
+            logger.info(
+                "PARSE: draft layout: %s (%d requests; %s)",
+                *(choice.current, num_requests, choice.describe(num_requests)),
+            )

@@ -1,0 +1,77 @@
+"""Marks of the KV slots that hold the draft model's KV.
+
+The draft model prefills a sequence when it is about to draft for it, so requests that never draft
+cost it nothing. The radix cache, however, hands out slots without knowing whose KV they hold.
+Hence one mark per slot; a request's drafts begin with a look at how far its prompt is marked, and
+``draft_prefill`` computes the rest.
+
+Marks are looked up only for slots that a sequence owns. They must be right for all slots that the
+radix cache may take: a prompt's when its prefill begins (unmarked) and when the draft model has
+computed them, an answer's when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sglang_parse.core.request import RequestState
+from sglang_parse.device import HostCopy, on_device
+
+
+class DraftKvMarks:
+    """Marks of one server's KV slots.
+
+    Args:
+        table: SGLang's ``req_to_token``, on the device.
+        num_slots: exclusive upper bound of slot numbers.
+    """
+
+    def __init__(self, table: torch.Tensor, num_slots: int) -> None:
+        self._table = table
+        self._marked = torch.zeros(num_slots, dtype=torch.bool, device=table.device)
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Unmarks slots that get other tokens: int [n], on the device."""
+        self._marked[slots] = False
+
+    def mark(self, spans: Sequence[tuple[Any, int, int]]) -> None:
+        """Marks the prompts' part of (request, start, end) spans with draft KV; ``settle`` marks
+        the answers' part."""
+        slots = [
+            self._table[req.kv.req_pool_idx, start : min(end, req.parse_state.prefilled_len)]
+            for req, start, end in spans
+            if start < req.parse_state.prefilled_len
+        ]
+        if slots:
+            self._marked[torch.cat(slots)] = True
+
+    def settle(self, req: Any, end: int) -> None:
+        """Marks an answer that is over, before the radix cache takes its first ``end`` tokens."""
+        state: RequestState = req.parse_state
+        row, first = self._table[req.kv.req_pool_idx], state.prefilled_len
+        known = max(first, min(state.draft_kv_len, end))
+        if known > first:
+            self._marked[row[first:known]] = True
+        if end > known:
+            self.clear(row[known:end])
+
+    def look_up(self, reqs: Sequence[Any]) -> None:
+        """Records how far the requests' prompts have draft KV; waits for the device."""
+        device = self._table.device
+        lengths = [req.parse_state.prefilled_len for req in reqs]
+        rows = on_device([req.kv.req_pool_idx for req in reqs], device)
+        marks = self._marked[self._table[rows, : max(lengths)]]
+        marks &= torch.arange(max(lengths), device=device) < on_device(lengths, device)[:, None]
+        found = HostCopy(marks.to(torch.int32).cumprod(dim=1).sum(dim=1)).tolist()
+        for req, length in zip(reqs, found, strict=True):
+            req.parse_state.record_draft_kv(length, is_sure=_is_prefill_processed(req))
+
+
+def _is_prefill_processed(req: Any) -> bool:
+    """Whether SGLang knows the token that its last prefill chose. Until then the radix cache may
+    replace the prompt's slots by others with the same tokens."""
+    num_prefilled = req.parse_state.prefilled_len - len(req.origin_input_ids)
+    return len(req.output_ids) > num_prefilled

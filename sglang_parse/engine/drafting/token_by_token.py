@@ -1,0 +1,75 @@
+"""Draft chunks of decode steps: one token per forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from sglang_parse.core.request import RequestState
+from sglang_parse.device import on_device
+from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_tokens
+from sglang_parse.engine.drafting.chunk import DraftChunk, length
+from sglang_parse.engine.drafting.draft_model import DecodePlan
+from sglang_parse.engine.drafting.draft_prefill import forward_missing
+from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.sampling import PreparedRows
+
+STEPS_AHEAD = 4
+"""Steps at a chunk's end that the host waits for when it has launched the next one: it has about
+5 ms for what takes it 1.5 to 2.5 (estimated for a 1.7B draft model)."""
+
+
+class TokenChunk(DraftChunk):
+    """A draft chunk of decode steps."""
+
+    _last: torch.Tensor | None = None
+
+    @property
+    def tokens_per_request(self) -> float:
+        """Steps: what they cost does not depend on where drafts end."""
+        return self.num_forwards
+
+    def _launch(self, rows: Sequence[int], num_steps: int, before: DraftChunk | None) -> None:
+        model, reqs = self.model, self._reqs(rows)
+        sampled = self._sampler.prepare(rows)
+        lengths = [[length(req) + step for req in reqs] for step in range(num_steps)]
+        plan = DecodePlan.of(model.req_to_token, reqs, lengths)
+        if isinstance(before, TokenChunk):
+            logits = model.decode(plan, 0, before.last_tokens(reqs))
+        else:
+            logits = forward_missing(model, reqs, lengths[0])
+        tokens = [_choose(sampled, logits, plan.positions[0])]
+        num_sent, early = 0, num_steps - max(STEPS_AHEAD, model.graph_steps)
+        while (step := len(tokens)) < num_steps:
+            if not num_sent and 0 < early <= step:
+                self._send(rows, tokens)
+                num_sent = step
+            ids = tokens[-1].clamp(min=0)
+            chosen = model.decode_graph(plan, step, ids) if sampled.is_argmax else None
+            if chosen is None:
+                chosen = [_choose(sampled, model.decode(plan, step, ids), plan.positions[step])]
+            tokens += chosen
+        self._send(rows, tokens[num_sent:])
+        self._last = tokens[-1]
+        self.num_forwards += num_steps
+        for req in reqs:
+            req.parse_state.launch_draft(num_steps)
+
+    def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor:
+        """int64 [len(reqs)] their last tokens, on the device; 0 in place of ``NO_TOKEN``."""
+        assert self._last is not None
+        last, places = self._last.clamp(min=0), self.places(reqs)
+        return last if places == [*range(len(last))] else last[on_device(places, last.device)]
+
+    def _receive(self, state: RequestState, values: Sequence[int], budget: int) -> None:
+        sound = [*takewhile(lambda token: token != NO_TOKEN, values)]
+        state.add_draft(sound, budget, num_launched=len(values))
+
+
+def _choose(sampled: PreparedRows, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """int64 [n] the next tokens, ``NO_TOKEN`` where logits held a NaN."""
+    is_bad = nan_rows(logits)
+    return broadcast_tokens(sampled.sample(logits, positions)[0], is_bad)
