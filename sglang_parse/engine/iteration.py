@@ -6,7 +6,7 @@ continue. Both are read when their numbers are needed (``overlap``), the burst f
 their times apart. Where nothing runs beside the host, or it waits for an EAGLE-3 head's proposals,
 the burst is read before the forward is launched.
 
-    launch   rows of the batch, by move    -> DraftChunk | LaunchedPass | LaunchedSteps, on the device
+    launch   rows of the batch, by move    -> DraftChunk | LaunchedPass | LaunchedSteps
     read     numbers reach the host        -> Spoken: readouts and token ids per request
     decide   ``rounds``                    -> Outcome per request: tokens, cut, what is next
     commit   slots and states follow, the EAGLE-3 head goes on, the result is filled

@@ -65,6 +65,8 @@ def test_a_burst():
     modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
     assert modes == ["DECODE"] * CONFIG.draft_chunk
     assert iteration.result.can_run_cuda_graph
+    for req in (begins, samples):
+        req.parse_state.num_draft_inflight = 0
     begins.parse_state.draft_kv_len = PROMPT - 4
     _, engine = launched(batch_of(begins, samples))
     modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
@@ -77,7 +79,7 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     """The first of a burst, of which the host knows all: it brings tokens without KV along."""
     begins = request(0, Phase.DRAFTING, Action.DRAFT)
     goes_on = request(1, Phase.DRAFTING, Action.DRAFT, draft=2)
-    goes_on.parse_state.draft_kv_len = PROMPT + 2
+    goes_on.parse_state.draft_kv_len = PROMPT + 1
     goes_on.parse_state.draft.candidates = (7, 8, 9)
     samples = request(2, Phase.DRAFTING, Action.DRAFT, top_k=5)
     ends = request(3, Phase.DRAFTING, Action.DRAFT, draft=7)
@@ -85,12 +87,12 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     ends.parse_state.draft.candidates = (7, 8, 9)
     batch = batch_of(begins, goes_on, samples, ends)
     engine = engine_for(batch, is_masked=is_masked, block_size=4)
-    (plan,) = (plan for plan in engine.bursts.choice.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
+    (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
+    monkeypatch.setattr(engine.drafter.choice, "choose", lambda _: plan)
     launched(batch, engine)
     (forward,) = engine.draft.draft_runner.forwards
-    # A draft has eight tokens: no row stands for a ninth.
-    rows = {"last": [4, 6, 4, 1], "every": [4, 15, 4, 1]}[masks]
+    # One draft lacks KV of a token; all blocks have the same rows.
+    rows = {"last": [7, 8, 7, 7], "every": [16, 17, 16, 16]}[masks]
     assert [layout.num_rows for layout in forward.spec_info.layout.requests] == rows
     mask = forward.spec_info.custom_mask
     assert (mask is not None) == (is_masked and masks == "every")
@@ -115,17 +117,17 @@ def test_blocks_behind_unread_blocks(
         batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
     config = ParseConfig(draft_tokens=64, draft_chunk=12)
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
-    (plan,) = (plan for plan in engine.bursts.choice.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.bursts.choice, "choose", lambda _: plan)
+    (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
+    monkeypatch.setattr(engine.drafter.choice, "choose", lambda _: plan)
     engine.slots.all_burst = lambda *_: True
     first, _ = launched(batch, engine)
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
-    monkeypatch.setattr(first._burst, "read", lambda **_: None)  # it has no numbers
+    monkeypatch.setattr(first._burst, "wait", lambda **_: None)  # it has no numbers
     assert first.can_launch_before_sync(reqs[1:])
     behind = batch_of(*reqs[1:])
     behind.sampling_info.sampling_seed = None
     second, _ = launched(behind, engine, first)
-    assert second._burst.plan is first._burst.plan is plan
+    assert second._burst.layout is first._burst.layout is plan
     _, *forwards = engine.draft.draft_runner.forwards
     width = {"last": 7, "every": 16}[masks]
     for number, forward in enumerate(forwards, 1):
@@ -152,7 +154,7 @@ def test_blocks_where_attention_plans_on_the_host():
     engine = engine_for(batch, block_size=4, config=config, plans_on_device=False)
     first, _ = launched(batch, engine)
     assert len(engine.draft.draft_runner.forwards) == 1
-    assert not first._burst.may_go_on([req])
+    assert not first._burst.can_follow([req])
 
 
 def test_steps_behind_unread_steps():
