@@ -13,8 +13,9 @@ each block. The first block of a draft also computes KV of known tokens that lac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -144,7 +145,6 @@ class _Blocks:
         self._pools, self._limits = on_device([pools, self._limits_cpu], device).unbind()
         self._offsets = on_device(self._wide.positions(), device)
         self._columns = torch.arange(width, device=device)
-        self._tail = qlen_only_mask(self._wide, device) if self._has_mask else None
         self._has_seeds = sampler.batch.sampling_info.sampling_seed is not None
         num_sampled = width if self._has_seeds else layout.size
         sizes = [(width + count - 1, width) for count in self._num_pending]
@@ -172,7 +172,7 @@ class _Blocks:
             known.append([start, *_tokens(req, start, start + 1), len(candidates), *padded])
         sent = on_device(known, self._columns.device)
         state = ChainState(sent[:, 0], sent[:, 1], sent[:, 3:], sent[:, 2])
-        result = self._run(state, [self._first_batch(span.place) for span in self._spans])
+        result = self._run(state, self._first_batch)
         spans = zip(self._reqs, self._starts, self._num_pending, strict=True)
         self._model.kv.mark([(req, end + 1 - count, end + 1) for req, end, count in spans])
         return result
@@ -181,18 +181,28 @@ class _Blocks:
         """Runs block ``number`` of each request; returns as ``accept_blocks``."""
         # No block goes past its slots: the draft is over there, and what follows is dropped.
         state = state._replace(starts=torch.minimum(state.starts, self._limits))
-        return self._run(state, [self._next_batch(span, state, number) for span in self._spans])
+        longest = [
+            min(start + self._layout.size * number, limit)
+            for start, limit in zip(self._starts, self._limits_cpu, strict=True)
+        ]
+        return self._run(state, partial(self._next_batch, longest))
 
     def _run(
-        self, state: ChainState, batches: Sequence[ForwardBatch]
+        self, state: ChainState, new_batch: Callable[[_Span, ChainState], ForwardBatch]
     ) -> tuple[ChainState, torch.Tensor]:
-        choices = []
-        for span, forward_batch in zip(self._spans, batches, strict=True):
-            logits = self._model.run(forward_batch)
-            is_bad = nan_rows(logits)
-            tokens = self._choose(span, logits, state.pick(span.place))
-            choices.append(broadcast_tokens(tokens, is_bad).view(-1, self._width))
+        choices = [self._forward(span, state.pick(span.place), new_batch) for span in self._spans]
         return accept_blocks(self._layout.masks, state, torch.cat(choices), self._mask_id)
+
+    def _forward(
+        self,
+        span: _Span,
+        state: ChainState,
+        new_batch: Callable[[_Span, ChainState], ForwardBatch],
+    ) -> torch.Tensor:
+        """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN."""
+        logits = self._model.run(new_batch(span, state))
+        is_bad = nan_rows(logits)
+        return broadcast_tokens(self._choose(span, logits, state), is_bad).view(-1, self._width)
 
     def _choose(self, span: _Span, logits: torch.Tensor, state: ChainState) -> torch.Tensor:
         """int64 [n * width] tokens. Real rows are sampled as one token per forward would be. Mask
@@ -213,9 +223,10 @@ class _Blocks:
 
     # -- forwards ---------------------------------------------------------------
 
-    def _first_batch(self, place: slice) -> ForwardBatch:
+    def _first_batch(self, span: _Span, _: ChainState) -> ForwardBatch:
         """A forward of which the host knows all rows: tokens without KV, then the block."""
-        device, reqs = self._columns.device, self._reqs[place]
+        device, place = self._columns.device, span.place
+        reqs = self._reqs[place]
         parts: list[RequestLayout] = []
         ids: list[int] = []
         columns: list[int] = []
@@ -239,7 +250,7 @@ class _Blocks:
         numbers = on_device([prefix_lens, lens, layout.qo_indptr[:-1]], device)
         spec_info = ParseVerifyInput(
             layout=layout,
-            custom_mask=flat_mask(layout, device) if self._tail is not None else None,
+            custom_mask=flat_mask(layout, device) if self._has_mask else None,
             select_index=on_device(select, device),
         )
         forward_batch = self._model.new_batch(
@@ -254,13 +265,11 @@ class _Blocks:
         )
         return extend_batch(forward_batch, numbers.to(torch.int32), prefix_lens, lens)
 
-    def _next_batch(self, span: _Span, state: ChainState, number: int) -> ForwardBatch:
-        """A forward of which the host knows the shape, and how far it may stand at most."""
-        state, pools = state.pick(span.place), self._pools[span.place]
-        most = zip(self._starts[span.place], self._limits_cpu[span.place], strict=True)
-        longest = [min(start + self._layout.size * number, limit) for start, limit in most]
+    def _next_batch(self, most: Sequence[int], span: _Span, state: ChainState) -> ForwardBatch:
+        """A forward of which the host knows the shape, and ``most`` of where blocks start."""
+        pools, longest = self._pools[span.place], most[span.place]
         layout = VerifyLayout.of([self._wide.at(start) for start in longest])
-        mask = None if self._tail is None else flat_mask_at(layout, state.starts, self._tail)
+        mask = flat_mask_at(layout, state.starts, self._tail) if self._has_mask else None
         real = torch.cat((state.last[:, None], state.candidates), 1)
         num_masks = self._width - real.shape[1]
         columns = state.starts[:, None] + self._columns
@@ -281,6 +290,10 @@ class _Blocks:
         )
         numbers = torch.cat((state.starts[None].to(torch.int32), span.lens))
         return extend_batch(forward_batch, numbers, longest, [self._width] * len(longest))
+
+    @cached_property
+    def _tail(self) -> torch.Tensor:
+        return qlen_only_mask(self._wide, self._columns.device)
 
     def _positions(self, state: ChainState) -> torch.Tensor:
         """int64 [n, width] of a block's rows, within the model's context."""
