@@ -139,16 +139,6 @@ class Server:
         """The exit code. Raises: subprocess.TimeoutExpired."""
         return self._process.wait(limit_s)
 
-    def flush(self) -> None:
-        """Empty its prefix cache; it must be idle, or become so soon.
-
-        Raises:
-            BenchError: it refuses.
-        """
-        answer = httpx.post(f"{self.url}/flush_cache", params={"timeout": 20}, timeout=60)
-        if answer.status_code != 200:
-            raise self._error(f"did not empty its prefix cache ({answer.text.strip()})")
-
     def suspend(self) -> None:
         self._signal(signal.SIGSTOP)
         self.is_suspended = True

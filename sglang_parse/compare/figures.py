@@ -221,18 +221,15 @@ def _speed_at(
 
 
 def accept_length(answers: Sequence[Answer]) -> float | None:
-    """Tokens per verify pass; None without passes.
-
-    Stock speculation: output tokens, the prefill's apart, as SGLang counts its accept length.
-    PARSE: accepted draft tokens.
-    """
+    """Tokens per verify pass, the bonus token included as in SGLang; None without passes."""
     if all(answer.parse for answer in answers):
-        accepted = sum(answer.parse["accepted_tokens"] for answer in answers)
+        counts = [(one.parse["accepted_tokens"], one.parse["matched_tokens"]) for one in answers]
         passes = sum(answer.parse["rounds"] for answer in answers)
+        tokens = passes + sum(map(sum, counts))
     else:
-        accepted = sum(answer.output_tokens - 1 for answer in answers)
         passes = sum(answer.meta.get("spec_verify_ct") or 0 for answer in answers)
-    return accepted / passes if passes else None
+        tokens = sum(answer.output_tokens - 1 for answer in answers)  # one from the prefill
+    return tokens / passes if passes else None
 
 
 def _where_time_goes(

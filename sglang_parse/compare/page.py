@@ -83,8 +83,8 @@ def trade_plot(figures: Comparison) -> go.Figure:
             error_x=error_bars([(rate.low, rate.median, rate.high) for _, rate, _ in points]),
             error_y=error_bars([interval for _, _, interval in points]),
             mode="lines+markers" if len(points) > 1 else "markers",
-            line={"color": _colour(server), "dash": "dot", "width": 1.5},
-            marker={"color": _colour(server), "size": 10},
+            line={"color": COLOURS[kind_of(server)], "dash": "dot", "width": 1.5},
+            marker={"color": COLOURS[kind_of(server)], "size": 10},
             text=[name for name, _, _ in points],
             hovertemplate="%{text}<br>%{x:.0f} tokens/s, score %{y:.1f} %<extra></extra>",
         )
@@ -106,22 +106,13 @@ def speed_plot(figures: Comparison, baseline: str) -> go.Figure:
     """Speedup over the baseline by concurrency, with ranges."""
     plot = go.Figure()
     for one in figures.variants:
-        speeds = [speed for speed in one.speeds if baseline in speed.over]
-        if one.threshold is not None or not speeds:
-            continue
-        over = [speed.over[baseline] for speed in speeds]
-        plot.add_bar(
-            name=one.variant.label,
-            x=[f"{speed.concurrency} at a time" for speed in speeds],
-            y=[spread.median for spread in over],
-            error_y=error_bars([(s.low, s.median, s.high) for s in over]),
-            marker_color=_colour(one.server),
-            opacity=1 - 0.5 * one.off_fraction,
-            hovertemplate="%{fullData.name}, %{x}: %{y:.2f}x<extra></extra>",
-        )
+        over = {s.concurrency: s.over[baseline] for s in one.speeds if baseline in s.over}
+        if one.threshold is None and over:
+            ranges = error_bars([(s.low, s.median, s.high) for s in over.values()])
+            places = [f"{concurrency} at a time" for concurrency in over]
+            _add_bars(plot, one, places, [s.median for s in over.values()], "%{y:.2f}x", ranges)
     plot.add_hline(y=1, line={"color": COLOURS[PLAIN], "dash": "dash", "width": 1})
     plot.update_yaxes(title=f"speedup over {title_of(baseline)}", rangemode="tozero")
-    plot.update_layout(barmode="group")
     return plot
 
 
@@ -131,19 +122,30 @@ def latency_plot(figures: Comparison) -> go.Figure:
     most = max(figures.concurrencies, default=1)
     for one in figures.variants:
         speed = one.speed_at(most)
-        if speed is None or one.threshold is not None:
-            continue
-        plot.add_bar(
-            name=one.variant.label,
-            x=list(PERCENTILES),
-            y=[speed.latency_ms["e2e"][percentile] for percentile in PERCENTILES],
-            marker_color=_colour(one.server),
-            opacity=1 - 0.5 * one.off_fraction,
-            hovertemplate="%{fullData.name}, %{x}: %{y:.0f} ms<extra></extra>",
-        )
+        if speed is not None and one.threshold is None:
+            latencies = speed.latency_ms["e2e"]
+            _add_bars(plot, one, list(latencies), list(latencies.values()), "%{y:.0f} ms")
     plot.update_yaxes(title=f"whole request, ms, {most} at a time")
-    plot.update_layout(barmode="group")
     return plot
+
+
+def _add_bars(
+    plot: go.Figure,
+    one: VariantFigures,
+    places: list[str],
+    values: list[float],
+    text: str,
+    error_y: dict[str, Any] | None = None,
+) -> None:
+    plot.add_bar(
+        name=one.variant.label,
+        x=places,
+        y=values,
+        error_y=error_y,
+        marker_color=COLOURS[kind_of(one.server)],
+        opacity=1 - 0.5 * one.off_fraction,
+        hovertemplate=f"%{{fullData.name}}, %{{x}}: {text}<extra></extra>",
+    )
 
 
 def time_plot(figures: Comparison) -> go.Figure:
@@ -163,7 +165,3 @@ def time_plot(figures: Comparison) -> go.Figure:
     plot.update_yaxes(automargin=True)
     plot.update_layout(barmode="stack")
     return plot
-
-
-def _colour(server: str) -> str:
-    return COLOURS[kind_of(server)]

@@ -21,8 +21,8 @@ from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.doctor import machine, memory, served, start
 from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
 from sglang_parse.startup import compat
-from sglang_parse.startup.sglang_api import Symbol
 from sglang_parse.startup.certificates import fingerprint_of
+from sglang_parse.startup.sglang_api import Symbol
 from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
 from support.random_pair import PairShape, make_pair

@@ -160,7 +160,7 @@ def test_accept_length_leaves_out_the_token_of_the_prefill():
 
 def test_parse_has_its_own_accept_length():
     """SGLang counts every iteration of PARSE as a verification; there were two passes each."""
-    assert accept_length([answer(0, 0.5, 80), answer(1, 0.25, 80)]) == pytest.approx(60 / 4)
+    assert accept_length([answer(0, 0.5, 80), answer(1, 0.25, 80)]) == pytest.approx(60 / 4 + 1)
 
 
 def test_quality_and_noise():
