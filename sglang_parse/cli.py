@@ -44,7 +44,7 @@ COMMANDS = (
     Command(
         "bench",
         "real shapes without weights, simulated acceptance: speed against the limit",
-        "Starts the plain target, the draft alone and PARSE at several accepted fractions, one "
+        "Starts the plain target, the draft alone and PARSE at several simulated acceptances, one "
         "server after the other, and measures them: results.json, bench.html. Exit code 1 when "
         "anything failed; a figure that misses its mark is reported and is no failure.",
         "limit.settings",
@@ -87,11 +87,11 @@ COMMANDS = (
     ),
     Command(
         "calibrate",
-        "a threshold with a promise, and what every threshold would cost",
-        "Has a server judge first drafts of graded problems, tests thresholds (Learn-then-Test) "
-        "and answers other problems with the one it certifies; writes calibration.json, which "
-        "--parse-threshold takes, and report.html. Exit code 1 when anything failed; that no "
-        "threshold qualifies is a result.",
+        "certify a threshold, and measure the cost of every other one",
+        "Verifies first drafts of graded problems, tests thresholds on them (Learn-then-Test) and "
+        "answers other problems at the certified one; writes report.html and calibration.json "
+        "for --parse-threshold. Exit code 1 when anything failed; that no threshold qualifies is "
+        "a result.",
         "calibrate.settings",
         "calibrate.run",
         extra="calibrate",

@@ -89,16 +89,13 @@ def _costs(row: AtThreshold) -> tuple[str, ...]:
 
 def _percent(found: Proportion) -> str:
     interval = f"{100 * found.low:.2f} to {100 * found.high:.2f}"
-    return f"{found.ratio:.2%}\n{interval}\n{found.count} of {found.total}" if found.total else ""
+    return f"{found.ratio:.2%}\n{interval}\n{found.count}/{found.total}" if found.total else ""
 
 
 def thresholds_table(rows: Sequence[AtThreshold]) -> Table:
     """Every threshold of one selection."""
-    cells = [
-        (f"{row.threshold:.6g}", *_costs(row), f"{row.p_value:.2g}", "yes" if row.certified else "")
-        for row in rows
-    ]
-    return ("threshold", *_COSTS, "p", "certified"), cells
+    cells = [(f"{row.threshold:.6g}", *_costs(row), "yes" if row.certified else "") for row in rows]
+    return ("threshold", *_COSTS, "certified"), cells
 
 
 def selections_table(figures: Calibration) -> Table:

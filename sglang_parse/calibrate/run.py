@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rich.console import Console
@@ -20,7 +20,7 @@ from sglang_parse.calibrate.certify import (
     make_grid,
 )
 from sglang_parse.calibrate.collect import Collector, Store
-from sglang_parse.calibrate.first_draft import ANSWER, TOKEN, Loss
+from sglang_parse.calibrate.first_draft import ANSWER, TOKEN, FirstDraft, Loss
 from sglang_parse.calibrate.page import render
 from sglang_parse.calibrate.report import content, show
 from sglang_parse.calibrate.settings import CalibrateSettings
@@ -32,7 +32,7 @@ from sglang_parse.client.records import PARSE, PLAIN, TITLES, Assignment, BenchE
 from sglang_parse.client.servers import ENVIRONMENT
 from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.client.targets import command_of, server_specs
-from sglang_parse.core.certificate import Certificate, spread_out
+from sglang_parse.core.certificate import Certificate, Fingerprint, spread_out
 from sglang_parse.tasks import make_assignment
 
 REQUEST_LIMIT_S = 1800.0
@@ -118,38 +118,57 @@ def _requirement(settings: CalibrateSettings) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """The three sets of requests of one calibration; results on disk are not requested again."""
+
+    settings: CalibrateSettings
+    collector: Collector
+    progress: Progress
+    server: Fingerprint
+
+    def drafts(self) -> list[FirstDraft]:
+        """Returns the first drafts of the pilot and the calibration set."""
+        # A first draft ends within its budget; later tokens are not needed.
+        asking = self.collector.asking
+        limit = min(asking.max_tokens, self.server.draft_tokens + 2)
+        collector = replace(self.collector, asking=replace(asking, max_tokens=limit))
+        indices = range(self.settings.pilot + self.settings.requests)
+        bar = self._bar("first drafts", len(indices))
+        return collector.first_drafts(indices, self._store("drafts"), bar)
+
+    def answers(self, threshold: float | None) -> list[f.GradedAnswer]:
+        """Returns the graded answers to the check's problems; None: by plain decoding."""
+        variant = PLAIN if threshold is None else f"{self.server.selection} at {threshold:g}"
+        indices = range(self.settings.total - self.settings.served, self.settings.total)
+        bar, store = self._bar(f"answers: {variant}", len(indices)), self._store("answers")
+        return self.collector.graded_answers(indices, variant, threshold, store, bar)
+
+    def _store(self, name: str) -> Store:
+        task = self.collector.task
+        conditions = {
+            **self.server.model_dump(),
+            "selection": "any",  # first drafts and plain answers do not depend on it
+            "task": task.title,
+            "max_tokens": task.max_tokens,
+            "task_file": str(self.settings.task_file or ""),
+            "located": task.locate is not None,
+        }
+        return Store(self.settings.output / f"{name}.jsonl", conditions)
+
+    def _bar(self, title: str, total: int) -> Callable[[int], None]:
+        return partial(self.progress.advance, add_bar(self.progress, title, total))
+
+
 def _calibrate(
     settings: CalibrateSettings, loss: Loss, collector: Collector, progress: Progress
 ) -> tuple[f.Calibration, Certificate]:
-    found, task = collector.fingerprint(), collector.task
-    same = {  # first drafts and plain answers do not depend on the selection
-        **found.model_dump(),
-        **{"selection": "any", "task": task.title, "max_tokens": task.max_tokens},
-        **{"task_file": str(settings.task_file or ""), "located": task.locate is not None},
-    }
-
-    def store(name: str) -> Store:
-        return Store(settings.output / f"{name}.jsonl", same)
-
-    def bar(title: str, total: int) -> Callable[[int], None]:
-        return partial(progress.advance, add_bar(progress, title, total))
-
-    # A first draft ends within its budget; later tokens are not needed.
-    limit = min(task.max_tokens, found.draft_tokens + 2)
-    indices = range(settings.pilot + settings.requests)
-    drafts = replace(collector, asking=replace(collector.asking, max_tokens=limit)).first_drafts(
-        indices, store("drafts"), bar("first drafts", len(indices))
-    )
+    found = collector.fingerprint()
+    requests = _Requests(settings, collector, progress, found)
+    drafts = requests.drafts()
     pilot, drafts = drafts[: settings.pilot], drafts[settings.pilot :]
     grid = make_grid((v for draft in pilot for v in draft.verdicts), settings.grid)
-
-    def answers(threshold: float | None) -> list[f.GradedAnswer]:
-        variant = PLAIN if threshold is None else f"{found.selection} at {threshold:g}"
-        check = range(len(indices), settings.total)
-        advance = bar(f"answers: {variant}", len(check))
-        return collector.graded_answers(check, variant, threshold, store("answers"), advance)
-
-    plain = answers(None) if settings.served else []
+    plain = requests.answers(None) if settings.served else []
     costs = f.relative_costs(drafts, plain)
     selections = f.make_selections(drafts, grid, loss, settings.levels, costs)
     certified = f.loosest_certified(selections[found.selection])
@@ -159,7 +178,7 @@ def _calibrate(
         wrong_drafts=Proportion.of(sum(draft.is_wrong(loss) for draft in drafts), len(drafts)),
         selections=selections,
         served=tuple(
-            f.compare_served(threshold, answers(threshold), plain, settings.delta)
+            f.compare_served(threshold, requests.answers(threshold), plain, settings.delta)
             for threshold in sorted(thresholds if plain else ())
         ),
         bins=f.reliability(drafts),
@@ -171,7 +190,7 @@ def _calibrate(
         loss=loss,
         requests=len(drafts),
         errors=certified.error_rate.count if certified else None,
-        data_set=_data_set(task, settings.total),
+        data_set=_data_set(collector.task, settings.total),
         sampling="greedy",
         fingerprint=found,
         first_verdicts=spread_out([min(draft.verdicts) for draft in drafts if draft.verdicts]),

@@ -1,9 +1,9 @@
-"""What `sglang-parse calibrate` promises about a threshold, and what the promise was made for.
+"""The certificate of a threshold, written by `sglang-parse calibrate` and read by the server.
 
-A promise, with confidence 1 - delta over the draws of the calibration set: of first drafts of
-exchangeable requests, a share of at most alpha keeps text from the first wrong token on. It holds
-at the threshold and at every stricter one, because that loss can only fall as the threshold rises.
-Nothing is said of other models, other questions, other data.
+With confidence 1 - delta over the draw of the calibration set, at most a fraction alpha of the
+first drafts of exchangeable requests have an error accepted. This holds at the threshold and at
+every stricter one, because the error rate can only fall as the threshold rises. Other models, other
+questions and other data are not covered.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 NUM_QUANTILES = 513
-"""Verdicts a certificate keeps of the calibration set, to compare a server's with."""
+"""Verdicts of the calibration set that a certificate stores, to compare a server's with."""
 
 
 class CertificateError(ValueError):
-    """A file that is no certificate, or certifies nothing; the text says which and the fix."""
+    """A file that is no certificate, or that certifies no threshold."""
 
 
 class Fingerprint(BaseModel):
-    """What verdicts and drafts depend on. Two servers with the same one judge alike.
+    """The inputs that determine drafts and verdicts; servers with equal ones give the same.
 
     Attributes:
-        target, draft: digests of the models' shapes and weights, wherever they lie.
+        target, draft: digests of the models' configs and weights, independent of their paths.
         question: token ids of the question: "partial", "complete", "thinking" and "line_end" where
             thoughts are asked about, and "verdicts", the two tokens.
-        segment, draft_tokens, max_prefixes, selection: as the settings of these names.
+        segment, draft_tokens, max_prefixes, selection: the settings of these names.
         dtype: the target's.
     """
 
@@ -47,24 +47,25 @@ class Fingerprint(BaseModel):
     dtype: str
 
     def differences(self, other: Fingerprint) -> dict[str, tuple[Any, Any]]:
-        """Name -> (value here, value there), where the two differ."""
+        """Returns name -> (value here, value of ``other``) where the two differ."""
         ours, theirs = self.model_dump(), other.model_dump()
         return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
 
 
 class Certificate(BaseModel):
-    """What a server reads of ``calibration.json``; the file's other keys are for people.
+    """The part of ``calibration.json`` that a server reads.
 
     Attributes:
-        threshold: the loosest one that is certified, 0 to 1; None where none qualified.
-        alpha, delta: at most a share alpha loses, with confidence 1 - delta.
-        loss: "token": the first wrong token is kept; "answer": a wrong answer is kept whole.
+        threshold: the loosest certified threshold, 0 to 1; None where none qualified.
+        alpha, delta: the error rate is at most alpha, with confidence 1 - delta.
+        loss: the error that counts. "token": the first wrong token is accepted; "answer": a draft
+            is accepted whole with a wrong answer.
         requests: size of the calibration set.
-        errors: of them, how many lose at the threshold.
-        data_set: what was asked.
-        sampling: how; a request that samples otherwise is not covered.
-        fingerprint: of the server that was asked.
-        first_verdicts: the smallest verdict of a first draft: evenly spaced order statistics of the
+        errors: requests of the calibration set with an accepted error at the threshold.
+        data_set: name and digest of the problems.
+        sampling: requests that sample otherwise are not covered.
+        fingerprint: the calibrated server's.
+        first_verdicts: smallest verdict of a first draft: evenly spaced order statistics of the
             calibration set, at most ``NUM_QUANTILES``.
     """
 
@@ -84,7 +85,7 @@ class Certificate(BaseModel):
 
 @lru_cache
 def read_certificate(path: str) -> Certificate:
-    """A certificate to serve by.
+    """Reads a certificate to serve with.
 
     Raises:
         CertificateError: it cannot be read, or no threshold qualified.
@@ -102,14 +103,14 @@ def read_certificate(path: str) -> Certificate:
         raise CertificateError(f"{name} has a wrong {place}: {problem['msg']}") from error
     if certificate.threshold is None:
         raise CertificateError(
-            f"{name} certifies nothing: no threshold kept the loss below {certificate.alpha:g} "
+            f"{name} certifies nothing: no threshold bounds the error rate by {certificate.alpha:g} "
             f"with confidence {1 - certificate.delta:g}"
         )
     return certificate
 
 
 def spread_out(values: Sequence[float], count: int = NUM_QUANTILES) -> list[float]:
-    """At most ``count`` evenly spaced order statistics, the smallest and the largest among them."""
+    """Returns at most ``count`` evenly spaced order statistics, with the smallest and largest."""
     ordered = sorted(values)
     if len(ordered) <= count:
         return ordered

@@ -43,6 +43,33 @@ KEYS = {
     "card.matrix_tflop_per_s": "its rate of a matrix product; null without `--limit`",
 }
 """Keys of ``report`` that are no field of its figures -> meaning."""
+SPEEDS = {
+    "at a time": "{0.concurrency}",
+    "accepted": "{0.acceptance:g}",
+    "plain": "{0.plain_tokens_per_s:.1f}",
+    "draft": "{0.draft_tokens_per_s:.1f}",
+    "PARSE": "{0.tokens_per_s:.1f}",
+    "speedup": "{0.speedup:.2f}x",
+    "r": "{0.r:.3f}",
+    "v": "{0.v:.3f}",
+    "limit": "{0.limit:.2f}x",
+    "of it": "{0.limit_fraction:.0%}",
+}
+"""Heading -> format of a cell, as of the tables below."""
+MEMORY = {
+    "server": "{0.server}",
+    "used": "{0.used_gib:.2f}",
+    "weights": "{0.weights_gib:.2f}",
+    "KV": "{0.kv_gib:.2f}",
+}
+BOUNDS = {
+    "stage": "{0.stage}",
+    "at a time": "{0.concurrency}",
+    "bound by": "{0.by}",
+    "at least, ms": "{0.floor_ms:.3f}",
+    "measured": "{0.measured_ms:.3f}",
+    "fraction": "{0.fraction:.0%}",
+}
 
 
 def report(
@@ -104,10 +131,16 @@ def show(
     console: Console, settings: LimitSettings, figures: LimitFigures, goals: Sequence[Goal]
 ) -> None:
     """Prints tables, the goals if any, and the paths of the files."""
-    for title, headings, rows in _tables(figures):
-        table = make_table(title, headings)
+    card = figures.card
+    speed = f"{card.bandwidth / 1e9:.0f} GB/s, {card.rate / 1e12:.2f} Tflop/s" if card else ""
+    for title, columns, rows in (
+        ("output tokens/s without trained weights, simulated acceptance", SPEEDS, figures.speeds),
+        ("memory, GiB", MEMORY, figures.memory),
+        (speed, BOUNDS, figures.bounds),
+    ):
+        table = make_table(title, tuple(columns))
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(cell.format(row) for cell in columns.values()))
         if rows:
             console.print(table)
     verify = figures.verify
@@ -119,48 +152,3 @@ def show(
     show_goals(console, goals)
     for name in (RESULTS, PLOT):
         console.print(str(settings.output / name), highlight=False)
-
-
-def _tables(figures: LimitFigures) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-    """Title, headings and rows of each table."""
-    speeds = [
-        (
-            *(str(row.concurrency), f"{row.acceptance:g}", f"{row.plain_tokens_per_s:.1f}"),
-            *(f"{row.draft_tokens_per_s:.1f}", f"{row.tokens_per_s:.1f}", f"{row.speedup:.2f}x"),
-            *(f"{row.r:.3f}", f"{row.v:.3f}", f"{row.limit:.2f}x", f"{row.limit_fraction:.0%}"),
-        )
-        for row in figures.speeds
-    ]
-    memory = [
-        (one.server, *(f"{gib:.2f}" for gib in (one.used_gib, one.weights_gib, one.kv_gib)))
-        for one in figures.memory
-    ]
-    bounds = [
-        (
-            *(one.stage, str(one.concurrency), one.by),
-            *(f"{one.floor_ms:.3f}", f"{one.measured_ms:.3f}", f"{one.fraction:.0%}"),
-        )
-        for one in figures.bounds
-    ]
-    card = figures.card
-    speed = f"{card.bandwidth / 1e9:.0f} GB/s, {card.rate / 1e12:.2f} Tflop/s" if card else ""
-    return [
-        (
-            "output tokens/s without trained weights, simulated acceptance",
-            (
-                "at a time",
-                "accepted",
-                "plain",
-                "draft",
-                "PARSE",
-                "speedup",
-                "r",
-                "v",
-                "limit",
-                "of it",
-            ),
-            speeds,
-        ),
-        ("memory, GiB", ("server", "used", "weights", "KV"), memory),
-        (speed, ("stage", "at a time", "bound by", "at least, ms", "measured", "fraction"), bounds),
-    ]

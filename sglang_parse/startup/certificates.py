@@ -1,4 +1,4 @@
-"""Whether the server is the one that its threshold was certified for."""
+"""Checks the server against the certificate of its threshold."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ logger = logging.getLogger(__name__)
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _NUM_SLICES, _SLICE_BYTES = 64, 16_384
-"""Of every file of weights: a megabyte in even slices tells trainings apart, and is read at once
-where a hash of 100 GB is not."""
+"""Evenly spaced slices of a weight file that are hashed: a megabyte distinguishes trainings, and
+hashing 100 GB would delay the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A server and the certificate it serves by.
+    """A server's fingerprint and the certificate of its threshold.
 
     Attributes:
         fingerprint: the server's.
-        certificate: None where the threshold is a plain number.
-        mismatch: what of the fingerprint is not as certified: name -> (certified, found).
+        certificate: None where the threshold is a number.
+        mismatch: differences of the fingerprints: name -> (certified, found).
     """
 
     fingerprint: Fingerprint
@@ -41,12 +41,12 @@ class Certified:
     mismatch: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def covers(self, threshold: float, *, greedy: bool, plain: bool) -> bool | None:
-        """Whether the promise is about a request; None without a certificate.
+        """Whether the certificate covers a request; None without a certificate.
 
         Args:
-            threshold: its own; a stricter one than the certificate's is covered too.
-            greedy: it does not sample.
-            plain: it is served by the plain target: nothing of it is judged.
+            threshold: the request's; stricter ones than the certificate's are covered.
+            greedy: the request does not sample.
+            plain: the request is served by plain decoding, without verification.
         """
         if self.certificate is None or self.certificate.threshold is None:
             return None
@@ -57,7 +57,7 @@ class Certified:
 def certified_server(
     args: Any, config: ParseConfig, question: Question | None, dtype: str
 ) -> Certified:
-    """What the server is, beside what its certificate is about; the log says how they differ."""
+    """Compares the server with its certificate and logs the differences."""
     fingerprint = fingerprint_of(args, config, question, dtype)
     certificate = config.certificate
     if certificate is None:
@@ -69,13 +69,13 @@ def certified_server(
     setting = flag("threshold")
     for name, (wanted, found) in mismatch.items():
         logger.warning(
-            "PARSE: %s %s was certified for another %s: %s, this server has %s. Its promise does "
-            "not hold here; fix: run sglang-parse calibrate for this server.",
+            "PARSE: %s %s was certified for another %s: %s, this server has %s. The certificate "
+            "does not hold here; fix: run sglang-parse calibrate for this server.",
             *(setting, config.threshold, name, wanted, found),
         )
     logger.info(
-        "PARSE: threshold %g, certified by %s: with confidence %g at most %g of first drafts keep "
-        "an error, for requests like those of: %s",
+        "PARSE: threshold %g, certified by %s: with confidence %g at most %g of first drafts have "
+        "an error accepted, for requests like those of: %s",
         *(certificate.threshold, config.threshold, 1 - certificate.delta, certificate.alpha),
         certificate.data_set,
     )
@@ -85,7 +85,7 @@ def certified_server(
 def fingerprint_of(
     args: Any, config: ParseConfig, question: Question | None, dtype: str
 ) -> Fingerprint:
-    """Of a server with these settings; ``dtype`` is the target's."""
+    """Returns a server's fingerprint; ``dtype`` is the target's."""
     models = (
         (args.model_path, args.revision),
         (args.speculative_draft_model_path, args.speculative_draft_model_revision),
@@ -104,7 +104,7 @@ def fingerprint_of(
 
 
 def _question_ids(question: Question | None) -> dict[str, list[int]]:
-    """None in token mode: nothing is asked."""
+    """Returns no ids in token mode, which asks no question."""
     if question is None:
         return {}
     thinking = question.thinking
@@ -119,9 +119,9 @@ def _question_ids(question: Question | None) -> dict[str, list[int]]:
 
 
 def model_digest(path: str, revision: str | None = None, cache: str | None = None) -> str:
-    """16 hex digits: of config.json and of a megabyte of every file of weights.
+    """Returns 16 hex digits of config.json and a megabyte of every weight file.
 
-    A name that leads to no folder on this machine stands for itself, with its revision.
+    A name without a folder on this machine is returned with its revision instead.
     """
     folder = _folder(path, revision, cache)
     if folder is None:

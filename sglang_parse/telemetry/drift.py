@@ -1,9 +1,8 @@
-"""Are a server's verdicts still those that its certificate was made from?
+"""Detects drift of a server's verdicts from those of its certificate.
 
-One number per request, because verdicts of one draft are not independent: the smallest verdict of
-its first draft, which no threshold changes. Every ``WINDOW`` requests are compared with the
-certificate's by the two-sample Kolmogorov-Smirnov test, at a level of one false alarm in 10,000
-windows.
+Verdicts of one draft are not independent, so each request counts with one number: the smallest
+verdict of its first draft, which no threshold changes. Every ``WINDOW`` requests are compared with
+the certificate's by the two-sample Kolmogorov-Smirnov test, with one false alarm in 10,000 windows.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ LEVEL = 1e-4
 
 
 class DriftWatch:
-    """One server's.
+    """Compares windows of a server's verdicts with the certificate's.
 
     Args:
         certified: smallest verdicts of the calibration set's first drafts.
 
     Attributes:
-        distance: largest difference of the two distribution functions, 0 to 1, of the last whole
-            window; None before it.
+        distance: largest difference of the two distribution functions, 0 to 1, of the last
+            window; None before the first.
     """
 
     def __init__(self, certified: Sequence[float]) -> None:
@@ -36,7 +35,8 @@ class DriftWatch:
         self.distance: float | None = None
 
     def observe(self, verdicts: Sequence[float]) -> bool:
-        """The verdicts of a request's first draft; whether with them a window has drifted."""
+        """Adds the verdicts of a request's first draft; returns whether they complete a window
+        that has drifted."""
         if not verdicts:
             return False
         self._window.append(min(verdicts))
@@ -52,8 +52,8 @@ class DriftWatch:
             return False
         logger.warning(
             "PARSE: the verdicts of the last %d first drafts are not those of the certificate "
-            "(distance %.3f, p %.1g): requests or models have changed, and its promise may not "
-            "hold. Fix: run sglang-parse calibrate on requests like these.",
+            "(distance %.3f, p %.1g): requests or models have changed, and the certificate may "
+            "not hold. Fix: run sglang-parse calibrate on requests like these.",
             *(WINDOW, self.distance, found.pvalue),
         )
         return True

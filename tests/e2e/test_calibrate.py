@@ -1,4 +1,4 @@
-"""A server with the paper's rule, whose threshold a certificate promises."""
+"""A server with the selection of the paper and a certified threshold."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem
 from support.servers import QUESTION, Start, parse_flags, served
 
-RULE = "answer-first"
+SELECTION = "answer-first"
 THRESHOLD = 0.4
 
 
 @pytest.fixture(scope="module")
 def certificate(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """For the server below, but for a rule of its own: made before it is there."""
+    """Makes the certificate of the server below, before that starts."""
     args = SimpleNamespace(
         model_path=str(DEMO / "target"),
         speculative_draft_model_path=str(DEMO / "draft"),
         **dict.fromkeys(("revision", "speculative_draft_model_revision", "download_dir")),
     )
     question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
-    fingerprint = fingerprint_of(args, ParseConfig(selection=RULE), question, "torch.float32")
+    fingerprint = fingerprint_of(args, ParseConfig(selection=SELECTION), question, "torch.float32")
     made = Certificate(
         threshold=THRESHOLD,
         alpha=0.01,
@@ -50,9 +50,9 @@ def certificate(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 @pytest.fixture(scope="module")
-def judging(start_server: Start, certificate: tuple[Path, Any]) -> Iterator[Client]:
+def client(start_server: Start, certificate: tuple[Path, Any]) -> Iterator[Client]:
     pair = (DEMO / "target", DEMO / "draft")
-    flags = ("--parse-selection", RULE, "--parse-threshold", str(certificate[0]))
+    flags = ("--parse-selection", SELECTION, "--parse-threshold", str(certificate[0]))
     yield from served(start_server, "certified", *parse_flags(pair, *QUESTION, *flags))
 
 
@@ -61,24 +61,24 @@ def ask(client: Client, problem: RenderedProblem, **options: Any) -> dict[str, A
     return client.generate(problem.prompt, **{"max_new_tokens": 160} | options, parse=parse)
 
 
-# -- the paper's rule ----------------------------------------------------------------------
+# -- the selection of the paper ----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def first_rounds(judging: Client, problems: list[RenderedProblem]) -> list[dict[str, Any]]:
-    """Of some problems; at threshold 0 everything is kept, so all is one round."""
+def first_rounds(client: Client, problems: list[RenderedProblem]) -> list[dict[str, Any]]:
+    """Traces of some problems; at threshold 0 everything is accepted in one round."""
     prompts = [problem.prompt for problem in problems[:24]]
-    answers = judging.generate_all(
+    answers = client.generate_all(
         prompts, 8, parse={"threshold": 0.0, "trace": True}, max_new_tokens=160
     )
     return [parse_info(answer)["trace"][0] for answer in answers]
 
 
 def test_an_accepted_answer_overrules_a_rejected_prefix(
-    judging: Client, problems: list[RenderedProblem], first_rounds: list[dict[str, Any]]
+    client: Client, problems: list[RenderedProblem], first_rounds: list[dict[str, Any]]
 ):
-    """A threshold between the lowest prefix's verdict and the finished answer's: the draft is kept
-    whole by the answer's word, where "first reject" would have cut it."""
+    """At a threshold between the lowest prefix's verdict and the finished answer's, the answer's
+    verdict accepts the draft whole, where first-reject would have rejected a prefix."""
     tried = 0
     for problem, record in zip(problems, first_rounds, strict=False):
         lowest, last = min(record["verdicts"]), record["verdicts"][-1]
@@ -86,7 +86,7 @@ def test_an_accepted_answer_overrules_a_rejected_prefix(
             continue
         tried += 1
         threshold = (lowest + last) / 2
-        answer = ask(judging, problem, parse={"threshold": threshold})
+        answer = ask(client, problem, parse={"threshold": threshold})
         (now,) = parse_info(answer)["trace"]
         assert now["draft_token_ids"] == record["draft_token_ids"]
         assert now["accepted_len"] == len(record["draft_token_ids"])
@@ -96,18 +96,18 @@ def test_an_accepted_answer_overrules_a_rejected_prefix(
         assert strict.accepted_len < now["accepted_len"]
         if tried == 2:
             return
-    pytest.fail("no finished draft whose answer is trusted more than a prefix of it")
+    pytest.fail("no finished draft whose answer has a higher verdict than a prefix of it")
 
 
-def test_a_rejected_answer_leaves_it_to_the_prefixes(
-    judging: Client, problems: list[RenderedProblem]
+def test_after_a_rejected_answer_the_prefixes_decide(
+    client: Client, problems: list[RenderedProblem]
 ):
-    """Every round's cut is the rule's, of whole drafts and of others."""
+    """Every round accepts what the selection returns, for finished drafts and others."""
     rejected = 0
     for problem in problems[:8]:
-        for record in parse_info(ask(judging, problem, parse={"threshold": 0.9985}))["trace"]:
+        for record in parse_info(ask(client, problem, parse={"threshold": 0.9985}))["trace"]:
             found = select(
-                *(record["verdicts"], record["prefix_ends"], 0.9985, RULE),
+                *(record["verdicts"], record["prefix_ends"], 0.9985, SELECTION),
                 is_finished=record["finished"],
             )
             assert (record["accepted_len"], record["decided_by"]) == (
@@ -121,10 +121,10 @@ def test_a_rejected_answer_leaves_it_to_the_prefixes(
 # -- the certificate -----------------------------------------------------------------------
 
 
-def test_the_server_serves_by_its_certificate(
-    judging: Client, problems: list[RenderedProblem], certificate: tuple[Path, Any]
+def test_the_server_uses_its_certificate(
+    client: Client, problems: list[RenderedProblem], certificate: tuple[Path, Any]
 ):
-    info = parse_info(ask(judging, problems[0]))
+    info = parse_info(ask(client, problems[0]))
     assert {record["threshold"] for record in info["trace"]} == {THRESHOLD}
     assert info["certified"] is True
     # Computed here and by the server: nothing differs.
@@ -145,7 +145,7 @@ def test_the_server_serves_by_its_certificate(
     ],
 )
 def test_a_request_that_overrides_something_is_not_certified(
-    judging: Client, problems: list[RenderedProblem], options: dict, certified: bool
+    client: Client, problems: list[RenderedProblem], options: dict, certified: bool
 ):
-    info = parse_info(ask(judging, problems[0], max_new_tokens=8, **options))
+    info = parse_info(ask(client, problems[0], max_new_tokens=8, **options))
     assert info["certified"] is certified

@@ -1,10 +1,10 @@
-"""Prints what a verification pass costs one attention layer on a GPU: its mask, plan and kernel.
+"""Prints the cost of a verify pass in one attention layer on a GPU: its mask, plan and kernel.
 
     PYTHONPATH=tests python tests/gpu/mask_cost.py [--page-size 1] [--heads 64,8,128]
 
 Per pass of ``support.passes``: building the flat mask, packing it to bits, planning (which packs),
 running; the same without a mask (aliased); and the kernel on the draft alone, a plain prefill of
-the same tokens. Mask and plan are made once for all layers, the kernel runs in each.
+the same tokens. All layers share one mask and plan; the kernel runs in each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which servers and requests a certificate is about."""
+"""Servers and requests that a certificate covers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_server_it_was_made_for(file: str, question: Question, caplog: Any):
     ("threshold", "greedy", "plain", "covered"),
     [
         (0.9, True, False, True),
-        (0.95, True, False, True),  # the promise is about stricter ones too
+        (0.95, True, False, True),  # stricter thresholds are covered
         (0.89, True, False, False),
         (0.9, False, False, False),
         (0.9, True, True, False),

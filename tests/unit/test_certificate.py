@@ -1,4 +1,4 @@
-"""Serving by a certificate: how it is read, what differs, when verdicts have drifted from it."""
+"""Serving with a certificate: reading it, differences, drift of the verdicts."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ CERTIFICATE = Certificate(
 
 def write(folder: Path, **changes: object) -> str:
     path = folder / "calibration.json"
-    content = CERTIFICATE.model_dump() | {"promise": "for people", "results": {}} | changes
+    content = CERTIFICATE.model_dump() | {"guarantee": "in words", "results": {}} | changes
     path.write_text(json.dumps(content))
     return str(path)
 
 
-def test_a_server_serves_by_the_file(tmp_path: Path):
+def test_a_server_serves_with_the_file(tmp_path: Path):
     config = ParseConfig(threshold=write(tmp_path))
     assert config.certificate == CERTIFICATE
     assert config.accept_threshold == 0.9985
@@ -69,19 +69,19 @@ def test_a_number_is_no_certificate():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"threshold": None}, "certifies nothing: no threshold kept the loss below 0.01"),
+        ({"threshold": None}, "certifies nothing: no threshold bounds the error rate by 0.01"),
         ({"alpha": "much"}, "wrong alpha"),
         ({"fingerprint": {}}, "wrong fingerprint.target"),
     ],
 )
-def test_a_file_that_does_not_do_is_refused(tmp_path: Path, changes: dict, message: str):
+def test_an_invalid_certificate_is_refused(tmp_path: Path, changes: dict, message: str):
     path = write(tmp_path, **changes)
     with pytest.raises(ConfigError, match=f"--parse-threshold is .*{message}.*use a number from 0"):
         ParseConfig(threshold=path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "no JSON", "\xff"])
-def test_what_is_no_certificate_is_refused(tmp_path: Path, text: str):
+def test_other_files_are_refused(tmp_path: Path, text: str):
     path = tmp_path / "other.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match="other.json.* is not a JSON object"):
@@ -90,7 +90,7 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path, text: str):
         ParseConfig(threshold=str(tmp_path / "missing.json"))
 
 
-def test_differences_name_what_differs():
+def test_differences_of_fingerprints():
     other = FINGERPRINT.model_copy(update={"draft": "cc", "selection": "longest"})
     assert FINGERPRINT.differences(other) == {
         "draft": ("bb", "cc"),
@@ -102,9 +102,9 @@ def test_differences_name_what_differs():
 def test_evenly_spaced_order_statistics():
     numbers = random.Random(1)
     values = [numbers.random() for _ in range(5000)]
-    kept = spread_out(values)
-    assert len(kept) == NUM_QUANTILES
-    assert (kept[0], kept[256], kept[-1]) == (min(values), sorted(values)[2500], max(values))
+    found = spread_out(values)
+    assert len(found) == NUM_QUANTILES
+    assert (found[0], found[256], found[-1]) == (min(values), sorted(values)[2500], max(values))
     assert spread_out([3.0, 1.0]) == [1.0, 3.0]
 
 
@@ -127,7 +127,7 @@ def test_verdicts_like_the_certificates_do_not_drift(certified: list[float]):
     assert 0 < watch.distance < 0.15
 
 
-def test_other_verdicts_do(certified: list[float], caplog: pytest.LogCaptureFixture):
+def test_other_verdicts_drift(certified: list[float], caplog: pytest.LogCaptureFixture):
     from sglang_parse.telemetry.drift import WINDOW, DriftWatch
 
     watch, numbers = DriftWatch(certified), random.Random(6)
@@ -136,4 +136,4 @@ def test_other_verdicts_do(certified: list[float], caplog: pytest.LogCaptureFixt
     assert drifted == [False] * (WINDOW - 1) + [True]
     assert watch.distance > 0.2
     assert "are not those of the certificate" in caplog.text
-    assert not watch.observe([])  # token mode: there are none
+    assert not watch.observe([])  # token mode has no verdicts
