@@ -27,7 +27,7 @@ from sglang_parse.calibrate.settings import CalibrateSettings
 from sglang_parse.client.ask import Asking
 from sglang_parse.client.conditions import date, machine, versions
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.program import Teller, write_json
+from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import PARSE, PLAIN, TITLES, Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT
 from sglang_parse.client.tables import add_bar, make_progress
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     Raises:
         BenchError: a server or a request failed.
     """
-    settings, log = CalibrateSettings.read(arguments), Teller(console)
+    settings, log = CalibrateSettings.read(arguments), ProgressLog(console)
     loss, task = with_loss(_load_task(settings), settings.loss)
     log(_requirement(settings))
     specs = [] if settings.remote else server_specs(settings.models, (PARSE,))

@@ -30,7 +30,7 @@ def run_program(name: str, run: Run, arguments: argparse.Namespace) -> int:
         return 1
 
 
-class Teller:
+class ProgressLog:
     """Prints progress, each line with the seconds since the start."""
 
     def __init__(self, console: Console) -> None:

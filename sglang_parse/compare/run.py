@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from sglang_parse.client.ask import Asking, ask, graded, run_together, trace_answers
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.program import Teller, write_json
+from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import (
     PARSE,
     WITH_PARSE,
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     Raises:
         BenchError: a server or a request failed, or the task file or its grader cannot be used.
     """
-    settings, log = CompareSettings.read(arguments), Teller(console)
+    settings, log = CompareSettings.read(arguments), ProgressLog(console)
     preset = getattr(arguments, "command", "compare")
     task = assignment(settings)
     specs = server_specs(settings.models, settings.own_servers)
@@ -95,7 +95,7 @@ class Runner:
     """Measures all servers of a comparison."""
 
     def __init__(
-        self, settings: CompareSettings, task: Assignment, pool: Pool, log: Teller
+        self, settings: CompareSettings, task: Assignment, pool: Pool, log: ProgressLog
     ) -> None:
         self._settings, self._task, self._pool, self._log = settings, task, pool, log
         self._measured = Measured()

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sglang_parse.client.figures import quotient, runs_of, tokens_per_s
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.program import Teller, write_json
+from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
 from sglang_parse.client.servers import Server, ServerSpec, awake
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     Raises:
         BenchError: a server or a request failed, or this machine cannot run the benchmark.
     """
-    settings, log = LimitSettings.read(arguments), Teller(console)
+    settings, log = LimitSettings.read(arguments), ProgressLog(console)
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise BenchError(
             "--device is cuda and torch finds no GPU; use a machine with one, or try it with "
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 class _Measuring:
     """Serves one server after another and collects their results."""
 
-    def __init__(self, settings: LimitSettings, log: Teller) -> None:
+    def __init__(self, settings: LimitSettings, log: ProgressLog) -> None:
         self.settings, self.log = settings, log
         self.runs: list[BenchRun] = []
         self.memory: list[Memory] = []

@@ -42,7 +42,7 @@ OURS = "sglang_parse"
 NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
 LEDGER = f"{OURS}/patches/README.md"
 """For readers of the repository; no program reads it."""
-COMMANDS = ("demo", "bench", "compare")
+COMMANDS = ("demo", "bench", "load", "compare")
 NEED_THE_PAIR = {
     name: ("--device", "cpu", "--target", "tiny_target", "--draft", "tiny_draft")
     if name == "bench"

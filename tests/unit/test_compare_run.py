@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sglang_parse.client.ask import Asking, ask, graded, trace_answers
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.program import Teller
+from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.records import Assignment, BenchError, Item, ServingRun, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.compare.run import Runner
@@ -127,7 +127,7 @@ def test_servers_take_turns_and_then_answer_for_their_grades(
     monkeypatch.setattr("sglang_parse.compare.run.bench", serve)
     task = Assignment("", PROBLEMS, grade, 10)
     with Pool([], tmp_path, remotes=settings.remotes) as pool:
-        log = Teller(Console(quiet=True))
+        log = ProgressLog(Console(quiet=True))
         measured = Runner(settings, task, pool, log).measure()
     own = {name: [(Variant(name), 1), (Variant(name), 2)] for name in names}
     own["parse"].append((Variant("parse", 0.9), 1))
