@@ -88,7 +88,7 @@ def test_stage_times_follow_the_threshold(results: dict):
     assert time[1.5]["rounds_per_request"] >= time[0.0]["rounds_per_request"] >= 1
 
 
-def test_conditions_are_told(results: dict):
+def test_conditions(results: dict):
     conditions = results["conditions"]
     assert "--speculative-algorithm EAGLE3" in conditions["servers"]["EAGLE3"]
     assert conditions["servers"]["PARSE"].startswith("http://")

@@ -1,4 +1,4 @@
-"""Who lives, sleeps and ends in a pool of servers; no process is started."""
+"""A pool of servers: starts, suspends and ends them; no process is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 class Sleeper:
-    """What a pool needs of a server."""
+    """The part of ``Server`` that a pool uses."""
 
     def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
         self.name, self.port, self.log = spec.name, port, log
@@ -54,7 +54,7 @@ def ended(started: list[Sleeper]) -> list[str]:
     return [server.log.name for server in started if server.stopped_within == 3]
 
 
-def test_the_server_longest_out_of_use_makes_room(pool: Pool, started: list[Sleeper]):
+def test_the_least_recently_used_server_ends(pool: Pool, started: list[Sleeper]):
     for name in ("a", "b", "a", "c", "b"):
         with pool.awake(name) as (server,):
             assert not server.is_suspended
@@ -69,7 +69,7 @@ def test_a_server_that_is_awake_is_not_ended(pool: Pool, started: list[Sleeper])
         assert ended(started) == []
 
 
-def test_all_end_whatever_happens(pool: Pool, started: list[Sleeper]):
+def test_all_end_after_an_error(pool: Pool, started: list[Sleeper]):
     with pytest.raises(RuntimeError, match="never ready"), pool, pool.awake("a", "broken"):
         pytest.fail("it was not ready")
     assert started[0].is_suspended

@@ -1,4 +1,4 @@
-"""How every server of a line-up is started: the stock ones as SGLang wants them, PARSE's alike."""
+"""Server specs: the flags of every kind of server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_built_in_question_needs_no_flag():
     assert not any(flag.startswith("--parse") for flag in spec.flags)
 
 
-def test_the_demo_pair_is_cut_by_lines_and_asked_its_own_question():
+def test_the_demo_pair_has_segments_of_lines_and_its_own_question():
     (spec,) = server_specs(demo_models(DEMO_PAIR), ("parse",))
     question = str(DEMO_PAIR / "question.json")
     assert spec.flags[-4:] == ("--parse-question", question, "--parse-segment", "line")

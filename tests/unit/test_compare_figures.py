@@ -47,7 +47,7 @@ def test_medians_and_ranges():
     assert len(figures.find(Variant("parse", 1.5)).speeds) == 1
 
 
-def test_figures_to_reach():
+def test_marks_over_stock_servers():
     goals = {goal.name.partition(" (")[0]: goal for goal in six_servers().checks}
     standalone = goals["PARSE over STANDALONE at 1"]
     assert standalone.reached

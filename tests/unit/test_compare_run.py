@@ -69,7 +69,7 @@ def grade(problem: Any, text: str) -> float:
     return float(text == f"answer to problem {problem.reference}" and problem.reference != 2)
 
 
-def test_a_leg_is_graded_in_the_problems_order(server: Remote):
+def test_a_run_is_graded_in_the_order_of_its_problems(server: Remote):
     leg = graded(ask(server, PROBLEMS, [3, 2, 0], run=1, concurrency=2), PROBLEMS, grade)
     assert [answer.problem for answer in leg.answers] == [3, 2, 0]
     assert leg.scores == (1, 0, 1)
@@ -77,7 +77,7 @@ def test_a_leg_is_graded_in_the_problems_order(server: Remote):
     assert leg.per_request("rounds") == 1
 
 
-def test_what_is_asked(server: Remote):
+def test_fields_of_a_request(server: Remote):
     asking = Asking("my-model", 77, 0.5, {"parse": {"threshold": 0.9}})
     (answer,) = ask(server, PROBLEMS, [1], asking=asking).answers
     asked = answer.meta["asked"]
@@ -106,7 +106,7 @@ def test_an_aborted_answer_is_an_error(server: Remote, monkeypatch):
         ask(server, PROBLEMS, [1])
 
 
-def test_servers_take_turns_and_then_answer_for_their_grades(
+def test_servers_take_turns_and_graded_answers_come_last(
     server: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The order turns round; a server is warmed up before its first run; grades come last."""

@@ -1,4 +1,4 @@
-"""The road to ``bench_serving`` and back; a program that stands in for it runs where it would."""
+"""Runs of ``bench_serving``, with a stand-in program in its place."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_failed_request_is_an_error(folder: Path):
         run_bench(folder)
 
 
-def test_its_failure_is_ours(folder: Path):
+def test_its_failure_is_an_error(folder: Path):
     stand_in(folder, "sys.exit(1)")
     with pytest.raises(BenchError, match=r"bench_serving against parse failed: exit code 1"):
         run_bench(folder)
@@ -155,7 +155,7 @@ def _ends_on_sigterm() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_ends_on_sigterm")
-def test_an_order_to_end_is_obeyed_and_passed_on(folder: Path):
+def test_sigterm_ends_it_too(folder: Path):
     stand_in(folder, "time.sleep(60)")
 
     def tell_us_to_end() -> None:
