@@ -1,7 +1,7 @@
-"""The documents are true: every command and program in the README and in docs/ is run.
+"""Runs every command and program in the README and in docs/.
 
-A block of a page is run as it stands; what would take minutes to hours is run smaller, or asked
-what it would do. What the pages say without a server is looked at in tests/unit/test_pages.py.
+Blocks run unchanged; those that take minutes to hours run smaller, or as a dry run.
+tests/unit/test_pages.py checks what needs no server.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,13 +39,13 @@ from support.warm import Nursery
 PORT = "30000"
 FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 RUN, SHOWN = {"sh", "python"}, {"", "text"}
-"""Languages of blocks: those that are run, and those that show what something looks like."""
+"""Languages of blocks that are run, and of those that only show something."""
 
-# Who runs which block, told by a text that only these blocks have. A block of no line, or of two,
+# Text that identifies a block -> the test that runs it. A block that matches none or two of them
 # fails `test_every_block_is_run_by_one_test`.
 RUN_BY = {
     "make ": "test_make_targets_exist",
-    "-m pytest ": "test_tests_exist",
+    "-m pytest ": "test_pytest_commands_exist",
     "-m sglang_parse.cli bench ": "test_bench",
     "-m sglang_parse.cli calibrate ": "test_calibrate",
     "-m sglang.launch_server": "server (fixture)",
@@ -54,16 +55,18 @@ RUN_BY = {
     "openai.OpenAI(": "test_openai_program",
     "sgl.Engine(": "test_engine_program",
     "examples/frontend/": "test_frontend_programs",
-    "AutoModelForCausalLM": "test_verdicts_computed_again",
+    "AutoModelForCausalLM": "test_recomputed_verdicts",
     "sglang-parse doctor": "test_doctor",
     "sglang-parse explain": "test_explain",
     "examples/parallel_draft.py": "test_parallel_draft",
     "examples/demo_pair/untrained.py": "test_untrained_draft",
+    "sgl-eval run ": "test_sgl_eval_command",
+    "examples/grade_math.py": "test_calibrate_with_math_verify",
 }
 
 
 def fences() -> list[tuple[Path, str, str]]:
-    """Page, language and text of every block."""
+    """Returns page, language and text of every block."""
     return [
         (page, language, dedent(text))
         for page, content in PAGES.items()
@@ -72,7 +75,7 @@ def fences() -> list[tuple[Path, str, str]]:
 
 
 def blocks() -> list[str]:
-    """Those that are run; one that is in two pages is there once."""
+    """Returns the blocks to run, without duplicates."""
     return list(dict.fromkeys(text for _, language, text in fences() if language in RUN))
 
 
@@ -84,7 +87,7 @@ def find_block(mark: str) -> str:
 # -- blocks ---------------------------------------------------------------------
 
 
-def test_every_fence_is_one_that_is_known():
+def test_every_fence_has_a_known_language():
     assert {language for _, language, _ in fences()} <= RUN | SHOWN
     marks = sum(content.count("```") for content in PAGES.values())
     assert marks == 2 * len(fences())
@@ -106,7 +109,7 @@ MAKE_BLOCKS = [block for block in blocks() if "make " in block]
 
 @pytest.mark.parametrize("block", MAKE_BLOCKS, ids=lambda text: text.split("\n")[0][:40])
 def test_make_targets_exist(block: str):
-    """They take minutes to hours, so only what they would do is asked for."""
+    """Dry runs, because the targets take minutes to hours."""
     for line in block.splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "make"
@@ -119,8 +122,8 @@ PYTEST_BLOCKS = [block for block in blocks() if "-m pytest " in block]
 
 
 @pytest.mark.parametrize("block", PYTEST_BLOCKS, ids=lambda text: text.split("\n")[0][:60])
-def test_tests_exist(block: str, pytestconfig: pytest.Config):
-    """They are run already: files by their names, or all of a kind."""
+def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
+    """Checks files and markers only; the tests run anyway."""
     kinds = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
     for line in block.splitlines():
         python, *run, first, second = shlex.split(line)[:5]
@@ -134,7 +137,7 @@ def test_tests_exist(block: str, pytestconfig: pytest.Config):
 def test_make_demo_runs_a_small_demo(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    """The command behind `make demo`, with few problems: real servers, table, figures, trace."""
+    """Runs the command of `make demo` with few problems, on real servers."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     flags = ["--problems", "12", "--requests", "2", "--runs", "1", "--concurrency", "1,2"]
@@ -154,7 +157,7 @@ def test_make_demo_runs_a_small_demo(
 def test_bench(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """Tiny shapes without weights: real servers accept the simulated fraction."""
+    """Real servers with tiny shapes and dummy weights accept the simulated fraction."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     monkeypatch.setattr(device, "MIN_SECONDS", 0.05)
@@ -179,20 +182,20 @@ def test_bench(
 
 def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     conditions = content.pop("conditions")
-    assert content["checks"] == []  # they are an H200's
+    assert content["checks"] == []  # goals exist for an H200 only
     content["checks"] = [Goal("", 0.0, "at least", 1.0).as_json()]
     keys = {f"conditions.{key}" for key in conditions} | set(report_keys(content))
     assert documented_keys("bench keys") == keys
 
 
 def test_parallel_draft(tmp_path: Path):
-    """The recipe with a tiny draft: own answers, two steps; what it saves is a draft as before."""
+    """Two training steps of a tiny draft on its own answers save a draft of the same shape."""
     draft = make_pair(tmp_path / "pair", PairShape(num_layers=2))[1]
     data, out = tmp_path / "conversations.jsonl", tmp_path / "out"
     turns = [[{"role": "user", "content": f"Start with {n}"}] for n in range(20, 26)]
     data.write_text("".join(json.dumps({"messages": some}) + "\n" for some in turns))
     words = shlex.split(find_block("examples/parallel_draft.py").replace("\\\n", " "))
-    # The last of a flag's values counts; the demo's tokenizer leaves no id unused.
+    # The last value of a flag counts; the demo tokenizer has no unused id for the mask.
     own = f"--model {draft} --data {data} --output-dir {out} --mask-token \u00ff"
     small = "--max_new_tokens 12 --held_out 2 --max_steps 2 --use_cpu"
     done = subprocess.run(
@@ -215,8 +218,7 @@ def test_parallel_draft(tmp_path: Path):
 
 
 def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
-    """A few requests: drafting takes less than writing on; nothing where the answers before the
-    first timed one were enough to see that nothing is kept."""
+    """Drafting takes less time than decoding; none if the warm-up already suspended it."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     first, second = find_block("examples/demo_pair/untrained.py").replace("\\\n", " ").splitlines()
@@ -234,8 +236,8 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The documents' own server, flag by flag; only the port differs, as 30000 may be taken, and it
-    drafts even where a busy machine makes that slow."""
+    """Launches the server of the documents, on a free port, and with ``--parse-drafting always``
+    so that it also drafts on a busy machine."""
     words = shlex.split(find_block("-m sglang.launch_server").replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "sglang.launch_server"]
     (port,) = free_ports(1)
@@ -254,7 +256,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def run(server: Server, command: list[str], limit_s: float) -> str:
-    """Standard output of a program that must succeed, run in the repository's root."""
+    """Returns the standard output of a program, run in the repository root, that must succeed."""
     command = [word.replace(PORT, str(server.port)) for word in command]
     with awake(server):
         done = subprocess.run(
@@ -278,7 +280,7 @@ def test_metrics(server: Server):
 
 
 def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """With few requests, and then once more, which asks nothing again."""
+    """Runs with few requests, then again with another alpha, which resumes from disk."""
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     words = shlex.split(find_block("-m sglang_parse.cli calibrate ").replace("\\\n", " "))
     few = ["--requests", "24", "--pilot", "8", "--served", "6", "--concurrency", "8"]
@@ -288,10 +290,10 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "calibration.json").read_text())
     asked = [len((tmp_path / f"{n}.jsonl").read_text().splitlines()) for n in ("drafts", "answers")]
-    # 24 requests certify nothing at 5 %: a result, and no error.
+    # 24 requests cannot certify 5 %: a result, no error.
     assert found["threshold"] is None
     assert "No threshold qualifies" in printed
-    assert asked == [1 + 32, 1 + 12]  # plain, and at 0.5, which was asked for
+    assert asked == [1 + 32, 1 + 12]  # plain, and at 0.5
     assert found["results"]["served"][0]["problems"] == 6
     assert "No threshold qualifies" in (tmp_path / "report.html").read_text()
     looser = [*few, *own, "--alpha", "0.5"]
@@ -303,6 +305,39 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len((tmp_path / "drafts.jsonl").read_text().splitlines()) == asked[0]
     config = ParseConfig(threshold=str(tmp_path / "calibration.json"))
     assert config.accept_threshold == again["threshold"]
+
+
+def test_calibrate_with_math_verify(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """Makes the task file of two problems and calibrates on it."""
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    install, make, calibrate = find_block("examples/grade_math.py").splitlines()
+    assert install == "pip install math-verify"
+    rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(4)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = make.replace("python ", f"{sys.executable} ").replace("examples/", f"{ROOT}/examples/")
+    subprocess.run(["bash", "-c", words], cwd=tmp_path, check=True)
+    program, command, *flags, rest = shlex.split(calibrate)
+    assert (program, command, rest) == ("sglang-parse", "calibrate", "...")
+    few = ["--requests", "2", "--pilot", "2", "--served", "0", "--max-tokens", "24"]
+    own = ["--url", server.url, "--model-name", "default", "--output", str(tmp_path / "out")]
+    flags = [str(tmp_path / "gsm8k.jsonl") if flag == "gsm8k.jsonl" else flag for flag in flags]
+    with contextlib.chdir(ROOT), awake(server):
+        assert cli.main([command, *flags, *few, *own]) == 0
+    assert "No threshold qualifies" in capsys.readouterr().out
+
+
+def test_sgl_eval_command():
+    """Checks the flags where sgl-eval is installed; tests/e2e/test_public_benchmark.py runs it."""
+    install, evaluate = find_block("sgl-eval run ").splitlines()
+    assert install.startswith("pip install sgl-eval==")
+    program, command, _, *flags = shlex.split(evaluate)
+    assert (program, command) == ("sgl-eval", "run")
+    if shutil.which(program):
+        known = subprocess.check_output([program, command, "--help"], text=True)
+        assert all(flag in known for flag in flags if flag.startswith("--"))
 
 
 def test_log(server: Server):
@@ -319,8 +354,8 @@ def test_openai_program(server: Server):
 
 
 def test_frontend_programs(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """The first one as a command, the others in this process, which imports SGLang once."""
-    said = {
+    """Runs the first program as a command and the others in this process, to import SGLang once."""
+    expected = {
         "gen": "'mode': 'parse'",
         "fork": "most: [('Answer: ",
         "multi_turn": "tokens from the cache",
@@ -329,18 +364,18 @@ def test_frontend_programs(server: Server, monkeypatch: pytest.MonkeyPatch, caps
         "options": "switched off: plain, 0 of 0",
     }
     lines = [shlex.split(x, comments=True) for x in find_block("examples/frontend/").splitlines()]
-    assert {Path(path).stem for _, path, _ in lines} == set(said)
-    assert set(said) == {path.stem for path in (ROOT / "examples" / "frontend").glob("*.py")}
+    assert {Path(path).stem for _, path, _ in lines} == set(expected)
+    assert set(expected) == {path.stem for path in (ROOT / "examples" / "frontend").glob("*.py")}
     (_, first, url), *others = lines
-    assert said[Path(first).stem] in run(server, [sys.executable, first, url], 240)
+    assert expected[Path(first).stem] in run(server, [sys.executable, first, url], 240)
     for _, path, url in others:
         monkeypatch.setattr(sys, "argv", [path, url.replace(PORT, str(server.port))])
         with awake(server):
             runpy.run_path(str(ROOT / path), run_name="__main__")
-        assert said[Path(path).stem] in capsys.readouterr().out
+        assert expected[Path(path).stem] in capsys.readouterr().out
 
 
-def test_verdicts_computed_again(server: Server, tmp_path: Path, capsys: Any):
+def test_recomputed_verdicts(server: Server, tmp_path: Path, capsys: Any):
     program = tmp_path / "verdicts.py"
     program.write_text(find_block("AutoModelForCausalLM").replace(PORT, str(server.port)))
     with contextlib.chdir(ROOT), awake(server):
@@ -348,32 +383,32 @@ def test_verdicts_computed_again(server: Server, tmp_path: Path, capsys: Any):
     assert "prefix of" in capsys.readouterr().out
 
 
-def program_of(server: Server, words: list[str]) -> int:
-    """``sglang-parse ...``'s exit code: a command line of the documents, in this process."""
+def run_program(server: Server, words: list[str]) -> int:
+    """Runs a ``sglang-parse`` command line in this process and returns its exit code."""
     assert words[0] == "sglang-parse"
     with contextlib.chdir(ROOT), awake(server), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "end_on_sigterm", lambda: None)
-        patch.setenv(ENV_VAR, "")  # where the doctor reads a server's flags to
+        patch.setenv(ENV_VAR, "")  # the doctor parses server flags into it
         return cli.main([word.replace(PORT, str(server.port)) for word in words[1:]])
 
 
 def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
     block = find_block("sglang-parse doctor").replace("\\\n", " ")
     before, running = (shlex.split(line, comments=True) for line in block.splitlines())
-    assert program_of(server, before) == 0
+    assert run_program(server, before) == 0
     assert "SGLang and PARSE accept these settings" in " ".join(capsys.readouterr().out.split())
-    assert program_of(server, [*running, "--requests", "2"]) == 0
+    assert run_program(server, [*running, "--requests", "2"]) == 0
     assert "over the plain target" in " ".join(capsys.readouterr().out.split())
 
 
 def test_explain(server: Server, tmp_path: Path):
     words = shlex.split(find_block("sglang-parse explain"))
-    assert program_of(server, [*words, "--output", str(tmp_path)]) == 0
+    assert run_program(server, [*words, "--output", str(tmp_path)]) == 0
     assert "Verdict words" in (tmp_path / "explain.html").read_text(encoding="utf-8")
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):
-    # A file, because the engine's processes import the main program again.
+    # A file, because the engine's processes import the main module.
     program, printed = tmp_path / "engine.py", tmp_path / "printed"
     program.write_text(find_block("sgl.Engine("), encoding="utf-8")
     environment = {**servers.DEFAULTS, **os.environ, **servers.ENVIRONMENT}
