@@ -40,7 +40,7 @@ os.environ.update(CHECKS)
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Where servers start without importing SGLang again."""
+    """Starts servers by fork, without importing SGLang again."""
     nursery = Nursery({**DEFAULTS, **os.environ, **ENVIRONMENT})
     yield nursery
     nursery.stop()
@@ -48,7 +48,7 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Start]:
-    """``start(name, *flags)``: a server of that name, ready and suspended; all end here."""
+    """Returns ``start(name, *flags)``, which starts a suspended server; stops all at the end."""
     with shared_servers(tmp_path_factory.mktemp("logs"), nursery.start) as start:
         yield start
 
@@ -62,7 +62,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def block_pair(
     pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """``pair``, whose draft has a mask token."""
+    """``pair`` with a draft that has a mask token."""
     return pair[0], parallel_draft(pair[1], tmp_path_factory.mktemp("masks") / "draft")
 
 
@@ -74,7 +74,7 @@ def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
-    """PARSE with token-level verification on the random pair; drafts are written in blocks."""
+    """PARSE with token-level verification on the random pair; drafts in blocks."""
     yield from served(
         start_server,
         "token",
@@ -85,7 +85,7 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
 
 @pytest.fixture(scope="module")
 def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """PARSE with questions on the random pair: verdicts mean nothing, cuts fall anywhere.
+    """PARSE with questions on the random pair: verdicts mean nothing, drafts are rejected anywhere.
 
     Pages of 16 slots, where the other servers have pages of one.
     """
@@ -95,14 +95,14 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """As ``semantic``, with the overlap schedule and as on a GPU: bursts are launched unread."""
+    """As ``semantic``, with the overlap schedule and asynchronous launches, as on a GPU."""
     flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP)
     yield from served(start_server, "overlap", *flags, **AHEAD)
 
 
 @pytest.fixture(scope="module")
 def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
-    """As ``overlap``, but drafts are written in blocks, one launched behind another."""
+    """As ``overlap``, but drafts in blocks that are launched back to back."""
     flags = parse_flags(block_pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *BLOCKS)
     yield from served(start_server, "blocks", *flags, "--enable-metrics", **AHEAD)
 
@@ -111,7 +111,7 @@ def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Clien
 def equal(
     start_server: Start, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """PARSE with the target as its own draft: whatever is not accepted shows a fault.
+    """PARSE with the target as its own draft: any rejected draft is a bug.
 
     Drafts are written in blocks.
     """

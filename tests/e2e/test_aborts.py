@@ -1,4 +1,4 @@
-"""Aborts and disconnects in every phase: partial answers are right, and nothing is lost."""
+"""Aborts and disconnects in every phase: partial outputs are correct, and no KV slot leaks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
     "place", ["target-prefill", "draft-fill", "draft-burst", "target-pass", "target-step"]
 )
 def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
-    """The abort arrives while a forward of that kind runs; others in the batch go on."""
+    """Aborts during a forward of that kind; other requests in the batch continue."""
     is_first = place in ("target-prefill", "draft-fill")
     with (
         semantic.probe.fault(place, "slow", seconds=0.4, skip=0 if is_first else 2) as slow,
@@ -52,7 +52,7 @@ def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
         top = {"rid": f"slow-{place}"}
         job = pool.submit(semantic.generate, PROMPTS[0], parse=EXACT, top=top, **LONG)
         if is_first:
-            slow.wait_fired()  # the other's would be the first, before this one is known
+            slow.wait_fired()  # the first one is the other request's
         other = pool.submit(
             semantic.generate, PROMPTS[1], parse=EXACT, max_new_tokens=6, ignore_eos=True
         )
@@ -74,7 +74,7 @@ def test_disconnect_while(semantic: Client, expected: list[list[int]], place: st
     }
     with semantic.probe.fault(place, "slow", seconds=0.1) as slow:
         with HTTP.stream("POST", f"{semantic.url}/generate", json=body, timeout=60) as response:
-            lines = response.iter_lines()  # dropping the iterator would hang up already
+            lines = response.iter_lines()  # dropping the iterator disconnects
             next(lines)
             slow.wait_fired()
             assert semantic.look()["running"]
@@ -83,7 +83,7 @@ def test_disconnect_while(semantic: Client, expected: list[list[int]], place: st
 
 
 def test_abort_while_waiting(semantic: Client, expected: list[list[int]]):
-    """More requests than run at once: some are aborted before they start."""
+    """Aborts some of more requests than can run at once, before they start."""
     with ThreadPoolExecutor(24) as pool:
         jobs = [
             pool.submit(
@@ -109,7 +109,7 @@ def test_abort_while_waiting(semantic: Client, expected: list[list[int]]):
 
 @dataclass
 class _Tally:
-    """What came of the random requests."""
+    """Outcome of the random requests."""
 
     aborted: int = 0
     disconnected: int = 0
@@ -152,7 +152,7 @@ def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]]
 
 
 def _one_request(client: Client, rng: random.Random, rid: str, expected: list[list[int]]) -> str:
-    """Send one request and let it finish, abort it, or hang up; which of them is returned."""
+    """Sends a request, then lets it finish, aborts it or disconnects; returns which."""
     number = rng.randrange(len(PROMPTS))
     fate = rng.choices(["finished", "aborted", "disconnected"], [2, 7, 1])[0]
     limit = rng.randrange(1, 16) if fate == "finished" else 200
@@ -184,8 +184,8 @@ def _one_request(client: Client, rng: random.Random, rid: str, expected: list[li
 
 
 def _abort_soon(client: Client, rid: str, rng: random.Random, is_answered: threading.Event) -> None:
-    """Again and again: an abort that comes before its request is lost."""
-    # Token mode answers sooner.
+    """Repeats the abort, because one that arrives before its request is ignored."""
+    # Token mode responds sooner.
     while not is_answered.wait(rng.uniform(0.01, 0.2 if "token" in rid else 0.6)):
         client.abort(rid)
 

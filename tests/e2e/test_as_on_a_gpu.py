@@ -30,7 +30,9 @@ def alias(start_server: Start) -> Iterator[Client]:
     yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias", **AHEAD)
 
 
-def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, problems: list):
+def test_drafts_and_verdicts_equal_those_of_a_cpu_server(
+    alias: Client, demo: Client, problems: list
+):
     prompts = [problem.prompt for problem in problems[:8]]
     kwargs = {"parse": {"trace": True}, "max_new_tokens": 256}
     ours, theirs = (server.generate_all(prompts, 4, **kwargs) for server in (alias, demo))
@@ -43,7 +45,7 @@ def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, prob
             assert one["verdict_mass"] == pytest.approx(other["verdict_mass"], abs=FP32)
             num_verdicts += len(one["verdicts"])
     assert num_verdicts > 8
-    # Drafts end inside a burst, and some begin again: what was drafted past an end is gone.
+    # Drafts end inside a draft chunk; tokens drafted past the end are dropped.
     lengths = [len(r["draft_token_ids"]) for a in ours for r in parse_info(a)["trace"]]
     assert any(length % 16 for length in lengths)
     assert len(lengths) > len(ours)
@@ -51,7 +53,7 @@ def test_drafts_and_verdicts_of_both_are_equal(alias: Client, demo: Client, prob
     alias.assert_nothing_lost()
 
 
-def test_the_log_says_which_layout_and_why(alias: Client, demo: Client):
+def test_the_log_reports_the_layout_and_its_reason(alias: Client, demo: Client):
     for server, said in (
         (alias, "layout 'alias' on torch_native: --parse-layout asks for it"),
         (demo, "layout 'mask' on torch_native: one attention call per request"),

@@ -1,7 +1,7 @@
-"""``--parse-drafting``: a server that drafts while it pays, and two that were told.
+"""``--parse-drafting``: auto, always and never.
 
 A draft model slower than its target (the demo pair, exchanged) never pays, the demo pair does.
-Nothing here is timed: what a server decides from its own times shows in its counters.
+Nothing here is timed: the server's counters show its decisions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OFF = {"enabled": False}
 
 
 def flags(target: str, draft: str, drafting: str) -> tuple[str, ...]:
-    # Of a flag given twice the last counts.
+    # The last value of a flag counts.
     return parse_flags((DEMO / target, DEMO / draft), "--parse-drafting", drafting)
 
 
@@ -56,17 +56,19 @@ def total(answers: list[dict], figure: str) -> float:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_drafting_rests_where_it_does_not_pay(slow: Client, prompts: list[str], concurrency: int):
+def test_drafting_is_suspended_where_it_does_not_pay(
+    slow: Client, prompts: list[str], concurrency: int
+):
     slow.generate_all(prompts[:COLD_START_PROBES], 1, **LIMIT)
     answers = slow.generate_all(prompts, concurrency, **LIMIT)
     assert ids_of(answers) == ids_of(slow.generate_all(prompts, 8, parse=OFF, **LIMIT))
     assert total(answers, "skipped_drafts") > len(prompts)
-    # Trials, and those before the plain target's price was known.
+    # Probes, and drafts before the cost of a decode step was measured.
     assert total(answers, "drafted_tokens") < 0.2 * len(prompts) * LIMIT["max_new_tokens"]
     slow.assert_nothing_lost()
 
 
-def test_the_state_is_among_the_metrics(slow: Client, prompts: list[str]):
+def test_metrics_show_the_decision(slow: Client, prompts: list[str]):
     slow.generate_all(prompts[: COLD_START_PROBES + 2], 1, **LIMIT)
     page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
     (speedup,) = re.findall(r"^sglang:parse_expected_speedup\{.*\} (\S+)", page, re.MULTILINE)
@@ -83,7 +85,7 @@ def test_never(never: Client, prompts: list[str]):
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_drafting_goes_on_where_it_pays(auto: Client, prompts: list[str], concurrency: int):
+def test_drafting_continues_where_it_pays(auto: Client, prompts: list[str], concurrency: int):
     limit = {"max_new_tokens": 200}
     answers = auto.generate_all(prompts, concurrency, **limit)
     output = sum(len(ids) for ids in ids_of(answers))
@@ -91,16 +93,14 @@ def test_drafting_goes_on_where_it_pays(auto: Client, prompts: list[str], concur
     auto.assert_nothing_lost()
 
 
-def test_no_draft_is_begun_that_cannot_be_kept(auto: Client, prompts: list[str]):
+def test_no_draft_begins_that_cannot_be_accepted(auto: Client, prompts: list[str]):
     answers = auto.generate_all(prompts[:4], 4, parse=EXACT, **LIMIT)
     assert total(answers, "drafted_tokens") == 0
     assert ids_of(answers) == ids_of(auto.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
 
 
-def test_those_switched_off_are_exact_beside_others_that_draft_and_wait(
-    auto: Client, prompts: list[str]
-):
-    """Drafts are held back for their sake (``--parse-max-slowdown``), and none is lost."""
+def test_requests_switched_off_are_exact_next_to_drafting_ones(auto: Client, prompts: list[str]):
+    """``--parse-max-slowdown`` delays drafts and loses none."""
     alone = auto.generate_all(prompts[::2], 1, parse=OFF, **LIMIT)
     with ThreadPoolExecutor(2) as pool:
         off = pool.submit(auto.generate_all, prompts[::2], 3, parse=OFF, **LIMIT)

@@ -1,4 +1,4 @@
-"""PARSE with an EAGLE-3 head ahead of the target wherever no draft is written: the demo pair and
+"""PARSE with an EAGLE-3 head for plain decode steps: the demo pair and
 its trained head against the plain demo target, in every phase, and a pool too small for the load.
 """
 
@@ -30,7 +30,7 @@ one another in prefills of other chunks. All others, and the draft's and the hea
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A draft that is wrong in every third line: the target, with its head, has much to write."""
+    """A draft with an error in every third line leaves many decode steps to target and head."""
     return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
 
 
@@ -41,9 +41,9 @@ def eagle(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """Token mode; after a cut the target, with its head, writes to the end. Too few KV slots."""
+    """Token mode; after a rejection the target, with its head, decodes to the end. Few KV slots."""
     with pytest.MonkeyPatch.context() as environ:
-        # Admits many more requests than the pool can hold.
+        # Admits many more requests than fit into the pool.
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
         server = start_server(
             "tight-eagle3",
@@ -58,7 +58,7 @@ def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def choosing(start_server: Start) -> Iterator[Client]:
-    """The demo pair as it is: passes bring nearly all of an answer. And the server decides."""
+    """The demo pair with adaptive drafting: verify passes yield nearly all of an answer."""
     pair = (DEMO / "target", DEMO / "draft")
     flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--parse-drafting", "auto")
     yield from served(start_server, "choosing-eagle3", *flags)
@@ -85,15 +85,15 @@ def expected(demo_plain: Client, prompts: list[str]) -> list[dict]:
 
 
 def _accept_length(answers: list[dict]) -> float:
-    """Tokens per target forward with the head ahead."""
+    """Returns tokens per target forward with the head."""
     infos = [parse_info(answer) for answer in answers]
     return sum(info["eagle3_tokens"] for info in infos) / sum(i["eagle3_steps"] for i in infos)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurrency: int):
-    """Nothing of any draft is kept: the target writes what comes with the passes and, with its
-    head, the rest of each segment and what its steps bring beyond."""
+    """No draft is accepted: the output is matched and bonus tokens, and decode steps with the
+    head."""
     count = 2 if concurrency == 1 else 8
     answers = eagle.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
     assert ids_of(answers) == ids_of(expected[:count])
@@ -121,14 +121,14 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
         assert 0 < spent_ms < answer["meta_info"]["e2e_latency"] * 1e3
 
 
-def test_drafts_then_the_head(eagle: Client, problems: list):
-    """As it is meant to be used: most text is the draft's, the head helps where it is cut."""
+def test_drafts_and_head_together(eagle: Client, problems: list):
+    """Most of the output comes from drafts; the head accelerates the decode steps between."""
     problems = problems[:24]
     answers = eagle.generate_all([problem.prompt for problem in problems], 8, **LIMIT)
     right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=True))
     assert right >= 0.9 * len(problems)
     infos = [parse_info(answer) for answer in answers]
-    # What the head writes beyond a line, the draft need not: its steps come to their full length.
+    # Tokens accepted past the end of a line count, so decode steps have their full length.
     drafted = sum(info["accepted_tokens"] + info["matched_tokens"] for info in infos)
     assert drafted > 0.5 * sum(len(ids) for ids in ids_of(answers))
     assert _accept_length(answers) > 2
@@ -148,7 +148,7 @@ SPECIAL = {
 def test_all_kinds_of_requests_share_a_batch(
     eagle: Client, demo_plain: Client, prompts: list, expected: list
 ):
-    """What the head cannot serve faithfully steps token by token, beside all the others."""
+    """Requests that the head does not support decode token by token in the same batch."""
     options = [OFF, EXACT, NORMAL] * 4
     seeded = {"temperature": 0.9, "top_k": 9, "top_p": 0.9}
     with ThreadPoolExecutor(32) as pool:
@@ -156,7 +156,7 @@ def test_all_kinds_of_requests_share_a_batch(
             name: pool.submit(eagle.generate, prompts[0], **LIMIT, **wish)
             for name, wish in SPECIAL.items()
         }
-        # A wish decides, whatever else the request says.
+        # One unsupported option decides, whatever the others are.
         both = pool.submit(eagle.generate, prompts[0], parse=OFF, **LIMIT, **SPECIAL["grammar"])
         jobs = [
             pool.submit(eagle.generate, prompt, parse=parse, **LIMIT)
@@ -188,8 +188,8 @@ def _numbers(nested: object) -> list[float]:
     return [float(nested)] if isinstance(nested, (int, float)) else []
 
 
-def test_seeded_samples_are_the_plain_servers(eagle: Client, demo_plain: Client, prompts: list):
-    """Sampled tokens at each place are what the target alone would have drawn there."""
+def test_seeded_samples_equal_the_plain_servers(eagle: Client, demo_plain: Client, prompts: list):
+    """At each position, the sampled token is the one the target alone draws."""
     params = {"temperature": 3.0, "top_k": 30, "sampling_seed": 5, "max_new_tokens": 90}
     ours = eagle.generate_all(prompts[:8], 8, parse=OFF, **params)
     theirs = demo_plain.generate_all(prompts[:8], 8, **params)
@@ -200,10 +200,10 @@ def test_seeded_samples_are_the_plain_servers(eagle: Client, demo_plain: Client,
 
 
 @pytest.mark.parametrize("parse", [OFF, EXACT], ids=["off", "exact"])
-def test_ends_are_cut_exactly(
+def test_stop_conditions_are_exact(
     eagle: Client, demo_plain: Client, prompts: list, expected: list, parse: dict
 ):
-    """Length limits, stop tokens and stop strings that fall inside a run of the head's."""
+    """Length limits, stop tokens and stop strings inside a run of the head's tokens."""
     cases = [(0, {"max_new_tokens": limit}) for limit in range(1, 9)]
     for number in (1, 2):
         ids, text = expected[number]["output_ids"], expected[number]["text"]
@@ -230,8 +230,8 @@ def test_streaming(eagle: Client, prompts: list, expected: list):
         assert len(set(texts)) > 10
 
 
-def test_later_turns_find_the_heads_kv(eagle: Client, demo_plain: Client, prompts: list):
-    """Whoever wrote a token (draft, head, target alone, prefill), the tree's KV is a prefill's."""
+def test_later_turns_reuse_the_heads_kv(eagle: Client, demo_plain: Client, prompts: list):
+    """The radix cache's KV equals a prefill's, for tokens of draft, head, target or prefill."""
     limit = {"max_new_tokens": 110}
     for client in (eagle, demo_plain):
         client.flush()
@@ -256,13 +256,13 @@ def _assert_own_kv(client: Client, tree: list[dict]) -> None:
     texts = [path["written"][TARGET] for path in tree]
     assert len(tree) == 8
     marked = [sum(path["marked"]) for path in tree]
-    # Who never drafted shares no more than the first words of a prompt with those who did.
+    # Requests that never drafted share only the first words of a prompt with the others.
     assert min(marked) < 10 < sorted(marked)[len(tree) // 2]
     for path, tokens, count in zip(tree, texts, marked, strict=True):
         client.generate(tokens, max_new_tokens=4, ignore_eos=True, parse=EXACT)
         paths = client.look()["tree"]
         client.flush()
-        # The head's KV of a token has seen the next one: what is behind the last is another's.
+        # The head's KV of a token depends on the next one; after the last, it is another request's.
         length = len(tokens) - 1
         (again,) = (p for p in paths if p["written"][TARGET][:length] == tokens[:length])
         for model, end in ((TARGET, length), (DRAFT, min(count, length)), (HEAD, length)):
@@ -271,8 +271,8 @@ def _assert_own_kv(client: Client, tree: list[dict]) -> None:
             assert len(ours) < 10 or max(ours) - min(ours) > 2000 * TOLERANCE
 
 
-def test_behind_a_cached_prefix_the_head_guesses_as_well(eagle: Client, prompts: list):
-    """The patch head_prefixes: problems begin alike and go on differently."""
+def test_the_accept_length_after_a_cached_prefix(eagle: Client, prompts: list):
+    """The patch head_prefixes: problems share a prefix and then differ."""
     limit = {"parse": OFF, "max_new_tokens": 12}
     eagle.flush()
     shared = eagle.generate_all(prompts[:8], 1, **limit)
@@ -284,25 +284,25 @@ def test_behind_a_cached_prefix_the_head_guesses_as_well(eagle: Client, prompts:
         assert parse_info(answer)["eagle3_steps"] == parse_info(alone)["eagle3_steps"]
 
 
-def test_the_head_reads_no_answer_for_nothing(
+def test_the_head_is_bypassed_where_it_does_not_pay(
     choosing: Client, problems: list, prompts: list, expected: list
 ):
-    """Those it does not read are not found by those it does: KV without the head's."""
-    # Each of a new server's first answers has a line of steps, for their price: those have to fade.
+    """Bypassed requests, without the head's KV, use another namespace of the radix cache."""
+    # A new server's first answers have decode steps that measure their cost; they must fade out.
     for _ in range(3):
         choosing.generate_all([problem.prompt for problem in problems[12:60]], 8, **LIMIT)
     before = choosing.look()["forwards"]
     answers = choosing.generate_all(prompts, 8, **LIMIT)
     after = choosing.look()["forwards"]
     read = [info["decode_accelerator"] for info in map(parse_info, answers)].count("eagle3")
-    assert read <= 1  # now and then one
+    assert read <= 1  # one in 64
     assert after["head-prefill eager"] - before["head-prefill eager"] <= read
     assert sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False)) >= 11
     plainly = choosing.generate_all(prompts[:6], 2, parse=OFF, **LIMIT)
     assert ids_of(plainly) == ids_of(expected[:6])
     assert {parse_info(answer)["decode_accelerator"] for answer in plainly} == {"eagle3"}
     assert _accept_length(plainly) > 2.5
-    # Of the prompts just seen, they share the first words with one another.
+    # They share the first words with the prompts just sent.
     cached = [answer["meta_info"]["cached_tokens"] for answer in plainly]
     assert sorted(cached)[-2] < 10
     again = choosing.generate_all(prompts[:6], 2, **LIMIT)
@@ -316,7 +316,7 @@ def test_the_head_reads_no_answer_for_nothing(
     "place", ["head-prefill", "head-propose", "head-follow", "draft-burst", "target-pass"]
 )
 def test_abort_while(eagle: Client, prompts: list, expected: list, place: str):
-    """The abort arrives while a forward of that kind runs; others in the batch go on."""
+    """Aborts during a forward of that kind; other requests in the batch continue."""
     skip = 0 if place == "head-prefill" else 2
     with (
         eagle.probe.fault(place, "slow", seconds=0.3, skip=skip, times=4) as slow,
@@ -355,8 +355,8 @@ def test_a_failing_head_ends_drafting_requests_only(
 
 
 def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
-    """Drafting requests beside accelerated ones: retracted, waiting, and right."""
-    # In one HTTP request: all are there before the first is done, however slow this client is.
+    """Drafting and accelerated requests are retracted and delayed, and stay exact."""
+    # One HTTP request, so that all prompts arrive before the first one finishes.
     wishes = [
         {"temperature": 0, "max_new_tokens": 90, "custom_params": {"parse": parse}}
         for parse in (NORMAL, OFF, EXACT)
@@ -368,20 +368,20 @@ def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     answers = tight.post("/generate", body).raise_for_status().json()
     assert ids_of(answers) == [ids[:90] for ids in ids_of(expected) for _ in wishes]
     list(map(assert_adds_up, answers))
-    # Not vacuous: slots were short, for some steps the head stood still, for others it did not.
+    # Not vacuous: slots were short, and some decode steps ran without the head, others with it.
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
     for kind in (answers[1::3], answers[2::3]):
         assert 1.5 < _accept_length(kind) <= 3
     infos = [parse_info(answer) for answer in answers]
     assert sum(info["accepted_tokens"] for info in infos[::3]) > 0
     ahead, written = (sum(i[name] for i in infos) for name in ("eagle3_tokens", "target_tokens"))
-    # Alone, the target writes each answer's first token, and at most its last.
+    # Without the head, the target decodes only each answer's first token, and at most its last.
     assert ahead < written - 2 * len(infos)
     tight.assert_nothing_lost()
 
 
 def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: list):
-    """Nothing is kept of the first draft; then the target, with its head, writes to the end."""
+    """The first draft is rejected; then the target, with its head, decodes to the end."""
     for prompt, right in list(zip(prompts, expected, strict=True))[:4]:
         left = tight.generate(prompt, parse=EXACT, **LIMIT)
         assert_same(left, right)
@@ -392,7 +392,7 @@ def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: lis
 
 @pytest.mark.parametrize("parse", [EXACT, OFF])
 def test_two_ranks(two_ranks: Client, prompts: list, expected: list, parse: dict):
-    """One decision for both, with the head ahead too."""
+    """Both ranks make the same decisions with the head."""
     answers = two_ranks.generate_all(prompts[:4], 4, parse=parse, max_new_tokens=60)
     assert ids_of(answers) == [ids[:60] for ids in ids_of(expected[:4])]
     assert _accept_length(answers) > 1.5

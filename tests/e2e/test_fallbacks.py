@@ -1,4 +1,4 @@
-"""What PARSE cannot serve faithfully is served plainly, beside drafting requests, and says so."""
+"""Unsupported requests fall back to plain decoding next to drafting ones, and report it."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,7 +46,7 @@ LOGPROB_KEYS = (
 
 
 def _beside_drafting(client: Client, **kwargs) -> dict:
-    """The answer to one request while others draft in the same batch."""
+    """Returns the response to a request while others draft in the same batch."""
     seed = {"sampling_seed": kwargs.get("sampling_seed")}
     with ThreadPoolExecutor(5) as pool:
         others = [pool.submit(client.generate, prompt, **LIMIT, **seed) for prompt in DRAFTING]
@@ -63,7 +63,7 @@ def _assert_plain(answer: dict, reason: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("server", ["token", "semantic"])
-def test_output_is_the_plain_servers(
+def test_output_equals_the_plain_servers(
     request: pytest.FixtureRequest, plain: Client, server: str, name: str
 ):
     reason, case = CASES[name]
@@ -77,7 +77,7 @@ def test_output_is_the_plain_servers(
 
 
 def test_all_of_them_in_one_batch(plain: Client, token: Client):
-    """Grammars, penalties, log probabilities and sampling masks beside drafts, at the same time."""
+    """Grammars, penalties, log probabilities and sampling masks in one batch with drafts."""
     jobs = [(reason, {**LIMIT, **case}) for reason, case in CASES.values()]
     jobs += [(reason, {**LIMIT, "top": top}) for reason, top in TOPS.items()]
     with ThreadPoolExecutor(len(jobs) + len(DRAFTING)) as pool:
@@ -97,7 +97,7 @@ def test_all_of_them_in_one_batch(plain: Client, token: Client):
     [{}, {"temperature": 0.9, "top_k": 7, "top_p": 0.9, "sampling_seed": 3}],
     ids=["greedy", "sampled"],
 )
-def test_sampling_masks_are_the_plain_servers(plain: Client, token: Client, params: dict):
+def test_sampling_masks_equal_the_plain_servers(plain: Client, token: Client, params: dict):
     top = TOPS["sampling mask"]
     answer = _beside_drafting(token, top=top, **LIMIT, **params)
     expected = plain.generate(PROMPT, top=top, **LIMIT, **params)
@@ -109,7 +109,7 @@ def test_sampling_masks_are_the_plain_servers(plain: Client, token: Client, para
     _assert_plain(answer, "sampling mask")
 
 
-def test_adapters_are_not_known(plain: Client, token: Client):
+def test_adapters_are_refused_without_lora(plain: Client, token: Client):
     """Neither server was started with ``--enable-lora`` (test_lora.py's is): SGLang's own 400."""
     for client in (plain, token):
         body = {"input_ids": PROMPT, "lora_path": "adapter", "sampling_params": LIMIT}
@@ -118,7 +118,7 @@ def test_adapters_are_not_known(plain: Client, token: Client):
         assert "lora" in response.text.lower()
 
 
-def test_log_probabilities_are_the_plain_servers(plain: Client, token: Client):
+def test_log_probabilities_equal_the_plain_servers(plain: Client, token: Client):
     top = TOPS["log probabilities"]
     left = _beside_drafting(token, top=top, **LIMIT)
     right = plain.generate(PROMPT, top=top, **LIMIT)
@@ -136,6 +136,6 @@ def _flat(nested) -> list[float]:
     return [float(nested)] if isinstance(nested, (int, float)) else []
 
 
-def test_server_lives_on(token: Client):
+def test_server_stays_healthy(token: Client):
     assert parse_info(token.generate(PROMPT, **LIMIT))["mode"] == "parse"
     token.assert_nothing_lost()

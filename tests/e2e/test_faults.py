@@ -1,6 +1,6 @@
-"""Faults end the requests they belong to with a clear error, or the server with the reason.
+"""Faults end the affected requests with a clear error, or the server with the reason.
 
-Never a hang: every wait here has a limit.
+Every wait here has a limit, so a hang fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _poison(folder: Path, token_id: int) -> None:
     path = folder / "model.safetensors"
     weights = load_file(path)
     weights["model.embed_tokens.weight"][token_id] = float("nan")
-    # Both models give both tokens the logit 0, far from the best: nobody writes them.
+    # Both models give both tokens the logit 0, far below the maximum: no model writes them.
     weights["lm_head.weight"][[TARGET_POISON, DRAFT_POISON]] = 0
     save_file(weights, path, metadata={"format": "pt"})
 
@@ -95,7 +95,7 @@ def _send_all(client: Client) -> list[httpx.Response]:
 
 
 def _error(response: httpx.Response) -> str:
-    """Why the request was ended, "" if it was not."""
+    """Returns the error of a request, or ""."""
     if response.status_code == 200:
         reason = response.json()["meta_info"]["finish_reason"]
         return reason["message"] if reason["type"] == "abort" else ""
@@ -109,7 +109,7 @@ def _error(response: httpx.Response) -> str:
     ("token_id", "whose"), [(TARGET_POISON, "target"), (DRAFT_POISON, "draft")]
 )
 def test_nan_logits(faulty: Client, token_id: int, whose: str, temperature: float, length: int):
-    """Also when the NaN comes in the first of several chunks of the prompt."""
+    """Covers NaN in the first of several prefill chunks."""
     healthy, sick = random_prompts(2, 61)
     sick = [*sick[:4], token_id, *(sick * 50)[: length - 5]]
     error = _error(_send(faulty, sick, temperature=temperature))
@@ -148,10 +148,8 @@ def test_only_the_affected_requests_end(
     _assert_well(faulty, expected)
 
 
-def test_what_the_draft_model_failed_to_read_is_read_later(
-    faulty: Client, expected: list[list[int]]
-):
-    """The prompt is in the cache already; only the draft's KV of it is missing."""
+def test_a_failed_draft_prefill_is_repeated(faulty: Client, expected: list[list[int]]):
+    """The radix cache has the prompt; only its draft KV is missing."""
     faulty.flush()
     with faulty.probe.fault("draft-fill", "raise", times=1) as fault:
         assert "the draft model failed" in _error(_send(faulty, PROMPTS[0], **LIMIT))
@@ -166,7 +164,7 @@ def _assert_well(client: Client, expected: list[list[int]]) -> None:
     answers = client.generate_all(PROMPTS, 6, **LIMIT)
     assert [answer["output_ids"] for answer in answers] == expected
     assert {parse_info(answer)["mode"] for answer in answers} == {"parse"}
-    # Another turn: what the cache kept of the draft model's KV is right.
+    # Another turn: the cached draft KV is correct.
     turns = [prompt + ids for prompt, ids in zip(PROMPTS, expected, strict=True)]
     warm = client.generate_all(turns, 6, **LIMIT)
     client.assert_nothing_lost()
@@ -178,7 +176,7 @@ def _assert_well(client: Client, expected: list[list[int]]) -> None:
 
 
 def _assert_ends(server: Server, client: Client, reason: str) -> None:
-    """Under load: every client hears back, and the process ends with the reason in its log."""
+    """Under load, every client gets a response, and the server exits with the reason in its log."""
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         jobs = [pool.submit(_send, client, prompt) for prompt in PROMPTS]
         assert server.wait_ended(LIMIT_S) != 0
@@ -189,7 +187,7 @@ def _assert_ends(server: Server, client: Client, reason: str) -> None:
 
 
 def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Server]):
-    """A server that fails every request while it looks healthy helps nobody."""
+    """The server must not stay up while it fails every request."""
     server = doomed["failing"]
     client = Client.of(server)
     server.resume()
@@ -199,8 +197,8 @@ def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Serv
         _assert_ends(server, client, "InjectedError('injected')); 3 times in a row")
 
 
-def test_an_attention_error_in_the_pass_ends_the_server(doomed: dict[str, Server]):
-    """As any error in the target's forward does without PARSE: what it left is unknown."""
+def test_an_attention_error_in_a_verify_pass_ends_the_server(doomed: dict[str, Server]):
+    """Any error in the target's forward ends the server, as without PARSE: its state is unknown."""
     server = doomed["broken"]
     client = Client.of(server)
     server.resume()
@@ -208,8 +206,8 @@ def test_an_attention_error_in_the_pass_ends_the_server(doomed: dict[str, Server
         _assert_ends(server, client, "injected into the attention backend")
 
 
-def test_a_hanging_pass_ends_the_server(doomed: dict[str, Server]):
-    """SGLang's watchdog sees PARSE's iterations, those that emit nothing included."""
+def test_a_hanging_verify_pass_ends_the_server(doomed: dict[str, Server]):
+    """SGLang's watchdog covers PARSE's iterations, also those that emit nothing."""
     server = doomed["hanging"]
     client = Client.of(server)
     server.resume()
@@ -220,7 +218,7 @@ def test_a_hanging_pass_ends_the_server(doomed: dict[str, Server]):
 
 
 def test_sigterm_under_load(doomed: dict[str, Server], expected: list[list[int]]):
-    """Last in this file: requests under way finish correctly, then the server is gone."""
+    """Runs last: running requests finish correctly, then the server exits."""
     server = doomed["faulty"]
     client = Client.of(server)
     server.resume()

@@ -1,5 +1,5 @@
-"""Lengths: prompts of 1 to 3,000 tokens in chunks, the context's end, drafts that end at once or
-never end a segment. Exact settings give the plain server's tokens; semantic ones lose nothing."""
+"""Lengths: prompts of 1 to 3,000 tokens in chunks, the context limit, drafts that end at once or
+never end a segment. Exact modes equal the plain server; semantic mode loses no token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mixed(plain: Client) -> list[list[int]]:
 def test_mixed_prompt_lengths_in_chunks(
     request: pytest.FixtureRequest, mixed: list[list[int]], server: str
 ):
-    """All at once: long prompts are prefilled chunk by chunk between the others' bursts."""
+    """Prefills long prompts in chunks between the draft chunks of others."""
     client: Client = request.getfixturevalue(server)
     client.flush()
     prompts = [_prompt(n) for n in PROMPT_LENS]
@@ -62,9 +62,9 @@ def test_mixed_lengths_in_semantic_mode(semantic: Client):
 def test_context_ends_in_the_middle_of_a_draft(
     request: pytest.FixtureRequest, plain: Client, server: str, room: int
 ):
-    """``room`` tokens are left; a round drafts 16 or 20. Questions lie beyond the context."""
+    """``room`` tokens are left; a round drafts 16 or 20. Questions exceed the context."""
     client: Client = request.getfixturevalue(server)
-    # Cut from one text: all but the first of these tests find its start in the radix cache.
+    # Prefixes of one text: all but the first test hit the radix cache.
     prompt = _prompt(CONTEXT, seed=2)[: CONTEXT - 6 - room]
     params = {"max_new_tokens": None, "ignore_eos": True}
     expected = plain.generate(prompt, **params)
@@ -79,7 +79,7 @@ def test_context_ends_in_the_middle_of_a_draft(
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_one_token(request: pytest.FixtureRequest, plain: Client, server: str):
-    """It comes from the prefill: nothing is drafted. Beside requests that draft."""
+    """The token comes from prefill, without a draft, in a batch with drafting requests."""
     client: Client = request.getfixturevalue(server)
     prompts = random_prompts(8, 44)
     params = {"max_new_tokens": 1, "ignore_eos": True}
@@ -91,8 +91,8 @@ def test_one_token(request: pytest.FixtureRequest, plain: Client, server: str):
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, server: str):
-    """Every token the target does not choose is a stop token: a wrong draft ends where it errs,
-    often at its first token."""
+    """Every token that the target does not choose is a stop token, so a wrong draft ends at its
+    first error."""
     client: Client = request.getfixturevalue(server)
     empty = 0
     for prompt in random_prompts(4, 45):
@@ -105,7 +105,7 @@ def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, 
         assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
         drafts = [record["draft_token_ids"] for record in parse_info(answer)["trace"]]
         empty += sum(len(draft) == 1 and draft[0] in stops for draft in drafts)
-        # Semantic: an empty draft that is accepted ends the answer, as plain decoding would.
+        # Semantic mode: an accepted empty draft ends the answer, as plain decoding would.
         judged = client.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
         last = parse_info(judged)["trace"][-1]
         if server == "semantic" and last["draft_token_ids"][-1] in stops:
@@ -115,8 +115,8 @@ def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, 
 
 
 @pytest.mark.parametrize("room", [1, 2, 7, 18, 19, 20])
-def test_a_draft_that_the_length_limit_ends_is_kept_to_its_last_token(semantic: Client, room: int):
-    """Its last segment is judged, finished or not: no token is drafted twice."""
+def test_a_draft_at_the_length_limit_is_accepted_in_full(semantic: Client, room: int):
+    """The last segment is verified even if unfinished: no token is drafted twice."""
     for prompt in random_prompts(3, 47):
         params = {"max_new_tokens": 1 + room, "ignore_eos": True}
         answer = semantic.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
@@ -129,11 +129,9 @@ def test_a_draft_that_the_length_limit_ends_is_kept_to_its_last_token(semantic: 
     semantic.assert_nothing_lost()
 
 
-def test_the_end_that_nobody_judged_begins_the_next_draft(
-    semantic: Client, pair: tuple[Path, Path]
-):
-    """A round drafts 20 tokens and judges 18; the others are not drafted again where the target
-    goes on as the draft does. Every draft is what the draft model writes by itself."""
+def test_the_carry_over_begins_the_next_draft(semantic: Client, pair: tuple[Path, Path]):
+    """A round drafts 20 tokens and verifies 18; the others are carried over if the target's choice
+    matches. Every draft equals the draft model's own output."""
     draft_model = load_model(pair[1])
     params = {"max_new_tokens": 120, "ignore_eos": True}
     carried = 0
@@ -163,14 +161,14 @@ def test_the_end_that_nobody_judged_begins_the_next_draft(
 
 @pytest.fixture(scope="module")
 def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """Semantic mode, cut at line ends that random text has none of; the target is the draft."""
+    """Semantic mode with segments by line, which random text lacks; the target is the draft."""
     flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-draft-chunk", "7", *SEED)
     yield from served(start_server, "lines", *parse_flags((pair[0], pair[0]), *flags))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.5])
 def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold: float):
-    """The whole draft is the one prefix. Accepted or not, the text is the target's own."""
+    """The whole draft is one prefix. Accepted or not, the output is the target's."""
     prompts = random_prompts(6, 46)
     params = {"max_new_tokens": 70, "ignore_eos": True}
     expected = ids_of(plain.generate_all(prompts, 6, **params))

@@ -1,4 +1,4 @@
-"""LoRA requests are served plainly, with their adapter, beside drafting requests."""
+"""LoRA requests fall back to plain decoding with their adapter, next to drafting requests."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_adapters_beside_drafts(plain_lora: Client, parse_lora: Client):
             assert info["mode"] == "plain"
             assert info["reason"] in ("LoRA", "log probabilities")
             assert info["drafted_tokens"] == 0
-    # The adapter matters, or the rest would be vacuous.
+    # Not vacuous: the adapter changes the output.
     assert expected[0]["output_ids"] != expected[1]["output_ids"]
     parse_lora.assert_nothing_lost()

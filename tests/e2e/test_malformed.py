@@ -1,6 +1,6 @@
-"""Requests that make no sense, in every API: refused with a reason, and nobody else notices.
+"""Malformed requests in every API are refused with a reason and do not affect others.
 
-Some are answered all the same, as SGLang sees fit; what counts is that the server goes on.
+SGLang answers some of them anyway; the server must stay up.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ REFUSED = [
     ("top_logprobs_num is", chat(logprobs=True, top_logprobs=HUGE)),
     ("positional_embed", generate(input_ids=PROMPT, positional_embed_overrides=[1])),
 ]
-"""What is wrong, and a request with it. Each ends a server that does not look."""
+"""Error -> request. Each would crash a server without the check."""
 
 ODD: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "generate": [
@@ -169,7 +169,7 @@ ODD: dict[str, list[tuple[str, dict[str, Any]]]] = {
         )
     ],
 }
-"""API -> twenty requests and more that make no sense in some other way."""
+"""API -> more than twenty malformed requests of other kinds."""
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def text_prompt(plain: Client) -> list[int]:
 
 @pytest.fixture
 def unharmed(semantic: Client, text_prompt: list[int]) -> Iterator[Client]:
-    """Another request runs meanwhile, and one comes after: both get what they always get."""
+    """Runs a request in parallel and one afterwards: both get their usual output."""
     exact = {"parse": EXACT, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool, semantic.probe.fault("target-pass", "slow", seconds=0.02):
         beside = pool.submit(semantic.generate, PROMPT, max_new_tokens=60, **exact)
@@ -196,16 +196,16 @@ def send(client: Client, request: tuple[str, dict[str, Any]]) -> httpx.Response:
     return HTTP.post(f"{client.url}{path}", json=body, timeout=60)
 
 
-def test_what_no_model_can_work_with_is_a_400_that_says_why(unharmed: Client):
+def test_unusable_inputs_are_a_400_with_the_reason(unharmed: Client):
     for text, request in REFUSED:
         answer = send(unharmed, request)
-        # SGLang begins a stream of its own API before it looks; the code is in the event then.
+        # SGLang's native API starts streaming before the check; the event has the code.
         is_400 = answer.status_code == 400 or '"code":400' in answer.text
         assert (is_400, text in answer.text) == (True, True), (request, answer.text)
 
 
 @pytest.mark.parametrize("api", ODD)
-def test_the_server_goes_on(unharmed: Client, api: str):
+def test_the_server_stays_up(unharmed: Client, api: str):
     assert len(ODD[api]) >= 20
     codes = [send(unharmed, request).status_code for request in ODD[api]]
     # SGLang's Ollama API answers bad values with a 500.

@@ -1,4 +1,4 @@
-"""A KV pool too small for the load, pages, and forced retraction: same text, no slot lost."""
+"""A KV pool too small for the load, pages, and forced retraction: same output, no leaked slot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from support.servers import BLOCKS, OVERLAP, QUESTION, SEED, Start, parse_flags
 
 NUM_REQUESTS, NEW_TOKENS = 10, 72
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
-# Questions of about 12 tokens each: one pass may need more slots than the draft it judges.
+# Questions of about 12 tokens each: a verify pass may need more slots than its draft.
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
 SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-draft-chunk", "6", *SEED)
 ONE = ("--parse-draft-parallel-tokens", "1")
 """Unless a server says otherwise."""
 TOKEN = ("--parse-verification", "token")
 SERVERS = {
-    # name: flags, and the environment that admits more requests than the pool can hold
+    # name: flags, and the environment that admits more requests than fit into the pool
     "tight-semantic": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640"),
     "tight-token": (*TOKEN, *SHORT_DRAFTS, "--max-total-tokens", "520"),
     "tight-blocks": (*TOKEN, *SHORT_DRAFTS, "--max-total-tokens", "520", *BLOCKS, *OVERLAP),
@@ -43,7 +43,7 @@ class Tight(NamedTuple):
         return QUESTION[0] not in SERVERS[self.name]
 
     def run(self, threshold: float) -> list[dict]:
-        """All prompts at once."""
+        """Sends all prompts at once."""
         return self.client.generate_all(
             PROMPTS,
             NUM_REQUESTS,
@@ -76,14 +76,14 @@ def expected(plain: Client) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-def test_output_is_the_plain_servers_and_nobody_starves(tight: Tight, expected: list):
-    # In token mode drafts are accepted and the text is still exact.
+def test_output_equals_the_plain_servers_and_no_request_starves(tight: Tight, expected: list):
+    # Token mode accepts drafts and is still exact.
     answers = tight.run(threshold=0.5 if tight.is_token else 1.5)
     assert [answer["output_ids"] for answer in answers] == expected
     infos = [parse_info(answer) for answer in answers]
     retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
     short = sum(info["kv_truncated_drafts"] for info in infos)
-    # Not vacuous: the pool really was too small, or requests really were retracted.
+    # Not vacuous: the pool was too small, or requests were retracted.
     assert short + retractions > 0, (short, retractions)
     if tight.is_token:
         assert sum(info["accepted_tokens"] for info in infos) > 0
@@ -96,7 +96,7 @@ def test_accepted_text_survives_the_pressure(tight: Tight):
         info = parse_info(answer)
         assert info["accepted_tokens"] + info["target_tokens"] == NEW_TOKENS
         assert info["mode"] == "parse"
-    # Drafts really got shorter, also on the way to what they were asked for.
+    # Drafts got shorter.
     lengths = [len(r["draft_token_ids"]) for a in answers for r in parse_info(a)["trace"]]
     if tight.name.startswith("tight"):
         assert min(lengths) < 24, lengths

@@ -12,9 +12,9 @@ from support.client import Client, parse_info
 
 LIMITS = (18, 40, 35, 50, 33)
 """max_new_tokens of the five turns. The first one's last token is the target's own (1 + 16 + 1);
-the third is served plainly: its tokens are the draft model's to read before the fourth."""
+the third falls back to plain decoding: the draft model prefills it before the fourth."""
 STOPS = list(range(3, 300, 12))
-"""Stop tokens of every other turn: some stop falls inside an accepted run."""
+"""Stop tokens of every other turn; some fall inside accepted drafts."""
 
 
 def _turns(client: Client, seed: int) -> list[dict]:
@@ -44,7 +44,7 @@ def _acceptance(answer: dict) -> float:
 
 @pytest.mark.parametrize("concurrency", [1, 6])
 def test_five_turns(plain: Client, equal: Client, concurrency: int):
-    """The draft model is the target: whatever is not accepted was drafted from wrong KV."""
+    """The draft model is the target: any rejection shows wrong draft KV."""
     seeds = range(81, 87)
     for client in (plain, equal):
         client.flush()

@@ -2,7 +2,7 @@
 
 Plain steps and bursts are launched before the last one's tokens have been read; everything else
 reads first.
-The random pair: cuts fall anywhere, so all phases occur. ``plugins/probe`` counts what came when.
+The random pair: drafts are rejected anywhere, so all phases occur. ``plugins/probe`` counts events.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ def test_exact_above_one(overlap: Client, expected: list, concurrency: int):
     assert ids_of(answers) == expected
     assert all(parse_info(answer)["rounds"] > 3 for answer in answers)
     grown = {name: count - before[name] for name, count in counts(overlap).items()}
-    # A result waits for the next launch, but for the last one of a busy time.
+    # A result is processed after the next launch, except the last one of a busy period.
     assert grown["processed_late"] >= grown["launched"] - 2 * len(PROMPTS)
     overlap.assert_nothing_lost()
 
 
 @pytest.mark.parametrize("concurrency", [1, 6])
-def test_plain_steps_are_launched_unread(overlap: Client, expected: list, concurrency: int):
+def test_decode_steps_are_launched_before_the_last_result(
+    overlap: Client, expected: list, concurrency: int
+):
     before = counts(overlap)
     answers = overlap.generate_all(PROMPTS, concurrency, parse={"enabled": False}, **LONG)
     assert ids_of(answers) == expected
@@ -48,11 +50,10 @@ def test_plain_steps_are_launched_unread(overlap: Client, expected: list, concur
 
 
 @pytest.mark.parametrize("concurrency", [1, 6])
-def test_drafts_verdicts_and_cuts_are_those_without(
+def test_drafts_verdicts_and_accepted_lengths_equal_those_without_overlap(
     overlap: Client, semantic: Client, concurrency: int
 ):
-    """Drafts and the target's continuations end where they do, though the next burst or step is
-    under way."""
+    """Drafts and segments end at the same tokens although the next forward is in flight."""
     before = counts(overlap)
     judged = {"threshold": 0.3, "trace": True}
     ours, theirs = (
@@ -71,8 +72,8 @@ def test_drafts_verdicts_and_cuts_are_those_without(
     assert counts(overlap)["bursts_unread"] > before["bursts_unread"]
 
 
-def test_all_phases_beside_each_other(overlap: Client, expected: list):
-    """Drafters, plain steps and prefills in one batch."""
+def test_all_phases_in_one_batch(overlap: Client, expected: list):
+    """Drafts, decode steps and prefills share a batch."""
     kinds = [EXACT, {"enabled": False}, {"threshold": 0.3}]
     with ThreadPoolExecutor(18) as pool:
         jobs = [
@@ -89,7 +90,7 @@ def test_all_phases_beside_each_other(overlap: Client, expected: list):
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
 def test_short_answers_are_whole(overlap: Client, expected: list, num_tokens: int):
-    """While a draft is written nothing comes out: no answer may be taken for over by then."""
+    """A request that drafts emits nothing and must not be taken for finished."""
     short = {"max_new_tokens": num_tokens, "ignore_eos": True}
     for parse in (EXACT, {"enabled": False}):
         answers = overlap.generate_all(PROMPTS, 6, parse=parse, **short)
@@ -97,8 +98,8 @@ def test_short_answers_are_whole(overlap: Client, expected: list, num_tokens: in
 
 
 @pytest.mark.parametrize("parse", [EXACT, {"enabled": False}])
-def test_stops_end_an_answer_where_they_stand(overlap: Client, plain: Client, parse: dict):
-    """At a stop token the worker ends it; a stop string is seen when the next step is launched."""
+def test_stop_conditions_are_exact(overlap: Client, plain: Client, parse: dict):
+    """The worker handles stop tokens; a stop string is found after the next step is launched."""
     for prompt in PROMPTS[:3]:
         whole = plain.generate(prompt, **LONG)
         text = whole["text"]
@@ -122,8 +123,8 @@ def test_stops_end_an_answer_where_they_stand(overlap: Client, plain: Client, pa
     ],
     ids=lambda wish: next(iter(wish)),
 )
-def test_what_depends_on_the_last_token_sees_it(overlap: Client, plain: Client, wish: dict):
-    """The plain server runs without overlap; SGLang's own penalties are a step late with it."""
+def test_options_that_depend_on_the_last_token(overlap: Client, plain: Client, wish: dict):
+    """The plain server runs without overlap; with it, SGLang's penalties lag one step."""
     sampling = {"max_new_tokens": 40, **wish}
     theirs = ids_of(plain.generate_all(PROMPTS[:3], 3, **sampling))
     beside = overlap.generate_all(PROMPTS[:3], 3, **sampling)
@@ -132,8 +133,8 @@ def test_what_depends_on_the_last_token_sees_it(overlap: Client, plain: Client, 
 
 
 def test_requests_end_between_a_plan_and_its_launch(overlap: Client, plain: Client):
-    """There SGLang processes a result while a grammar is in the batch. Stop strings end a request
-    without the worker's knowing."""
+    """SGLang processes a result there while a grammar is in the batch. The worker does not see stop
+    strings."""
     grammar = {"regex": "[a-z ]{300,400}", "max_new_tokens": 150}
     stopping = []
     for prompt in PROMPTS:
@@ -155,7 +156,7 @@ def test_requests_end_between_a_plan_and_its_launch(overlap: Client, plain: Clie
     overlap.assert_nothing_lost()
 
 
-def test_log_probabilities_are_those_of_the_tokens(overlap: Client, plain: Client):
+def test_log_probabilities_belong_to_their_tokens(overlap: Client, plain: Client):
     top = {"return_logprob": True, "top_logprobs_num": 2}
     theirs, ours = (server.generate(PROMPTS[0], top=top, **LONG) for server in (plain, overlap))
     key = "output_token_logprobs"
@@ -164,16 +165,16 @@ def test_log_probabilities_are_those_of_the_tokens(overlap: Client, plain: Clien
         assert left[0] == pytest.approx(right[0], abs=1e-4)
 
 
-def test_the_next_turn_drafts_from_what_the_last_one_left(overlap: Client):
-    """What the draft model has read is marked, while another iteration may be under way."""
+def test_the_next_turn_reuses_draft_kv(overlap: Client):
+    """Draft KV is marked while another iteration is in flight."""
     first = overlap.generate_all(PROMPTS, 6, parse={"threshold": 0.3}, **LONG)
     turns = [prompt + ids for prompt, ids in zip(PROMPTS, ids_of(first), strict=True)]
     look = overlap.look()["tree"]
     drafted = sum(sum(path["marked"]) >= min(map(len, PROMPTS)) for path in look)
     assert drafted >= len(PROMPTS)
     for path in look:
-        # A tree keeps who came first: behind the slots of a request that never drafted there may
-        # be those of one that did.
+        # The radix tree retains the first request's slots: after those of a request that never
+        # drafted, there may be slots of one that did.
         for target, draft, is_marked in zip(*path["written"], path["marked"], strict=True):
             assert draft == target or not is_marked, "marked, but the draft model read another"
     again = overlap.generate_all(turns, 6, parse={"threshold": 0.3}, **LONG)

@@ -1,4 +1,4 @@
-"""Prometheus metrics and the decode log line add up to what the responses say."""
+"""Prometheus metrics and the decode log line equal the sums of the responses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHUNKS = ("--parse-draft-chunk", "6", *SMALL_CHUNKS, *SEED, *EVERY_LINE)
 
 @dataclass(frozen=True)
 class Watched:
-    """A server, its log, and everything that was seen between two looks."""
+    """A server, its log, and the changes between two scrapes."""
 
     client: Client
     log: Path
@@ -65,7 +65,7 @@ class Watched:
 def watched(
     start_server: Start, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
-    """It serves by a certificate that another server was given."""
+    """Serves with a certificate of another server."""
     path = tmp_path_factory.mktemp("certificate") / "calibration.json"
     path.write_text(calibration.calibration()[1].model_dump_json())
     flags = ("--parse-threshold", str(path), "--enable-metrics")
@@ -98,7 +98,7 @@ def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]
 
 
 def samples(client: Client) -> Counter[tuple[str, str]]:
-    """(sample, value of its own label) -> value, of PARSE's metrics; ``le`` is a label too."""
+    """Returns PARSE's metrics: (sample, label value) -> value; ``le`` is a label, too."""
     found: Counter[tuple[str, str]] = Counter()
     own_labels = {"le"} | {metric.label for metric in METRICS if metric.label}
     for family in text_string_to_metric_families(page(client)):
@@ -120,7 +120,7 @@ def growth(after: Counter, before: Counter) -> dict[tuple[str, str], float]:
 
 
 def settle(client: Client) -> None:
-    """Every earlier request is over, counted and in a line of the log."""
+    """Waits until every earlier request is finished, counted and logged."""
     client.generate(PROMPTS[0], max_new_tokens=2, ignore_eos=True)
     client.wait_idle()
 
@@ -129,7 +129,7 @@ def settle(client: Client) -> None:
 
 
 def stream(client: Client, prompt: list[int]) -> dict[str, Any]:
-    """The last message of a streamed answer."""
+    """Returns the last chunk of a streamed response."""
     params = {"temperature": 0, "custom_params": {"parse": ACCEPT_SOME}, **LENGTH}
     body = {"input_ids": prompt, "stream": True, "sampling_params": params}
     with HTTP.stream("POST", f"{client.url}/generate", json=body, timeout=120) as response:
@@ -140,7 +140,7 @@ def stream(client: Client, prompt: list[int]) -> dict[str, Any]:
 
 
 def aborted(client: Client, prompt: list[int]) -> dict[str, Any]:
-    """The answer of a request that is aborted while it drafts."""
+    """Returns the response of a request that is aborted while it drafts."""
     with (
         client.probe.fault("draft-burst", "slow", seconds=0.2, skip=8) as fault,
         ThreadPoolExecutor(1) as pool,
@@ -155,7 +155,7 @@ def aborted(client: Client, prompt: list[int]) -> dict[str, Any]:
 
 
 def mixed_requests(client: Client) -> list[dict[str, Any]]:
-    """Answers to requests of every kind, many at a time."""
+    """Returns responses to concurrent requests of every kind."""
     plain = client.generate(PROMPTS[7], parse={"enabled": False}, **LENGTH)
     stop_inside_a_run = {"stop_token_ids": plain["output_ids"][20:22]}
     with ThreadPoolExecutor(8) as pool:
@@ -167,7 +167,7 @@ def mixed_requests(client: Client) -> list[dict[str, Any]]:
         jobs += [pool.submit(stream, client, prompt) for prompt in PROMPTS[2:4]]
         for prompt, options in (
             (LONG_PROMPT, {}),
-            (PROMPTS[4], {"max_new_tokens": 1}),  # ends in its prefill
+            (PROMPTS[4], {"max_new_tokens": 1}),  # finishes in prefill
             (PROMPTS[5], {"temperature": 0.8}),
             (PROMPTS[6], {"ignore_eos": False}),
             (PROMPTS[7], stop_inside_a_run),
@@ -181,7 +181,7 @@ def mixed_requests(client: Client) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def recorded_iterations(client: Client) -> Iterator[list[list[dict[str, Any]]]]:
-    """What the probe sees of each decode iteration in this block; filled at its end."""
+    """Yields the probe's records of the decode iterations in this block, filled at its end."""
     assert client.probe
     iterations: list[list[dict[str, Any]]] = []
     record = client.probe.folder / "record"
@@ -204,7 +204,7 @@ def total(infos: list[dict[str, Any]], key: str) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """One mix of requests: its answers and what they added to every figure."""
+    """Responses to a mix of requests, and the growth of every metric."""
 
     answers: list[dict[str, Any]]
     grown: dict[tuple[str, str], float]
@@ -229,7 +229,7 @@ def decode_lines(lines: list[str]) -> list[re.Match[str]]:
 
 
 def generated_tokens(client: Client) -> float:
-    """SGLang's own count of output tokens."""
+    """Returns SGLang's count of output tokens."""
     found = re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)$", page(client), re.MULTILINE)
     return sum(map(float, found))
 
@@ -270,7 +270,7 @@ def test_metrics_carry_sglangs_labels(watched: Watched):
     assert {"model_name", "tp_rank"} <= set(ours)
 
 
-def test_counters_are_the_sums_of_the_responses(seen: Seen):
+def test_counters_equal_the_sums_of_the_responses(seen: Seen):
     grown, infos = seen.grown, seen.infos
     assert grown["drafted_tokens_total", ""] == total(infos, "drafted_tokens") > 100
     assert grown["accepted_tokens_total", ""] == total(infos, "accepted_tokens") > 20
@@ -323,12 +323,12 @@ def test_the_comparison_reads_stage_times(watched: Watched):
     assert set(after) == {"prefill", "draft", "verify", "decode"}
 
 
-def test_passes_judge_one_draft_or_more(seen: Seen):
+def test_verify_passes_cover_one_draft_or_more(seen: Seen):
     assert 0 < seen.grown["verify_passes_total", ""] < seen.grown["rounds_total", ""]
 
 
 @pytest.mark.parametrize("name", ["verdict", "accept_ratio"])
-def test_histograms_are_those_of_the_traces(seen: Seen, name: str):
+def test_histograms_equal_the_traces(seen: Seen, name: str):
     values = [
         value
         for record in seen.rounds
@@ -353,7 +353,7 @@ def test_histograms_are_those_of_the_traces(seen: Seen, name: str):
         assert seen.grown["verified_tokens_total", ""] == judged
 
 
-def test_one_pass_a_round_when_nobody_else_is_there(watched: Watched):
+def test_one_verify_pass_per_round_of_a_single_request(watched: Watched):
     settle(watched.client)
     before = samples(watched.client)
     info = parse_info(watched.client.generate(PROMPTS[0], parse=ACCEPT_SOME, **LENGTH))
@@ -363,7 +363,7 @@ def test_one_pass_a_round_when_nobody_else_is_there(watched: Watched):
 
 
 def test_kv_slots_held(watched: Watched):
-    """Against what a probe in the scheduler sees in every decode iteration."""
+    """Compares with a probe in the scheduler, in every decode iteration."""
     client = watched.client
     settle(client)
     before = samples(client)
@@ -375,16 +375,16 @@ def test_kv_slots_held(watched: Watched):
     assert grown["kv_slots_held_count", ""] == len(held) > 5
     assert grown["kv_slots_held_sum", ""] == sum(held)
     assert max(held) > 40
-    # STANDALONE reserves two windows of a draft for every request in every iteration.
+    # STANDALONE reserves two draft windows per request in every iteration.
     reserve = 2 * (DRAFT_TOKENS + 1)
     assert sum(held) / sum(len(iteration) for iteration in iterations) < reserve / 2
     before = samples(client)
     info = client.generate(PROMPTS[0], parse={"enabled": False}, **LENGTH)
     client.wait_idle()
     grown = growth(samples(client), before)
-    steps = info["meta_info"]["completion_tokens"] - 1  # the first comes from the prefill
+    steps = info["meta_info"]["completion_tokens"] - 1  # the first one comes from prefill
     assert grown["kv_slots_held_sum", ""] == grown["kv_slots_held_count", ""] == steps
-    # Gaps between what it was sent: the time from its first step's token to its last.
+    # Inter-token times sum to the time from the first decode step's token to the last.
     assert grown["decode_itl_seconds_count", ""] == steps - 1
     assert 0 < grown["decode_itl_seconds_sum", ""] < info["meta_info"]["e2e_latency"]
 
@@ -403,7 +403,7 @@ def test_faults_are_counted(watched: Watched):
 
 
 def test_a_certificate_for_another_server(watched: Watched):
-    """What differs is in the log and in the metrics, and no request is certified."""
+    """Log and metrics report mismatches, and no request is certified."""
     settle(watched.client)
     found = samples(watched.client)
     differing = {label for name, label in found if name == "certificate_mismatch"}
@@ -415,8 +415,8 @@ def test_a_certificate_for_another_server(watched: Watched):
     assert info["certified"] is False
 
 
-def test_verdicts_that_are_not_the_certificates(watched: Watched):
-    """Those of a random pair: after a window of first drafts the server says so."""
+def test_verdict_drift_is_reported(watched: Watched):
+    """A random pair drifts: the server reports it after a window of first drafts."""
     client = watched.client
     settle(client)
     before = samples(client)
@@ -430,7 +430,7 @@ def test_verdicts_that_are_not_the_certificates(watched: Watched):
 
 
 def test_sglangs_acceptance_gauges_cover_parses_rounds(watched: Watched):
-    """Those of the last decode report: with one request, of its last round."""
+    """The last decode report of a single request covers its last round."""
     answer = watched.client.generate(PROMPTS[0], parse=ACCEPT_SOME, **LENGTH)
     watched.client.wait_idle()
     last = parse_info(answer)["trace"][-1]
@@ -492,8 +492,8 @@ def test_decode_lines_add_up(seen: Seen):
     assert printed(seen.lines, "continuing") > 0
 
 
-def test_without_metrics_the_line_is_the_same(unwatched: Watched):
-    """And nothing is published: the server has no ``/metrics``."""
+def test_the_line_does_not_need_metrics(unwatched: Watched):
+    """A server without ``--enable-metrics`` has no ``/metrics``."""
     client = unwatched.client
     settle(client)
     num_lines = len(unwatched.lines())
@@ -502,6 +502,6 @@ def test_without_metrics_the_line_is_the_same(unwatched: Watched):
     client.wait_idle()
     lines = decode_lines(unwatched.lines()[num_lines:])
     assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
-    assert printed(lines, "continuing") == 0  # in token mode drafting resumes at once
+    assert printed(lines, "continuing") == 0  # token mode resumes drafting at once
     assert HTTP.get(f"{client.url}/metrics", timeout=60).status_code == 404
     assert stage_seconds(Remote("parse", client.url)) == {}

@@ -1,4 +1,4 @@
-"""A public benchmark through SGLang's own harness, as docs/benchmarks.md has it.
+"""A public benchmark through SGLang's own harness, as in docs/benchmarks.md.
 
 sgl-eval is not among our dependencies (it needs older pandas and datasets): this runs where its
 command is on the PATH.

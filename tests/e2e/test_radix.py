@@ -1,4 +1,4 @@
-"""What the radix cache can reach: prompts and answers, with their own KV. Never a question's."""
+"""The radix cache holds prompts and answers with their own KV, never a question's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPTIONS = (
     {"trace": True, "threshold": 1.5},
     {"enabled": False},
 )
-"""Answers that end with a draft, with the target's own token, or were never drafted at all."""
+"""Answers that end with a draft, with a bonus token, or without any draft."""
 TARGET, DRAFT = 0, 1
 TOLERANCE = 1e-3
-"""Of a KV fingerprint; those of different tokens differ by far more, which is checked."""
+"""Tolerance of a KV fingerprint; a test checks that different tokens differ by far more."""
 
 
 @pytest.mark.parametrize("server", ["semantic", "token", "blocks"])
@@ -39,14 +39,14 @@ def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, 
 
     tree = client.look()["tree"]
     texts = [prompt + answer["output_ids"] for prompt, answer in zip(prompts, answers, strict=True)]
-    # The last output token has no KV, and the tree keeps whole pages. Everything else of every
-    # answer is there, and nothing more.
+    # The last output token has no KV, and the tree holds whole pages. Everything else of every
+    # answer is cached, and nothing more.
     page = client.page_size()
     kept = sorted(text[: (len(text) - 1) // page * page] for text in texts)
     assert sorted(path["written"][TARGET] for path in tree) == kept
     marked = [sum(path["marked"]) for path in tree]
     for path, count in zip(tree, marked, strict=True):
-        # What the draft model has read, from the start; where it never drafted, nothing.
+        # Draft KV from the start; none where it never drafted.
         assert path["marked"] == [True] * count + [False] * (len(path["slots"]) - count)
         assert path["written"][DRAFT][:count] == path["written"][TARGET][:count]
     never_drafted, drafted = sorted(marked)[:2], sorted(marked)[2:]
@@ -55,9 +55,9 @@ def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, 
     _assert_own_kv(client, tree)
 
 
-def test_an_only_burst_leaves_its_marks(blocks: Client):
-    """Under overlap it begins before SGLang has settled the prompt's slots; its first block reads
-    a short prompt itself."""
+def test_a_single_draft_chunk_marks_its_slots(blocks: Client):
+    """Under overlap the chunk begins before SGLang has cached the prompt; its first block prefills
+    a short prompt."""
     blocks.flush()
     (prompt,) = random_prompts(1, 75, longest=31)
     answer = blocks.generate(prompt, ignore_eos=True, max_new_tokens=2)
@@ -68,7 +68,7 @@ def test_an_only_burst_leaves_its_marks(blocks: Client):
 
 
 def _assert_own_kv(client: Client, tree: list[dict]) -> None:
-    """The KV in the tree's slots is what others write for the same tokens in one piece."""
+    """Cached KV equals the KV of one prefill of the same tokens."""
     client.flush()
     texts = [path["written"][TARGET] for path in tree]
     client.generate_all(texts, 8, ignore_eos=True, max_new_tokens=4)

@@ -1,4 +1,4 @@
-"""Per-request control and its refusals, through the native and the OpenAI API."""
+"""Request options and their errors, in the native and the OpenAI API."""
 
 import re
 
@@ -78,7 +78,7 @@ def test_openai_api_carries_options_and_meta_info(semantic: Client):
         assert bool(info["trace"]) is enabled
 
 
-def test_traces_are_each_requests_own(semantic: Client):
+def test_traces_belong_to_their_requests(semantic: Client):
     prompts = random_prompts(8, 42)
     alone = [semantic.generate(p, parse={"trace": True}, **LIMIT) for p in prompts]
     together = semantic.generate_all(prompts, 8, parse={"trace": True}, **LIMIT)
@@ -104,7 +104,7 @@ def test_trace_adds_up_to_the_output(semantic: Client):
 
 
 def test_a_question_the_target_does_not_understand_is_reported_once(semantic: Client):
-    """A random target spreads its probability: the log says so once, with the value."""
+    """A random target has low verdict mass: the log reports it once, with the value."""
     for prompt in random_prompts(2, 43):
         info = parse_info(semantic.generate(prompt, parse={"trace": True}, **LIMIT))
         assert all(mass < 0.5 for record in info["trace"] for mass in record["verdict_mass"])
@@ -117,7 +117,7 @@ def test_a_question_the_target_does_not_understand_is_reported_once(semantic: Cl
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_reasoning_is_asked_about_inside_its_block(semantic: Client, is_open: bool):
-    """The block may be opened and closed by the prompt, the output or the draft itself."""
+    """Prompt, output or draft may open and close the reasoning block."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     question = render_question(tokenizer, QuestionWording.read(THINKING_QUESTION))
     assert question.thinking is not None

@@ -1,4 +1,4 @@
-"""Two PARSE servers behind SGLang's router, started as examples/router/README.md says."""
+"""Two PARSE servers behind SGLang's router, started as in examples/router/README.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUM_TURNS = 3
 
 @dataclass(frozen=True)
 class Routed:
-    """What ``serve.sh`` started on ``port``."""
+    """The processes that ``serve.sh`` started on ``port``."""
 
     port: int
 
@@ -104,7 +104,7 @@ def chat(url: str, messages: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def session(url: str, seed: int) -> list[tuple[list[dict[str, str]], dict[str, Any]]]:
-    """Turns of a chat: what was sent, what came back."""
+    """Turns of a chat: messages and responses."""
     rng = random.Random(seed)
     messages: list[dict[str, str]] = []
     turns = []
@@ -126,7 +126,7 @@ def test_sessions_stick_to_the_server_that_has_their_prefix(routed: Routed, plai
         for messages, answer in turns:
             usage = answer["usage"]
             cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-            # Sessions share the first tokens of the chat template, nothing else.
+            # Sessions share only the first tokens of the chat template.
             assert cached >= known - 1 if known else cached < 20
             known = usage["prompt_tokens"]
             ours, expected = answer["choices"][0], chat(plain.url, messages)["choices"][0]
@@ -137,7 +137,7 @@ def test_sessions_stick_to_the_server_that_has_their_prefix(routed: Routed, plai
 
 
 def test_settings_per_request_need_a_direct_request(routed: Routed):
-    """What examples/router/README.md says about fields the router does not know."""
+    """The router drops fields that it does not know, as in examples/router/README.md."""
     params = {"max_new_tokens": 8, "custom_params": {"parse": {"enabled": False}}}
     modes = []
     for offset in (0, 100):

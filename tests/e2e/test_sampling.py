@@ -1,6 +1,6 @@
-"""Temperature > 0: target-written tokens are samples of the target, drafts of the draft model.
+"""Temperature > 0: target tokens are samples of the target, drafts samples of the draft model.
 
-Both with the request's own temperature, top-p, top-k and min-p; seeds reproduce runs.
+Both use the request's temperature, top-p, top-k and min-p; seeds reproduce runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160
 NUM_TOKENS = 3
 ACCEPTABLE_P = 1e-4
-"""Some thirty samples a run are tested: one false alarm in three hundred runs."""
+"""About thirty samples are tested per run: one false alarm in three hundred runs."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Rule:
     def _kept(self, row: list[float]) -> list[bool]:
         kept = [False] * len(row)
         before, most = 0.0, max(row)
-        # A sum of all but the last few tokens may round to more than 1.
+        # The sum of all but the last few tokens may round to more than 1.
         top_p = self.top_p if self.top_p < 1 else math.inf
         for rank, token in enumerate(sorted(range(len(row)), key=row.__getitem__, reverse=True)):
             in_top = (self.top_k < 0 or rank < self.top_k) and before <= top_p
@@ -132,7 +132,7 @@ def test_distribution(token: Client, target_model, path: str, kwargs: dict):
     }
     values = _uniform_values(target_model, [a["output_ids"] for a in answers], 0.8)
     assert stats.kstest(values, "uniform").pvalue > ACCEPTABLE_P
-    # The test can fail: the same samples do not fit another temperature.
+    # Not vacuous: the same samples do not fit another temperature.
     wrong = _uniform_values(target_model, [a["output_ids"] for a in answers], 0.2)
     assert stats.kstest(wrong, "uniform").pvalue < ACCEPTABLE_P
 
@@ -164,7 +164,7 @@ def test_target_written_tokens_obey_the_parameters(token: Client, target_model, 
     for answer in answers:
         places.add((*PROMPT, answer["output_ids"][0]), answer["output_ids"][1:])
     assert places.pvalue() > ACCEPTABLE_P
-    # The test can fail: without the parameters the same samples do not fit.
+    # Not vacuous: without the parameters the same samples do not fit.
     free = Places(target_model, Rule(rule.temperature))
     for answer in answers:
         free.add((*PROMPT, answer["output_ids"][0]), answer["output_ids"][1:])
@@ -177,7 +177,7 @@ def test_target_written_tokens_obey_the_parameters(token: Client, target_model, 
 def test_drafts_obey_the_parameters(
     request: pytest.FixtureRequest, draft_model, server: str, name: str
 ):
-    """Drafts are samples of the draft model, given what was committed before them."""
+    """Drafts are samples of the draft model, given the committed tokens."""
     rule = RULES[name]
     client: Client = request.getfixturevalue(server)
     answers = client.generate_all(
@@ -195,11 +195,11 @@ def test_drafts_obey_the_parameters(
 
 
 @pytest.mark.parametrize("server", ["token", "semantic"])
-def test_seeds_give_the_plain_servers_samples(
+def test_seeded_samples_equal_the_plain_servers(
     request: pytest.FixtureRequest, plain: Client, server: str
 ):
-    """With a seed, noise depends on seed and position only: exact settings give the plain
-    server's tokens although they are sampled, whatever was drafted."""
+    """With a seed, noise depends on seed and position only: exact modes sample the plain server's
+    tokens, whatever was drafted."""
     client: Client = request.getfixturevalue(server)
     options = {"threshold": 1.5} if server == "semantic" else {}
     params = {"temperature": 1.1, "top_p": 0.95, "top_k": 50, "max_new_tokens": 48}
@@ -233,7 +233,7 @@ def test_several_samples_of_one_request(token: Client, plain: Client, target_mod
 
 
 def test_the_same_server_seed_gives_the_same_samples(start_server: Start, pair):
-    """One request at a time: SGLang draws from one generator per server."""
+    """Sends one request at a time, because SGLang has one generator per server."""
     runs = []
     for name in ("seeded-1", "seeded-2"):
         flags = ("--parse-verification", "token", *SEED)

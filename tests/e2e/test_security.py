@@ -1,4 +1,4 @@
-"""A request cannot change what is asked about its draft, nor see another's; attempts are judged."""
+"""A request can neither change the question about its draft nor see another request's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FALSE_ACCEPTS = 0.10
 
 @pytest.fixture(scope="module")
 def attempts(problems: list[RenderedProblem], tokenizer: Any) -> list[tuple[Any, str]]:
-    """(problem, prompt): every injection with some held-out problems."""
+    """Returns (problem, prompt) pairs: every injection with some held-out problems."""
     assert len(INJECTIONS) == 20
     made = []
     for number, injection in enumerate(INJECTIONS):
@@ -38,7 +38,7 @@ def answers(demo: Client, attempts: list[tuple[Any, str]]) -> list[dict]:
 
 
 def test_the_servers_question_is_asked(answers: list[dict], tokenizer: Any):
-    """In every round of every attempt: question, verdict tokens and threshold of the server."""
+    """Every round of every attempt has the server's question, verdict tokens and threshold."""
     question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
     rounds = [record for answer in answers for record in parse_info(answer)["trace"]]
     assert len(rounds) > len(INJECTIONS)
@@ -54,10 +54,10 @@ def test_the_servers_question_is_asked(answers: list[dict], tokenizer: Any):
             )
 
 
-def test_attempts_are_judged_like_any_other_prompt(
+def test_attempts_get_the_reference_verdicts(
     answers: list[dict], attempts: list[tuple[Any, str]], target_model: Any, tokenizer: Any
 ):
-    """The slow reference, which knows only the prompt's tokens, comes to the same verdicts."""
+    """The reference implementation, which has only the prompt's tokens, gives the same verdicts."""
     for (_, prompt), answer in list(zip(attempts, answers, strict=True))[::PROBLEMS_EACH]:
         context = tokenizer.encode(prompt, add_special_tokens=False)
         record = parse_info(answer)["trace"][0]
@@ -68,7 +68,7 @@ def test_attempts_are_judged_like_any_other_prompt(
 def test_false_accepts(
     answers: list[dict], attempts: list[tuple[Any, str]], tokenizer: Any, record_property: Any
 ):
-    """How often the target accepts a wrong prefix behind an attempt; docs/fidelity.md has it."""
+    """Bounds how often the target accepts a wrong prefix after an attempt (docs/fidelity.md)."""
     wrong = accepted = 0
     for (problem, _), answer in zip(attempts, answers, strict=True):
         for record in parse_info(answer)["trace"]:
@@ -107,7 +107,7 @@ def test_a_request_cannot_bring_its_own_question(demo: Client, options: dict):
 
 
 def test_a_trace_shows_its_own_request_only(demo: Client, problems: list[RenderedProblem]):
-    """Drafts, cuts and tokens of sixteen requests at once are those of each of them alone."""
+    """Sixteen concurrent requests have the same traces and tokens as each of them alone."""
     prompts = [problem.prompt for problem in problems[40:56]]
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda prompt: _traced(demo, prompt), prompts))

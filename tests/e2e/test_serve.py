@@ -9,7 +9,7 @@ from support.client import Client, parse_info, random_prompts
 from support.servers import parse_flags
 from support.warm import Nursery
 
-# As .venv/bin/sglang does; the script itself carries the path it was made at.
+# As .venv/bin/sglang does; that script contains the path of its environment.
 SGLANG_SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")
 
 
@@ -27,5 +27,5 @@ def test_sglang_serve(pair: tuple[Path, Path], nursery: Nursery, tmp_path: Path)
         server.stop()
     info = parse_info(answer)
     assert info["mode"] == "parse"
-    # The flag reached the scheduler: a round never drafts more.
+    # The flag reached the scheduler: no round drafts more.
     assert [len(record["draft_token_ids"]) for record in info["trace"]][0] == 7

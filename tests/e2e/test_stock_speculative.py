@@ -21,7 +21,7 @@ from support.servers import SEED, Start, served
 HEAD = DEMO / "eagle3"
 SEEDS = (61, 62)
 ACCEPTABLE_P = 1e-4
-"""Some thirty samples a run are tested: one false alarm in three hundred runs."""
+"""About thirty samples are tested per run: one false alarm in three hundred runs."""
 CHAIN = ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 TREE = ("--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "12")
 
@@ -39,7 +39,7 @@ def _serve(start: Start, name: str, algorithm: str, target: Path, draft: Path, *
 
 @pytest.fixture(scope="module")
 def random_head(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An EAGLE-3 head for the random target, in which only the path to the words is not random."""
+    """An EAGLE-3 head for the random target; only its path to the LM head is not random."""
     target = load_model(pair[0])
     torch.manual_seed(7)
     head = EagleHead(head_config(target.config, [0, 1]))
@@ -86,13 +86,15 @@ def expected(plain: Client) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_greedy_output_is_the_plain_servers(speculative: Client, expected: dict, concurrency: int):
+def test_greedy_output_equals_the_plain_servers(
+    speculative: Client, expected: dict, concurrency: int
+):
     for seed in SEEDS:
         answers = speculative.generate_all(
             random_prompts(6, seed), concurrency, max_new_tokens=72, ignore_eos=True
         )
         assert ids_of(answers) == expected[seed]
-        # Not vacuous: text is diverse, some drafts are kept and some are not.
+        # Not vacuous: the text is diverse, some drafts are accepted and some rejected.
         assert len({token for ids in expected[seed] for token in ids}) > 50
         infos = [answer["meta_info"] for answer in answers]
         accepted = sum(info["spec_num_correct_drafts"] for info in infos)
@@ -138,7 +140,7 @@ def test_sampled_output_has_the_targets_distribution(speculative: Client, target
         stats.kstest(_places(target_model, ids_of(answers), 0.8, top_k), "uniform").pvalue
         > ACCEPTABLE_P
     )
-    # The test can fail: the same samples do not fit another temperature.
+    # Not vacuous: the same samples do not fit another temperature.
     assert (
         stats.kstest(_places(target_model, ids_of(answers), 0.2, top_k), "uniform").pvalue
         < ACCEPTABLE_P
@@ -146,7 +148,7 @@ def test_sampled_output_has_the_targets_distribution(speculative: Client, target
 
 
 def test_greedy_and_sampled_requests_share_a_batch(speculative: Client, expected: dict):
-    """One sampled request sends the whole batch down the sampling path; top_k 1 keeps it greedy."""
+    """One sampled request puts the whole batch on the sampling path; top_k 1 stays greedy."""
     prompts = random_prompts(6, SEEDS[0])
     params = {"max_new_tokens": 72, "ignore_eos": True}
     with ThreadPoolExecutor(12) as pool:
@@ -163,13 +165,13 @@ def test_greedy_and_sampled_requests_share_a_batch(speculative: Client, expected
 
 
 def test_the_trained_head(eagle3_chain: Client, demo_plain: Client, problems: list):
-    """Held-out problems: the plain target's answers, at least 2.5 tokens a verification pass."""
+    """Held-out problems: the plain target's answers, at least 2.5 tokens per verify pass."""
     prompts = [problem.prompt for problem in problems[:16]]
     answers = eagle3_chain.generate_all(prompts, 4, max_new_tokens=200)
     plain = demo_plain.generate_all(prompts, 8, max_new_tokens=200)
     assert ids_of(answers) == ids_of(plain)
     infos = [answer["meta_info"] for answer in answers]
-    # An answer's first token comes from prefill.
+    # The first token comes from prefill.
     tokens = sum(info["completion_tokens"] - 1 for info in infos)
     assert tokens / sum(info["spec_verify_ct"] for info in infos) >= 2.5
     eagle3_chain.flush()

@@ -1,4 +1,4 @@
-"""Stops inside an accepted run cut exactly where plain decoding would have."""
+"""Stop conditions inside accepted drafts end the output exactly as plain decoding does."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_stop_string(plain: Client, token: Client, free_running: list[dict], pla
 
 
 def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_running: list[dict]):
-    """Named last, but first in the text: plain decoding ends there, and so does a whole run."""
+    """The last stop string of the list comes first in the text and ends the output."""
     for prompt, free in zip(PROMPTS, free_running, strict=True):
         text = free["text"]
         places = [len(text) * tenths // 10 for tenths in (8, 6, 3, 4)]
@@ -48,7 +48,7 @@ def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_ru
 
 
 def test_end_token(demo_plain: Client, demo: Client, problems: list):
-    """The demo pair ends its answers by itself."""
+    """The demo pair ends its answers with EOS."""
     prompts = [problem.prompt for problem in problems[:6]]
     lefts = demo.generate_all(prompts, 6, max_new_tokens=200, parse=EXACT)
     rights = demo_plain.generate_all(prompts, 6, max_new_tokens=200)

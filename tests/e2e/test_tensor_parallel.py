@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks on the CPU: outputs and cuts of one rank, one decision for both.
+"""Two tensor-parallel ranks on the CPU: outputs and traces of one rank, the same decisions.
 
 The plugin ``plugins/rank_noise`` makes rank 1's logits differ so much that most of its decisions
 would be others; rank 0's are untouched.
@@ -33,7 +33,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_ranks(
     start_server: Start, block_pair: tuple[Path, Path], records: Path
 ) -> Iterator[Client]:
-    """As ``semantic``, on two ranks that differ; drafts are written in blocks."""
+    """As ``semantic``, on two ranks whose logits differ; drafts in blocks."""
     with plugin("rank_noise", RANK_NOISE_DIR=str(records)), two_ranks_environment():
         server = start_server("two-ranks", *parse_flags(block_pair, *SEMANTIC, *BLOCKS, *TWO))
     with awake(server):
@@ -50,7 +50,7 @@ def test_exact_mode(two_ranks: Client, plain: Client, parse: dict, concurrency: 
         assert all(parse_info(answer)["rounds"] > 2 for answer in answers)
 
 
-def test_semantic_cuts(two_ranks: Client, semantic: Client):
+def test_semantic_accepted_lengths(two_ranks: Client, semantic: Client):
     prompts = random_prompts(6, 72)
     both = [
         client.generate_all(prompts, 6, parse={"trace": True}, **LENGTH)
@@ -68,8 +68,8 @@ def test_semantic_cuts(two_ranks: Client, semantic: Client):
     assert 0 < accepted < sum(info["drafted_tokens"] for info in infos[0])
 
 
-def test_sampled_requests_and_grammars_beside_drafting_ones(two_ranks: Client):
-    """Both ranks sample, each with its own random numbers; a grammar needs the same tokens."""
+def test_sampled_requests_and_grammars_next_to_drafting_ones(two_ranks: Client):
+    """The ranks have different random numbers; a grammar needs the same tokens on both."""
     prompts = random_prompts(6, 73)
     requests = [
         *({"temperature": 1.0, "top_p": 0.9, **LENGTH} for _ in range(4)),
@@ -86,7 +86,7 @@ def test_sampled_requests_and_grammars_beside_drafting_ones(two_ranks: Client):
     two_ranks.assert_nothing_lost()
 
 
-def test_ranks_act_alike_though_they_would_not(two_ranks: Client, records: Path):
+def test_ranks_take_the_same_actions(two_ranks: Client, records: Path):
     two_ranks.generate_all(random_prompts(4, 74), 4, **LENGTH)
     first, second = (
         [json.loads(line) for line in (records / f"rank{rank}.jsonl").read_text().splitlines()]
@@ -101,22 +101,22 @@ def test_ranks_act_alike_though_they_would_not(two_ranks: Client, records: Path)
     assert not any(_has_fault(line["agreed"]) for line in second)
 
 
-def test_ranks_believe_in_the_same_times(two_ranks: Client, records: Path):
-    """Their clocks differ; what follows from the times, to draft or not, must not."""
+def test_ranks_use_rank_0s_times(two_ranks: Client, records: Path):
+    """Their clocks differ; their decisions must not."""
     two_ranks.generate_all(random_prompts(4, 76), 4, **LENGTH)
     first, second = ((records / f"rank{rank}.times").read_text().splitlines() for rank in (0, 1))
-    # One of them may not have written its last line yet.
+    # The last line of one rank may be missing.
     assert all(ours == theirs for ours, theirs in zip(first, second, strict=False))
     assert sum("Stage.DRAFT" in line for line in second) > 10
 
 
 def _has_fault(values: list) -> bool:
-    """Tokens are marked by -1, readouts of a pass by NaN."""
+    """Missing tokens are -1, missing logits NaN."""
     return any(math.isnan(value[0]) if isinstance(value, list) else value < 0 for value in values)
 
 
-def test_without_sharing_the_ranks_part(two_ranks: Client, plain: Client, records: Path):
-    """The last test here: what it leaves behind is no server any more."""
+def test_without_the_broadcast_the_ranks_diverge(two_ranks: Client, plain: Client, records: Path):
+    """Runs last, because it breaks the server."""
     prompts = random_prompts(4, 75)
     expected = ids_of(plain.generate_all(prompts, 4, **LENGTH))
     (records / "alone").touch()
@@ -127,7 +127,7 @@ def test_without_sharing_the_ranks_part(two_ranks: Client, plain: Client, record
         try:
             answer = HTTP.post(f"{two_ranks.url}/generate", json=body, timeout=HANG_LIMIT_S)
         except httpx.HTTPError:
-            return None  # it hangs, or it is gone
+            return None  # it hangs or has exited
         return answer.json()["output_ids"] if answer.status_code == 200 else None
 
     with ThreadPoolExecutor(4) as pool:

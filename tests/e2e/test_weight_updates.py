@@ -1,4 +1,4 @@
-"""New weights at run time, for the target or the draft; pauses in the middle of drafts."""
+"""Weight updates of target and draft at run time; pauses during drafts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = {"max_new_tokens": 250, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def new_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of the same shape as ``pair``, so that every wrong way to load it would go unnoticed."""
+    """A pair of the same shape as ``pair``, so that loading the wrong one raises no error."""
     return make_pair(tmp_path_factory.mktemp("new-pair"), PairShape(seed=5))
 
 
@@ -46,7 +46,7 @@ def started(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 @pytest.fixture
 def updated(started: Client, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """PARSE with ``pair``; whatever a test loads, the next one gets ``pair`` again."""
+    """PARSE with ``pair``, which is loaded again after each test."""
     yield started
     started.post("/continue_generation", {})
     started.wait_idle()
@@ -60,7 +60,7 @@ def load_target(client: Client, folder: Path, **options: Any) -> None:
 
 
 def load_draft(client: Client, folder: Path) -> None:
-    """As a trainer does it: tensors in shared memory, between begin and end."""
+    """Updates from tensors in shared memory, between begin and end, as a trainer does."""
     client.post("/begin_weight_update", {"selector": "draft"}).raise_for_status()
     body = {"serialized_named_tensors": [_shared_tensors(folder)], "selector": "draft"}
     client.post("/update_weights_from_tensor", body).raise_for_status()
@@ -73,7 +73,7 @@ _alive: list = []
 def _shared_tensors(folder: Path) -> str:
     from sglang.srt.utils import MultiprocessingSerializer
 
-    # By name, which an unrelated process may open; a file descriptor it could not be sent.
+    # By name, because file descriptors cannot be sent to an unrelated process.
     torch.multiprocessing.set_sharing_strategy("file_system")
     tensors = list(load_file(folder / "model.safetensors").items())
     _alive.append(tensors)  # the server reads them from here
@@ -95,16 +95,16 @@ def accepted_share(answers: list[dict]) -> float:
 def generating(
     client: Client, prompts: list[list[int]], length: dict[str, Any]
 ) -> Iterator[list[Future]]:
-    """``prompts`` being answered, all at once."""
+    """Sends all ``prompts`` concurrently for the length of a block."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         jobs = [pool.submit(client.generate, prompt, **length) for prompt in prompts]
         try:
             yield jobs
-        finally:  # whatever failed, nobody waits for a paused server
+        finally:  # no request may wait for a paused server
             client.post("/continue_generation", {})
 
 
-def test_a_checkpoint_from_disk_is_the_targets(
+def test_a_checkpoint_from_disk_updates_the_target(
     updated: Client, plain: Client, plain_new: Client, new_pair: tuple[Path, Path]
 ):
     prompts = random_prompts(6, 81)
@@ -117,7 +117,7 @@ def test_a_checkpoint_from_disk_is_the_targets(
     assert checksum(updated, "draft") == draft
     answers = updated.generate_all(prompts, 6, **LENGTH)
     assert ids_of(answers) == ids_of(plain_new.generate_all(prompts, 6, **LENGTH))
-    # The old target's KV of the same prompts is not used.
+    # The old target's KV of the same prompts is flushed.
     assert {answer["meta_info"]["cached_tokens"] for answer in answers} == {0}
     assert {parse_info(answer)["mode"] for answer in answers} == {"parse"}
 
@@ -134,7 +134,7 @@ def test_the_draft_is_updated_by_tensor(
     assert checksum(updated, "target") == target
     after = updated.generate_all(prompts, 6, **LENGTH)
     assert ids_of(before) == ids_of(after) == expected
-    # A strange draft is right by chance only, the target's own copy always.
+    # An unrelated draft is accepted by chance only, a copy of the target always.
     assert accepted_share(before) < 0.1 < 0.95 < accepted_share(after)
 
 
@@ -175,10 +175,10 @@ def test_pauses_in_place_change_nothing(updated: Client, plain: Client):
     assert {"drafting", "verifying"} <= seen
 
 
-def test_new_weights_in_the_middle_of_drafts(
+def test_new_weights_during_drafts(
     updated: Client, plain: Client, plain_new: Client, new_pair: tuple[Path, Path]
 ):
-    """Paused requests give up their KV; their next token comes from the new target."""
+    """Paused requests release their KV; the new target writes their next token."""
     prompts = random_prompts(4, 84, longest=SHORT)
     with generating(updated, prompts, LONG) as jobs:
         _wait_for_output(updated, len(prompts))

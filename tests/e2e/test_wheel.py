@@ -1,4 +1,4 @@
-"""The wheel, installed where there is no checkout: every command, a server, and nothing else of us.
+"""The wheel, installed without a checkout: every command, a server, and no other files.
 
 It is built as a release is, by way of an sdist, and installed into a second environment that shares
 the packages of this one. All runs from an empty folder.
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = "sglang_parse"
 NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
 LEDGER = f"{OURS}/patches/README.md"
-"""For readers of the repository; no program reads it."""
+"""Files for readers of the repository, which no program uses."""
 COMMANDS = ("demo", "bench", "load", "compare")
 NEED_THE_PAIR = {
     name: ("--device", "cpu", "--target", "tiny_target", "--draft", "tiny_draft")
@@ -49,7 +49,7 @@ NEED_THE_PAIR = {
     else ()
     for name in COMMANDS
 }
-"""Flags with which a command wants nothing but the demo pair."""
+"""Flags with which a command needs only the demo pair."""
 SEEN_FROM_INSIDE = f"""
 import json
 from importlib.metadata import distributions, entry_points
@@ -69,7 +69,7 @@ print(json.dumps(dict(
 
 
 def build(source: Path, folder: Path, *flags: str) -> Path:
-    """The one wheel that ``python -m build`` leaves in ``folder``."""
+    """Returns the wheel that ``python -m build`` writes to ``folder``."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, *flags, source]
     built = subprocess.run(command, capture_output=True, text=True, env=clean_environment())
     assert built.returncode == 0, built.stdout + built.stderr
@@ -83,13 +83,13 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def clean_environment() -> dict[str, str]:
-    """Where nothing of this checkout is on Python's path."""
+    """An empty folder, outside of the checkout."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, links as links: building leaves files beside the sources."""
+    """A copy of the checkout with its links, because a build writes files next to the sources."""
     folder = tmp_path_factory.mktemp("sources") / "checkout"
     shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_SOURCES)
     return folder
@@ -97,11 +97,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sdist first, then the wheel from that."""
+    """Builds an sdist, then the wheel from it."""
     return build(sources, tmp_path_factory.mktemp("released"))
 
 
-# -- what is in it ----------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
@@ -140,7 +140,7 @@ class Installation:
         return str(self.prefix / "bin" / "python")
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """``sglang-parse``, or a program of this environment's ``python``."""
+        """Runs ``sglang-parse``, or a program of this environment's ``python``."""
         return subprocess.run(
             [str(self.prefix / "bin" / command[0]), *command[1:]],
             cwd=self.elsewhere,
@@ -150,14 +150,14 @@ class Installation:
         )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
-        """As ``start_process``, by this environment's Python, from the empty folder."""
+        """``start_process`` with this environment's Python, in the empty folder."""
         there = ("env", "--chdir", str(self.elsewhere), self.python)
         clean = {name: value for name, value in env.items() if name != "PYTHONPATH"}
         return start_process([*there, *command[1:]], clean, output)
 
     @contextmanager
     def without(self, package: str) -> Iterator[None]:
-        """For the length of a block, as if it had not been installed."""
+        """Hides a package for the length of a block."""
         link = self.packages / package
         target = link.readlink()
         link.unlink()
@@ -169,7 +169,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """Links, no ``.pth`` file: of two copies of us, one editable, Python would see both."""
+    """Links packages, because a ``.pth`` file would also expose the editable install."""
     prefix = tmp_path_factory.mktemp("second") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(prefix)}))
@@ -204,7 +204,7 @@ def test_help(installation: Installation, command: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_without_the_demo_pair_a_command_says_where_it_is(installation: Installation, name: str):
+def test_without_the_demo_pair_a_command_names_its_place(installation: Installation, name: str):
     done = installation.run("sglang-parse", name, *NEED_THE_PAIR[name])
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -213,7 +213,7 @@ def test_without_the_demo_pair_a_command_says_where_it_is(installation: Installa
     assert not any(installation.elsewhere.iterdir())
 
 
-def test_without_its_extra_a_command_says_what_to_install(installation: Installation):
+def test_without_its_extra_a_command_names_the_package(installation: Installation):
     with installation.without("plotly"):
         done = installation.run("sglang-parse", "compare")
     assert (done.returncode, done.stdout) == (1, "")
@@ -245,7 +245,7 @@ def test_explain_needs_no_extra_and_no_demo_pair(installation: Installation, tmp
 
 @pytest.fixture
 def server(installation: Installation, tmp_path: Path) -> Iterator[Server]:
-    """PARSE with the question that is asked where none is named."""
+    """PARSE with the default question."""
     pair = make_pair(tmp_path / "pair", tokenizer=FAMILIES["chatml"].tokenizer())
     (port,) = free_ports(1)
     spec = ServerSpec("wheel", parse_flags(pair))
