@@ -1,8 +1,7 @@
-"""What SGLang's factories and the patches find of PARSE in a scheduler's process.
+"""PARSE's objects of one process, for code that SGLang calls with its own objects only.
 
-Everything PARSE makes itself is handed its settings, its counters and its pipeline. SGLang, though,
-makes a relay and a metrics collector from names, and calls patched functions with its own objects
-only. Those look here, and nobody else does. (Settings travel by the environment, ``core.config``.)
+Patches, the future map and the metrics collector find the pipeline and the counters here; all other
+code is passed them. (Settings travel in the environment, see ``core.config``.)
 """
 
 from __future__ import annotations
@@ -16,31 +15,73 @@ from sglang_parse.core.counters import Counters
 
 
 class Pipeline(Protocol):
-    """What SGLang asks of the iterations under way (``engine.overlap.Pipeline``)."""
+    """The decode iterations in flight (``engine.overlap.Pipeline``).
 
-    def receive(self, req: Any) -> None: ...
+    SGLang calls PARSE in this order; each line names the patch or the class it goes through.
 
-    def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int: ...
+    In the launcher, before any process starts:
 
-    def plan(self, batch: Any) -> None: ...
+        flags and settings                 patches/parse/cli_flags.py
+        the draft model's path             patches/parse/draft_path.py
+        LoRA with PARSE                    patches/parse/lora_admitted.py
+        ``plugin.validate_server_args``    SGLang's registry of algorithms
 
-    def finish(self) -> None: ...
+    In the scheduler, once:
+
+        ``plugin.create_worker``           SGLang's registry; for others patches/cpu/guard_cpu.py
+        size of the KV pool                patches/parse/draft_kv_pool.py
+        attention backends, CUDA graphs    patches/parse/decode_graphs.py
+        radix cache                        patches/parse/head_prefixes.py
+
+    For each request:
+
+        sampling parameters                patches/parse/request_options.py
+        token ids and limits               patches/parse/request_bounds.py
+        ``return_sampling_mask``           patches/parse/sampling_mask.py
+        ``receive``                        patches/parse/arrivals.py
+
+    For each decode iteration:
+
+        requests to remove early           patches/parse/whole_batches.py
+        ``slots_required``, ``plan``       patches/parse/kv_by_phase.py
+        ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
+        ``forward_batch_generation``       ``engine.worker.ParseWorker``
+        ``finish``, by the result's event  ``engine.overlap``
+        stop strings                       patches/parse/stop_order.py
+        ``meta_info`` of a response        patches/parse/meta_info.py
+        metrics                            ``telemetry.prometheus.ParseMetricsCollector``
+        log line                           patches/parse/decode_log.py
+
+    On demand: patches/parse/weight_updates.py, patches/parse/memory_release.py.
+    """
+
+    def receive(self, req: Any) -> None:
+        """Sets the policy of a new request."""
+
+    def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
+        """Returns the KV slots that the next iteration of ``requests`` allocates."""
+
+    def plan(self, batch: Any) -> None:
+        """Plans the next iteration and allocates its KV slots."""
+
+    def finish(self) -> None:
+        """Waits for all iterations in flight and commits their results."""
 
 
 @dataclass(slots=True)
 class Context:
-    """One process's.
+    """PARSE's objects of one process.
 
     Attributes:
-        counters: what its requests add up to.
-        pipeline: its iterations; set by the worker, None in processes without one.
+        counters: totals over its requests.
+        pipeline: set by the worker; None in processes without one.
     """
 
     counters: Counters = field(default_factory=Counters)
     pipeline: Pipeline | None = None
 
     def running_pipeline(self) -> Pipeline:
-        """Raises: RuntimeError, in a process without PARSE's worker."""
+        """Returns the pipeline; raises RuntimeError in a process without PARSE's worker."""
         if self.pipeline is None:
             raise RuntimeError("PARSE: requests are served in a process without PARSE's worker")
         return self.pipeline
@@ -48,5 +89,4 @@ class Context:
 
 @lru_cache(maxsize=1)
 def process_context() -> Context:
-    """This process's."""
     return Context()

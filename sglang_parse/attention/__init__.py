@@ -1,1 +1,1 @@
-"""Attention backends that can run a verification pass, and what the pass tells them."""
+"""Attention backends that run verify passes, and the input they take."""

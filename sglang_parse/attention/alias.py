@@ -1,7 +1,4 @@
-"""KV slots of the layout ``alias``: pseudo-sequences that share their request's slots.
-
-Tensor operations over whole passes; the host's work is one number per pseudo-sequence.
-"""
+"""KV slots of the layout ``alias``: pseudo-sequences that share their request's slots."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from sglang_parse.core.layout import PseudoSequence
 
 
 class PagedRows(NamedTuple):
-    """Pseudo-sequences as paged attention takes them; int32 on the device.
+    """Pseudo-sequences in the form of paged attention; int32 on the device.
 
     qo_indptr: [n + 1] CSR offsets of their rows; kv_indptr: [n + 1] of their slots;
     kv_slots: [kv_indptr[-1]] slot of every column, in order; longest: rows of the longest one.
@@ -34,14 +31,14 @@ def paged_rows(
     with_own: bool,
     starts: torch.Tensor | None = None,
 ) -> PagedRows:
-    """Describe ``sequences`` to a kernel that reads KV through slot numbers.
+    """Builds the inputs of a kernel that reads KV through slot numbers.
 
     Args:
         sequences: the pass's pseudo-sequences in row order.
         slots: [num_requests, width] the requests' rows of ``req_to_token``.
         with_own: whether a sequence's own rows count as columns (kernels that read all KV from
             the pool), or only its context (kernels that take the new rows' KV separately).
-        starts: see ``ParseVerifyInput.starts``. What is past ``kv_indptr[-1]`` is never read then.
+        starts: see ``ParseVerifyInput.starts``. Slots past ``kv_indptr[-1]`` are not read then.
     """
     device = slots.device
     kv_lens = [s.kv_len if with_own else s.context_len for s in sequences]
@@ -60,7 +57,7 @@ def paged_rows(
 def page_table(
     sequences: Sequence[PseudoSequence], slots: torch.Tensor, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """int32 [n, longest kv_len] slot of every column; what is past a sequence's end is never read.
+    """Returns int32 [n, longest kv_len], the slot of every column; padding is not read.
 
     Args:
         sequences, slots, starts: see ``paged_rows``.
@@ -72,14 +69,14 @@ def page_table(
 
 
 def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """int32 [n + 1] CSR offsets of runs of these lengths."""
+    """Returns int32 [n + 1], the CSR offsets of these lengths."""
     return _sent([*accumulate(lengths, initial=0)], device, torch.int32)
 
 
 def kv_offsets(
     sequences: Sequence[PseudoSequence], device: torch.device, starts: torch.Tensor | None
 ) -> torch.Tensor:
-    """int32 [n + 1] CSR offsets of the columns the sequences' last rows see."""
+    """Returns int32 [n + 1], the CSR offsets of the columns that the last rows attend to."""
     kv_lens = [s.kv_len for s in sequences]
     return indptr(kv_lens, device) if starts is None else _indptr(kv_lens, sequences, starts)
 
@@ -87,11 +84,11 @@ def kv_offsets(
 def _indptr(
     lengths: Sequence[int], sequences: Sequence[PseudoSequence], starts: torch.Tensor
 ) -> torch.Tensor:
-    """``indptr`` of lengths that begin with a context of which only the device knows the length."""
+    """``indptr`` of lengths whose context length only the device knows."""
     requests = [s.request for s in sequences]
     beyond = [length - s.prefix_len for length, s in zip(lengths, sequences, strict=True)]
-    owner, behind = _sent([*requests, *beyond], starts.device).view(2, -1).unbind()
-    return torch.nn.functional.pad((starts[owner] + behind).cumsum(0), (1, 0)).to(torch.int32)
+    owner, after = _sent([*requests, *beyond], starts.device).view(2, -1).unbind()
+    return torch.nn.functional.pad((starts[owner] + after).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def _columns(
@@ -100,7 +97,7 @@ def _columns(
     place: torch.Tensor,
     starts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(request, column in it) of the ``place``-th column of the sequences ``owner``."""
+    """Returns (request, column in it) of the ``place``-th column of the sequences ``owner``."""
     numbers = [
         number
         for s in sequences
@@ -115,5 +112,5 @@ def _columns(
 def _sent(
     values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """``device.on_device`` for what runs without SGLang."""
+    """``device.on_device`` without SGLang."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

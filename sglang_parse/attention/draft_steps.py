@@ -2,8 +2,8 @@
 
 Columns of a request's row while SGLang drafts, with L committed tokens, K branches, S steps:
 
-    [0, L)                    committed tokens, seen by every branch
-    [L + k*S, L + (k+1)*S)    branch k: step i writes the i-th of them and sees those up to it
+    [0, L)                    committed tokens; every branch attends to them
+    [L + k*S, L + (k+1)*S)    branch k: step i writes column i and attends up to it
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from sglang_parse.attention.native import AttentionPart, MaskedTorchNativeBacken
 
 
 class DraftStepsBackend:
-    """What SGLang's draft worker expects of ``DraftBackendFactory.create_decode_backend``."""
+    """The result of ``DraftBackendFactory.create_decode_backend``."""
 
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:
-        """``num_steps`` counts draft tokens per branch; the first comes without a decode step."""
+        """``num_steps``: draft tokens per branch; the first needs no decode step."""
         self.topk, self.num_steps = topk, num_steps
         self.attn_backends = [MaskedTorchNativeBackend(model_runner) for _ in range(num_steps - 1)]
         self._req_to_token = model_runner.req_to_token_pool.req_to_token
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Plan all steps of one draft; ``seq_lens`` are the committed tokens."""
+        """Plans all steps of one draft; ``seq_lens`` are the committed tokens."""
         branches = [
             (length, slots)
             for request, length in zip(
@@ -42,6 +42,6 @@ class DraftStepsBackend:
             )
 
     def _branch_slots(self, row: torch.Tensor, length: int) -> list[torch.Tensor]:
-        """Per branch the slots of the committed tokens and of its own columns."""
+        """Returns each branch's slots: the committed tokens' and its own."""
         own = row[length : length + self.topk * self.num_steps].view(self.topk, self.num_steps)
         return [torch.cat((row[:length], columns)) for columns in own]

@@ -1,6 +1,4 @@
-"""SGLang's FlashAttention 3 with PARSE's verification pass as pseudo-sequences: its kernels take
-no mask. Everything else is the stock backend.
-"""
+"""SGLang's FlashAttention 3 takes no mask: PARSE's verify pass runs as pseudo-sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from sglang_parse.attention.support import BackendError
 
 
 class ParseFlashAttentionBackend(FlashAttentionBackend):
-    """``FlashAttentionBackend`` that runs a verification pass without a mask, page size 1."""
+    """``FlashAttentionBackend`` that runs a verify pass without a mask, page size 1."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -36,7 +34,7 @@ class ParseFlashAttentionBackend(FlashAttentionBackend):
 
 
 def create_backend(runner: Any) -> ParseFlashAttentionBackend:
-    """As ``attention_registry.create_flashattention_v3_backend``, for the models PARSE admits."""
+    """Like ``attention_registry.create_flashattention_v3_backend``."""
     capability = get_device_capability()
     if not (8, 0) <= capability < (10, 0):
         raise BackendError(

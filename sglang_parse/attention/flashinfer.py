@@ -1,5 +1,5 @@
-"""SGLang's FlashInfer attention with PARSE's verification pass: a flat custom mask over the full
-KV length, or pseudo-sequences without one. Everything else is the stock backend.
+"""SGLang's FlashInfer attention with PARSE's verify pass: a flat custom mask over the full KV
+length, or pseudo-sequences without a mask.
 
 SGLang plans FlashInfer over single slots whatever the page size, so both layouts work with any.
 """
@@ -18,14 +18,14 @@ from sglang_parse.attention.spec_input import ParseVerifyInput
 
 
 class ParseFlashInferBackend(FlashInferAttnBackend):
-    """``FlashInferAttnBackend`` that plans a verification pass as PARSE lays it out.
+    """``FlashInferAttnBackend`` that plans verify passes in PARSE's layouts.
 
-    FlashInfer writes every plan into the same pinned buffer and only queues its copy to the
-    device. Nothing makes the host wait between the steps of a burst, so a plan waits until the
-    one before it has been copied: the host is one step ahead of the device, and no more.
+    FlashInfer writes every plan into one pinned buffer and queues the copy to the device. The host
+    does not wait between the decode steps of a draft chunk, so a plan waits for the previous copy:
+    the host is at most one step ahead of the device.
 
-    With deterministic inference KV is cut where SGLang's prefills cut it, whoever else is in the
-    batch (``prefill_split_tile_size``; None without).
+    With deterministic inference KV is split as in SGLang's prefills, whatever else is in the batch
+    (``prefill_split_tile_size``; None otherwise).
     """
 
     _planned: Any = None
@@ -35,7 +35,7 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
             self._plan(forward_batch)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        if in_capture:  # nothing runs beside a capture, which an event of ours would break
+        if in_capture:  # an event would break the capture
             super().init_forward_metadata_out_graph(forward_batch, in_capture)
             return
         with self._planning(forward_batch.seq_lens.device):
@@ -64,7 +64,7 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _plan_mask(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
-        """As SGLang plans its own tree verification, but for the split: as its prefills."""
+        """Plans as SGLang does for its tree verify, but splits KV as in its prefills."""
         self.indices_updater_prefill.update(
             forward_batch.req_pool_indices,
             forward_batch.seq_lens,
@@ -80,9 +80,9 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         )
 
     def _plan_alias(self, spec_info: ParseVerifyInput, forward_batch: Any) -> None:
-        """More sequences than SGLang's per-request buffers hold: planned directly.
+        """Plans directly: there are more sequences than SGLang's per-request buffers hold.
 
-        From offsets on the host: FlashInfer would wait for the device to have them there.
+        The offsets are on the host, because FlashInfer would wait for the device to copy them.
         """
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
         sequences = spec_info.layout.pseudo_sequences()
@@ -106,5 +106,5 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
 
 
 def create_backend(runner: Any) -> ParseFlashInferBackend:
-    """As ``attention_registry.create_flashinfer_backend``, for the models PARSE admits."""
+    """Like ``attention_registry.create_flashinfer_backend``."""
     return ParseFlashInferBackend(runner, init_new_workspace=runner.init_new_workspace)

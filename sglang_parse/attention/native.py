@@ -1,9 +1,8 @@
-"""SGLang's ``torch_native`` attention for the CPU, with verification passes.
+"""SGLang's ``torch_native`` attention for the CPU, with verify passes.
 
-Takes the flat mask FlashInfer takes (row-major, query first, full KV length, requests
-concatenated), from PARSE's verification pass and from SGLang's own tree verification, or PARSE's
-pseudo-sequences without one. A draft model's extends compute their new rows only. Everything else
-goes to the stock backend.
+It takes FlashInfer's flat mask (row-major, query first, full KV length, requests concatenated) from
+PARSE's verify pass and from SGLang's tree verify, or PARSE's pseudo-sequences without a mask. A
+draft model's extends compute their new rows only. All other passes go to the stock backend.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from sglang_parse.core.mask import split_flat_mask
 
 
 class AttentionPart(NamedTuple):
-    """Query rows that see the same keys.
+    """Query rows that attend to the same keys.
 
     rows: the query rows; kv_slots: int [kv_len] slots of their keys, written before attending;
-    mask: bool [rows, kv_len], None where every row sees every key.
+    mask: bool [rows, kv_len], None if every row attends to every key.
     """
 
     rows: slice
@@ -34,16 +33,16 @@ class AttentionPart(NamedTuple):
 
 
 class MaskedTorchNativeBackend(TorchNativeAttnBackend):
-    """``TorchNativeAttnBackend`` that honours the mask of a verification pass.
+    """``TorchNativeAttnBackend`` with masks for verify passes and draft extends.
 
-    Verification passes: PARSE's (``ParseVerifyInput``), SGLang's (TARGET_VERIFY), and SGLang's
-    fill of the draft's KV after one (DRAFT_EXTEND_V2).
+    These are PARSE's verify passes (``ParseVerifyInput``) and SGLang's TARGET_VERIFY and
+    DRAFT_EXTEND_V2.
     """
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        # The stock backend's extends attend from the whole sequence, and drop the rows that are not
-        # new: for the few tokens a draft model or a head follows by, that is most of it.
+        # The stock backend's extends compute all rows of a sequence and drop the old ones: almost
+        # all of them in a draft model's or a head's extend by a few tokens.
         is_narrow = model_runner.is_draft_worker and model_runner.sliding_window_size is None
         self._narrow_extends = is_narrow
         self._parts: Sequence[AttentionPart] = ()
@@ -54,7 +53,7 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         self._parts = _masked_parts(forward_batch, table, self._narrow_extends)
 
     def attend_in(self, parts: Sequence[AttentionPart]) -> None:
-        """Use ``parts`` in the next forward pass instead of what its batch says."""
+        """Sets the parts of the next forward pass, whatever its batch."""
         self._parts = parts
 
     def forward_extend(
@@ -123,11 +122,11 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 def _masked_parts(
     forward_batch: Any, req_to_token: torch.Tensor, narrow_extends: bool
 ) -> list[AttentionPart]:
-    """The parts of a verification pass, and of an extend if asked; none for any other pass."""
+    """Returns the parts of a verify pass or, if asked, of an extend; none for other passes."""
     spec_info, mode = forward_batch.spec_info, forward_batch.forward_mode
     if isinstance(spec_info, ParseVerifyInput):
         layout, flat = spec_info.layout, spec_info.custom_mask
-        if spec_info.starts is not None:  # on a CPU they are no secret
+        if spec_info.starts is not None:  # on a CPU the host can read them
             layout = layout.at(spec_info.starts.tolist())
         if flat is None:
             return _alias_parts(layout, req_to_token[forward_batch.req_pool_indices])
@@ -152,7 +151,7 @@ def _masked_parts(
 
 
 def _alias_parts(layout: VerifyLayout, slots: torch.Tensor) -> list[AttentionPart]:
-    """One part per pseudo-sequence; ``slots`` are the requests' rows of ``req_to_token``."""
+    """Returns one part per pseudo-sequence; ``slots`` are the rows of ``req_to_token``."""
     parts, first = [], layout.qo_indptr
     for sequence in layout.pseudo_sequences():
         start = first[sequence.request] + sequence.start
@@ -165,7 +164,7 @@ def _alias_parts(layout: VerifyLayout, slots: torch.Tensor) -> list[AttentionPar
 
 
 def _tree_masks(verify_input: Any, seq_lens: Sequence[int]) -> list[torch.Tensor]:
-    """Per request the mask of its draft tree, bool [num_draft_tokens, seq_len + num_draft_tokens].
+    """Returns each request's tree mask, bool [num_draft_tokens, seq_len + num_draft_tokens].
 
     Raises:
         ValueError: the mask is not a FULL_MASK over committed and draft tokens.
@@ -175,14 +174,14 @@ def _tree_masks(verify_input: Any, seq_lens: Sequence[int]) -> list[torch.Tensor
     flat = verify_input.custom_mask
     if flat.numel() != sum(sizes):
         raise ValueError(
-            f"tree mask has {flat.numel()} entries, {sum(sizes)} are needed for {width} draft "
-            f"tokens after {list(seq_lens)} committed ones"
+            f"tree mask has {flat.numel()} entries, expected {sum(sizes)} for {width} draft "
+            f"tokens after {list(seq_lens)} committed tokens"
         )
     return [part.view(width, -1) for part in flat.split(sizes)]
 
 
 def _causal_masks(num_rows: Sequence[int], kv_lens: Sequence[int]) -> list[torch.Tensor]:
-    """Per request bool [rows, kv_len]: its rows are the last of its tokens."""
+    """Returns bool [rows, kv_len] per request; the rows are its last tokens."""
     return [
         torch.ones(rows, kv_len, dtype=torch.bool).tril(kv_len - rows)
         for rows, kv_len in zip(num_rows, kv_lens, strict=True)

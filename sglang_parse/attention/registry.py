@@ -1,6 +1,6 @@
-"""PARSE's attention backends in SGLang's registry, under the stock ones' names.
+"""PARSE's attention backends in SGLang's registry, under the stock names.
 
-Each is the stock backend but for PARSE's own verification passes.
+Each derives from the stock backend and differs in PARSE's verify passes only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from sglang.srt.layers.attention.attention_registry import (
 
 from sglang_parse.attention.support import SUPPORT, BackendError, check_kv
 
-_ROOM = __package__
+_PACKAGE = __package__
 
 
 class _Factory:
-    """Makes one backend; imports its kernels only then."""
+    """Creates one backend; imports its kernels only then."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, runner: Any) -> Any:
-        if not runner.is_draft_worker:  # whether a draft runs passes is not known yet
+        if not runner.is_draft_worker:  # a draft may run no verify passes
             check_kv(self.name, runner.kv_cache_dtype)
         return pkgutil.resolve_name(SUPPORT[self.name].factory)(runner)
 
@@ -34,7 +34,7 @@ _FACTORIES = {name: _Factory(name) for name in SUPPORT}
 
 
 def register_backends(*names: str) -> None:
-    """Put PARSE's backends (all, or those named) in place. Idempotent."""
+    """Registers PARSE's backends: all, or the named ones. Idempotent."""
     for name in names or _FACTORIES:
         register_attention_backend(name)(_FACTORIES[name])
 
@@ -44,12 +44,13 @@ def is_registered(name: str) -> bool:
 
 
 def assert_used(runner: Any, model: str = "target") -> None:
-    """Raises: BackendError, when a model's attention would not run PARSE's passes as laid out."""
+    """Raises BackendError if a model's attention would not run PARSE's verify passes."""
     backend = runner.attn_backend
-    if not type(backend).__module__.startswith(_ROOM):
+    if not type(backend).__module__.startswith(_PACKAGE):
         raise BackendError(
-            f"PARSE: the {model}'s attention backend is {type(backend).__name__}, which would "
-            f"ignore how PARSE lays out its passes. Fix: --attention-backend {', '.join(SUPPORT)}"
+            f"PARSE: the {model}'s attention backend is {type(backend).__name__}, which "
+            "ignores the layout of PARSE's verify passes. Fix: --attention-backend "
+            f"{', '.join(SUPPORT)}"
         )
     if runner.kv_index_translator.reads_are_translated:
         raise BackendError(

@@ -1,9 +1,8 @@
-"""The one place that decides which built-in kind of speculative input PARSE looks like.
+"""PARSE's speculative inputs, as members of SGLang's ``SpecInputType``.
 
-``SpecInputType`` is a closed enum and SGLang dispatches on its members. Between iterations PARSE
-looks like an EAGLE draft; its verification pass looks like EAGLE's draft-extend, whose
-``select_index`` makes the logits processor compute only the rows it names. That is what keeps a
-1,000-row pass over a 150,000-token vocabulary from costing 0.6 GB.
+The enum is closed and SGLang dispatches on its members. Between iterations PARSE is an EAGLE draft;
+its verify pass is EAGLE's draft extend, whose ``select_index`` makes the logits processor compute
+the selected rows only: a pass of 1,000 rows over a vocabulary of 150,000 would take 0.6 GB.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ VERIFY_MODE = ForwardMode.DRAFT_EXTEND_V2
 
 
 class ParseDraftInput(SpecInput):
-    """What the scheduler carries between iterations: nothing, the state lives on each ``Req``."""
+    """The scheduler's input between iterations: empty, because the state is on each ``Req``."""
 
-    # What the overlap relay looks for (``RelayPayload.from_draft_input``).
+    # Read by ``RelayPayload.from_draft_input`` of the overlap schedule.
     bonus_tokens = topk_p = topk_index = hidden_states = dsa_topk_indices = None
 
     def __init__(self) -> None:
@@ -40,16 +39,16 @@ class ParseDraftInput(SpecInput):
 
 @dataclass(kw_only=True)
 class ParseVerifyInput(SpecInput):
-    """The verification pass as attention backends and the logits processor see it.
+    """The verify pass, for attention backends and the logits processor.
 
     Attributes:
-        layout: rows of the pass; requests that only continue have one row and no question.
-        custom_mask: bool [layout.mask_size], see ``mask.flat_mask``; None where the pass runs as
+        layout: rows of the pass; requests that only decode have one row and no question.
+        custom_mask: bool [layout.mask_size], see ``mask.flat_mask``; None if the pass runs as
             pseudo-sequences.
         select_index: int64 [n] rows whose logits are computed, in the order they are returned.
-        starts: int64 [num_requests] the lengths of the requests' contexts, where only the device
-            knows them: ``layout`` then has the longest they can be, and ``custom_mask`` is
-            ``mask.flat_mask_at``'s.
+        starts: int64 [num_requests] the lengths of the requests' contexts if only the device
+            knows them: ``layout`` then has their upper bounds, and ``custom_mask`` is from
+            ``mask.flat_mask_at``.
     """
 
     layout: VerifyLayout
@@ -80,13 +79,13 @@ class ParseVerifyInput(SpecInput):
         plan: Any,
         kind: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """What SGLang's FlashInfer backend plans a masked pass with.
+        """Returns the arguments with which SGLang's FlashInfer backend plans a masked pass.
 
         Args:
             req_pool_indices: [n] the requests' rows of ``req_to_token``.
             paged_kernel_lens: [n] their lengths, the pass's rows included.
             paged_kernel_lens_sum: sum of the lengths.
-            translator, plan, kind: SGLang's way from rows to slot numbers.
+            translator, plan, kind: SGLang's translation of rows to slot numbers.
 
         Returns:
             int32 kv_indices [sum of lengths], kv_indptr [n + 1], qo_indptr [n + 1], and the mask.

@@ -1,6 +1,6 @@
-"""Which attention backends can run a verification pass, in which layout, and why that one.
+"""The attention backends that run verify passes, with their layouts.
 
-The one table of them. ``auto`` takes the first layout listed that is possible.
+``--parse-layout auto`` takes the first possible layout of the backend.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MASK, ALIAS = "mask", "alias"
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a backend can do.
+    """An attention backend.
 
     Attributes:
-        factory: "module:name" of what SGLang's registry is given in the stock one's place.
-        layouts: the layouts it can run, the preferred one first.
+        factory: "module:name" of the replacement in SGLang's registry.
+        layouts: supported layouts, the preferred one first.
         why: the reason for the preference, for the log.
-        alias_page_sizes: page sizes ``alias`` works with; None for all.
-        reads_fp8: whether a pass can read KV of 8 bits.
+        alias_page_sizes: page sizes that ``alias`` supports; None for all.
+        reads_fp8: whether a verify pass can read 8-bit KV.
         plans_on_device: whether it plans a pass from lengths that only the device knows.
     """
 
@@ -34,56 +34,56 @@ class Support:
     plans_on_device: bool = True
 
 
-_ROOM = "sglang_parse.attention"
+_PACKAGE = "sglang_parse.attention"
 ON_CPU = "torch_native"
 SUPPORT = {
     ON_CPU: Support(
-        f"{_ROOM}.native:MaskedTorchNativeBackend",
+        f"{_PACKAGE}.native:MaskedTorchNativeBackend",
         (MASK, ALIAS),
         "one attention call per request instead of one per question, which gathers the context's "
         "KV each time (tests/seams/layout_cost.py)",
     ),
     "flashinfer": Support(
-        f"{_ROOM}.flashinfer:create_backend",
+        f"{_PACKAGE}.flashinfer:create_backend",
         (ALIAS, MASK),
-        "its tiles of 128 rows of a KV head's group read KV, as many for questions of their own as "
-        "for a request whole; and under a mask each reads every column and tests every entry",
-        # Its plan, made on the host, divides the columns among the card's processors.
+        "its tiles hold 128 rows of a KV head's group, and separate questions take as many tiles "
+        "as the whole request; under a mask each tile reads every column and tests every entry",
+        # The plan is made on the host and divides the columns among the SMs.
         plans_on_device=False,
     ),
     "triton": Support(
-        f"{_ROOM}.triton:create_backend",
+        f"{_PACKAGE}.triton:create_backend",
         (MASK, ALIAS),
-        "its tiles hold rows of one head, so that questions of their own would fill half of each; "
-        "its mask is read among the new rows alone",
+        "its tiles hold rows of one head, so separate questions would fill half of each; its mask "
+        "covers the new rows only",
     ),
     "fa3": Support(
-        f"{_ROOM}.flash_attention:create_backend",
+        f"{_PACKAGE}.flash_attention:create_backend",
         (ALIAS,),
         "its kernels take no mask",
         alias_page_sizes=(1,),
-        # SGLang hands it a scale per request, and a pass has more sequences than requests.
+        # SGLang passes one scale per request, and a pass has more sequences than requests.
         reads_fp8=False,
     ),
 }
 
 
 class BackendError(ValueError):
-    """An attention backend that cannot run PARSE's passes: setting, value found, fix."""
+    """An attention backend that cannot run verify passes: setting, value found, fix."""
 
 
 def check_backends(
     device: str | None, attention: str | None, others: Mapping[str, str | None]
 ) -> None:
-    """Check what a server's models are to run on.
+    """Checks the attention backends of a server's models.
 
     Args:
         device: ``--device``.
         attention: ``--attention-backend``.
-        others: by flag, the backends of single phases or models; None where unset.
+        others: flag -> backend of a single phase or model; None if unset.
 
     Raises:
-        BackendError: one of them cannot run a verification pass, or they differ.
+        BackendError: one of them cannot run verify passes, or they differ.
     """
     known = ", ".join(SUPPORT)
     if device == "cpu" and attention != ON_CPU:
@@ -94,37 +94,37 @@ def check_backends(
     if attention not in SUPPORT:
         raise BackendError(
             f"PARSE: --attention-backend is {attention!r}. "
-            f"Fix: set it to one that can run PARSE's verification pass: {known}"
+            f"Fix: set it to one that can run PARSE's verify passes: {known}"
         )
     for setting, value in others.items():
         if value not in (None, attention):
             raise BackendError(
-                f"PARSE: {setting} is {value!r} beside --attention-backend {attention}. "
+                f"PARSE: {setting} is {value!r} with --attention-backend {attention}. "
                 "Fix: leave it unset; PARSE uses one for everything"
             )
 
 
 def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
-    """Check what a model's KV really is: ``--kv-cache-dtype auto`` leaves that to its checkpoint.
+    """Checks a model's KV dtype, which ``--kv-cache-dtype auto`` takes from its checkpoint.
 
     Args:
         backend: a key of ``SUPPORT``.
         dtype: of a KV entry.
-        model: whose.
+        model: the model's role, for the error.
 
     Raises:
-        BackendError: ``backend`` cannot read it in a pass.
+        BackendError: ``backend`` cannot read it in a verify pass.
     """
     if dtype.itemsize < 2 and not SUPPORT[backend].reads_fp8:
         others = " or ".join(name for name in SUPPORT if name != ON_CPU and SUPPORT[name].reads_fp8)
         raise BackendError(
-            f"PARSE: the {model}'s KV is {dtype}, as its checkpoint or --kv-cache-dtype says, with "
+            f"PARSE: the {model}'s KV is {dtype} (by its checkpoint or --kv-cache-dtype) with "
             f"--attention-backend {backend}. Fix: use {others}"
         )
 
 
 def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]:
-    """The layout of a server's passes that ask questions, and the reason in words.
+    """Returns the layout of a server's verify passes, and the reason.
 
     Args:
         setting: ``--parse-layout``: "auto", "mask" or "alias".
@@ -150,8 +150,8 @@ def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]
 
 
 def _obstacle(support: Support, layout: str, page_size: int) -> str:
-    """Why a layout the backend has cannot be run with these pages; "" when it can."""
+    """Describes why a layout does not support this page size; "" if it does."""
     sizes = support.alias_page_sizes
     if layout == ALIAS and sizes is not None and page_size not in sizes:
-        return "a question's context ends inside a page there, which its page table cannot say"
+        return "a question's context ends inside a page, which its page table cannot express"
     return ""

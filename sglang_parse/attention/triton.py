@@ -1,7 +1,7 @@
-"""SGLang's Triton attention with PARSE's verification pass. Everything else is the stock backend.
+"""SGLang's Triton attention with PARSE's verify pass.
 
-Its extend kernel reads the context through slot numbers and takes the new rows' KV beside them;
-it applies a custom mask among the new rows only, which is all PARSE's mask needs.
+Its extend kernel reads the context's KV through slot numbers, takes the new rows' KV as tensors and
+applies a custom mask to the new rows only, which is all that PARSE needs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sglang_parse.device import on_device
 
 
 class ParseTritonBackend(TritonAttnBackend):
-    """``TritonAttnBackend`` that runs a verification pass as PARSE lays it out."""
+    """``TritonAttnBackend`` that runs verify passes in PARSE's layouts."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        # The pass looks like a prefill to the stock backend, which plans it causally.
+        # The stock backend plans the pass causally, as a prefill.
         super().init_forward_metadata(forward_batch)
         spec_info = forward_batch.spec_info
         if not isinstance(spec_info, ParseVerifyInput):
@@ -42,7 +42,7 @@ class ParseTritonBackend(TritonAttnBackend):
 
 
 def _mask_indptr(spec_info: ParseVerifyInput, device: torch.device) -> torch.Tensor:
-    """int64 [num_requests + 1] offsets of the requests' parts of the mask."""
+    """Returns int64 [num_requests + 1], the offsets of the requests' masks in the flat mask."""
     if spec_info.starts is None:
         return on_device(spec_info.layout.mask_indptr, device)
     num_rows = spec_info.layout.requests[0].num_rows
@@ -51,5 +51,5 @@ def _mask_indptr(spec_info: ParseVerifyInput, device: torch.device) -> torch.Ten
 
 
 def create_backend(runner: Any) -> ParseTritonBackend:
-    """As ``attention_registry.create_triton_backend``, for the models PARSE admits."""
+    """Like ``attention_registry.create_triton_backend``."""
     return ParseTritonBackend(runner)

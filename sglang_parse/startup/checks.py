@@ -1,6 +1,6 @@
-"""Start-up checks of a server: what cannot work is refused before a model is loaded.
+"""Start-up checks of a server's settings, before a model is loaded.
 
-``validate_server_args`` runs in the launcher, where what it raises reaches the user unchanged.
+``validate_server_args`` runs in the launcher, where its errors reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_beam_search": ((False,), "PARSE runs without beam search"),
     "enable_pdmux": ((False,), "PARSE runs prefill and decode one after the other"),
     "enable_two_batch_overlap": ((False,), "PARSE's batches are not split in two"),
-    # With these SGLang pads every forward to counts of tokens that PARSE's passes do not keep.
+    # With these SGLang pads every forward to token counts that verify passes do not have.
     "enable_waterfill": ((False,), "leave it out: it brings an all-to-all backend"),
     "moe_a2a_backend": (("none", None), "leave it out, or use none"),
-    "moe_dense_tp_size": ((None,), "leave it out: dense layers are spread as all others"),
+    "moe_dense_tp_size": ((None,), "leave it out: dense layers are sharded as all others"),
     # Any other value would be ignored, or reach an EAGLE-3 head.
     "enable_multi_layer_eagle": ((False,), _NOT_PARSES),
     "speculative_accept_threshold_acc": ((1.0,), _NOT_PARSES),
@@ -55,7 +55,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_use_block_verification": ((False,), _NOT_PARSES),
     "speculative_use_rejection_sampling": ((False,), _NOT_PARSES),
 }
-"""SGLang's settings that PARSE cannot work with: the values it can, and the fix for all others."""
+"""SGLang's settings -> (the supported values, the fix for others)."""
 
 _NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "triton": ("enable_deterministic_inference", bool, "use flashinfer or fa3 with it"),
@@ -65,18 +65,18 @@ _NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         "leave it out, or use flashinfer or triton with it",
     ),
 }
-"""Where an attention backend would run a pass through kernels PARSE does not plan for."""
+"""Settings with which an attention backend would run verify passes in unplanned kernels."""
 
 GRAPHS_OF_STEPS = ("fa3", "triton", "torch_native")
-"""Attention backends whose plans of several steps need no look at lengths between them; on a CPU,
-where there are no graphs, the steps of such a graph run one by one."""
+"""Attention backends that plan several steps without reading lengths on the host in between. On a
+CPU, without graphs, the steps run one by one."""
 
 
 def validate_server_args(server_args: Any) -> None:
-    """Check everything that can be checked before a model is loaded, then fill in what PARSE sets.
+    """Checks a server's settings and models, then sets the fields that PARSE determines.
 
     Args:
-        server_args: SGLang's stand-in for ``ServerArgs``; writes become declared overrides.
+        server_args: SGLang's view of ``ServerArgs``; assignments become declared overrides.
 
     Raises:
         AdmissionError, BackendError, ConfigError, QuestionError, CompatError: with setting, value
@@ -94,10 +94,9 @@ def validate_server_args(server_args: Any) -> None:
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
-    # Widens each request's row of slot numbers (4 bytes a column) to hold the longest pass;
-    # slots themselves are allocated by phase.
+    # Sets the width of each ``req_to_token`` row (4 bytes a column); slots are allocated by phase.
     server_args.speculative_num_draft_tokens = max(
-        longest_pass(config, question), longest_burst(config, block)
+        longest_pass(config, question), longest_draft_rows(config, block)
     )
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
@@ -105,7 +104,7 @@ def validate_server_args(server_args: Any) -> None:
 
 
 def check_settings(args: Any) -> None:
-    """Raises: AdmissionError, BackendError, for the first of SGLang's settings that cannot be."""
+    """Raises AdmissionError or BackendError for the first unsupported setting of SGLang."""
     phases = ("prefill", "decode", "speculative_draft")
     names = [f"{phase}_attention_backend" for phase in phases]
     others = {flag_of(name): getattr(args, name, None) for name in names}
@@ -116,7 +115,7 @@ def check_settings(args: Any) -> None:
         if is_wrong(value):
             refuse(f"{flag_of(name)} with {args.attention_backend}", value, fix)
     if args.cuda_graph_config.prefill.backend == Backend.FULL:
-        # Attention inside the graph knows neither masks nor pseudo-sequences.
+        # Attention inside the graph supports neither masks nor pseudo-sequences.
         refuse("--cuda-graph-backend-prefill", Backend.FULL, f"use {Backend.BREAKABLE}")
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name, allowed[0])
@@ -125,7 +124,7 @@ def check_settings(args: Any) -> None:
 
 
 def check_draft_graphs(args: Any, config: ParseConfig) -> None:
-    """Raises: AdmissionError, where several draft steps cannot be one CUDA graph."""
+    """Raises AdmissionError if several draft steps cannot be one CUDA graph."""
     if not config.draft_graph_steps:
         return
     setting, fix = flag("draft_graph_steps"), "leave it out"
@@ -133,37 +132,37 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
         where = f"{setting} with --attention-backend {args.attention_backend}"
         refuse(where, config.draft_graph_steps, f"{fix}, or use fa3 or triton")
     if args.tp_size > 1:
-        # Rank 0's choice counts at every step: a broadcast that no graph of this kind was tried on.
+        # Rank 0 broadcasts its choice at every step, which is untested inside a graph.
         refuse(f"{setting} with --tp-size {args.tp_size}", config.draft_graph_steps, fix)
     if args.device != "cpu" and args.cuda_graph_config.decode.backend == Backend.DISABLED:
         refuse(f"{setting} without CUDA graphs", config.draft_graph_steps, fix)
 
 
-def longest_burst(config: ParseConfig, block: ParallelDraft) -> int:
-    """Tokens of the last committed token, a draft and the rows of a block behind it at most."""
+def longest_draft_rows(config: ParseConfig, block: ParallelDraft) -> int:
+    """Returns the maximum of: the last committed token, a draft and a block's mask rows."""
     return 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
 
 
 def longest_pass(config: ParseConfig, question: Question | None) -> int:
-    """Tokens of a pass at most: the last one committed, the draft, a question for each prefix."""
+    """Returns the maximum of: the last committed token, a draft and a question per prefix."""
     question_len = 0 if question is None else question.max_len
     return 1 + config.draft_tokens + config.max_prefixes * question_len
 
 
 def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:
-    """The layout of a server's verification passes, and why. Raises: BackendError."""
+    """Returns the layout of a server's verify passes, and the reason."""
     return choose_layout(config.layout, args.attention_backend, args.page_size or 1)
 
 
 def overlaps(args: Any, config: ParseConfig) -> bool:
-    """Whether a server runs with the overlap schedule. Raises: AdmissionError.
+    """Returns whether a server uses the overlap schedule.
 
-    On a CPU a launched iteration is over when the call returns: nothing is won, and a result is
-    sent one iteration later.
+    On a CPU a launch returns when the iteration is complete: overlap would only delay results by
+    one iteration.
     """
     if config.overlap == "off":
         return False
-    # There SGLang has a thread of its own for results, which would not wait for PARSE's.
+    # There SGLang waits for results in a separate thread, which would not wait for PARSE's.
     is_confidential = is_confidential_compute()
     if config.overlap == "auto":
         return args.device != "cpu" and not args.disable_overlap_schedule and not is_confidential

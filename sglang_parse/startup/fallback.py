@@ -1,4 +1,4 @@
-"""Which requests PARSE can serve faithfully; the others are served by plain target decoding."""
+"""Fallback to plain decoding for requests that PARSE cannot serve faithfully."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_parse.core.config import ParseConfig, RequestOptions
 
-# What PARSE cannot serve faithfully: reason -> does the request ask for it?
+# (reason, whether a request has it)
 _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("log probabilities", lambda req: req.return_logprob),
     ("sampling mask", lambda req: req.return_sampling_mask),
@@ -40,7 +40,7 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
 
 
 def special_wish(req: Any) -> str:
-    """What a request asks for that needs the target's tokens one by one; "" for nothing."""
+    """Returns the feature for which a request needs plain decode steps; "" for none."""
     for reason, asks in _PLAIN_REASONS:
         if asks(req):
             return reason
@@ -48,12 +48,12 @@ def special_wish(req: Any) -> str:
 
 
 def plain_reason(wish: str, options: RequestOptions) -> str:
-    """Why a request with this special wish is served by plain target decoding; "" under PARSE."""
+    """Returns why a request with this feature is served by plain decoding; "" if it is not."""
     return wish if options.enabled else "switched off"
 
 
 def decode_accelerator(wish: str, config: ParseConfig, *, uses_eagle: bool) -> str:
-    """What writes when no draft does, for ``RequestPolicy.continuation``."""
+    """Returns ``RequestPolicy.decode_accelerator``."""
     if not config.uses_eagle3:
         return ""
     return "eagle3" if uses_eagle and not wish else "target"

@@ -1,4 +1,4 @@
-"""What is asked of a server's models before one is loaded: folders, shapes, tokenizers."""
+"""Checks of a server's models before one is loaded: folders, shapes, tokenizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_parse.core.config import ParseConfig, flag
 
 
 class AdmissionError(ValueError):
-    """A server configuration PARSE cannot work with: setting, value found, fix."""
+    """An unsupported server configuration: setting, value found, fix."""
 
 
 def refuse(setting: str, value: object, fix: str) -> NoReturn:
@@ -19,18 +19,18 @@ def refuse(setting: str, value: object, fix: str) -> NoReturn:
 
 
 def flag_of(field: str) -> str:
-    """SGLang's command-line flag of a field of ``ServerArgs``; ``config.flag`` is for our own."""
+    """Returns the flag of a field of ``ServerArgs``; ``config.flag`` is for PARSE's."""
     return f"--{field.replace('_', '-')}"
 
 
 def check_draft_path(path: str | None) -> None:
-    """Raises: AdmissionError, when no draft model is named or its folder is none.
+    """Raises AdmissionError if there is no draft model, or its folder is none.
 
-    A name that is no path on this machine is left to SGLang, which may know where to fetch it.
+    A name that is no local path is left to SGLang, which may download it.
     """
     setting = "--speculative-draft-model-path"
     if not path:
-        refuse(setting, path, "give the small model that writes the drafts")
+        refuse(setting, path, "give a small model with the target's tokenizer")
     _check_folder(path, setting)
 
 
@@ -42,10 +42,7 @@ def _check_folder(path: str, setting: str) -> None:
 
 
 def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The target's and the draft's ``ModelConfig``.
-
-    Raises: AdmissionError, where the two do not fit.
-    """
+    """Returns the ``ModelConfig`` of target and draft; raises AdmissionError if they do not fit."""
     target, draft = read_pair(args)
     for check in PAIR_CHECKS:
         check(args, target, draft)
@@ -54,7 +51,7 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 
 def read_pair(args: Any) -> tuple[Any, Any]:
-    """``ModelConfig`` of target and draft. Raises: AdmissionError, when one cannot be read."""
+    """Returns the ``ModelConfig`` of target and draft, unchecked."""
     setting, draft_path = "--speculative-draft-model-path", args.speculative_draft_model_path
     check_draft_path(draft_path)
     target = _model_config(args, args.model_path, args.context_length, "--model-path")
@@ -62,7 +59,6 @@ def read_pair(args: Any) -> tuple[Any, Any]:
 
 
 def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
-    """Raises: AdmissionError, when the two have different numbers of tokens."""
     if target.vocab_size != draft.vocab_size:
         refuse(
             "--speculative-draft-model-path",
@@ -73,7 +69,6 @@ def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
 
 
 def check_heads(args: Any, _target: Any, draft: Any) -> None:
-    """Raises: AdmissionError, when the ranks cannot share the draft model's attention heads."""
     if draft.num_attention_heads % args.tp_size:
         refuse(
             "--tp-size",
@@ -83,7 +78,6 @@ def check_heads(args: Any, _target: Any, draft: Any) -> None:
 
 
 def check_contexts(args: Any, target: Any, draft: Any) -> None:
-    """Raises: AdmissionError, when the draft model's context is the shorter one."""
     if draft.context_len < target.context_len:
         refuse(
             "--speculative-draft-model-path",
@@ -94,7 +88,7 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
 
 
 def check_attention(_args: Any, target: Any, draft: Any) -> None:
-    """Raises: AdmissionError, for attention that PARSE's passes cannot run."""
+    """Raises AdmissionError for attention that verify passes do not support."""
     from sglang.srt.configs.model_config import AttentionArch
 
     window = getattr(target.hf_text_config, "sliding_window", None)
@@ -112,20 +106,20 @@ def check_attention(_args: Any, target: Any, draft: Any) -> None:
 
 
 PAIR_CHECKS = (check_attention, check_vocabularies, check_heads, check_contexts)
-"""(server's settings, target, draft) -> None: what a pair's configurations must have in common."""
+"""(server's settings, target, draft) -> None; each raises AdmissionError."""
 
 
 def kv_bytes_per_token(
     model: Any, kv_dtype: str, tp_size: int, draft_kv_dtype: str | None = None
 ) -> int:
-    """Bytes of one token's KV on one rank, by SGLang's own formula for draft models.
+    """Returns the bytes of one token's KV on one rank, by SGLang's formula for draft models.
 
     Args:
         model: a ``ModelConfig`` with ordinary attention.
-        kv_dtype: ``--kv-cache-dtype``. "auto" is what the model computes in, whatever its
-            checkpoint says: should that say FP8, this is twice as much.
-        tp_size: ranks that share its KV heads.
-        draft_kv_dtype: ``--speculative-draft-kv-cache-dtype``, for a draft; None where unset.
+        kv_dtype: ``--kv-cache-dtype``. "auto" is the model's dtype, also for a checkpoint with
+            FP8 KV: the result is then twice as much.
+        tp_size: ranks that the KV heads are split over.
+        draft_kv_dtype: ``--speculative-draft-kv-cache-dtype``, for a draft; None if unset.
     """
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
     from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
@@ -148,17 +142,17 @@ def kv_bytes_per_token(
 
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
-"""Where a draft's config.json names its mask token: PARD's own files, and vLLM's other name."""
+"""Keys of the mask token in a draft's config.json: PARD's, and vLLM's other name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelDraft:
-    """What a server's draft writes a forward.
+    """The parallel drafting of a server's draft model.
 
     Attributes:
-        size: tokens at most.
-        mask_id: its mask token; 0 where ``size`` is 1.
-        allow_one_token: one token a forward where that is faster.
+        size: maximum tokens per forward.
+        mask_id: the mask token; 0 if ``size`` is 1.
+        allow_one_token: whether one token per forward is used when it is faster.
     """
 
     size: int = 1
@@ -167,14 +161,14 @@ class ParallelDraft:
 
 
 def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
-    """What a draft can do, and what was asked for.
+    """Returns the parallel drafting that the settings and the draft's files allow.
 
     Args:
         config: the server's settings.
         draft: the draft's ``ModelConfig``.
 
     Raises:
-        AdmissionError: blocks were asked for, and the draft's files name no mask token it has.
+        AdmissionError: it is set, and the draft's files name no valid mask token.
     """
     named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
     key, mask_id = next(((k, v) for k, v in named.items() if v is not None), ("", None))
@@ -199,7 +193,7 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
 
 
 def slot_sharers(args: Any) -> list[Any]:
-    """``ModelConfig`` of every model that keeps its own KV under the target's slot numbers."""
+    """Returns the ``ModelConfig`` of every model with KV under the target's slot numbers."""
     config = ParseConfig.from_env()
     setting = "--speculative-draft-model-path"
     sharers = [_model_config(args, args.speculative_draft_model_path, None, setting)]
@@ -209,7 +203,7 @@ def slot_sharers(args: Any) -> list[Any]:
 
 
 def check_head(args: Any, config: ParseConfig, target: Any) -> int:
-    """How many tokens the EAGLE-3 head is ahead. Raises: AdmissionError."""
+    """Checks the EAGLE-3 head; returns the number of tokens that it proposes."""
     steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
     tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
     if steps < 1:
@@ -233,12 +227,14 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
 
 
 def _check_head_fits(head: Any, target: Any, name: str) -> None:
-    """Raises: AdmissionError, when a head cannot read what the target would show it."""
-    read = head.hf_config
-    if not any("eagle3" in arch.lower() for arch in read.architectures or ()):
-        refuse(f"architectures of {name}", read.architectures, "give an EAGLE-3 head")
-    width = getattr(read, "target_hidden_size", None) or head.hidden_size
-    layer_ids = (getattr(read, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+    """Raises AdmissionError if a head does not fit the target's hidden states."""
+    config = head.hf_config
+    if not any("eagle3" in arch.lower() for arch in config.architectures or ()):
+        refuse(f"architectures of {name}", config.architectures, "give an EAGLE-3 head")
+    width = getattr(config, "target_hidden_size", None) or head.hidden_size
+    layer_ids = (getattr(config, "eagle_config", None) or {}).get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
     for what, value, wanted in (
         ("hidden size", width, target.hidden_size),
         ("vocabulary", head.vocab_size, target.vocab_size),
@@ -279,23 +275,18 @@ def tokenizer_of(args: Any, path: str) -> Any:
 
 
 def check_tokenizers(args: Any, target: Any) -> None:
-    """Raises: AdmissionError, when the draft's tokenizer is not the target's, entry by entry.
-
-    Args:
-        target: the target's tokenizer.
-    """
+    """Raises AdmissionError if the draft's tokenizer differs from ``target``, the target's."""
     draft_path = args.speculative_draft_model_path
     try:
         draft = tokenizer_of(args, draft_path)
     except (OSError, ValueError) as error:
         raise AdmissionError(
             f"PARSE: --speculative-draft-model-path is {draft_path!r}, without a readable "
-            f"tokenizer ({error}). Fix: put the draft's tokenizer files beside its weights; "
+            f"tokenizer ({error}). Fix: put the draft's tokenizer files into its folder; "
             "they are compared with the target's"
         ) from error
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    if ours != theirs:
-        different = sorted(ours.items() ^ theirs.items())
+    different = sorted(target.get_vocab().items() ^ draft.get_vocab().items())
+    if different:
         refuse(
             "--speculative-draft-model-path",
             f"{draft_path}, whose tokenizer differs from the target's in {len(different)} "

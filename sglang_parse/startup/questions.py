@@ -1,4 +1,4 @@
-"""Which question a server asks, through the chat template that it serves."""
+"""The question of a server, rendered by its chat template."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MAX_LEN = 512
 
 
 def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
-    """The server's question: the one it was given, or a built-in one; None in token mode.
+    """Returns the question that is set, or a built-in one; None in token mode.
 
     Raises:
-        AdmissionError, QuestionError: it cannot be asked; with setting, value and fix.
+        AdmissionError, QuestionError: it does not fit the model; with setting, value and fix.
     """
     if not config.is_semantic:
         return None
@@ -45,7 +45,7 @@ def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | N
 
 
 def _given(args: Any, tokenizer: Any, name: str) -> Question:
-    """The question of that name; where it cannot be asked, built-in ones that can are named."""
+    """Returns the question of that name; the error of an unfit one names fitting built-in ones."""
     wording = QuestionWording.read(question_file(name))
     try:
         return _rendered(args, tokenizer, wording)
@@ -57,7 +57,7 @@ def _given(args: Any, tokenizer: Any, name: str) -> Question:
 
 
 def _found(args: Any, tokenizer: Any) -> Question:
-    """The built-in question that fits best; the log says which, and why."""
+    """Returns the built-in question that fits best, and logs the choice."""
     template = _template(args, tokenizer)
     problems = []
     for name in built_in_for(template):
@@ -70,8 +70,8 @@ def _found(args: Any, tokenizer: Any) -> Question:
         mark = FAMILY_MARKS.get(name)
         has_mark = mark is not None and mark in template
         logger.info(
-            "PARSE: asks the built-in question '%s': %s, and %r and %r are single tokens of this "
-            "model. %s names another.",
+            "PARSE: built-in question '%s': %s, and %r and %r are single tokens of this model. "
+            "Set another with %s.",
             name,
             f"the chat template has {mark!r}" if has_mark else "no family's question fits better",
             *(wording.accept, wording.reject, SETTING),
@@ -84,9 +84,9 @@ def _found(args: Any, tokenizer: Any) -> Question:
 
 
 def _fitting(args: Any, tokenizer: Any) -> list[str]:
-    """Names of the built-in questions that could be asked, the likeliest first."""
+    """Returns the names of built-in questions that fit, the best first."""
     names: list[str] = []
-    with contextlib.suppress(AdmissionError):  # the template's own: it can ask nothing
+    with contextlib.suppress(AdmissionError):  # the template cannot render any question
         for name in built_in_for(_template(args, tokenizer)):
             with contextlib.suppress(QuestionError):
                 _rendered(args, tokenizer, QuestionWording.read(question_file(name)))
@@ -107,14 +107,15 @@ def _rendered(args: Any, tokenizer: Any, wording: QuestionWording) -> Question:
 
 
 def _template(args: Any, tokenizer: Any) -> str:
-    """The text of the template that is served; of all, where the tokenizer has several."""
+    """Returns the served template's text; of all templates if the tokenizer has several."""
     return _served_template(args.chat_template) or str(getattr(tokenizer, "chat_template", None))
 
 
 def _served_template(setting: str | None) -> str | None:
-    """The text of ``--chat-template``; None, when unset, stands for the tokenizer's own.
+    """Reads ``--chat-template`` as SGLang does (``TemplateManager._load_jinja_template``).
 
-    Read as SGLang does, ``TemplateManager._load_jinja_template``.
+    Returns:
+        The template's text; None if the tokenizer's template is used.
     """
     if not setting:
         return None

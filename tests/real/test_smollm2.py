@@ -96,7 +96,7 @@ def test_streaming(token: Client, prompts: list[str]):
 
 def test_the_question_finds_itself(semantic: Client):
     log = Path(semantic.probe.folder).with_suffix(".log").read_text(errors="replace")
-    assert "PARSE: asks the built-in question 'chatml': the chat template has '<|im_start|>'" in log
+    assert "PARSE: built-in question 'chatml': the chat template has '<|im_start|>'" in log
 
 
 def test_verdicts_are_plain_transformers(

@@ -1,11 +1,13 @@
-"""The patch ledger is true: one entry per patch, one file per patch, every field filled in."""
+"""The patch ledger: one entry per patch, one file per patch, every field filled in."""
 
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
 
-from sglang_parse.patches import PATCHES, ledger
+from sglang_parse.context import Pipeline
+from sglang_parse.patches import PATCHES, ledger, parse
 from sglang_parse.patches.base import Patch
 
 pytestmark = pytest.mark.seams
@@ -22,7 +24,7 @@ def test_registered_patches_and_files_are_the_same():
     assert sorted(names) == sorted(files)
 
 
-def test_the_ledger_is_what_the_patches_say():
+def test_the_ledger_is_generated_from_the_patches():
     written = (PATCH_FOLDER / "README.md").read_text(encoding="utf-8")
     assert written == ledger.render(), f"patches/README.md is out of date; renew it: {COMMAND}"
     headings = [line[4:] for line in written.splitlines() if line.startswith("### ")]
@@ -32,7 +34,7 @@ def test_the_ledger_is_what_the_patches_say():
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_every_entry_says_all_there_is_to_say(patch: Patch):
+def test_every_entry_is_complete(patch: Patch):
     assert patch.changes
     for text in (patch.why, patch.how, patch.upstream, patch.removed_when):
         assert text.strip() == " ".join(text.split())
@@ -47,3 +49,12 @@ def test_the_entry_names_what_the_file_changes(patch: Patch):
     for name in patch.changes:
         pkgutil.resolve_name(name)
         assert name.rpartition(".")[2] in source
+
+
+def test_the_order_of_calls_names_every_patch():
+    """``context.Pipeline`` lists what SGLang calls; a CPU's own patches are not called in order."""
+    named = re.findall(r"patches/(\w+/\w+\.py)", Pipeline.__doc__ or "")
+    assert [name for name in named if not (PATCH_FOLDER / name).is_file()] == []
+    assert sorted(name for name in named if name.startswith("parse/")) == sorted(
+        f"parse/{patch.name}.py" for patch in parse.PATCHES
+    )

@@ -156,7 +156,7 @@ def test_rows_of_slots_hold_a_block(pair, tmp_path: Path, named: dict, flags, ro
     ("flags", "message"),
     [
         (("triton", "--enable-deterministic-inference"), "deterministic-inference with triton"),
-        (("triton", "--decode-attention-backend", "fa3"), "'fa3' beside --attention-backend tri"),
+        (("triton", "--decode-attention-backend", "fa3"), "'fa3' with --attention-backend tri"),
         (("fa3", "--kv-cache-dtype", "fp8_e4m3"), "--kv-cache-dtype with fa3 is 'fp8_e4m3'"),
         (("fa3", "--parse-layout", "mask"), "--parse-layout is 'mask' with .*fa3.*take no mask"),
         (("fa3", "--cuda-graph-backend-prefill", "full"), "prefill is 'full'.*use breakable"),

@@ -53,7 +53,7 @@ def test_what_cannot_be_run_is_refused(setting: str, page_size: int, message: st
         ("cuda", None, {}, "--attention-backend is None.*torch_native, flashinfer, triton, fa3"),
         ("cuda", "aiter", {}, "--attention-backend is 'aiter'"),
         ("cpu", "flashinfer", {}, "'flashinfer' with --device cpu. Fix: use torch_native"),
-        ("cuda", "fa3", {"--x": "triton"}, "--x is 'triton' beside --attention-backend fa3"),
+        ("cuda", "fa3", {"--x": "triton"}, "--x is 'triton' with --attention-backend fa3"),
     ],
 )
 def test_backends_that_are_refused(device, attention, others, message):
