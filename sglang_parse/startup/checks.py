@@ -139,12 +139,12 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
 
 
 def longest_draft_rows(config: ParseConfig, block: ParallelDraft) -> int:
-    """Returns the maximum of: the last committed token, a draft and a block's mask rows."""
+    """Returns the most rows of a draft forward: last committed token, draft and masks."""
     return 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
 
 
 def longest_pass(config: ParseConfig, question: Question | None) -> int:
-    """Returns the maximum of: the last committed token, a draft and a question per prefix."""
+    """Returns the most rows of a verify pass: last committed token, draft and questions."""
     question_len = 0 if question is None else question.max_len
     return 1 + config.draft_tokens + config.max_prefixes * question_len
 

@@ -479,8 +479,8 @@ def assert_lines_add_up(lines: list[re.Match[str]], infos: list[dict[str, Any]])
     assert printed(lines, "accepted") == total(infos, "accepted_tokens")
     assert printed(lines, "target") == total(infos, "target_tokens")
     for line in lines:
-        share = int(line["accepted"]) / max(1, int(line["judged"]))
-        assert line["share"] == f"{share:.2f}"
+        ratio = int(line["accepted"]) / max(1, int(line["verified"]))
+        assert line["accept_ratio"] == f"{ratio:.2f}"
         phases = sum(int(line[name]) for name in ("drafting", "verifying", "continuing", "plain"))
         assert phases <= int(line["running"])
     for name in ("drafting", "verifying", "plain"):
