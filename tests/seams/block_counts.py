@@ -1,4 +1,4 @@
-"""What a block of the draft costs against a step of it, counted.
+"""Lower bounds of a block's cost relative to a decode step of the draft model.
 
     PYTHONPATH=. python tests/seams/block_counts.py
 
@@ -36,7 +36,9 @@ def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, f
 
 
 def main() -> None:
-    print("| draft | tokens a block | requests | behind every: rows, x a step | behind the last |")
+    print(
+        "| draft | size | requests | masks after every row: rows, x a step | after the last row |"
+    )
     print("|---|---|---|---|---|")
     for name in shape_names():
         shape = Shape.read(name)

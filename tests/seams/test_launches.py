@@ -54,8 +54,8 @@ def test_what_the_fake_gpu_refuses():
         values + torch.zeros(3)
 
 
-def test_a_burst():
-    """Requests that begin, go on, need their draft KV completed, sample, or end before the rest."""
+def test_a_draft_chunk():
+    """Requests that begin, go on, lack draft KV, sample, or end before the rest."""
     begins, goes_on = (request(i, Phase.DRAFTING, Action.DRAFT, draft=2 * i) for i in (0, 1))
     samples = request(2, Phase.DRAFTING, Action.DRAFT, top_k=5)
     ends = request(3, Phase.DRAFTING, Action.DRAFT, draft=7)
@@ -76,7 +76,7 @@ def test_a_burst():
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
-    """The first of a burst, of which the host knows all: it brings tokens without KV along."""
+    """The first of a draft, of which the host knows all: it computes missing KV, too."""
     begins = request(0, Phase.DRAFTING, Action.DRAFT)
     goes_on = request(1, Phase.DRAFTING, Action.DRAFT, draft=2)
     goes_on.parse_state.draft_kv_len = PROMPT + 1
@@ -101,10 +101,10 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 @pytest.mark.parametrize("seeds", [False, True], ids=["", "seeded"])
-def test_blocks_behind_unread_blocks(
+def test_blocks_follow_blocks_in_flight(
     monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool, seeds: bool
 ):
-    """Nothing waits within a burst, nor between two; all have the same rows, wherever they are."""
+    """Nothing waits within a chunk, nor between two; all blocks have the same rows."""
     reqs = [
         request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH),
         request(1, Phase.DRAFTING, Action.DRAFT, draft=2, top_k=5, allocated=WIDTH - 10),
@@ -124,9 +124,9 @@ def test_blocks_behind_unread_blocks(
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
     monkeypatch.setattr(first._burst, "wait", lambda **_: None)  # it has no numbers
     assert first.can_launch_before_sync(reqs[1:])
-    behind = batch_of(*reqs[1:])
-    behind.sampling_info.sampling_seed = None
-    second, _ = launched(behind, engine, first)
+    following = batch_of(*reqs[1:])
+    following.sampling_info.sampling_seed = None
+    second, _ = launched(following, engine, first)
     assert second._burst.layout is first._burst.layout is plan
     _, *forwards = engine.draft.draft_runner.forwards
     width = {"last": 7, "every": 16}[masks]
@@ -135,7 +135,7 @@ def test_blocks_behind_unread_blocks(
         layout, mask = forward.spec_info.layout, forward.spec_info.custom_mask
         assert [part.num_rows for part in layout.requests] == [width] * num_reqs
         assert len(forward.input_ids) == len(forward.out_cache_loc) == width * num_reqs
-        # The longest they can be behind three tokens more for each block, and within their slots.
+        # The most they can be, four tokens more per block, within their slots.
         longest = [PROMPT + 4 * number, PROMPT + 2 + 4 * number][-num_reqs:]
         owned = [WIDTH, WIDTH - 10][-num_reqs:]
         bounds = [min(n, own - width) for n, own in zip(longest, owned, strict=True)]
@@ -146,7 +146,7 @@ def test_blocks_behind_unread_blocks(
 
 
 def test_blocks_where_attention_plans_on_the_host():
-    """Each is read before the next is launched; so is a burst before the next one."""
+    """The host waits for each block and for each chunk before it launches the next one."""
     req = request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH)
     req.sampling_params.max_new_tokens = 1000
     batch = batch_of(req)
@@ -157,7 +157,7 @@ def test_blocks_where_attention_plans_on_the_host():
     assert not first._burst.can_follow([req])
 
 
-def test_steps_behind_unread_steps():
+def test_decode_steps_follow_steps_in_flight():
     reqs = [request(i, Phase.PLAIN, Action.DECODE, top_k=1 + 4 * i) for i in range(3)]
     batch = batch_of(*reqs)
     first, engine = launched(batch)
