@@ -118,13 +118,13 @@ def values_of(setting: config.Setting) -> str:
     """Returns the allowed values of a setting, in short."""
     if setting.choices:
         return ", ".join(f"`{value}`" for value in setting.choices)
-    return setting.metavar or setting.wanted.removeprefix("a whole number ")
+    return setting.metavar or setting.expected.removeprefix("a whole number ")
 
 
 def request_options() -> str:
     """Returns the keys of ``custom_params["parse"]``."""
     options = config.settings_of(config.RequestOptions)
-    rows = [(f"`{o.name}`", o.wanted, one_line(o.description)) for o in options]
+    rows = [(f"`{o.name}`", o.expected, one_line(o.description)) for o in options]
     return table(("key", "value", "meaning"), rows)
 
 

@@ -1,7 +1,7 @@
-"""PARSE's settings: one frozen model, its command-line flags and its way into every process.
+"""PARSE's settings and command-line flags.
 
-SGLang's own ``ServerArgs`` accepts no foreign fields, and ``sgl.Engine`` no foreign keywords, so
-the settings travel as one JSON environment variable, which spawned processes inherit.
+SGLang's ``ServerArgs`` and ``sgl.Engine`` accept no additional fields, so settings are passed to
+spawned processes as JSON in one environment variable.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from sglang_parse.core.segment import SegmentRule
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
 MAX_OPTIONS = 16
-"""Longest ``custom_params["parse"]`` that is looked at; every value in it is a number or a bool."""
+"""Maximum number of keys in ``custom_params["parse"]``."""
 _BLOCK_SIZES = ("auto", *map(str, range(1, MAX_BLOCK + 1)))
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 Threshold = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 
 
 class ConfigError(ValueError):
-    """A setting is out of range or unknown; the text names it, its value and the fix."""
+    """A setting is unknown or out of range; the message names it, its value and the fix."""
 
 
 class ParseConfig(BaseModel):
-    """Server-wide settings. Token counts are per request and round.
+    """Server-wide settings.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
@@ -45,73 +45,72 @@ class ParseConfig(BaseModel):
     model_config = _STRICT
 
     draft_tokens: int = Field(128, ge=1, le=8192)
-    """Draft tokens per round: the draft model writes at most this many, then the target judges
-    them. Given: this many each time; else as many as pay at the load there is, up to the
-    default."""
+    """Maximum draft tokens per request and round. If not set, the length adapts to the load, up to
+    the default; if set, it is fixed."""
     draft_chunk: int = Field(16, ge=1, le=1024)
-    """Draft tokens per scheduler iteration: larger is faster for one request, smaller lets others
-    in sooner. Given: this many; else as many as pay."""
+    """Draft tokens per request and scheduler iteration. Larger chunks are faster for one request;
+    smaller ones let other requests decode sooner. If not set, adapts to the load."""
     draft_parallel_tokens: str = Field("auto", json_schema_extra={"metavar": "N"})
-    """Tokens a forward of the draft model writes at most, 1 to 16, by mask tokens that it was
-    trained to fill (PARD's drafts are); it verifies them itself. 1 is one token a forward; 'auto'
-    goes by the draft's files, and by what is faster at the load there is."""
+    """Maximum tokens per draft model forward, 1 to 16. Above 1, the draft model fills mask tokens,
+    as PARD draft models are trained to, and verifies them itself. 'auto' uses what the draft
+    model's files say and what is faster at the current load."""
     max_prefixes: int = Field(16, ge=1, le=256)
-    """Prefixes judged in one verification pass; more segments are merged. Given: this many; else
-    as many as pay, up to the default."""
+    """Maximum prefixes verified per round; further segments are merged. If not set, adapts to the
+    load, up to the default."""
     segment: str = "line"
-    """Where a draft may be cut: 'line', 'sentence' or 'tokens:N'."""
+    """Segments of a draft, at whose ends it is verified: 'line', 'sentence' or 'tokens:N'."""
     question: str = Field(
         "",
         description="JSON file with the verification question, or the name of a built-in one: "
-        f"{', '.join(built_in_questions())}. Without it, the built-in one that fits the target's "
-        "chat template and tokenizer.",
+        f"{', '.join(built_in_questions())}. If not set, a built-in question is chosen by the "
+        "target's chat template and tokenizer.",
         json_schema_extra={"metavar": "FILE"},
     )
     threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
-    """Smallest verdict that accepts a prefix, 0 to 1; above 1 nothing is accepted and greedy
-    output is the plain target's. Or a file that ``sglang-parse calibrate`` wrote: the threshold
+    """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
+    equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
     certified there."""
     selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
-    """Which prefix is kept: the longest one before the first rejected one, or the longest
-    accepted one; or 'answer-first': a finished draft as a whole where its last question accepts
-    it, else as 'first-reject'."""
+    """Which prefix is accepted. 'first-reject': the longest before the first rejected one.
+    'longest': the longest accepted one. 'answer-first': all of a finished draft if its last
+    verdict accepts, else as 'first-reject'."""
     verification: Literal["semantic", "token"] = "semantic"
-    """'semantic' asks the target a question per prefix; 'token' keeps the tokens the target would
-    have chosen itself (exact)."""
+    """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
+    target's choices (exact)."""
     on_reject: Literal["decode", "redraft"] = "redraft"
-    """After a cut the target writes to the end, or drafting resumes once the target has finished
-    its segment."""
+    """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
+    drafting when the target has finished the segment."""
     decode_accelerator: Literal["none", "eagle3"] = "none"
-    """What writes after a cut and for requests served plainly: the target alone, or with an
-    EAGLE-3 head ahead of it (by --speculative-num-steps tokens, 3 by default)."""
+    """Speculative decoding for decode steps outside drafts, and for plain requests: none, or an
+    EAGLE-3 head (with --speculative-num-steps, 3 by default)."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
-    """The EAGLE-3 head for the target; needed by --parse-decode-accelerator eagle3."""
+    """Path of the target's EAGLE-3 head; required by --parse-decode-accelerator eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"
-    """Whether drafts are begun: 'auto' while they pay, and as long and as finely judged as pays,
-    by what drafts, passes and plain steps took lately and where drafts were cut; 'always', as the
-    other settings say; or 'never'."""
+    """When to draft. 'auto': while it is expected to be faster than plain decoding, from recent
+    stage times and acceptance, with adaptive draft length, prefixes and chunks. 'always': with the
+    configured values. 'never': plain decoding."""
     max_itl_ratio: float = Field(2.5, ge=0, le=1000)
-    """How long a request that continues, or that switched PARSE off, may wait for its next token
-    while others draft, in what a step takes at that load: bursts are shortened and drafts judged
-    one after another. 0 for any time; nothing is bounded under --parse-drafting always."""
+    """Maximum inter-token latency of decoding requests while others draft, relative to a decode
+    step at the same load; shortens draft chunks and verifies fewer drafts per iteration. 0: no
+    bound. Not applied with --parse-drafting always."""
     max_slowdown: float = Field(1.2, ge=0, le=1000)
-    """What a request that switched PARSE off, or that PARSE cannot serve, may take while others
-    draft, in times of what it takes among its like: what an iteration takes longer than this the
-    others wait for afterwards. 0 for any time; nothing is bounded under --parse-drafting always."""
+    """Maximum slowdown of plain requests while others draft, relative to plain decoding at the same
+    load: drafting pauses until time above it is compensated. 0: no bound. Not applied with
+    --parse-drafting always."""
     max_draft_latency: float = Field(0.0, ge=0, le=3600)
-    """Seconds a request may draft and be judged before its client sees the next tokens: drafts are
-    kept as short as it takes. 0 for any time; nothing is bounded under --parse-drafting always."""
+    """Maximum seconds from the start of a draft to its output; limits the draft length. 0: no
+    bound. Not applied with --parse-drafting always."""
     layout: Literal["auto", "mask", "alias"] = "auto"
-    """How a verification pass is run: under a 'mask', or as pseudo-sequences that 'alias' their
-    request's KV slots; 'auto' knows what the attention backend does best."""
+    """Attention layout of the verify pass: a custom 'mask', or pseudo-sequences that 'alias' the
+    request's KV slots. 'auto' chooses by attention backend."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Whether the scheduler works on an iteration's results while the next one runs: 'auto' does
-    on a GPU, unless --disable-overlap-schedule says no."""
+    """Overlap schedule: process an iteration's results while the next one runs. 'auto' enables it
+    on a GPU unless --disable-overlap-schedule is set."""
     draft_graph_steps: int = Field(0, ge=0, le=64)
-    """Draft tokens of greedy requests that one CUDA graph writes, on fa3 and triton with one GPU;
-    0: a graph a token. No GPU has shown yet that it pays."""
+    """Draft tokens per CUDA graph for greedy requests, on fa3 and triton with one GPU. 0: one token
+    per graph. No benefit on a GPU has been measured yet."""
     default: Literal["on", "off"] = "on"
-    """Whether requests use PARSE unless they say otherwise."""
+    """Whether requests use PARSE unless they set custom_params["parse"]["enabled"]."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -121,7 +120,7 @@ class ParseConfig(BaseModel):
                 known = sorted(type(self).model_fields)
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError(_first_problem(error, type(self), flag)) from None
-        self._check_continuation()
+        self._check_eagle3()
         self._check_certificate()
 
     @field_validator("draft_parallel_tokens", mode="before")
@@ -137,14 +136,14 @@ class ParseConfig(BaseModel):
         SegmentRule.parse(text)
         return text
 
-    def _check_continuation(self) -> None:
+    def _check_eagle3(self) -> None:
         setting, path = flag("decode_accelerator"), flag("eagle3_path")
         if self.uses_eagle3 and not self.eagle3_path:
-            raise ConfigError(f"{path} is not set; {setting} eagle3 needs the folder of the head")
+            raise ConfigError(f"{path} is not set; {setting} eagle3 needs the path of the head")
         if self.eagle3_path and not self.uses_eagle3:
             raise ConfigError(
-                f"{path} is {self.eagle3_path!r} while {setting} is {self.decode_accelerator!r}, which "
-                f"uses no head; use {setting} eagle3, or leave {path} out"
+                f"{path} is {self.eagle3_path!r}, but {setting} is {self.decode_accelerator!r}; "
+                f"use {setting} eagle3, or leave {path} out"
             )
 
     def _check_certificate(self) -> None:
@@ -154,17 +153,17 @@ class ParseConfig(BaseModel):
         except CertificateError as error:
             name = flag(setting.name)
             raise ConfigError(
-                f"{name} is {_shown(self.threshold)}: {error}; use {setting.wanted}"
+                f"{name} is {_shown(self.threshold)}: {error}; use {setting.expected}"
             ) from error
 
     @property
     def certificate(self) -> Certificate | None:
-        """What promises the threshold, if anything does."""
+        """The threshold's certificate, if it was given as a file."""
         return read_certificate(self.threshold) if isinstance(self.threshold, str) else None
 
     @property
     def accept_threshold(self) -> float:
-        """The threshold itself."""
+        """Minimum verdict that accepts a prefix."""
         certificate = self.certificate
         if certificate is None or certificate.threshold is None:
             return float(self.threshold)
@@ -176,7 +175,7 @@ class ParseConfig(BaseModel):
 
     @property
     def block_size(self) -> int | None:
-        """Tokens a draft forward; None where it goes by the draft's files."""
+        """Tokens per draft forward; None for "auto"."""
         return None if self.draft_parallel_tokens == "auto" else int(self.draft_parallel_tokens)
 
     @property
@@ -188,13 +187,12 @@ class ParseConfig(BaseModel):
         return self.decode_accelerator == "eagle3"
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-        """Publish to this process and the ones it will start."""
-        # Those that were given: what was not may be chosen.
+        """Publishes the given settings to this process and its children; others stay adaptive."""
         environ[ENV_VAR] = json.dumps(self.model_dump(exclude_unset=True))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> ParseConfig:
-        """The published settings, or the defaults when nothing was published."""
+        """Returns the published settings, or the defaults."""
         text = environ.get(ENV_VAR, "")
         if not text:
             return cls()
@@ -212,20 +210,20 @@ class ParseConfig(BaseModel):
 
 
 class RequestOptions(BaseModel):
-    """What one request asked for in ``sampling_params.custom_params["parse"]``."""
+    """Options of one request in ``sampling_params.custom_params["parse"]``."""
 
     model_config = _STRICT
 
     enabled: bool
-    """Serve this request with PARSE."""
+    """Use PARSE for this request."""
     threshold: Threshold
-    """Smallest verdict that accepts, for this request."""
+    """Minimum verdict that accepts a prefix."""
     trace: bool = False
-    """Add one record per round to ``meta_info``."""
+    """Return one record per round in ``meta_info``."""
 
     @classmethod
     def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
-        """Read a request's options; the server's settings fill the gaps.
+        """Reads a request's options; server settings are the defaults.
 
         Raises:
             ConfigError: an unknown key, or a value of the wrong type or range.
@@ -234,7 +232,7 @@ class RequestOptions(BaseModel):
         options = _object(parse, "custom_params.parse")
         if len(options) > MAX_OPTIONS:
             raise ConfigError(
-                f"custom_params.parse has {len(options)} keys; use {MAX_OPTIONS} at most"
+                f"custom_params.parse has {len(options)} keys; use at most {MAX_OPTIONS}"
             )
         server = {"enabled": config.default == "on", "threshold": config.accept_threshold}
         try:
@@ -250,7 +248,7 @@ class RequestOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as the command line, errors and documents show it."""
+    """A setting as shown on the command line, in errors and in the docs."""
 
     name: str
     field: FieldInfo
@@ -270,13 +268,13 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What it may be, one of these; () for texts and numbers."""
+        """Allowed values; () for texts and numbers."""
         kind = self.field.annotation
         return get_args(kind) if get_origin(kind) is Literal else ()
 
     @property
-    def read(self) -> Callable[[str], Any]:
-        """What makes the setting of a word of the command line."""
+    def parse(self) -> Callable[[str], Any]:
+        """Converts a command-line argument."""
         return _number_or_text if self.is_number_or_file else type(self.default)
 
     @property
@@ -284,8 +282,8 @@ class Setting:
         return str in get_args(self.field.annotation)
 
     @property
-    def wanted(self) -> str:
-        """What it may be, in words."""
+    def expected(self) -> str:
+        """Description of the allowed values, for error messages."""
         kind = self.field.annotation
         if kind is bool:
             return "true or false"
@@ -293,7 +291,11 @@ class Setting:
             number = (
                 "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
             )
-            return f"{number}, or calibrate's file" if self.is_number_or_file else number
+            return (
+                f"{number}, or a file of sglang-parse calibrate"
+                if self.is_number_or_file
+                else number
+            )
         if kind in (int, float):
             limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}
             number = "a whole number" if kind is int else "a number"
@@ -302,25 +304,24 @@ class Setting:
 
 
 def settings_of(model: Any) -> list[Setting]:
-    """What ``ParseConfig``, ``RequestOptions`` or ``QuestionWording`` may set, in their order."""
+    """Returns the settings of ``ParseConfig``, ``RequestOptions`` or ``QuestionWording``."""
     return [Setting(name, field) for name, field in model.__pydantic_fields__.items()]
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a setting."""
+    """Returns the command-line flag of a setting."""
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
 
 
 def _first_problem(
     error: ValidationError, model: type[BaseModel], shown_as: Callable[[str], str]
 ) -> str:
-    """Setting, value found and fix."""
     problem = error.errors(include_url=False)[0]
     name = str(problem["loc"][0])
-    if problem["type"] == "value_error":  # raised by a validator of ours
+    if problem["type"] == "value_error":  # raised by one of our validators
         return f"{shown_as(name)}: {problem['ctx']['error']}"
-    wanted = Setting(name, model.model_fields[name]).wanted
-    return f"{shown_as(name)} is {_shown(problem['input'])}; use {wanted}"
+    expected = Setting(name, model.model_fields[name]).expected
+    return f"{shown_as(name)} is {_shown(problem['input'])}; use {expected}"
 
 
 def _unknown(error: ValidationError) -> list[str]:
@@ -330,15 +331,15 @@ def _unknown(error: ValidationError) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A value for an error text: a request may hold anything of any length."""
+    """Abbreviates a value for an error message: requests may contain anything of any length."""
     return reprlib.repr(value)
 
 
-def _number_or_text(word: str) -> float | str:
+def _number_or_text(text: str) -> float | str:
     try:
-        return float(word)
+        return float(text)
     except ValueError:
-        return word
+        return text
 
 
 def _object(value: object, name: str) -> Mapping[Any, Any]:
@@ -350,7 +351,7 @@ def _object(value: object, name: str) -> Mapping[Any, Any]:
 
 
 def configure(**settings: Any) -> ParseConfig:
-    """Settings for ``sgl.Engine(...)``: call it before the engine is made.
+    """Configures ``sgl.Engine(...)``; call it before creating the engine.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
@@ -361,13 +362,13 @@ def configure(**settings: Any) -> ParseConfig:
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Add PARSE's flags to SGLang's parser (once; SGLang may build it several times)."""
+    """Adds PARSE's flags to SGLang's parser."""
     group = parser.add_argument_group("PARSE (sglang_parse)")
     for setting in settings_of(ParseConfig):
         group.add_argument(
             flag(setting.name),
-            type=setting.read,
-            default=None,  # so that what was given can be told
+            type=setting.parse,
+            default=None,  # distinguishes given settings from defaults
             choices=setting.choices or None,
             metavar=setting.metavar,
             help=setting.description,
@@ -375,7 +376,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
 
 
 def config_from_namespace(namespace: argparse.Namespace) -> ParseConfig | None:
-    """The settings on a parsed command line, or None where the parser had no PARSE flags."""
+    """Returns the settings of a parsed command line; None if the parser had no PARSE flags."""
     flags = {name: _FLAG_PREFIX + name for name in ParseConfig.model_fields}
     values = {name: getattr(namespace, key) for name, key in flags.items() if key in namespace}
     given = {name: value for name, value in values.items() if value is not None}

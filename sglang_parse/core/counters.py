@@ -1,7 +1,7 @@
-"""What PARSE counts: of one request, and of all requests of a scheduler process. No tensors.
+"""Counters of one request and of all requests of a scheduler process.
 
-Only numbers the host knows anyway: no tensor is read for a count. ``telemetry`` names and
-publishes them.
+Everything counted is already on the host, so counting never syncs the device. ``telemetry`` names
+and publishes the counters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from sglang_parse.core.phases import DraftPlan, Phase
 from sglang_parse.core.request import RequestState, Stats
 
-# Figure of a request -> the counter it adds to, its label's value, the factor.
+# Count of a request -> (counter, label value, factor).
 _COUNTERS = {
     "requests": ("requests_total", "", 1.0),
     "faults": ("faults_total", "", 1.0),
@@ -37,13 +37,13 @@ _STATS = tuple(field.name for field in fields(Stats))
 
 
 def request_counts(req: Any) -> dict[str, float]:
-    """The counters of one request that has reached the worker, as its client sees them."""
+    """Returns the counts of one request as its client sees them."""
     stats = req.parse_state.stats
     values = {name: getattr(stats, name) for name in _STATS}
     num_visible = len(req.parse_state.output_ids)
     if req.finished():
         num_visible = len(req.output_ids_through_stop)
-        # A stop inside the last run cut these off; nobody sees them.
+        # Tokens after a stop inside the last run are not output.
         accepted, matched = req.parse_state.at_the_end(len(req.output_ids) - num_visible)
         values["accepted_tokens"] -= accepted
         values["matched_tokens"] -= matched
@@ -52,30 +52,28 @@ def request_counts(req: Any) -> dict[str, float]:
 
 
 def num_kv_slots(req: Any) -> int:
-    """KV slots of a request behind its final ones."""
+    """Returns the KV slots of a request after its committed tokens."""
     return req.kv.kv_allocated_len - req.parse_state.committed_len
 
 
 Totals = dict[tuple[str, str], float]
-"""(counter, value of its label) -> total."""
+"""(counter, label value) -> total."""
 
 
 class Counters:
-    """What the requests of this process add up to.
+    """Totals of this process.
 
-    A request's figures are counted as far as they have grown since it was last looked at, so it
-    does not matter how often that happens.
+    Each update adds the growth of a request's counts since its last update.
 
     Attributes:
         totals: the counters.
-        collects_samples: whether histograms' samples are kept until they are taken; somebody must
-            take them then.
-        latest_reqs: the requests of the latest iteration; under overlap of the one before, too, whose
-            result comes after the launch.
-        expected_speedup, last_plan: as ``controller.Controller``'s.
-        simulated_accept_ratio: share of every draft that is kept in place of the verdicts (``simulation``).
-        certificate_mismatch: what the server's certificate was made for and is not so here.
-        verdict_drift: how far the latest verdicts are from the certificate's, 0 to 1.
+        collects_samples: whether to collect histogram samples; then call ``drain_samples``.
+        latest_reqs: requests of the latest iteration, and with overlap of the one before, whose
+            result is processed after the launch.
+        expected_speedup, last_plan: see ``policy.controller.Controller``.
+        simulated_accept_ratio: see ``simulation``; None if verdicts decide.
+        certificate_mismatch: properties in which this server differs from its certificate's.
+        verdict_drift: distance of recent verdicts from the certificate's, 0 to 1.
     """
 
     def __init__(self) -> None:
@@ -98,53 +96,48 @@ class Counters:
             self._samples[name].extend(values)
 
     def drain_samples(self) -> dict[str, list[float]]:
-        """Histogram -> samples since the last call."""
+        """Returns the samples since the last call, by histogram."""
         samples, self._samples = self._samples, defaultdict(list)
         return samples
 
     def observe_verify(
         self, num_drafted: int, accepted_len: int, verdicts: Sequence[float]
     ) -> None:
-        """One draft was judged: its length, what was kept of it, its verdicts."""
         self.count("verified_tokens_total", num_drafted)
         self.observe("accept_ratio", (accepted_len / max(1, num_drafted),))
         self.observe("verdict", verdicts)
 
     def observe_output(self, state: RequestState, now: float) -> None:
-        """A request emits tokens."""
-        gap = state.gap(now)
-        if gap is not None:
-            self.observe("decode_itl_seconds", (gap,))
+        """Records the ITL of a decoding request that outputs tokens at ``now``."""
+        itl = state.gap(now)
+        if itl is not None:
+            self.observe("decode_itl_seconds", (itl,))
 
     def record_launch(self, reqs: Sequence[Any], *, overlap: bool) -> None:
-        """An iteration of these requests has begun."""
         before = self._launched if overlap else ()
         self.latest_reqs = list({id(req): req for req in (*reqs, *before)}.values())
         self._launched = reqs
 
     def observe_kv_slots(self, reqs: Sequence[Any]) -> None:
-        """A decode iteration starts: its slots are allocated."""
+        """Samples the KV slots of a decode iteration after their allocation."""
         if self.collects_samples:
             self.observe("kv_slots_held", (sum(map(num_kv_slots, reqs)),))
 
     def update(self, req: Any) -> None:
-        """Count what a request has added.
-
-        What a retraction takes back (``RequestState.restart``) is not counted again.
-        """
+        """Adds the growth of a request's counts, without tokens repeated after a retraction."""
         state = getattr(req, "parse_state", None)
         if state is None:
             return
         now = {**request_counts(req), "requests": 1, "faults": int(bool(state.fault))}
-        for figure, value in now.items():
-            change = state.count(figure, value)
-            if change > 0:
-                name, label_value, factor = _COUNTERS[figure]
-                if state.policy.is_plain and figure == "requests":
+        for count, value in now.items():
+            growth = state.count(count, value)
+            if growth > 0:
+                name, label_value, factor = _COUNTERS[count]
+                if state.policy.is_plain and count == "requests":
                     name, label_value = "plain_requests_total", state.policy.plain_reason
-                elif state.policy.is_plain and figure == "target_tokens":
+                elif state.policy.is_plain and count == "target_tokens":
                     label_value = "plain"
-                self.count(name, change * factor, label_value)
+                self.count(name, growth * factor, label_value)
 
     def update_latest(self) -> None:
         for req in self.latest_reqs:
@@ -152,11 +145,10 @@ class Counters:
 
     @property
     def any_finished(self) -> bool:
-        """Whether a request of the latest iteration has."""
         return any(req.finished() for req in self.latest_reqs)
 
     def count_phases(self) -> dict[str, int]:
-        """Requests still running after the latest iteration, by phase."""
+        """Returns the number of running requests by phase."""
         counts = {phase.value: 0 for phase in Phase}
         for req in self._launched:
             if not req.finished():
@@ -165,15 +157,14 @@ class Counters:
 
 
 class Window:
-    """What was added to the counters since the last look."""
+    """Growth of the counters between two calls of ``advance``."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._seen: Totals = {}
 
     def advance(self) -> Totals:
-        """The growth of every counter since the last call; the labels' values summed up are at
-        (counter, "*")."""
+        """Returns the growth since the last call; (counter, "*") sums all label values."""
         growth: Totals = defaultdict(float)
         for key, total in self._counters.totals.items():
             change = total - self._seen.get(key, 0)

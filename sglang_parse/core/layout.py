@@ -1,19 +1,18 @@
-"""The rows of one verification pass: which token sits where, at which position, and whose it is.
+"""The rows of a verify pass.
 
-Per request the pass appends ``num_rows`` rows to a context of ``prefix_len`` tokens that are
-already in the KV cache:
+Each request appends ``num_rows`` rows to ``prefix_len`` tokens that are already in the KV cache:
 
-    rows [0, num_draft_rows)                   the draft, causal among itself
+    rows [0, num_draft_rows)                   draft, causal
     rows [question_starts[k], ... + len_k)     question k, k = 0 .. K-1
 
 Columns of the attention matrix: [0, prefix_len) context, then one per row in the same order.
 In a server the first draft row is the last committed token, whose KV is not written yet.
 
-Two ways to run these rows, equal in result (``--parse-layout``):
+Two equivalent attention layouts (``--parse-layout``):
 
-    mask     one sequence per request, under the mask of ``mask.flat_mask``
-    alias    pseudo-sequences, causal and without a mask: the draft rows are one, each question is
-             another whose context are the columns it may see, in the request's own KV slots
+    mask     one sequence per request with the custom mask of ``mask.flat_mask``
+    alias    causal pseudo-sequences without a mask: the draft rows are one, and each question is
+             another whose context are its visible columns, in the request's KV slots
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class PseudoSequence:
-    """Rows that attend as one ordinary sequence: to ``context_len`` columns, then causally.
+    """Rows that attend as one causal sequence to a context.
 
     Attributes:
-        request: index of the request whose columns these are.
-        start: its first row, counted from the request's first.
-        num_rows: how many rows.
-        context_len: columns [0, context) of the request that all of its rows see.
-        start_column: the column of its first row; context and own columns need not touch.
+        request: index of the request.
+        start: first row, relative to the request's first.
+        num_rows: number of rows.
+        context_len: columns [0, context_len) of the request are the context.
+        start_column: column of the first row; need not follow the context.
     """
 
     request: int
@@ -43,24 +42,24 @@ class PseudoSequence:
 
     @property
     def prefix_len(self) -> int:
-        """The request's: columns in front of all its rows."""
+        """The request's ``prefix_len``."""
         return self.start_column - self.start
 
     @property
     def kv_len(self) -> int:
-        """Columns its last row sees."""
+        """Columns visible to the last row."""
         return self.context_len + self.num_rows
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLayout:
-    """One request's rows. Lengths are counts of tokens.
+    """The rows of one request.
 
     Attributes:
-        prefix_len: context tokens whose KV is already written.
-        num_draft_rows: causal rows.
-        visible_lens: per question, how many draft rows it may see; ascending is not required.
-        question_lens: per question, its number of tokens (>= 1).
+        prefix_len: context tokens in the KV cache.
+        num_draft_rows: causal draft rows, at least 1.
+        visible_lens: [K] leading draft rows visible to each question, in any order.
+        question_lens: [K] tokens of each question, at least 1.
     """
 
     prefix_len: int
@@ -84,12 +83,12 @@ class RequestLayout:
             raise ValueError(f"empty question in {self.question_lens}")
 
     def at(self, prefix_len: int) -> RequestLayout:
-        """The same rows behind a context of this length."""
+        """Returns the same rows after a context of this length."""
         return replace(self, prefix_len=prefix_len)
 
     @property
     def is_causal(self) -> bool:
-        """Whether each row sees all before it: a mask would say no more."""
+        """Whether the rows need no custom mask."""
         return not self.question_lens
 
     @property
@@ -107,40 +106,40 @@ class RequestLayout:
 
     @property
     def kv_len(self) -> int:
-        """Columns of this request's part of the mask."""
+        """Columns of this request."""
         return self.prefix_len + self.num_rows
 
     @property
     def verdict_rows(self) -> tuple[int, ...]:
-        """Last row of each question: its logits hold the verdict."""
+        """Last row of each question, whose logits give the verdict."""
         return tuple(
             start + length - 1
             for start, length in zip(self.question_starts, self.question_lens, strict=True)
         )
 
     def positions(self) -> list[int]:
-        """[num_rows] position of every row: a question's follow its cut, as if it stood alone."""
+        """[num_rows] positions; a question's follow its visible draft rows."""
         positions = list(range(self.prefix_len, self.prefix_len + self.num_draft_rows))
-        for cut, length in zip(self.visible_lens, self.question_lens, strict=True):
-            start = self.prefix_len + cut
+        for visible_len, length in zip(self.visible_lens, self.question_lens, strict=True):
+            start = self.prefix_len + visible_len
             positions.extend(range(start, start + length))
         return positions
 
     def pseudo_sequences(self, request: int = 0) -> list[PseudoSequence]:
-        """The rows without a mask, in order: the draft, then every question."""
+        """Returns the draft rows, then each question, for layout ``alias``."""
         prefix = self.prefix_len
         sequences = [PseudoSequence(request, 0, self.num_draft_rows, prefix, prefix)]
-        for start, cut, length in zip(
+        for start, visible_len, length in zip(
             self.question_starts, self.visible_lens, self.question_lens, strict=True
         ):
-            own = PseudoSequence(request, start, length, prefix + cut, prefix + start)
-            sequences.append(own)
+            context_len, start_column = prefix + visible_len, prefix + start
+            sequences.append(PseudoSequence(request, start, length, context_len, start_column))
         return sequences
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyLayout:
-    """The rows of a whole pass: the requests' rows, concatenated in order."""
+    """The rows of a batch, request by request."""
 
     requests: tuple[RequestLayout, ...]
 
@@ -149,31 +148,31 @@ class VerifyLayout:
         return cls(tuple(requests))
 
     def at(self, starts: Sequence[int]) -> VerifyLayout:
-        """The same rows behind contexts of these lengths."""
+        """Returns the same rows after contexts of these lengths."""
         return VerifyLayout(tuple(map(RequestLayout.at, self.requests, starts)))
 
     @property
     def qo_indptr(self) -> list[int]:
-        """[len(requests) + 1] CSR offsets of the requests' rows."""
+        """[len(requests) + 1] CSR offsets of the rows."""
         return list(accumulate((r.num_rows for r in self.requests), initial=0))
 
     @property
     def kv_indptr(self) -> list[int]:
-        """[len(requests) + 1] CSR offsets of the requests' columns."""
+        """[len(requests) + 1] CSR offsets of the columns."""
         return list(accumulate((r.kv_len for r in self.requests), initial=0))
 
     @property
     def mask_indptr(self) -> list[int]:
-        """[len(requests) + 1] offsets of the requests' parts of the flat mask."""
+        """[len(requests) + 1] CSR offsets of the flat mask."""
         return list(accumulate((r.num_rows * r.kv_len for r in self.requests), initial=0))
 
     @property
     def is_causal(self) -> bool:
-        """Whether each row sees all of its request's before it."""
+        """Whether the batch needs no custom mask."""
         return all(request.is_causal for request in self.requests)
 
     def pseudo_sequences(self) -> list[PseudoSequence]:
-        """The whole pass without a mask; the rows keep their order."""
+        """Returns the batch for layout ``alias``, in row order."""
         return [
             sequence
             for i, request in enumerate(self.requests)
@@ -186,7 +185,7 @@ class VerifyLayout:
 
     @property
     def mask_size(self) -> int:
-        """Entries of the flat mask."""
+        """Entries of ``mask.flat_mask``."""
         return self.mask_indptr[-1]
 
     def positions(self) -> list[int]:

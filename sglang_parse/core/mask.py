@@ -1,8 +1,8 @@
-"""Who may attend to whom in one verification pass.
+"""Attention masks of a verify pass.
 
-A query row sees: the whole context, draft rows up to itself (if it is a draft row) or up to its
-cut (if it belongs to a question), and the earlier rows of its own question. Nothing else: never
-later draft, never another question. Valid for the columns ``layout.RequestLayout`` defines.
+All rows attend to the whole context. A draft row attends causally to the draft. A question row
+attends to its question's visible draft rows and causally to its own question. Rows and columns are
+those of ``layout.RequestLayout``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ _DRAFT = -1
 
 
 def may_attend(layout: RequestLayout, row: int, column: int) -> bool:
-    """The rule for one query ``row`` in [0, num_rows) and one ``column`` in [0, kv_len)."""
+    """Returns whether ``row`` in [0, num_rows) attends to ``column`` in [0, kv_len)."""
     if column < layout.prefix_len:
         return True
     key = column - layout.prefix_len
     owner, key_owner = _owner(layout, row), _owner(layout, key)
     causal_draft = owner == _DRAFT and key_owner == _DRAFT and key <= row
-    prefix_of_question = (
-        owner != _DRAFT and key_owner == _DRAFT and key < layout.visible_lens[owner]
-    )
+    visible_draft = owner != _DRAFT and key_owner == _DRAFT and key < layout.visible_lens[owner]
     same_question = owner != _DRAFT and key_owner == owner and key <= row
-    return causal_draft or prefix_of_question or same_question
+    return causal_draft or visible_draft or same_question
 
 
 def _owner(layout: RequestLayout, row: int) -> int:
-    """The question a row belongs to, or ``_DRAFT``."""
+    """Returns the question of a row, or ``_DRAFT``."""
     owner = _DRAFT
     for question, start in enumerate(layout.question_starts):
         if row >= start:
@@ -40,13 +38,13 @@ def _owner(layout: RequestLayout, row: int) -> int:
 
 
 def qlen_only_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
-    """``may_attend`` among the new rows only: bool [num_rows, num_rows].
+    """Returns ``may_attend`` among the new rows: bool [num_rows, num_rows].
 
-    Tensor operations over row owners; the cost does not depend on the context's length.
+    Its cost does not depend on the context length.
     """
-    if not layout.num_questions:  # a chain: a head's proposals, a draft in token mode
+    if not layout.num_questions:
         return torch.ones(2 * (layout.num_rows,), dtype=torch.bool, device=device).tril()
-    # Neither the copy nor the repetition, whose size is known here, waits for the device.
+    # No device sync: the copy is asynchronous, and repeat_interleave knows its output size.
     numbers = [
         [layout.num_draft_rows, *part] for part in (layout.question_lens, layout.visible_lens)
     ]
@@ -57,55 +55,57 @@ def qlen_only_mask(layout: RequestLayout, device: torch.device | str = "cpu") ->
     row = torch.arange(layout.num_rows, device=device)
     causal = row[None, :] <= row[:, None]
     same_owner = owner[None, :] == owner[:, None]
-    draft_before_cut = (owner[None, :] == _DRAFT) & (row[None, :] < sees_draft[:, None])
-    return causal & (same_owner | draft_before_cut)
+    visible_draft = (owner[None, :] == _DRAFT) & (row[None, :] < sees_draft[:, None])
+    return causal & (same_owner | visible_draft)
 
 
 def dense_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The full mask of one request: bool [num_rows, kv_len]."""
+    """Returns the mask of one request: bool [num_rows, kv_len]."""
     context = torch.ones(layout.num_rows, layout.prefix_len, dtype=torch.bool, device=device)
     return torch.cat((context, qlen_only_mask(layout, device)), dim=1)
 
 
 def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The form FlashInfer takes: bool [layout.mask_size].
+    """Returns the mask of a batch as FlashInfer expects it: bool [layout.mask_size].
 
-    Row-major, query first, over the full KV length; requests concatenated
-    (flashinfer ``BatchPrefillWithPagedKVCacheWrapper.plan(custom_mask=...)``). At 32,768 tokens of
-    context and 1,217 rows it has 39 MiB, written once: only the new rows' columns differ.
+    Row-major over [num_rows, kv_len], requests concatenated (flashinfer
+    ``BatchPrefillWithPagedKVCacheWrapper.plan(custom_mask=...)``). With 32,768 context tokens and
+    1,217 rows it has 39 MiB, so it is written once and only the new rows' columns are changed.
     """
     flat = torch.ones(layout.mask_size, dtype=torch.bool, device=device)
     for part, request in zip(split_flat_mask(flat, layout), layout.requests, strict=True):
-        if request.num_rows > 1:  # one row sees itself
+        if request.num_rows > 1:
             part[:, request.prefix_len :] = qlen_only_mask(request, device)
     return flat
 
 
-def flat_mask_at(layout: VerifyLayout, starts: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-    """``flat_mask`` behind contexts of which only the device knows the lengths.
+def flat_mask_at(
+    layout: VerifyLayout, starts: torch.Tensor, qlen_mask: torch.Tensor
+) -> torch.Tensor:
+    """Returns ``flat_mask`` for context lengths that only the device knows.
 
     Args:
-        layout: requests whose rows are alike, each behind the longest context it can have.
-        starts: int64 [num_requests] the lengths.
-        tail: the ``qlen_only_mask`` of each.
+        layout: requests with the same rows, with an upper bound of each context length.
+        starts: int64 [num_requests] context lengths.
+        qlen_mask: the ``qlen_only_mask`` of each request.
 
     Returns:
-        bool [layout.mask_size] which begins with ``flat_mask(layout.at(starts))``.
+        bool [layout.mask_size] that starts with ``flat_mask(layout.at(starts))``.
     """
-    num_rows = len(tail)
-    flat = torch.ones(layout.mask_size, dtype=torch.bool, device=tail.device)
-    row = torch.arange(num_rows, device=tail.device)
+    num_rows = len(qlen_mask)
+    flat = torch.ones(layout.mask_size, dtype=torch.bool, device=qlen_mask.device)
+    row = torch.arange(num_rows, device=qlen_mask.device)
     kv_lens = starts + num_rows
     first = (num_rows * kv_lens).cumsum(0) - num_rows * kv_lens + starts
     columns = first[:, None, None] + row[:, None] * kv_lens[:, None, None] + row
-    return flat.index_put_((columns,), tail.expand_as(columns))
+    return flat.index_put_((columns,), qlen_mask.expand_as(columns))
 
 
 def split_flat_mask(flat: torch.Tensor, layout: VerifyLayout) -> list[torch.Tensor]:
-    """Undo ``flat_mask``: one bool [num_rows, kv_len] view per request.
+    """Splits a ``flat_mask`` into one bool [num_rows, kv_len] view per request.
 
     Raises:
-        ValueError: the mask was made for other lengths.
+        ValueError: the mask has another size than the layout.
     """
     if flat.numel() != layout.mask_size:
         raise ValueError(f"mask has {flat.numel()} entries, the layout needs {layout.mask_size}")

@@ -1,13 +1,12 @@
-"""The question: token suffixes that ask the target whether the text so far is right.
+"""Renders the question that asks the target whether the text so far is correct.
 
-A question is rendered by the model's own chat template (the answer's turn is closed, a user turn
-asks, an assistant turn is opened) and appended to a prefix as token ids; the prefix itself is
-never tokenised again. The verdict is read at the question's last token.
+The model's chat template renders the question: it ends the answer's turn, adds a user turn with
+the question and opens an assistant turn. These tokens are appended to a prefix, which is never
+tokenized again. The logits at the question's last token give the verdict.
 
-Thinking models: the reply is opened behind an empty think block, so that the verdict comes at
-once. A prefix that ends inside a think block has the block closed before its turn is. Nothing
-earlier is lost by that: a template would drop the reasoning of a closed block when it renders the
-conversation again, but the prefix is never rendered again.
+Thinking models: the reply starts after an empty think block, so that the verdict comes at once. If
+a prefix ends inside a think block, the block is closed before its turn ends. Templates that drop
+the reasoning of earlier turns do not matter, because the prefix itself is not rendered.
 """
 
 from __future__ import annotations
@@ -32,38 +31,36 @@ FAMILY_MARKS = {
     "mistral": "[INST]",
     "gemma": "<start_of_turn>",
 }
-"""Built-in question -> what the chat templates of its family have in them."""
+"""Built-in question -> marker in the chat templates of its model family."""
 LOW_VERDICT_MASS = 0.5
-"""Mean p(accept) + p(reject) below which a question is reported as not understood."""
+"""Mean p(accept) + p(reject) below which the question is reported as not understood."""
 SHORT = "_short"
-"""Ends the names of the built-in questions that take fewer tokens; asked only where named."""
+"""Suffix of built-in questions with fewer tokens, which are used only if configured."""
 _ANSWER_MARK = "PARSE-ANSWER-MARK"
 
 
 class QuestionError(ValueError):
-    """A question file or its tokens cannot be used; the text says which, why and the fix."""
+    """A question cannot be used; the message names the reason and the fix."""
 
 
 def built_in_questions() -> list[str]:
-    """Names of the question files that come with PARSE."""
+    """Returns the names of the built-in question files."""
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))
 
 
 def built_in_for(template: str) -> list[str]:
-    """The built-in questions, the likeliest first: the family's of this chat template, then the
-    one for all others. The short ones come last: a server that finds its question asks a long one,
-    whose verdict words are the same."""
+    """Returns the built-in questions, best match for the chat template first, short ones last."""
     marked = [name for name, mark in FAMILY_MARKS.items() if mark in template]
     others = sorted(built_in_questions(), key=lambda name: name.endswith(SHORT))
     return list(dict.fromkeys([*marked, DEFAULT_QUESTION_FILE.stem, *others]))
 
 
 def question_file(question: str) -> Path:
-    """Where a question is read from: the name of a built-in one, or else a path."""
+    """Returns the path of a question, given its path or the name of a built-in one."""
     return BUILT_IN / f"{question}.json" if question in built_in_questions() else Path(question)
 
 
-_NeededText = Annotated[str, Field(min_length=1)]
+_RequiredText = Annotated[str, Field(min_length=1)]
 
 
 @pydantic_dataclass(
@@ -72,29 +69,27 @@ _NeededText = Annotated[str, Field(min_length=1)]
     config=ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True),
 )
 class QuestionWording:
-    """What a question file holds; all are texts."""
+    """Content of a question file."""
 
-    partial: _NeededText
-    """User turn that asks about an unfinished answer."""
-    complete: _NeededText
-    """User turn that asks about the finished answer."""
-    accept: _NeededText
+    partial: _RequiredText
+    """User turn about an unfinished answer."""
+    complete: _RequiredText
+    """User turn about the finished answer."""
+    accept: _RequiredText
     """Text of the verdict token that accepts."""
-    reject: _NeededText
+    reject: _RequiredText
     """Text of the verdict token that rejects."""
     opening: str = ""
-    """Text put after the opened assistant turn; "" closes a think block that the template opens
-    there, and adds nothing for all other models."""
+    """Text after the opened assistant turn; "" closes a think block if the template opens one."""
     suffix: str = ""
-    """The whole rendered suffix with ``{question}`` in it, for templates that drop or rewrite
-    earlier turns; "" renders with the chat template."""
+    """The complete rendered suffix with ``{question}``, for templates that drop or rewrite earlier
+    turns; "" renders with the chat template."""
     thinking: str = ""
-    """User turn that asks about reasoning cut inside a think block; "" asks ``partial``."""
+    """User turn about unfinished reasoning in a think block; "" uses ``partial``."""
     think_start: str = ""
-    """Token that opens a think block; "" is ``<think>`` where the tokenizer has it as a single
-    token."""
+    """Token that opens a think block; "" is ``<think>`` if the tokenizer has it as a token."""
     think_end: str = ""
-    """Token that closes a think block; "" is ``</think>``, likewise."""
+    """Token that closes a think block; "" is ``</think>`` if the tokenizer has it as a token."""
 
     @property
     def think_marks(self) -> tuple[str, str]:
@@ -102,11 +97,10 @@ class QuestionWording:
 
     @classmethod
     def read(cls, path: str | Path) -> QuestionWording:
-        """Read a question file.
+        """Reads a question file.
 
         Raises:
-            QuestionError: missing, empty, not UTF-8, not JSON, or a key is missing, unknown or not
-                text.
+            QuestionError: the file is missing or not UTF-8 JSON, or a key is missing or invalid.
         """
         file = f"question file {str(path)!r}"
         try:
@@ -121,7 +115,7 @@ class QuestionWording:
                 f"{file} is not UTF-8 text ({error.reason}); save it as UTF-8"
             ) from error
         if not text.strip():
-            raise QuestionError(f"{file} is empty; it needs the keys {_NEEDED}")
+            raise QuestionError(f"{file} is empty; it needs the keys {_REQUIRED}")
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
@@ -135,15 +129,14 @@ class QuestionWording:
 
 
 _KEYS = sorted(field.name for field in fields(QuestionWording))
-_NEEDED = [field.name for field in fields(QuestionWording) if field.default is MISSING]
+_REQUIRED = [field.name for field in fields(QuestionWording) if field.default is MISSING]
 
 
 def _wrong_keys(error: ValidationError) -> str:
-    """All that is wrong with a question file's keys."""
     problems: dict[str, list[str]] = defaultdict(list)
     for problem in error.errors(include_url=False):
         problems[problem["type"]].append(str(problem["loc"][0]))
-    empty = [key for key in _NEEDED if key in problems["missing"] + problems["string_too_short"]]
+    empty = [key for key in _REQUIRED if key in problems["missing"] + problems["string_too_short"]]
     unknown = sorted(problems["unexpected_keyword_argument"])
     return (
         f"missing or empty {empty}, unknown {unknown}, not text {sorted(problems['string_type'])}; "
@@ -153,13 +146,13 @@ def _wrong_keys(error: ValidationError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a prefix that ends inside a think block is asked about.
+    """Question for prefixes that end inside a think block.
 
     Attributes:
-        start_id, end_id: the tokens around a think block.
-        turn_end_id: ends a turn, and with it any block that was left open; None if unknown.
-        suffix_ids: closes the block, then the turn, and asks.
-        line_end_ids: goes before ``suffix_ids`` where the reasoning does not end its line.
+        start_id, end_id: tokens around a think block.
+        turn_end_id: token that ends a turn and any open block; None if unknown.
+        suffix_ids: closes the block and the turn, then asks.
+        line_end_ids: inserted before ``suffix_ids`` if the reasoning does not end with a newline.
     """
 
     start_id: int
@@ -169,11 +162,11 @@ class Thinking:
     line_end_ids: tuple[int, ...]
 
     def is_open_after(self, token_ids: Sequence[int], was_open: bool = False) -> bool:
-        """Whether a think block is open behind ``token_ids``.
+        """Returns whether a think block is open after ``token_ids``.
 
         Args:
-            token_ids: what was written; read from its end to the first token that decides.
-            was_open: the same before them.
+            token_ids: searched backwards.
+            was_open: whether one was open before them.
         """
         for token in reversed(token_ids):
             if token == self.start_id:
@@ -185,13 +178,13 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A rendered question: token ids only.
+    """A rendered question.
 
     Attributes:
-        partial_ids: suffix for a prefix of an unfinished answer.
-        complete_ids: suffix for a finished answer.
-        accept_id, reject_id: the two verdict tokens.
-        thinking: for prefixes inside a think block; None where the model has no such tokens.
+        partial_ids: suffix of a prefix of an unfinished answer.
+        complete_ids: suffix of a finished answer.
+        accept_id, reject_id: verdict tokens.
+        thinking: suffix inside a think block; None if the model has no think tokens.
     """
 
     partial_ids: tuple[int, ...]
@@ -215,17 +208,16 @@ class Question:
         was_thinking: bool = False,
         ends_line: bool = False,
     ) -> tuple[int, ...]:
-        """The suffix for one prefix.
+        """Returns the suffix of one prefix.
 
-        A finished draft already ends with the token that closes the answer's turn; the suffix
-        then starts behind it, so that the turn is not closed twice. Another stop token (such as
-        the end of the text) is kept, and the turn closed behind it.
+        A finished draft usually ends with the token that ends the turn, which is then left out of
+        the suffix. After another stop token, the suffix ends the turn.
 
         Args:
-            prefix: the draft's tokens up to the cut.
-            complete: the draft is the finished answer and ``prefix`` all of it.
+            prefix: draft tokens of the prefix.
+            complete: ``prefix`` completes the answer.
             was_thinking: a think block is open before the draft.
-            ends_line: the prefix ends with a line end.
+            ends_line: the prefix ends with a newline.
         """
         if complete:
             ids = self.complete_ids
@@ -239,17 +231,17 @@ class Question:
 def render_question(
     tokenizer: Any, wording: QuestionWording, template: str | None = None
 ) -> Question:
-    """Turn the wording into token ids with the model's tokenizer and chat template.
+    """Renders a question with the model's tokenizer and chat template.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        wording: see ``QuestionWording``.
-        template: the Jinja chat template to use instead of the tokenizer's own.
+        wording: content of the question file.
+        template: Jinja chat template that replaces the tokenizer's.
 
     Raises:
-        QuestionError: no chat template, the template hides the answer or the question, the reply
-            is opened inside a think block, a verdict text is not one token, both are the same
-            token, or thinking is asked about and the tokenizer has no tokens for it.
+        QuestionError: there is no chat template, it omits the answer or the question, or opens the
+            reply inside a think block; the verdict texts are not two different single tokens; or
+            the wording needs think tokens that the tokenizer does not have.
     """
     accept_id = _verdict_id(tokenizer, "accept", wording.accept)
     reject_id = _verdict_id(tokenizer, "reject", wording.reject)
@@ -295,7 +287,7 @@ def _verdict_id(tokenizer: Any, name: str, text: str) -> int:
 
 
 def _think_ids(tokenizer: Any, wording: QuestionWording) -> tuple[int, int] | None:
-    """The tokens around a think block; None where the tokenizer has none and none were named."""
+    """Returns the think tokens; None if the tokenizer has none and the wording needs none."""
     added = tokenizer.get_added_vocab()
     start, end = wording.think_marks
     if start in added and end in added:
@@ -303,7 +295,7 @@ def _think_ids(tokenizer: Any, wording: QuestionWording) -> tuple[int, int] | No
     if wording.thinking or wording.think_start or wording.think_end:
         raise QuestionError(
             f"the question file asks about thinking, but {start!r} and {end!r} are not both added "
-            "tokens of this model's tokenizer; name its tokens in think_start and think_end, or "
+            "tokens of this model's tokenizer; set think_start and think_end to its tokens, or "
             "leave thinking, think_start and think_end out"
         )
     return None
@@ -320,8 +312,10 @@ def _suffix(tokenizer: Any, wording: QuestionWording, question: str, template: s
 
 
 def _opening(reply: str, wording: QuestionWording) -> str:
-    """What follows ``reply``, the opened assistant turn: the verdict must not fall inside a think
-    block, because the model would think on and give no verdict."""
+    """Returns the text after ``reply``, the opened assistant turn.
+
+    It must not leave a think block open: the model would continue to think instead of answering.
+    """
     start, end = wording.think_marks
     opened = reply + wording.opening
     if opened.rfind(start) <= opened.rfind(end):
@@ -339,7 +333,7 @@ def _render_suffix(tokenizer: Any, question: str, template: str | None) -> str:
     if not template:
         raise QuestionError(
             "the target's tokenizer has no chat template; set 'suffix' in the question file to "
-            "the text that closes the answer, asks {question} and opens the reply"
+            "the text that ends the answer, asks {question} and opens the reply"
         )
     messages = [
         {"role": "user", "content": "?"},
@@ -367,6 +361,6 @@ def _render_suffix(tokenizer: Any, question: str, template: str | None) -> str:
 
 
 def _thinking_off(template: Any) -> dict[str, bool]:
-    """Switches by which templates open a reply without thinking, where this template has them."""
+    """Returns the arguments that disable thinking, if the template has them."""
     names = ("enable_thinking", "thinking")
     return {name: False for name in names if re.search(rf"\b{name}\b", str(template))}

@@ -1,11 +1,10 @@
-"""The slow truth: every prefix judged by an ordinary prompt of its own, with plain torch.
+"""Reference implementation of the verify pass in plain PyTorch.
 
 ``separate_verdicts`` runs context + draft[:end] + question as one causal sequence per prefix.
-``packed_verdicts`` computes the same from ONE forward over the product's own rows (``layout``,
-``mask``). Neither keeps a KV cache, so both see the context's rows as well.
+``packed_verdicts`` computes the same in one forward with the rows of ``layout`` and ``mask``.
+Neither uses a KV cache.
 
-Notation: K prefixes, V the vocabulary, n a request's tokens in the packed pass, N the longest n.
-A *cut* is 0 (the empty prefix) or a prefix end: K + 1 of them.
+Notation: K prefixes, V the vocabulary size, N the tokens of the longest packed case.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from sglang_parse.core.mask import dense_mask
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request to judge.
+    """One draft to verify.
 
     Attributes:
-        context_ids: prompt + output so far, at least one token.
-        draft_ids: what the draft model wrote behind the context.
+        context_ids: prompt and output so far, at least one token.
+        draft_ids: draft tokens.
         prefix_ends: [K] offsets into ``draft_ids``.
-        question_ids: [K] token suffixes, each of at least one token.
-        accept_id, reject_id: the two verdict tokens.
+        question_ids: [K] questions, each at least one token.
+        accept_id, reject_id: verdict tokens.
     """
 
     context_ids: tuple[int, ...]
@@ -41,12 +40,13 @@ class Case:
     reject_id: int
 
     @property
-    def cuts(self) -> tuple[int, ...]:
+    def prefix_lens(self) -> tuple[int, ...]:
+        """[K + 1] 0 for the empty prefix, then ``prefix_ends``."""
         return (0, *self.prefix_ends)
 
     @property
     def layout(self) -> RequestLayout:
-        """The server's rows: the last context token is the first draft row, its KV is missing."""
+        """As in a server, the last context token is the first draft row."""
         return RequestLayout(
             prefix_len=len(self.context_ids) - 1,
             num_draft_rows=1 + len(self.draft_ids),
@@ -56,20 +56,20 @@ class Case:
 
     @property
     def packed_ids(self) -> list[int]:
-        """[layout.kv_len] context, draft, then the questions in order."""
+        """[layout.kv_len] context, draft, questions."""
         return list(chain(self.context_ids, self.draft_ids, *self.question_ids))
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What the target said about one ``Case``.
+class VerifyResult:
+    """The target's output for one ``Case``.
 
     Attributes:
         verdicts: [K] p(accept) / (p(accept) + p(reject)) at each question's last token.
         mass: [K] p(accept) + p(reject).
-        verdict_logits: [K, 2] the logits of accept and reject there.
-        next_token_ids: [K + 1] the target's own greedy token at each cut.
-        next_token_logits: [K + 1, V] the logits it was chosen from.
+        verdict_logits: [K, 2] logits of accept and reject there.
+        next_token_ids: [K + 1] the target's greedy choice after each prefix.
+        next_token_logits: [K + 1, V] its logits.
     """
 
     verdicts: torch.Tensor
@@ -79,35 +79,36 @@ class Judged:
     next_token_logits: torch.Tensor
 
     @classmethod
-    def of(cls, case: Case, question_logits: torch.Tensor, cut_logits: torch.Tensor) -> Judged:
-        """From the logits of the verdict rows, [K, V], and of the cuts' rows, [K + 1, V]."""
+    def of(
+        cls, case: Case, question_logits: torch.Tensor, prefix_logits: torch.Tensor
+    ) -> VerifyResult:
+        """Computes it from the logits of the verdict rows, [K, V], and prefix ends, [K + 1, V]."""
         pair = [case.accept_id, case.reject_id]
         accept, reject = question_logits.softmax(dim=-1)[:, pair].unbind(dim=-1)
         return cls(
             verdicts=accept / (accept + reject),
             mass=accept + reject,
             verdict_logits=question_logits[:, pair],
-            next_token_ids=cut_logits.argmax(dim=-1),
-            next_token_logits=cut_logits,
+            next_token_ids=prefix_logits.argmax(dim=-1),
+            next_token_logits=prefix_logits,
         )
 
 
 @torch.no_grad()
-def separate_verdicts(model: Any, case: Case) -> Judged:
-    """One ordinary forward per prefix and one per cut.
+def separate_verdicts(model: Any, case: Case) -> VerifyResult:
+    """Runs one forward per question and one per prefix.
 
     Args:
-        model: a causal LM called the Hugging Face way; its answer has ``.logits`` [1, n, V].
+        model: a Hugging Face causal LM; its output has ``.logits`` [1, n, V].
     """
-    prefixes = [(*case.context_ids, *case.draft_ids[:cut]) for cut in case.cuts]
-    cut_rows = [_last_logits(model, prefix) for prefix in prefixes]
+    prefixes = [(*case.context_ids, *case.draft_ids[:length]) for length in case.prefix_lens]
+    prefix_logits = torch.stack([_last_logits(model, prefix) for prefix in prefixes])
     question_rows = [
         _last_logits(model, (*prefix, *question))
         for prefix, question in zip(prefixes[1:], case.question_ids, strict=True)
     ]
-    cut_logits = torch.stack(cut_rows)
-    question_logits = torch.stack(question_rows) if question_rows else cut_logits[:0]
-    return Judged.of(case, question_logits, cut_logits)
+    question_logits = torch.stack(question_rows) if question_rows else prefix_logits[:0]
+    return VerifyResult.of(case, question_logits, prefix_logits)
 
 
 def _last_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
@@ -116,12 +117,12 @@ def _last_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedInputs:
-    """One forward over several cases, each padded on the right to N tokens.
+    """Inputs of one forward over several cases, right-padded to N tokens.
 
     Attributes:
         input_ids: int64 [len(cases), N].
         position_ids: int64 [len(cases), N].
-        allowed: bool [len(cases), N, N], query first. A padding row sees only itself.
+        allowed: bool [len(cases), N, N] attention mask; a padding row attends to itself.
     """
 
     input_ids: torch.Tensor
@@ -130,7 +131,7 @@ class PackedInputs:
 
 
 def pack(cases: Sequence[Case], device: torch.device | str = "cpu") -> PackedInputs:
-    """Lay out all rows of all cases; the context's own rows are plainly causal."""
+    """Packs context, draft and questions of all cases."""
     layouts = [case.layout for case in cases]
     shape = len(cases), max(layout.kv_len for layout in layouts)
     input_ids = torch.zeros(shape, dtype=torch.long, device=device)
@@ -146,13 +147,13 @@ def pack(cases: Sequence[Case], device: torch.device | str = "cpu") -> PackedInp
 
 
 @torch.no_grad()
-def judge_packed(model: Any, cases: Sequence[Case], inputs: PackedInputs) -> list[Judged]:
-    """Run one forward and read each case's verdict rows and cut rows.
+def verify_packed(model: Any, cases: Sequence[Case], inputs: PackedInputs) -> list[VerifyResult]:
+    """Runs one forward over all cases.
 
     Args:
         model: as for ``separate_verdicts``, taking an additive 4D ``attention_mask`` (attention
             implementation "sdpa" or "eager").
-        cases: what ``inputs`` was packed from.
+        cases: the cases in ``inputs``.
     """
     hidden = torch.finfo(model.dtype).min
     mask = torch.zeros_like(inputs.allowed, dtype=model.dtype).masked_fill_(~inputs.allowed, hidden)
@@ -161,15 +162,14 @@ def judge_packed(model: Any, cases: Sequence[Case], inputs: PackedInputs) -> lis
         position_ids=inputs.position_ids,
         attention_mask=mask[:, None],
     ).logits.float()
-    return [_read(case, rows) for case, rows in zip(cases, logits, strict=True)]
+    results = []
+    for case, case_logits in zip(cases, logits, strict=True):
+        rows = case_logits[case.layout.prefix_len :]
+        verdict_rows, prefix_rows = list(case.layout.verdict_rows), list(case.prefix_lens)
+        results.append(VerifyResult.of(case, rows[verdict_rows], rows[prefix_rows]))
+    return results
 
 
-def _read(case: Case, logits: torch.Tensor) -> Judged:
-    start = case.layout.prefix_len
-    verdict_rows = [start + row for row in case.layout.verdict_rows]
-    return Judged.of(case, logits[verdict_rows], logits[[start + cut for cut in case.cuts]])
-
-
-def packed_verdicts(model: Any, cases: Sequence[Case]) -> list[Judged]:
-    """What ``separate_verdicts`` answers for each case, from one forward for all of them."""
-    return judge_packed(model, cases, pack(cases, model.device))
+def packed_verdicts(model: Any, cases: Sequence[Case]) -> list[VerifyResult]:
+    """Computes ``separate_verdicts`` of all cases in one forward."""
+    return verify_packed(model, cases, pack(cases, model.device))

@@ -1,6 +1,6 @@
-"""Cut a draft into segments at its natural ends: lines, sentences, or every N tokens.
+"""Splits a draft into segments: lines, sentences, or every N tokens.
 
-Pure: works on the decoded text of single tokens, so that cuts always fall between tokens.
+Works on the decoded text of single tokens, so segments end between tokens.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ _WIDE_MARKS = "\u3002\uff01\uff1f"  # ideographic full stop, fullwidth ! and ?
 _CLOSING = "\"')\\]\u2019\u201d\u00bb\u300d\u300f\uff09\u3011"  # quotes and brackets, ] escaped
 _SENTENCE_END = re.compile(f"[.!?{_WIDE_MARKS}][{_CLOSING}]*$")
 _WIDE_END = re.compile(f"[{_WIDE_MARKS}][{_CLOSING}]*$")
-_SENTENCE_GOES_ON = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
-_TAIL = 3
-"""Pieces in which a sentence's mark is looked for: a closing quote may be its own token."""
+_SENTENCE_CONTINUES = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
+_MARK_PIECES = 3
+"""Pieces searched for a sentence's end: a closing quote may be a token of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRule:
-    """Where a segment may end. ``num_tokens`` is set for kind ``tokens`` only."""
+    """Where segments end. ``num_tokens`` is set for kind ``tokens`` only."""
 
     kind: str
     num_tokens: int = 0
 
     @classmethod
     def parse(cls, text: str) -> SegmentRule:
-        """Read ``line``, ``sentence`` or ``tokens:N`` (N >= 1).
+        """Parses ``line``, ``sentence`` or ``tokens:N`` (N >= 1).
 
         Raises:
             ValueError: the text is none of these.
@@ -45,22 +45,20 @@ class SegmentRule:
 
 
 def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
-    """Offsets after which a segment ends, ascending, each in ``1..len(pieces)``.
+    """Returns the ascending end offsets of the complete segments, in ``1..len(pieces)``.
+
+    Blank lines belong to the segment before them, so that a paragraph break is one end, not two.
+    Leading blank lines are not a segment, because a draft may start between segments.
 
     Args:
-        pieces: decoded text of each token, in order.
-        rule: where segments end. Blank lines that follow an end belong to the segment before
-            it, so that a paragraph break is one cut and not two; blank lines at the very start
-            close nothing, because a draft starts behind a cut.
-
-    The last offset is not ``len(pieces)`` unless the text ends there by the rule: what follows
-    the last end is an unfinished segment, and the caller decides what to do with it.
+        pieces: decoded text of each token.
+        rule: where segments end.
     """
     if rule.kind == "tokens":
         return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
     closes = _closes_line if rule.kind == "line" else _closes_sentence
     ends: list[int] = []
-    is_blank = True  # nothing but white space since the last end
+    is_blank = True  # only whitespace since the last end
     for index, piece in enumerate(pieces):
         is_blank = is_blank and not piece.strip()
         if not is_blank and closes(pieces, index):
@@ -79,37 +77,34 @@ def _closes_sentence(pieces: Sequence[str], index: int) -> bool:
     if _closes_line(pieces, index):
         return True
     piece = pieces[index]
-    tail = "".join(pieces[max(0, index + 1 - _TAIL) : index + 1])
-    if not piece.strip() or not _SENTENCE_END.search(tail.rstrip()):
+    recent = "".join(pieces[max(0, index + 1 - _MARK_PIECES) : index + 1])
+    if not piece.strip() or not _SENTENCE_END.search(recent.rstrip()):
         return False
-    # "3." may be the start of "3.14": a sentence ends only before white space, except after a
-    # wide mark, which no space follows. A mark at the very end of the text is undecided, unless
-    # the piece brings its own white space.
+    # "3." may be the start of "3.14", so a sentence ends only before whitespace, except after a
+    # wide mark, which no space follows. A mark at the end of the text is undecided, unless the
+    # piece itself ends with whitespace.
     if piece != piece.rstrip():
         return True
     following = "".join(pieces[index + 1 : index + 2])
     if following[:1].isspace():
         return True
-    ends_wide = following and _WIDE_END.search(tail)
-    return bool(ends_wide) and not _SENTENCE_GOES_ON.match(following)
+    ends_wide = following and _WIDE_END.search(recent)
+    return bool(ends_wide) and not _SENTENCE_CONTINUES.match(following)
 
 
 def prefix_ends(
     pieces: Sequence[str], rule: SegmentRule, *, finished: bool, max_prefixes: int
 ) -> list[int]:
-    """The prefixes of a draft that one verification pass judges.
+    """Returns the ends of the prefixes to verify, as ascending draft offsets.
+
+    The end of a finished draft is always included. An unfinished last segment is not (a verdict on
+    half a line is unreliable), unless it is the only one.
 
     Args:
         pieces: decoded text of each draft token.
         rule: where segments end.
-        finished: nothing follows the draft, so the last offset is an end like any other: the draft
-            model ended its answer, or the request's length limit ended the draft.
-        max_prefixes: at most this many prefixes; more segments are merged into even groups.
-
-    Returns:
-        Ascending offsets into the draft. The end of a finished draft is always one of them. An
-        unfinished last segment is left out (a verdict on half a line is worth little), unless
-        it is all there is.
+        finished: nothing follows the draft: the answer or the request's length limit ends there.
+        max_prefixes: maximum number of prefixes; more segments are merged evenly.
     """
     if not pieces:
         return []
@@ -120,7 +115,7 @@ def prefix_ends(
 
 
 def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
-    """Keep at most ``max_count`` of ``ends``, evenly spaced, the last one always."""
+    """Returns at most ``max_count`` of ``ends``, evenly spaced, including the last."""
     count = len(ends)
     if count <= max_count:
         return list(ends)
@@ -128,15 +123,15 @@ def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
 
 
 def first_segment_end(pieces: Sequence[str], rule: SegmentRule, num_new: int) -> int | None:
-    """Offset after which the segment that starts with ``pieces[0]`` ends; None while it goes on.
+    """Returns the end offset of the segment that starts at ``pieces[0]``; None if unfinished.
 
     Args:
-        num_new: pieces at the end that were not looked at before; it did not end before them.
+        num_new: trailing pieces that were not in the last call, which returned None.
     """
     if rule.kind == "tokens":
         return rule.num_tokens if len(pieces) >= rule.num_tokens else None
-    known = max(0, len(pieces) - num_new - _TAIL)  # the last one's end may have been undecided
-    while known and not pieces[known].strip():  # an end needs more than white space before it
+    known = max(0, len(pieces) - num_new - _MARK_PIECES)  # the last may have been undecided
+    while known and not pieces[known].strip():  # an end needs text before it
         known -= 1
     ends = segment_ends(pieces[known:], rule)
     return known + ends[0] if ends else None

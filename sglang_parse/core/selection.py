@@ -1,4 +1,4 @@
-"""Verdicts to cut: which prefix of the draft is kept. Pure."""
+"""Selects the accepted prefix of a draft from its verdicts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is kept of a draft, and by whose word.
+    """The accepted part of a draft.
 
     Attributes:
-        accepted_len: draft tokens kept.
-        decided_by: index of the question that decided: its verdict accepts, and its prefix is kept,
-            or rejects, and the prefix before it is. None where no verdict did.
-        rule: the key of ``SELECTIONS`` that was applied to the verdicts; None where they were not
-            asked.
+        accepted_len: accepted draft tokens.
+        decided_by: index of the deciding verdict: it accepts its prefix, or it rejects and the
+            prefix before it is accepted. None if no verdict decided.
+        rule: the applied key of ``SELECTIONS``; None if acceptance did not depend on verdicts.
     """
 
     accepted_len: int
@@ -24,26 +23,26 @@ class Selection:
 
 
 def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
-    """The first question that rejects; the last one where none does.
+    """Returns the first verdict that rejects, else the last one.
 
-    A late false accept cannot bring back text behind a rejected prefix: errors build up only in
-    the direction that costs speed, not quality.
+    A false accept after a rejected prefix has no effect: wrong rejects cost speed, not quality.
     """
     return accepted.index(False) if False in accepted else len(accepted) - 1
 
 
 def longest_accepted(accepted: Sequence[bool], _is_finished: bool) -> int | None:
-    """The last question that accepts."""
+    """Returns the last verdict that accepts."""
     return max((k for k, is_accepted in enumerate(accepted) if is_accepted), default=None)
 
 
 def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
-    """The question about the answer where it accepts, whatever the prefixes' do; else as
-    ``first_reject``. The paper's rule, which asks about the prefixes only then.
+    """Returns the verdict on the finished answer if it accepts, else ``first_reject``.
+
+    The paper's rule; the paper verifies prefixes only if the answer is rejected.
 
     Args:
-        accepted: per question, in the prefixes' order.
-        is_finished: the draft is the finished answer, and the last question is about all of it.
+        accepted: per prefix.
+        is_finished: the last verdict is about the finished answer.
     """
     if is_finished and accepted[-1]:
         return len(accepted) - 1
@@ -55,7 +54,7 @@ SELECTIONS = {
     "longest": longest_accepted,
     "answer-first": answer_first,
 }
-"""Rules: which question decides, if any does; there is at least one."""
+"""Rules that return the index of the deciding verdict; called with at least one."""
 
 
 def select(
@@ -66,32 +65,32 @@ def select(
     *,
     is_finished: bool = False,
 ) -> Selection:
-    """What one pass's verdicts keep of a draft: the selected prefix, or nothing.
+    """Selects the accepted prefix of a draft.
 
     Args:
-        verdicts: one per prefix, each in [0, 1].
-        prefix_ends: ascending draft offsets, same length.
-        threshold: smallest verdict that accepts. Above 1 accepts nothing.
+        verdicts: [K] in [0, 1].
+        prefix_ends: [K] ascending draft offsets.
+        threshold: minimum verdict that accepts; above 1 nothing is accepted.
         selection: a key of ``SELECTIONS``.
-        is_finished: the draft model ended its answer: the last prefix is all of it.
+        is_finished: the last prefix is the finished answer.
     """
     if len(verdicts) != len(prefix_ends):
         raise ValueError(f"{len(verdicts)} verdicts for {len(prefix_ends)} prefixes")
-    accepted = [verdict >= threshold for verdict in verdicts]  # never where it is NaN
+    accepted = [verdict >= threshold for verdict in verdicts]  # False for NaN
     decided_by = SELECTIONS[selection](accepted, is_finished) if accepted else None
     if decided_by is None:
         return Selection(0, rule=selection)
-    kept = decided_by + accepted[decided_by]
-    return Selection(prefix_ends[kept - 1] if kept else 0, decided_by, selection)
+    num_accepted = decided_by + accepted[decided_by]
+    accepted_len = prefix_ends[num_accepted - 1] if num_accepted else 0
+    return Selection(accepted_len, decided_by, selection)
 
 
 def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:
-    """Token-level verification: how many leading draft tokens equal the target's own choice.
+    """Returns how many leading draft tokens equal the target's choices.
 
     Args:
-        draft: [m] token ids the draft model wrote.
-        target_choice: [>= m] token ids the target chose at the same places, given the draft so
-            far: ``target_choice[i]`` competes with ``draft[i]``.
+        draft: [m] draft token ids.
+        target_choice: [>= m] the target's choice at each position, given the draft before it.
     """
     matched = 0
     for drafted, chosen in zip(draft, target_choice, strict=False):

@@ -200,7 +200,7 @@ def test_every_setting_says_what_it_is(model: type):
     for setting in settings_of(model):
         assert setting.description.endswith(".")
         assert "\n" not in setting.description
-        assert setting.wanted
+        assert setting.expected
 
 
 def test_every_selection_can_be_chosen():

@@ -9,11 +9,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sglang_parse.core.reference import (
     Case,
-    Judged,
-    judge_packed,
+    VerifyResult,
     pack,
     packed_verdicts,
     separate_verdicts,
+    verify_packed,
 )
 
 pytestmark = pytest.mark.unit
@@ -67,14 +67,14 @@ def ragged_batch() -> list[Case]:
     return [make_case(1, 5), make_case(2, 1, 1, 3), make_case(3, 9, 30, 21)]
 
 
-def max_difference(one: Judged, other: Judged) -> float:
+def max_difference(one: VerifyResult, other: VerifyResult) -> float:
     """Largest difference among verdict logits and next-token logits."""
     verdict = (one.verdict_logits - other.verdict_logits).abs()
     following = (one.next_token_logits - other.next_token_logits).abs()
     return torch.cat((verdict.flatten(), following.flatten())).max().item()
 
 
-def assert_same(packed: Judged, separate: Judged) -> None:
+def assert_same(packed: VerifyResult, separate: VerifyResult) -> None:
     assert max_difference(packed, separate) < TOLERANCE
     torch.testing.assert_close(packed.verdicts, separate.verdicts, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(packed.mass, separate.mass, atol=TOLERANCE, rtol=0)
@@ -115,16 +115,16 @@ def test_no_prefix_still_yields_the_next_token(model):
 def test_the_record_against_the_model_itself(model):
     """Not through the module's own helpers: one prompt written out, probabilities by hand."""
     case = make_case(5, 3)
-    judged = separate_verdicts(model, case)
+    result = separate_verdicts(model, case)
     end = case.prefix_ends[1]
     prompt = [*case.context_ids, *case.draft_ids[:end]]
     with torch.no_grad():
         question = model(torch.tensor([[*prompt, *case.question_ids[1]]])).logits[0, -1]
         following = model.generate(torch.tensor([prompt]), max_new_tokens=1, do_sample=False)
     accept, reject = (question[[11, 12]].exp() / question.exp().sum()).tolist()
-    assert judged.verdicts[1].item() == pytest.approx(accept / (accept + reject), abs=1e-5)
-    assert judged.mass[1].item() == pytest.approx(accept + reject, abs=1e-5)
-    assert judged.next_token_ids[2].item() == following[0, -1].item()
+    assert result.verdicts[1].item() == pytest.approx(accept / (accept + reject), abs=1e-5)
+    assert result.mass[1].item() == pytest.approx(accept + reject, abs=1e-5)
+    assert result.next_token_ids[2].item() == following[0, -1].item()
 
 
 def test_a_plain_causal_mask_is_told_apart(model):
@@ -132,9 +132,9 @@ def test_a_plain_causal_mask_is_told_apart(model):
     cases = ragged_batch()
     inputs = pack(cases)
     causal = dataclasses.replace(inputs, allowed=torch.ones_like(inputs.allowed).tril())
-    for case, judged in zip(cases, judge_packed(model, cases, causal), strict=True):
+    for case, result in zip(cases, verify_packed(model, cases, causal), strict=True):
         separate = separate_verdicts(model, case)
-        difference = (judged.verdict_logits - separate.verdict_logits).abs().max().item()
+        difference = (result.verdict_logits - separate.verdict_logits).abs().max().item()
         if len(case.prefix_ends) > 1:
             assert difference > 1e-2
         else:  # the only question follows the whole draft: causal is right
@@ -145,12 +145,12 @@ def test_row_numbers_as_positions_are_told_apart(model):
     case = make_case(1, 5)
     inputs = pack([case])
     row_numbers = torch.arange(inputs.input_ids.shape[1])[None]
-    [judged] = judge_packed(model, [case], dataclasses.replace(inputs, position_ids=row_numbers))
-    assert max_difference(judged, separate_verdicts(model, case)) > 1e-2
+    [result] = verify_packed(model, [case], dataclasses.replace(inputs, position_ids=row_numbers))
+    assert max_difference(result, separate_verdicts(model, case)) > 1e-2
 
 
 def test_a_cut_one_token_early_is_told_apart(model):
     case = make_case(1, 5)
     early = dataclasses.replace(case, prefix_ends=tuple(end - 1 for end in case.prefix_ends))
-    [judged] = packed_verdicts(model, [early])
-    assert max_difference(judged, separate_verdicts(model, case)) > 1e-2
+    [result] = packed_verdicts(model, [early])
+    assert max_difference(result, separate_verdicts(model, case)) > 1e-2

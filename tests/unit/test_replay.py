@@ -1,4 +1,4 @@
-"""The controller on replayed loads: nearly as fast as the best fixed settings and plain decoding."""
+"""The controller on replayed loads, against the best fixed settings and plain decoding."""
 
 from __future__ import annotations
 

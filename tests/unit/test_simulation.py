@@ -60,7 +60,7 @@ def test_what_is_no_share_is_refused(text: str):
 
 
 def test_exact_mode_stays_exact():
-    with pytest.raises(ConfigError, match=rf"{ENV_VAR} is '0.5' while --parse-verification is"):
+    with pytest.raises(ConfigError, match=rf"{ENV_VAR} is '0.5', but --parse-verification token"):
         SimulatedAcceptance.from_env(ParseConfig(verification="token"), {ENV_VAR: "0.5"})
 
 

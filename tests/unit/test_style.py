@@ -1,4 +1,4 @@
-"""Rules of the house that neither reading nor a linter keeps: one fact in one place."""
+"""Checks that no linter does: facts that are stated once, and module maps that match the files."""
 
 import ast
 import re
@@ -11,13 +11,18 @@ import pytest
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "sglang_parse"
 SOURCES = sorted(
-    path for room in ("sglang_parse", "patches") for path in ROOT.glob(f"{room}/**/*.py")
+    path for folder in ("sglang_parse", "patches") for path in ROOT.glob(f"{folder}/**/*.py")
 )
 
 
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or ""
+
+
 def string_values(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Texts a program uses; a docstring may say on which version a fact was checked."""
+    """Yields string constants except docstrings, which may name a version."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -32,7 +37,7 @@ def test_the_entry_point_is_the_plugin():
     }
 
 
-def test_the_sglang_version_is_written_in_pyproject_only():
+def test_only_pyproject_names_the_sglang_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [pin] = [text for text in project["dependencies"] if text.startswith("sglang")]
     name, version = pin.split("==")
@@ -52,15 +57,34 @@ STATE_WRITE = re.compile(
 )
 
 
-def test_a_requests_state_changes_in_its_own_module_only():
-    """Everywhere else it is read, or asked to change."""
+def test_only_the_request_module_changes_a_requests_state():
     assert STATE_WRITE.search("req.parse_state.stats.rounds += 1")
     assert not STATE_WRITE.search("if state.phase == Phase.PLAIN:")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in SOURCES
-        if path != ROOT / "sglang_parse" / "core" / "request.py"
+        if path != PACKAGE / "core" / "request.py"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if STATE_WRITE.search(line)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("package", ["core", "core/policy"])
+def test_a_package_docstring_lists_its_modules(package: str):
+    """Each on its own line: indent, name, at least two spaces, description."""
+    folder = PACKAGE / package
+    listed = re.findall(r"^ {4}(\w+) {2,}\S", docstring(folder / "__init__.py"), re.MULTILINE)
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert sorted(listed) == sorted(modules | packages)
+
+
+def test_core_names_its_modules_that_import_pytorch():
+    (sentence,) = re.findall(r"Only (.*?) import PyTorch", docstring(PACKAGE / "core/__init__.py"))
+    importing = {
+        path.stem
+        for path in (PACKAGE / "core").rglob("*.py")
+        if re.search(r"^\s*(?:import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert set(re.findall(r"``(\w+)``", sentence)) == importing
