@@ -285,7 +285,10 @@ def test_a_head_and_how_far_it_is_ahead(flags: tuple[str, ...], steps: int):
     ("flags", "message"),
     [
         (EAGLE3[:2], "--parse-eagle3-path is not set"),
-        ((EAGLE3[2], str(HEAD)), "--parse-decode-accelerator is 'none'; use --parse-decode-accelerator eagle3"),
+        (
+            (EAGLE3[2], str(HEAD)),
+            "--parse-decode-accelerator is 'none'; use --parse-dec",
+        ),
         ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head'. Fix"),
         ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),
