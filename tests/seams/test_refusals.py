@@ -345,7 +345,7 @@ def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
     ("value", "flags", "message"),
     [
         ("2", (), r"SGLANG_PARSE_SIMULATE_ACCEPTANCE is '2'; use a number from 0"),
-        ("0.5", ("--parse-verification", "token"), r"is '0.5' while --parse-verification is 'tok"),
+        ("0.5", ("--parse-verification", "token"), r"is '0.5', but --parse-verification tok"),
     ],
 )
 def test_simulated_acceptance(pair, monkeypatch: pytest.MonkeyPatch, value, flags, message):
