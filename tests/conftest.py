@@ -17,7 +17,7 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 # Two threads that wait for each other are slower than one when a server runs beside them.
 torch.set_num_threads(1)
-KINDS = ("unit", "seams", "e2e", "gpu")
+KINDS = ("unit", "compat", "e2e", "gpu")
 LONG = (
     "test_eagle3_continuation",
     "test_documents",

@@ -41,7 +41,7 @@ SUPPORT = {
         f"{_PACKAGE}.native:MaskedTorchNativeBackend",
         (MASK, ALIAS),
         "one attention call per request instead of one per question, which gathers the context's "
-        "KV each time (tests/seams/layout_cost.py)",
+        "KV each time (tests/compat/layout_cost.py)",
     ),
     "flashinfer": Support(
         f"{_PACKAGE}.flashinfer:create_backend",

@@ -4,7 +4,7 @@ No rule stands here twice: what is asked before a server is what ``startup`` ask
 one thing at a time and to the end, where a start stops at the first refusal.
 
     finding   a line of the table
-    machine   this Python: versions, plugin, seams, patches
+    machine   this Python: versions, plugin, SGLang API, patches
     start     the server that some flags would start
     memory    what its models take
     served    a server that runs

@@ -10,7 +10,7 @@ import pytest
 from sglang_parse.core.config import ConfigError
 from sglang_parse.core.counters import Counters
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 ROLE = "scheduler"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 def test_the_head_takes_memory_for_what_it_proposes(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,6 @@
 """Prints what the two layouts of a verification pass cost one attention layer on a CPU.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/seams/layout_cost.py
+    OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/compat/layout_cost.py
 
 That is where ``attention.support`` has its preference for ``torch_native`` from. For a GPU:
 ``tests/gpu/mask_cost.py``.

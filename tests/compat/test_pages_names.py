@@ -17,7 +17,7 @@ from sglang_parse import cli
 from soak.run import make_parser
 from support.pages import PAGES
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 NOT_OURS = {

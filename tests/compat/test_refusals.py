@@ -16,7 +16,7 @@ import pytest
 from support.demo_pair import DEMO
 from support.random_pair import PairShape, make_pair
 
-pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("clean_environment")]
+pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 QUESTION = str(DEMO / "question.json")
 
 

@@ -17,7 +17,7 @@ from sglang_parse.startup.certificates import Certified, certified_server, model
 from support.demo_pair import DEMO
 from support.models import load_tokenizer
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 @pytest.fixture(scope="module")

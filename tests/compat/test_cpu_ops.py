@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 FULL_MASK, QLEN_ONLY, BITPACKING = 0, 1, 2
 

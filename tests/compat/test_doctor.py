@@ -27,7 +27,7 @@ from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
 from support.random_pair import PairShape, make_pair
 
-pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("clean_environment")]
+pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 HEAD = DEMO / "eagle3"
 LINES = (
     *("algorithm", "settings", "device", "attention", "models"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 MOE = ("--target", "qwen3_235b_a22b_fp8", "--flags", "--tp-size 4")

@@ -10,7 +10,7 @@ from sglang_parse.context import Pipeline
 from sglang_parse.patches import PATCHES, ledger, parse
 from sglang_parse.patches.base import Patch
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 PATCH_FOLDER = Path(__file__).resolve().parents[2] / "patches"
 FIELDS = ("Target", "SGLang versions", "Why", "How", "Upstream", "Removed when")

@@ -21,7 +21,7 @@ from sglang_parse.startup.sglang_api import (
     symbols_in,
 )
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 MISSING = "sglang.srt.speculative.spec_info.NoSuchThing"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30

@@ -9,7 +9,7 @@ import torch
 
 from support.demo_pair import DEMO
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 def test_kv_copy_reads_everything_before_it_writes():

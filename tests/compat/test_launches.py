@@ -33,7 +33,7 @@ from support.fake_engine import (
 )
 from support.fake_gpu import GPU, HostWaits
 
-pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("gpu")]
+pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
 
 def test_what_the_fake_gpu_refuses():

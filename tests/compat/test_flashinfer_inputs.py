@@ -16,7 +16,7 @@ from support import paged_inputs
 from support.flashinfer_kernel import Kernel
 from support.paged_inputs import Heads, PagedInputs
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 BATCH = paged_inputs.random_tensors(
     VerifyLayout.of(

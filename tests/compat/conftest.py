@@ -1,4 +1,4 @@
-"""What the tests of several seams need."""
+"""Fixtures of the compatibility tests."""
 
 from collections.abc import Iterator
 

@@ -6,7 +6,7 @@ from sglang_parse.attention.support import choose_layout
 from sglang_parse.client.servers import COMMON_FLAGS
 from support.gpu_setups import CHAINS, REAL_SIZES, SETUPS, VARIANTS, Setup
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 @pytest.mark.parametrize("setup", [*SETUPS, *REAL_SIZES, *CHAINS, *VARIANTS.values()], ids=str)

@@ -18,7 +18,7 @@ from sglang_parse.engine.readout import Readout
 from sglang_parse.engine.rounds import Rounds
 from sglang_parse.engine.rows import verifying_rows
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 OUTPUT = [1, 2]
 QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)

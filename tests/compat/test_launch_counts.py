@@ -28,7 +28,7 @@ from support.fake_engine import (
 )
 from support.launch_counts import Launches
 
-pytestmark = [pytest.mark.seams, pytest.mark.usefixtures("gpu")]
+pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
 CHUNK = 16
 MAX_STEPS, STEPS_AHEAD = 3, 4

@@ -1,6 +1,6 @@
 """Lower bounds of a block's cost relative to a decode step of the draft model.
 
-    PYTHONPATH=. python tests/seams/block_counts.py
+    PYTHONPATH=. python tests/compat/block_counts.py
 
 No GPU was asked: a forward takes at least its bytes over the card's bandwidth, and its operations
 over its rate. The card's two numbers are its makers'.

@@ -12,7 +12,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_parse.algorithm import NAME
 from sglang_parse.patches.parse import request_bounds
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 VOCAB = 300
 BAD = {

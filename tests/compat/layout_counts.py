@@ -1,6 +1,6 @@
 """Prints what the two layouts of a pass make a GPU's kernels read, without a GPU.
 
-    PYTHONPATH=tests python tests/seams/layout_counts.py
+    PYTHONPATH=tests python tests/compat/layout_counts.py
 
 That is where ``attention.support`` has its preferences for them from; ``tests/gpu/mask_cost.py``
 measures them.

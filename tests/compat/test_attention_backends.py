@@ -14,7 +14,7 @@ import torch
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from support.paged_pass import BLOCKS, LAYOUT, UNREAD, PagedPass
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 TESTS = Path(__file__).resolve().parents[1]
 

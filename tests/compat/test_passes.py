@@ -14,7 +14,7 @@ from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.engine import forward
 from sglang_parse.engine.rows import VerifyRows
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 @pytest.fixture

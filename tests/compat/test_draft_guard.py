@@ -11,7 +11,7 @@ from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
 
-pytestmark = pytest.mark.seams
+pytestmark = pytest.mark.compat
 
 
 def _request(*, plain: bool = False, finished: bool = False) -> SimpleNamespace:
