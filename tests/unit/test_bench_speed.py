@@ -92,26 +92,26 @@ def test_servers_and_their_simulated_acceptance(tmp_path: Path):
     assert simulated((*words, "--drafting", "always"), tmp_path) == plain | fractions
 
 
-def leg(server: str, run: int, seconds: float, **parse: float) -> BenchRun:
+def bench_run(server: str, run: int, seconds: float, **parse: float) -> BenchRun:
     """Two requests at a time with 50 output tokens each."""
     answer = Answer(0, "", 50, 4000.0, {"parse": [parse]} if parse else {})
     return BenchRun(Variant(server), run, 2, seconds, (answer,) * 2)
 
 
-def legs() -> list[BenchRun]:
+def bench_runs() -> list[BenchRun]:
     """Plain 10 tokens/s, draft 50, PARSE 20; a verify pass of 500 ms per request."""
-    judged = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
-    judged |= {"prefill_ms": 50, "decode_ms": 2500}
+    counters = {"rounds": 1, "accepted_tokens": 25, "drafted_tokens": 50, "draft_ms": 500}
+    counters |= {"prefill_ms": 50, "decode_ms": 2500}
     found = []
     for run, late in enumerate((0, 5, 1)):  # the median run is late by 1 s
-        found += [leg("plain", run, 9 + late), leg("draft", run, 1 + late)]
-        found.append(leg("parse-always", run, 9, **judged, verify_ms=500))
-        found.append(leg("parse-0.5", run, 4 + late, **judged, verify_ms=700))
+        found += [bench_run("plain", run, 9 + late), bench_run("draft", run, 1 + late)]
+        found.append(bench_run("parse-always", run, 9, **counters, verify_ms=500))
+        found.append(bench_run("parse-0.5", run, 4 + late, **counters, verify_ms=700))
     return found
 
 
 def test_a_row_of_the_table_by_hand():
-    row = speed_at(legs(), 0.5, 2, settings(*TINY))
+    row = speed_at(bench_runs(), 0.5, 2, settings(*TINY))
     rates = (row.plain_tokens_per_s, row.draft_tokens_per_s, row.tokens_per_s)
     assert rates == (10, 50, 20)
     # 10 ms of verification per output token, while the plain target takes 100.
@@ -124,7 +124,7 @@ def test_a_row_of_the_table_by_hand():
 
 def test_times_of_the_stages_by_hand():
     # 10 ms of drafting for each of two requests' tokens; two requests' rows in one verify pass.
-    assert stage_forward_ms(legs(), 2, settings(*TINY)) == {
+    assert stage_forward_ms(bench_runs(), 2, settings(*TINY)) == {
         "draft step": 20,
         "decode step": 200,
         "target verify": 1000,
@@ -133,11 +133,11 @@ def test_times_of_the_stages_by_hand():
 
 def test_a_missing_measurement_is_an_error():
     with pytest.raises(BenchError, match=r"nothing was measured of parse-0.75 at 2 requests"):
-        speed_at(legs(), 0.75, 2, settings(*TINY))
+        speed_at(bench_runs(), 0.75, 2, settings(*TINY))
 
 
 def test_goals():
-    row = replace(speed_at(legs(), 0.5, 2, settings(*TINY)), concurrency=8)
+    row = replace(speed_at(bench_runs(), 0.5, 2, settings(*TINY)), concurrency=8)
     speeds = tuple(
         replace(row, acceptance=a, speedup=2.4, limit_fraction=0.96) for a in (0, 0.5, 1)
     )
@@ -162,7 +162,7 @@ def test_the_fastest_plain_server_counts(tmp_path: Path):
     }
     assert (backends["plain"], backends["plain-fa3"]) == ("flashinfer", "fa3")
     assert set(backends.values()) == {"flashinfer", "fa3"}
-    measured = [*legs(), *(leg("plain-fa3", run, 5) for run in range(3))]
+    measured = [*bench_runs(), *(bench_run("plain-fa3", run, 5) for run in range(3))]
     row = speed_at(measured, 0.5, 2, asked)
     assert (row.plain, row.plain_tokens_per_s, row.speedup) == ("plain-fa3", 20, 1)
 
@@ -173,7 +173,7 @@ def test_several_drafts_an_answer():
     config = asked.parse_config()
     assert (config.draft_tokens, config.segment, config.on_reject) == (128, "tokens:8", "redraft")
     assert asked.layout().num_draft_rows == 129
-    row = speed_at(legs(), 0.5, 2, asked)
+    row = speed_at(bench_runs(), 0.5, 2, asked)
     assert (row.accepted, row.drafted, row.v) == pytest.approx((0.5, 1, 0.14))
     assert row.limit == pytest.approx(1 / (0.2 + 0.14 + 0.5))
     with pytest.raises(BenchError, match="--draft-len is 100, which --prefixes 16 does not"):
