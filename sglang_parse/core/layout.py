@@ -77,7 +77,7 @@ class RequestLayout:
                 f"prefix_len {self.prefix_len} (>= 0) and num_draft_rows "
                 f"{self.num_draft_rows} (>= 1) are out of range"
             )
-        if any(not 0 <= cut <= self.num_draft_rows for cut in self.visible_lens):
+        if any(not 0 <= n <= self.num_draft_rows for n in self.visible_lens):
             raise ValueError(f"visible_lens {self.visible_lens} outside 0..{self.num_draft_rows}")
         if any(length < 1 for length in self.question_lens):
             raise ValueError(f"empty question in {self.question_lens}")

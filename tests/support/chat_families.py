@@ -1,7 +1,7 @@
-"""Small tokenizers and chat templates in the format of the families people serve.
+"""Small tokenizers and chat templates in the formats of common model families.
 
-The formats (special tokens, order, white space, what is trimmed or dropped) are those of the real
-models; vocabularies and templates are made here.
+Special tokens, order, whitespace, trimming and dropping follow the real models; vocabularies and
+templates are made here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_parse.core.question import DEFAULT_QUESTION_FILE, QuestionWording
 
 QUESTIONS = DEFAULT_QUESTION_FILE.parent
 VOCAB_SIZE = 600
-# As in these families: line ends stay together, with the mark before them, apart from words.
+# As in these families, newlines merge with each other and a preceding mark, not with words.
 PIECES = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
 
 LINE_ENDS = pre_tokenizers.Split("\n", "isolated")
@@ -31,9 +31,10 @@ class Family:
     Attributes:
         question: file in ``sglang_parse/questions``.
         template: Jinja, as in ``tokenizer_config.json``.
-        special: special tokens; ``thinking``: added tokens that are not special.
-        eos: the token that closes an assistant turn.
-        kind: how text becomes tokens, see ``_raw_tokenizer``.
+        special: special tokens.
+        thinking: added tokens that are not special.
+        eos: token that ends an assistant turn.
+        kind: tokenizer kind, see ``_trained``.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Family:
         return QuestionWording.read(QUESTIONS / f"{self.question}.json")
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """A fresh one: tests may change it."""
+        """Returns a new tokenizer, which tests may change."""
         raw = _raw_tokenizer(self.kind, self.special)
         raw.add_tokens(list(self.thinking))
         return PreTrainedTokenizerFast(
@@ -71,10 +72,11 @@ def _texts() -> list[str]:
 
 @cache
 def _trained(kind: str, special: tuple[str, ...]) -> str:
-    """A tokenizer as JSON.
+    """Returns a trained tokenizer as JSON.
 
-    ``bytes``: byte-level BPE (Qwen, Llama 3, Mistral from Tekken on). ``space``: SentencePiece's
-    way with a space put before the text (Mistral to v0.3). ``plain``: without it (Gemma).
+    Kinds: ``bytes`` is byte-level BPE (Qwen, Llama 3, Mistral since Tekken); ``space`` is
+    SentencePiece with a space added before the text (Mistral up to v0.3); ``plain`` is without it
+    (Gemma).
     """
     options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "show_progress": False}
     options["initial_alphabet"] = list(string.printable)
@@ -113,8 +115,8 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# Qwen3: reasoning is shown in turns behind the last user turn only; a reply without thinking is
-# opened with an empty block.
+# Qwen3: shows reasoning only after the last user turn; a reply without thinking starts with an
+# empty block.
 QWEN3 = """\
 {%- set place = namespace(asked=-1) %}
 {%- for message in messages if message.role == 'user' %}
@@ -145,12 +147,12 @@ QWEN3 = """\
   {%- endif %}
 {%- endif %}"""
 
-# Models that always think (Qwen3-Thinking): no switch, every reply is opened inside a block.
+# Models that always think (Qwen3-Thinking): every reply starts inside a block.
 QWEN3_ALWAYS = QWEN3.partition("{%- if enable_thinking")[0].rstrip() + (
     "\n  {{- '<think>\\n' }}\n{%- endif %}"
 )
 
-# DeepSeek-R1: turns without line ends, only the answer's is closed; reasoning is dropped.
+# DeepSeek-R1: no newlines between turns, only the answer's turn has an end token; drops reasoning.
 DEEPSEEK_R1 = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}"
     "<\uff5cUser\uff5c>{{ message.content }}{% elif message.role == 'assistant' %}"
@@ -159,7 +161,7 @@ DEEPSEEK_R1 = (
     "{% endif %}"
 )
 
-# Llama 3: a system turn with dates is always there, contents are trimmed.
+# Llama 3: always has a system turn with dates; trims contents.
 LLAMA3 = """\
 {{- bos_token }}
 {%- set said = 'Answer briefly.' %}
@@ -177,7 +179,7 @@ LLAMA3 = """\
   {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
 {%- endif %}"""
 
-# Mistral: no roles but [INST]; turns must alternate; a system text goes into the LAST user turn.
+# Mistral: [INST] instead of roles, alternating turns; system text goes into the last user turn.
 _MISTRAL = """\
 {%- set system = '' %}
 {%- if messages[0].role == 'system' %}
@@ -198,7 +200,7 @@ _MISTRAL = """\
 MISTRAL = _MISTRAL.replace("SPACE", " ")
 MISTRAL_TEKKEN = _MISTRAL.replace("SPACE", "")
 
-# Gemma: "model" is the assistant's name, a system turn is an error, contents are trimmed.
+# Gemma: the assistant is called "model", a system turn is an error; trims contents.
 GEMMA = """\
 {{- bos_token }}
 {%- for message in messages %}

@@ -1,4 +1,4 @@
-"""Verification passes for the attention kernels of a GPU: tested, and measured by mask_cost.py."""
+"""Verify passes for GPU attention kernels: for tests and mask_cost.py."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.core.layout import RequestLayout
 
 QUESTION_LEN = 9
-"""Of the demo's question; lengths within a pass differ by up to 3 from it."""
+"""Tokens of the demo's question; questions of a pass differ by up to 3."""
 
 
 def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayout:
-    """Prefixes spread over the draft, the last behind all of it; one more row for the last token."""
-    cuts = [1 + draft_len * (k + 1) // num_questions for k in range(num_questions)]
+    """Evenly spaced prefixes, the complete draft last; the first row is the last output token."""
+    visible_lens = [1 + draft_len * (k + 1) // num_questions for k in range(num_questions)]
     lens = [QUESTION_LEN - 3 + k % 7 for k in range(num_questions)]
-    return RequestLayout(prefix_len, 1 + draft_len, tuple(cuts), tuple(lens))
+    return RequestLayout(prefix_len, 1 + draft_len, tuple(visible_lens), tuple(lens))
 
 
 def block(prefix_len: int, masks: Masks, size: int = 8) -> RequestLayout:
@@ -27,7 +27,7 @@ PASSES = {
     "usual": [request(1024, 128, 16)],
     "ragged": [
         request(0, 17, 3),
-        RequestLayout(513, 1),  # only continues
+        RequestLayout(513, 1),  # decodes
         request(1000, 128, 16),
         RequestLayout(0, 1),
         request(37, 5, 5),
@@ -38,7 +38,7 @@ PASSES = {
     "long draft": [request(1024, 2048, 64)],
     "both long": [request(8192, 2048, 64), RequestLayout(700, 1)],
     "blocks": [block(200 * i, masks) for i, masks in enumerate([Masks.EVERY, Masks.LAST] * 8)],
-    "64 continue, 4 verify": [
+    "64 decode, 4 verify": [
         *(RequestLayout(97 * i, 1) for i in range(64)),
         *(request(300 * i, 128, 16) for i in range(4)),
     ],

@@ -1,8 +1,8 @@
-"""What a built-in question costs: its tokens with its family's template, counted with real words.
+"""Counts the tokens of the built-in questions in each family's chat template.
 
 Words are counted with a real tokenizer that comes with SGLang, Mistral's Tekken (131,072 tokens);
-a template's marks are one token each in the family's own tokenizer. Checked by hand in November
-2026: SmolLM2's tokenizer (ChatML, 49,152 tokens) counts 24 and 21 for `chatml_short`, as this does.
+special tokens count once. SmolLM2's tokenizer (ChatML, 49,152 tokens) gives the same counts for
+`chatml_short`, 24 and 21 (checked in November 2026).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.chat_families import FAMILIES, Family
 
 
 class Rows(NamedTuple):
-    """Tokens of a question about an unfinished answer, a finished one, and reasoning (0: none)."""
+    """Tokens of a question about an unfinished answer, a finished one, and reasoning (or 0)."""
 
     partial: int
     complete: int
@@ -28,14 +28,14 @@ class Rows(NamedTuple):
 
 
 def families_of(question: str) -> list[Family]:
-    """Those a built-in question, long or short, is for; `default` is counted with ChatML."""
+    """Returns the families of a built-in question; ChatML for `default`."""
     long = question.removesuffix("_short")
     found = [family for family in FAMILIES.values() if family.question == long]
     return found or [FAMILIES["chatml"]]
 
 
 def rows_of(question: str, family: Family) -> Rows:
-    """Rows that each prefix adds to a pass."""
+    """Returns the rows that each prefix adds to a verify pass."""
     tokenizer = family.tokenizer()
     wording = QuestionWording.read(question_file(question))
     tokenizer.add_tokens([wording.accept, wording.reject])  # single tokens in real vocabularies
@@ -45,8 +45,8 @@ def rows_of(question: str, family: Family) -> Rows:
     def count(ids: tuple[int, ...]) -> int:
         return _num_tokens(tokenizer.decode(ids), family)
 
-    behind = thinking.line_end_ids + thinking.suffix_ids if thinking else ()
-    return Rows(count(rendered.partial_ids), count(rendered.complete_ids), count(behind))
+    suffix_ids = thinking.line_end_ids + thinking.suffix_ids if thinking else ()
+    return Rows(count(rendered.partial_ids), count(rendered.complete_ids), count(suffix_ids))
 
 
 def _num_tokens(text: str, family: Family) -> int:

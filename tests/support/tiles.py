@@ -1,12 +1,11 @@
-"""What a pass makes an attention kernel read, counted: query tiles, the columns each of them loads.
+"""Counts the query tiles of a verify pass in an attention kernel, and the columns they load.
 
-FlashInfer's FA2 (``prefill.cuh``, 0.7): tiles of 128 packed rows, a row once for each query head of
-a KV head. Without a mask a tile loads the columns its last row may see; under a mask all of them.
-SGLang's Triton extend kernel: tiles of 128 rows of one query head; it loads all context columns,
-then those of the new rows up to its last row. It tests the mask among the new rows only
-(``SKIP_PREFIX_CUSTOM_MASK`` of ``extend_attention.py``, true unless told else), but a row's entries
-lie as far apart as the context is long (``window_kv_offset`` is for sliding windows): the context's
-columns of the mask take room and are never read.
+FlashInfer's FA2 (``prefill.cuh``, 0.7): tiles of 128 packed rows, one per row and query head of a
+KV head. Without a mask a tile loads the columns visible to its last row; with a mask it loads all.
+SGLang's Triton extend kernel: tiles of 128 rows of one query head, which load all context columns
+and the new rows up to the tile's last. It tests the mask among new rows only
+(``SKIP_PREFIX_CUSTOM_MASK`` of ``extend_attention.py``, true by default), but the mask's rows still
+have full KV length, so its context columns occupy memory and are never read.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ TILE = 128
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one attention layer and one KV head.
+    """Counts of one attention layer and one KV head.
 
     Attributes:
         tiles: query tiles.
-        columns: KV entries they load together.
-        mask_bytes: of the mask in memory, one an entry; it is made once for all layers.
-        tested: entries of the mask that the tiles look at.
+        columns: KV entries loaded by all tiles.
+        mask_bytes: size of the mask, shared by all layers.
+        tested: mask entries that the tiles read.
     """
 
     tiles: int

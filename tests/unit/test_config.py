@@ -1,4 +1,4 @@
-"""Settings: what is refused, and the three roads into a process (environment, CLI, call)."""
+"""Settings, and how a process receives them: environment, command line, call."""
 
 import argparse
 import json
@@ -45,7 +45,7 @@ CHANGED = ParseConfig(
 )
 
 
-def test_the_record_of_changes_changes_every_setting():
+def test_changed_differs_in_every_setting():
     defaults = ParseConfig()
     assert all(value != getattr(defaults, name) for name, value in CHANGED)
 
@@ -59,7 +59,7 @@ def test_the_record_of_changes_changes_every_setting():
         ("draft_graph_steps", 0, 64),
     ],
 )
-def test_whole_numbers_have_ranges(name, low, high):
+def test_integer_ranges(name, low, high):
     for value in (low, high):
         assert getattr(ParseConfig(**{name: value}), name) == value
     for value in (low - 1, high + 1, True, 2.0, "2", None):
@@ -72,32 +72,32 @@ def test_whole_numbers_have_ranges(name, low, high):
 @pytest.mark.parametrize(
     "name", ["selection", "verification", "on_reject", "decode_accelerator", "default"]
 )
-def test_choices_are_listed_in_the_refusal(name):
+def test_errors_list_the_choices(name):
     with pytest.raises(ConfigError, match=f"{flag(name)} is 'sideways'; use one of") as error:
         ParseConfig(**{name: "sideways"})
     assert getattr(ParseConfig(), name) in str(error.value)
 
 
 @pytest.mark.parametrize("value", [-0.01, 2.01, float("nan"), float("inf"), True, "0.5", None])
-def test_threshold_is_refused(value):
+def test_invalid_thresholds_are_refused(value):
     with pytest.raises(ConfigError, match="--parse-threshold is .*use a number from 0"):
         ParseConfig(threshold=value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1, 1.0, 1.01, 2])
-def test_threshold_is_taken(value):
+def test_valid_thresholds_are_accepted(value):
     assert ParseConfig(threshold=value).threshold == value
 
 
 @pytest.mark.parametrize("value", [0, 17, -1, True, 2.0, "", "four", "04", None])
-def test_a_block_size_is_refused(value):
+def test_invalid_draft_parallel_tokens_are_refused(value):
     with pytest.raises(
         ConfigError, match="--parse-draft-parallel-tokens: got .*use auto, or a whole number"
     ):
         ParseConfig(draft_parallel_tokens=value)
 
 
-def test_a_block_size_is_taken():
+def test_valid_draft_parallel_tokens_are_accepted():
     assert [ParseConfig(draft_parallel_tokens=n).block_size for n in (1, "16", "auto")] == [
         1,
         16,
@@ -105,14 +105,14 @@ def test_a_block_size_is_taken():
     ]
 
 
-def test_segment_is_checked_at_once():
+def test_segment_is_validated():
     with pytest.raises(ConfigError, match="--parse-segment: expected .*'tokens:0'"):
         ParseConfig(segment="tokens:0")
     assert ParseConfig(segment="tokens:12").segment_rule.num_tokens == 12
 
 
 @pytest.mark.parametrize("path", ["head", ""])
-def test_a_head_and_its_use_go_together(path):
+def test_eagle3_needs_its_path_and_the_path_needs_eagle3(path):
     wrong = {"eagle3_path": path} if path else {"decode_accelerator": "eagle3"}
     with pytest.raises(
         ConfigError, match="--parse-eagle3-path is .*--parse-decode-accelerator eagle3"
@@ -144,7 +144,7 @@ def test_environment_round_trip():
         ('{"draft_chunk": 0}', "--parse-draft-chunk is 0"),
     ],
 )
-def test_environment_refusals(text, message):
+def test_invalid_environments_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         ParseConfig.from_env({ENV_VAR: text})
 
@@ -161,17 +161,17 @@ def test_configure_publishes_or_refuses(monkeypatch):
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser()
-    made.add_argument("--model-path")
-    add_cli_args(made)
-    return made
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path")
+    add_cli_args(parser)
+    return parser
 
 
 def test_command_line_defaults():
     assert config_from_namespace(parser().parse_args([])) == ParseConfig()
 
 
-def test_command_line_reaches_every_setting():
+def test_command_line_sets_every_setting():
     arguments = [
         word for name, value in CHANGED.model_dump().items() for word in (flag(name), str(value))
     ]
@@ -182,7 +182,7 @@ def test_command_line_of_a_parser_without_parse_flags():
     assert config_from_namespace(argparse.Namespace(model_path="m")) is None
 
 
-def test_command_line_refusals(capsys):
+def test_invalid_arguments_are_refused(capsys):
     with pytest.raises(SystemExit):
         parser().parse_args(["--parse-selection", "sideways"])
     assert "--parse-selection" in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_help_names_every_flag():
 
 
 @pytest.mark.parametrize("model", [ParseConfig, RequestOptions, QuestionWording])
-def test_every_setting_says_what_it_is(model: type):
+def test_every_setting_has_a_description(model: type):
     for setting in settings_of(model):
         assert setting.description.endswith(".")
         assert "\n" not in setting.description
@@ -209,20 +209,20 @@ def test_every_selection_can_be_chosen():
 
 
 @pytest.mark.parametrize("name", ["self", "cls"])
-def test_no_name_is_too_odd_to_be_refused(name: str):
+def test_python_argument_names_are_refused_as_settings(name: str):
     with pytest.raises(ConfigError, match="unknown PARSE settings"):
         ParseConfig.from_mapping({name: 1})
 
 
 @pytest.mark.parametrize("custom_params", [None, {}, {"other": 1}, {"parse": None}, {"parse": {}}])
-def test_request_without_options_takes_the_servers(custom_params):
+def test_a_request_without_options_uses_the_servers(custom_params):
     assert RequestOptions.read(custom_params, ParseConfig(threshold=0.7)) == RequestOptions(
         enabled=True, threshold=0.7, trace=False
     )
     assert not RequestOptions.read(custom_params, ParseConfig(default="off")).enabled
 
 
-def test_request_options_win():
+def test_request_options_override_the_servers():
     options = {"parse": {"enabled": True, "threshold": 1, "trace": True}}
     read = RequestOptions.read(options, ParseConfig(default="off", threshold=0.2))
     assert read == RequestOptions(enabled=True, threshold=1.0, trace=True)
@@ -247,19 +247,19 @@ def test_request_options_win():
         ({f"key {n}": n for n in range(100_000)}, "custom_params.parse has 100000 keys"),
     ],
 )
-def test_request_options_are_refused_by_name(options, message):
+def test_invalid_request_options_are_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
         RequestOptions.read({"parse": options}, ParseConfig())
 
 
 @pytest.mark.parametrize("custom_params", ["{}", [{"parse": {}}], 1])
-def test_custom_params_are_an_object(custom_params):
+def test_custom_params_must_be_an_object(custom_params):
     with pytest.raises(ConfigError, match="custom_params is .*; use an object"):
         RequestOptions.read(custom_params, ParseConfig())
 
 
 @pytest.mark.parametrize("options", [{"trace": "x" * 10**6}, {"y" * 10**6: 1}, "z" * 10**6])
-def test_an_error_does_not_repeat_a_long_value(options):
+def test_errors_abbreviate_long_values(options):
     with pytest.raises(ConfigError) as error:
         RequestOptions.read({"parse": options}, ParseConfig())
     assert len(str(error.value)) < 300
@@ -271,15 +271,15 @@ def test_published_settings_are_plain_json():
     assert json.loads(environ[ENV_VAR]) == CHANGED.model_dump()
 
 
-def test_what_was_not_given_is_not_published():
-    """Nor is it taken for given behind it: the controller may choose it."""
+def test_only_given_settings_are_published():
+    """Others stay adaptive in the child process."""
     environ: dict[str, str] = {}
     ParseConfig(draft_tokens=128, threshold=0.5).to_env(environ)
     assert json.loads(environ[ENV_VAR]) == {"draft_tokens": 128, "threshold": 0.5}
     assert ParseConfig.from_env(environ).model_fields_set == {"draft_tokens", "threshold"}
 
 
-def test_a_flag_that_was_not_given_is_not_set():
+def test_only_given_flags_are_set():
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
     settings = config_from_namespace(parser.parse_args(["--parse-max-prefixes", "16"]))

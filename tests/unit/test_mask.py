@@ -1,4 +1,4 @@
-"""The mask and the positions, against a golden case and against stand-alone prompts."""
+"""Masks and positions, compared with a golden case and with separate prompts."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from sglang_parse.core.mask import (
 
 pytestmark = pytest.mark.unit
 
-# Four draft rows in two segments, two questions of two tokens, as in the design's picture.
+# Four draft rows in two segments, two questions of two tokens, as in the docs.
 GOLDEN_LAYOUT = RequestLayout(
     prefix_len=3, num_draft_rows=4, visible_lens=(2, 4), question_lens=(2, 2)
 )
@@ -45,21 +45,23 @@ def predicate_mask(layout: RequestLayout) -> list[list[bool]]:
     ]
 
 
-def stand_alone_prompts(layout: RequestLayout) -> list[list[tuple[str, ...]]]:
-    """For each row the tokens, by name, of an ordinary prompt that ends with that row's token."""
+def separate_prompts(layout: RequestLayout) -> list[list[tuple[str, ...]]]:
+    """Returns for each row the named tokens of a separate prompt that ends with it."""
     context = [("context", str(i)) for i in range(layout.prefix_len)]
     draft = [("draft", str(i)) for i in range(layout.num_draft_rows)]
     prompts = [context + draft[: i + 1] for i in range(layout.num_draft_rows)]
-    for k, (cut, length) in enumerate(zip(layout.visible_lens, layout.question_lens, strict=True)):
+    for k, (visible_len, length) in enumerate(
+        zip(layout.visible_lens, layout.question_lens, strict=True)
+    ):
         question = [("question", str(k), str(i)) for i in range(length)]
-        prompts += [context + draft[:cut] + question[: i + 1] for i in range(length)]
+        prompts += [context + draft[:visible_len] + question[: i + 1] for i in range(length)]
     return prompts
 
 
 def column_names(layout: RequestLayout) -> list[tuple[str, ...]]:
-    """Every column's token by name: the context, then the last token of each row's prompt."""
+    """Returns the named token of each column."""
     context = [("context", str(i)) for i in range(layout.prefix_len)]
-    return context + [prompt[-1] for prompt in stand_alone_prompts(layout)]
+    return context + [prompt[-1] for prompt in separate_prompts(layout)]
 
 
 @st.composite
@@ -108,10 +110,9 @@ def test_golden_batch():
 
 @settings(max_examples=40)
 @given(BATCHES)
-def test_every_row_sees_its_own_stand_alone_prompt(batch):
-    """Mask and position of a row are those of the last token of an ordinary prompt."""
+def test_rows_attend_as_in_separate_prompts(batch):
     for layout in batch.requests:
-        prompts, names = stand_alone_prompts(layout), column_names(layout)
+        prompts, names = separate_prompts(layout), column_names(layout)
         expected = [[name in prompt for name in names] for prompt in prompts]
         assert dense_mask(layout).tolist() == expected
         assert predicate_mask(layout) == expected
@@ -120,7 +121,7 @@ def test_every_row_sees_its_own_stand_alone_prompt(batch):
 
 @settings(max_examples=40)
 @given(BATCHES)
-def test_flat_form_is_the_dense_masks_in_order(batch):
+def test_the_flat_mask_concatenates_dense_masks(batch):
     flat = flat_mask(batch)
     assert flat.dtype == torch.bool
     assert flat.numel() == batch.mask_size
@@ -130,13 +131,13 @@ def test_flat_form_is_the_dense_masks_in_order(batch):
     offset = 0
     for layout in batch.requests:
         row, column = layout.num_rows - 1, layout.kv_len - 1
-        assert flat[offset + row * layout.kv_len + column]  # a row always sees itself
+        assert flat[offset + row * layout.kv_len + column]  # a row attends to itself
         offset += layout.num_rows * layout.kv_len
 
 
 @settings(max_examples=40)
 @given(BATCHES)
-def test_what_is_causal_needs_no_mask(batch):
+def test_causal_requests_need_no_mask(batch):
     causal = [layout for layout in batch.requests if layout.is_causal]
     assert batch.is_causal == (len(causal) == len(batch.requests))
     for layout in causal:
@@ -159,8 +160,7 @@ def test_rows_of_a_batch(batch):
 
 @settings(max_examples=40)
 @given(BATCHES)
-def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
-    """Layout ``alias``: context, then causal; every row is in exactly one, in order."""
+def test_pseudo_sequences_match_the_mask(batch):
     seen, rows = [], []
     for sequence in batch.pseudo_sequences():
         first = batch.qo_indptr[sequence.request] + sequence.start
@@ -177,11 +177,10 @@ def test_pseudo_sequences_see_what_the_mask_lets_them(batch):
 
 @settings(max_examples=40)
 @given(BATCHES, st.booleans(), st.sampled_from([None, 0, 5]))
-def test_paged_rows_name_those_slots(batch, with_own, unknown):
-    """The tensors paged kernels take, against the pseudo-sequences written out.
+def test_paged_rows_of_pseudo_sequences(batch, with_own, unknown):
+    """The inputs of paged kernels.
 
-    ``unknown``: only the device knows the contexts' lengths, the host that they are no longer than
-    so many tokens more.
+    ``unknown``: only the device knows the context lengths; the host's bound is this much larger.
     """
     width = max(request.kv_len for request in batch.requests) + 2
     slots = torch.arange(len(batch.requests) * width).view(-1, width) * 7
@@ -193,23 +192,23 @@ def test_paged_rows_name_those_slots(batch, with_own, unknown):
         ]
         for s in sequences
     ]
-    told, starts = sequences, None
+    host_view, starts = sequences, None
     if unknown is not None:
         prefixes = [request.prefix_len for request in batch.requests]
         starts = torch.tensor(prefixes)
         longest = batch.at([prefix + unknown for prefix in prefixes])
         assert longest.at(prefixes) == batch
-        told = longest.pseudo_sequences()
-    rows = paged_rows(told, slots, with_own=with_own, starts=starts)
-    num_read = int(rows.kv_indptr[-1])
-    assert rows.kv_slots[:num_read].tolist() == [slot for one in expected for slot in one]
-    assert unknown is not None or num_read == len(rows.kv_slots)
+        host_view = longest.pseudo_sequences()
+    rows = paged_rows(host_view, slots, with_own=with_own, starts=starts)
+    num_slots = int(rows.kv_indptr[-1])
+    assert rows.kv_slots[:num_slots].tolist() == [slot for one in expected for slot in one]
+    assert unknown is not None or num_slots == len(rows.kv_slots)
     assert torch.diff(rows.kv_indptr).tolist() == [len(one) for one in expected]
     assert torch.diff(rows.qo_indptr).tolist() == [s.num_rows for s in sequences]
     assert rows.longest == max(s.num_rows for s in sequences)
     if with_own:
-        table = page_table(told, slots, starts)
-        offsets = kv_offsets(told, slots.device, starts)
+        table = page_table(host_view, slots, starts)
+        offsets = kv_offsets(host_view, slots.device, starts)
         assert torch.diff(offsets).tolist() == [s.kv_len for s in sequences]
         assert [
             row[: s.kv_len].tolist() for row, s in zip(table, sequences, strict=True)
@@ -218,8 +217,7 @@ def test_paged_rows_name_those_slots(batch, with_own, unknown):
 
 @settings(max_examples=40)
 @given(request_layouts(), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(0, 4))
-def test_a_mask_behind_lengths_only_the_device_knows(request, starts, unknown):
-    """Requests whose rows are alike."""
+def test_the_flat_mask_of_context_lengths_only_the_device_knows(request, starts, unknown):
     batch = VerifyLayout.of([request.at(start) for start in starts])
     longest = batch.at([start + unknown for start in starts])
     flat = flat_mask_at(longest, torch.tensor(starts), qlen_only_mask(request))
@@ -228,15 +226,14 @@ def test_a_mask_behind_lengths_only_the_device_knows(request, starts, unknown):
 
 
 @pytest.mark.parametrize("extra", [-1, 1])
-def test_a_flat_mask_of_another_length_is_refused(extra):
+def test_a_flat_mask_of_the_wrong_size_is_refused(extra):
     batch = VerifyLayout.of([GOLDEN_LAYOUT])
     with pytest.raises(ValueError, match=f"mask has {88 + extra} entries, the layout needs 88"):
         split_flat_mask(torch.ones(88 + extra, dtype=torch.bool), batch)
 
 
 def test_the_context_is_written_once():
-    """At 32k it is most of a mask: one tensor of its size is made, and nothing is copied into it
-    but the new rows' columns."""
+    """At 32k tokens it is most of the mask: one tensor of that size is allocated, never copied."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     written: list[str] = []
@@ -257,7 +254,7 @@ def test_the_context_is_written_once():
     assert written == ["aten.ones.default"]
 
 
-def test_an_empty_pass():
+def test_an_empty_batch():
     empty = VerifyLayout.of([])
     assert flat_mask(empty).shape == (0,)
     assert split_flat_mask(flat_mask(empty), empty) == []
@@ -275,7 +272,7 @@ def test_an_empty_pass():
         ({"question_lens": (2, 0)}, r"empty question in \(2, 0\)"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(change, message):
+def test_invalid_layouts_are_refused(change, message):
     golden = {"prefix_len": 3, "num_draft_rows": 4, "visible_lens": (2, 4), "question_lens": (2, 2)}
     with pytest.raises(ValueError, match=message):
         RequestLayout(**(golden | change))

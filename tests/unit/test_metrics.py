@@ -1,4 +1,4 @@
-"""The accounting behind ``/metrics`` and the decode log line: requests to totals, each once."""
+"""The counters behind ``/metrics`` and the decode log line."""
 
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 @dataclass
 class Request:
-    """As much of SGLang's ``Req`` as the accounting looks at."""
+    """The fields of SGLang's ``Req`` that counters use."""
 
     parse_state: RequestState | None
     output_ids: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Request:
         return self.finished_len is not None
 
     def emit(self, accepted: int, target: int) -> None:
-        """One iteration's result: accepted draft tokens, then the target's own."""
+        """Outputs accepted draft tokens, then tokens of the target."""
         self.output_ids += [7] * (accepted + target)
         self.parse_state.write([7] * (accepted + target))
         self.parse_state.stats.accepted_tokens += accepted
@@ -42,7 +42,7 @@ def request(plain_reason: str = "") -> Request:
 
 
 def counted(counters: Counters) -> dict[str, float]:
-    """Totals that are not 0, a label's value behind a slash."""
+    """Returns totals other than 0, as name or name/label value."""
     return {
         f"{name}/{value}" if value else name: total
         for (name, value), total in counters.totals.items()
@@ -50,7 +50,7 @@ def counted(counters: Counters) -> dict[str, float]:
     }
 
 
-def test_growth_is_counted_once_however_often_a_request_is_settled():
+def test_repeated_updates_count_growth_once():
     counters, req = Counters(), request()
     stats = req.parse_state.stats
     stats.prefill_ms, stats.drafted_tokens = 5.0, 8
@@ -76,15 +76,15 @@ def test_growth_is_counted_once_however_often_a_request_is_settled():
 @pytest.mark.parametrize(
     ("target", "finished_len", "accepted_seen", "target_seen"),
     [
-        (1, None, 6, 2),  # goes on
+        (1, None, 6, 2),  # still running
         (1, 8, 6, 2),  # ends with its last token
-        (1, 7, 6, 1),  # a stop cuts the target's token off
+        (1, 7, 6, 1),  # a stop removes the target's token
         (1, 4, 3, 1),  # and draft tokens
-        (0, 4, 3, 1),  # no target token behind the draft
-        (3, 8, 6, 2),  # a run of the target's own is cut
+        (0, 4, 3, 1),  # no target token after the draft
+        (3, 8, 6, 2),  # a stop removes one of several target tokens
     ],
 )
-def test_tokens_behind_a_stop_are_nobodys(target, finished_len, accepted_seen, target_seen):
+def test_tokens_after_a_stop_are_not_counted(target, finished_len, accepted_seen, target_seen):
     counters, req = Counters(), request()
     req.emit(0, 1)
     counters.update(req)
@@ -135,7 +135,7 @@ def test_simulated_acceptance_is_in_every_response():
         assert response_info(req, simulated=0.75)["simulated"] == 0.75
 
 
-def test_judged_drafts():
+def test_verified_drafts():
     counters = Counters()
     counters.collects_samples = True
     counters.observe_verify(8, 8, [0.9, 0.8])
@@ -149,14 +149,14 @@ def test_judged_drafts():
     assert counters.drain_samples() == {}
 
 
-def test_nothing_piles_up_where_nobody_takes_samples():
+def test_samples_are_only_collected_on_request():
     counters = Counters()
     counters.observe_verify(8, 8, [0.9, 0.8])
-    counters.observe_kv_slots([Request(None)])  # its slots are not even looked at
+    counters.observe_kv_slots([Request(None)])
     assert counters.drain_samples() == {}
 
 
-def test_held_slots_are_those_behind_the_committed_tokens():
+def test_kv_slots_after_committed_tokens_are_sampled():
     counters = Counters()
     counters.collects_samples = True
     slots = [(10, 12), (20, 36)]
@@ -171,15 +171,15 @@ def test_held_slots_are_those_behind_the_committed_tokens():
     assert counters.drain_samples() == {"kv_slots_held": [18, 2]}
 
 
-def test_gaps_are_those_of_requests_that_continue():
-    """From tokens to tokens with nothing but target steps between; a draft is no gap of theirs."""
+def test_itl_is_sampled_for_decoding_requests():
+    """Between outputs with only decode steps in between."""
     counters = Counters()
     counters.collects_samples = True
     state = request().parse_state
     state.phase = Phase.DECODING
-    for now in (1.0, 1.5, 2.5):  # the first tokens behind a cut, and two steps
+    for now in (1.0, 1.5, 2.5):  # the verify pass's tokens, and two decode steps
         counters.observe_output(state, now)
-    state.phase = Phase.DRAFTING  # with its next token it begins a draft
+    state.phase = Phase.DRAFTING  # its next token starts a draft
     counters.observe_output(state, 3.0)
     state.phase = Phase.DECODING
     counters.observe_output(state, 9.0)
@@ -188,7 +188,7 @@ def test_gaps_are_those_of_requests_that_continue():
     assert counters.drain_samples() == {"decode_itl_seconds": [0.5, 1.0, 0.5]}
 
 
-def test_phases_of_the_requests_that_go_on():
+def test_running_requests_by_phase():
     counters = Counters()
     reqs = [request() for _ in range(4)]
     reqs[1].parse_state.phase = reqs[2].parse_state.phase = Phase.DECODING
@@ -197,7 +197,7 @@ def test_phases_of_the_requests_that_go_on():
     assert counters.count_phases() == {"drafting": 2, "verifying": 0, "decoding": 1, "plain": 0}
 
 
-def test_under_overlap_a_result_comes_after_the_next_launch():
+def test_with_overlap_the_previous_iteration_is_updated_too():
     counters = Counters()
     first, second = ([SimpleNamespace(rid=rid) for rid in rids] for rids in ("ab", "bc"))
     for overlap in (False, True):
@@ -207,7 +207,7 @@ def test_under_overlap_a_result_comes_after_the_next_launch():
         assert rids == ({"a", "b", "c"} if overlap else {"b", "c"})
 
 
-def test_a_window_shows_what_was_added_since_the_last_look():
+def test_a_window_returns_growth_since_the_last_call():
     counters = Counters()
     window = Window(counters)
     counters.count("target_tokens_total", 5, "parse")
@@ -222,7 +222,7 @@ def test_a_window_shows_what_was_added_since_the_last_look():
     assert window.advance()["rounds_total", "*"] == 0
 
 
-def test_every_figure_of_a_request_has_its_metric():
+def test_every_count_of_a_request_has_a_metric():
     req = request()
     for number, stat in enumerate(fields(Stats), 1):
         setattr(req.parse_state.stats, stat.name, number)
@@ -235,7 +235,7 @@ def test_every_figure_of_a_request_has_its_metric():
     assert set(counters.totals) <= known
 
 
-def test_names_are_prometheus_names():
+def test_metric_names_and_labels():
     for metric in METRICS:
         assert (bool(metric.buckets) or metric.is_gauge) != metric.name.endswith("_total")
         assert bool(metric.label) == (metric.label_values != ("",))

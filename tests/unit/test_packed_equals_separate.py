@@ -1,4 +1,4 @@
-"""One masked pass answers like K ordinary prompts: on a random model, to rounding."""
+"""One masked verify pass equals K separate prompts, on a random model, up to rounding."""
 
 import dataclasses
 import random
@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 
 def tiny_model(attention: str) -> Qwen3ForCausalLM:
-    """Random and untied. Weights are wide, so that what a row attends to moves its logits."""
+    """Random and untied, with weights large enough that attention changes the logits."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -46,7 +46,7 @@ def model() -> Qwen3ForCausalLM:
 
 
 def make_case(seed: int, num_prefixes: int, context_len: int = 17, draft_len: int = 40) -> Case:
-    """Prefixes at random places, the complete draft last, with questions of 1 to 5 tokens."""
+    """Random prefixes, the complete draft last, and questions of 1 to 5 tokens."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def ragged_batch() -> list[Case]:
 
 
 def max_difference(one: VerifyResult, other: VerifyResult) -> float:
-    """Largest difference among verdict logits and next-token logits."""
+    """Returns the largest difference of verdict and next-token logits."""
     verdict = (one.verdict_logits - other.verdict_logits).abs()
     following = (one.next_token_logits - other.next_token_logits).abs()
     return torch.cat((verdict.flatten(), following.flatten())).max().item()
@@ -98,22 +98,20 @@ def test_ragged_batch(attention):
         assert_same(packed, separate_verdicts(model, case))
 
 
-def test_repeated_and_unordered_cuts(model):
-    """The mask owes nothing to the order of the prefixes; two questions may share a prefix."""
+def test_repeated_and_unordered_prefixes(model):
     case = dataclasses.replace(make_case(7, 5), prefix_ends=(40, 3, 3, 17, 0))
     [packed] = packed_verdicts(model, [case])
     assert_same(packed, separate_verdicts(model, case))
 
 
-def test_no_prefix_still_yields_the_next_token(model):
+def test_no_prefix_gives_the_next_token(model):
     case = dataclasses.replace(make_case(4, 1), prefix_ends=(), question_ids=(), draft_ids=())
     [packed] = packed_verdicts(model, [case])
     assert packed.verdicts.shape == (0,)
     assert_same(packed, separate_verdicts(model, case))
 
 
-def test_the_record_against_the_model_itself(model):
-    """Not through the module's own helpers: one prompt written out, probabilities by hand."""
+def test_separate_verdicts_equal_a_direct_computation(model):
     case = make_case(5, 3)
     result = separate_verdicts(model, case)
     end = case.prefix_ends[1]
@@ -127,8 +125,8 @@ def test_the_record_against_the_model_itself(model):
     assert result.next_token_ids[2].item() == following[0, -1].item()
 
 
-def test_a_plain_causal_mask_is_told_apart(model):
-    """The tests above can fail: with later draft in sight the questions answer otherwise."""
+def test_a_causal_mask_gives_other_verdicts(model):
+    """Later draft tokens would be visible, so the tests above can fail."""
     cases = ragged_batch()
     inputs = pack(cases)
     causal = dataclasses.replace(inputs, allowed=torch.ones_like(inputs.allowed).tril())
@@ -137,11 +135,11 @@ def test_a_plain_causal_mask_is_told_apart(model):
         difference = (result.verdict_logits - separate.verdict_logits).abs().max().item()
         if len(case.prefix_ends) > 1:
             assert difference > 1e-2
-        else:  # the only question follows the whole draft: causal is right
+        else:  # the only question follows the whole draft
             assert difference < TOLERANCE
 
 
-def test_row_numbers_as_positions_are_told_apart(model):
+def test_row_numbers_as_positions_give_other_verdicts(model):
     case = make_case(1, 5)
     inputs = pack([case])
     row_numbers = torch.arange(inputs.input_ids.shape[1])[None]
@@ -149,7 +147,7 @@ def test_row_numbers_as_positions_are_told_apart(model):
     assert max_difference(result, separate_verdicts(model, case)) > 1e-2
 
 
-def test_a_cut_one_token_early_is_told_apart(model):
+def test_prefixes_one_token_shorter_give_other_verdicts(model):
     case = make_case(1, 5)
     early = dataclasses.replace(case, prefix_ends=tuple(end - 1 for end in case.prefix_ends))
     [result] = packed_verdicts(model, [early])

@@ -1,4 +1,4 @@
-"""The question's tokens, with a tiny byte-level BPE tokenizer and the ChatML template."""
+"""Question tokens with a tiny byte-level BPE tokenizer and the ChatML template."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def as_content(**changes: object) -> dict[str, object]:
     return {name: getattr(WORDING, name) for name in names} | changes
 
 
-def test_the_suffix_closes_the_answer_asks_and_opens_the_reply(tokenizer):
+def test_the_suffix_ends_the_answer_asks_and_opens_the_reply(tokenizer):
     question = render_question(tokenizer, WORDING)
     assert tokenizer.decode(question.partial_ids) == (
         "<|im_end|>\n<|im_start|>user\nFree of errors?<|im_end|>\n<|im_start|>assistant\n"
@@ -70,7 +70,7 @@ def test_the_suffix_closes_the_answer_asks_and_opens_the_reply(tokenizer):
     assert question.max_len == max(len(question.partial_ids), len(question.complete_ids))
 
 
-def test_prompt_answer_and_suffix_are_an_ordinary_conversation(tokenizer):
+def test_prompt_answer_and_suffix_equal_a_rendered_conversation(tokenizer):
     answer = "hello Correct"
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]
     asked = {"role": "user", "content": WORDING.partial}
@@ -84,8 +84,8 @@ def test_prompt_answer_and_suffix_are_an_ordinary_conversation(tokenizer):
     assert prefix + list(question.ids_for(prefix, complete=False)) == render([*turns, asked])
 
 
-def test_the_prefix_is_never_tokenised_again(tokenizer):
-    """A prefix cut inside a word keeps its odd tokens: the suffix does not depend on them."""
+def test_the_prefix_is_never_tokenized_again(tokenizer):
+    """The suffix does not depend on a prefix that ends inside a word."""
     question = render_question(tokenizer, WORDING)
     odd = [tokenizer.convert_tokens_to_ids(letter) for letter in "Correct"]
     assert tokenizer.encode(tokenizer.decode(odd)) != odd
@@ -93,7 +93,7 @@ def test_the_prefix_is_never_tokenised_again(tokenizer):
     assert question.ids_for(odd, complete=True) == question.complete_ids
 
 
-def test_a_finished_answer_is_not_closed_twice(tokenizer):
+def test_the_turn_of_a_finished_answer_ends_once(tokenizer):
     question = render_question(tokenizer, WORDING)
     end = tokenizer.eos_token_id
     assert question.complete_ids[0] == question.partial_ids[0] == end
@@ -109,7 +109,7 @@ def test_opening_follows_the_opened_turn(tokenizer):
     assert text.endswith("<|im_start|>assistant\nhello")
 
 
-def test_own_suffix_needs_no_template(tokenizer):
+def test_a_given_suffix_needs_no_template(tokenizer):
     tokenizer.chat_template = None
     wording = QuestionWording("{a}?", "b?", "Correct", "Incorrect", ">", " [{question}] {} =")
     question = render_question(tokenizer, wording)
@@ -122,25 +122,25 @@ def test_max_len_is_the_longer_suffix():
     assert Question((1,), (1, 2), 8, 9).max_len == 2
 
 
-def test_built_in_questions_have_names():
+def test_built_in_questions_by_name():
     built_in = DEFAULT_QUESTION_FILE.parent
     assert question_file("qwen3_thinking") == built_in / "qwen3_thinking.json"
     assert question_file("qwen3") == Path("qwen3")  # no such name: a file
     assert question_file("q.json") == Path("q.json")
 
 
-def test_read_default_file():
+def test_read_the_default_file():
     wording = QuestionWording.read(DEFAULT_QUESTION_FILE)
     assert (wording.accept, wording.reject, wording.suffix) == ("Correct", "Incorrect", "")
     assert wording.partial != wording.complete
 
 
-def test_read_takes_all_keys(tmp_path):
+def test_read_all_keys(tmp_path):
     content = as_content(opening="o", suffix="s {question}")
     assert QuestionWording.read(write(tmp_path, content)).suffix == "s {question}"
 
 
-def test_read_refuses_a_file_it_cannot_open(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(
         QuestionError,
         match="cannot be read .*--parse-question an existing .* one of .*llama3",
@@ -150,7 +150,7 @@ def test_read_refuses_a_file_it_cannot_open(tmp_path):
         QuestionWording.read(tmp_path)
 
 
-def test_read_refuses_bytes_that_are_no_text(tmp_path):
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "latin.json"
     path.write_bytes(json.dumps(as_content(), ensure_ascii=False).encode() + b"\xe9")
     with pytest.raises(QuestionError, match="is not UTF-8 text"):
@@ -171,14 +171,14 @@ def test_read_refuses_bytes_that_are_no_text(tmp_path):
         (as_content(opening=None), r"not text \['opening'\]; its keys are .*'suffix'"),
     ],
 )
-def test_read_refusals(tmp_path, content, message):
+def test_invalid_files_are_refused(tmp_path, content, message):
     path = write(tmp_path, content)
     with pytest.raises(QuestionError, match=message) as error:
         QuestionWording.read(path)
     assert path in str(error.value)
 
 
-def test_verdict_of_several_tokens_is_refused(tokenizer):
+def test_verdicts_of_several_tokens_are_refused(tokenizer):
     for accept, reject, name in [("Correct!", "Incorrect", "accept"), ("Correct", "xyz", "reject")]:
         with pytest.raises(QuestionError, match=f"{name} .* tokens .*must be a single token"):
             render_question(tokenizer, QuestionWording("a?", "b?", accept, reject))
@@ -189,7 +189,7 @@ def test_equal_verdicts_are_refused(tokenizer):
         render_question(tokenizer, QuestionWording("a?", "b?", "Correct", "Correct"))
 
 
-def test_tokenizer_without_template_is_refused(tokenizer):
+def test_a_tokenizer_without_template_is_refused(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(QuestionError, match="no chat template; set 'suffix'"):
         render_question(tokenizer, WORDING)
@@ -199,17 +199,17 @@ def test_tokenizer_without_template_is_refused(tokenizer):
     "template",
     [
         "{{ messages[-1].content }}",  # drops earlier turns
-        "{% for m in messages[1:2] %}<|im_start|>{{ m.content }}{% endfor %}",  # nothing behind
+        "{% for m in messages[1:2] %}<|im_start|>{{ m.content }}{% endfor %}",  # nothing after
         "{% for m in messages[1:] %}{{ m.content }}\n{% endfor %}",  # nothing before
     ],
 )
-def test_template_that_hides_the_answer_is_refused(tokenizer, template):
+def test_a_template_that_omits_the_answer_is_refused(tokenizer, template):
     tokenizer.chat_template = template
     with pytest.raises(QuestionError, match="does not show an earlier answer; set 'suffix'"):
         render_question(tokenizer, WORDING)
 
 
-def test_suffix_without_a_place_for_the_question_is_refused(tokenizer):
+def test_a_suffix_without_the_question_is_refused(tokenizer):
     wording = QuestionWording("a?", "b?", "Correct", "Incorrect", suffix="no place")
     with pytest.raises(QuestionError, match=r"has no \{question\} in it"):
         render_question(tokenizer, wording)

@@ -1,4 +1,4 @@
-"""Questions on token ids for each chat-template family, against the template's own rendering."""
+"""Question tokens of each chat-template family, compared with the template's rendering."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.unit
 ASKED = {"role": "user", "content": "What is the answer?"}
 EMPTY_BLOCK = "<think>\n\n</think>\n\n"
 THINKING = [name for name, family in FAMILIES.items() if family.thinking]
-# Which prompts are opened inside a think block by the template itself.
+# Families whose template opens the prompt inside a think block.
 ALWAYS = ("qwen3-always", "deepseek-r1")
 
 
 class Chat:
-    """A family's tokenizer, its rendered question, and what the template makes of a chat."""
+    """A family's tokenizer, its rendered question, and chats rendered by the template."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -41,16 +41,16 @@ class Chat:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self) -> list[int]:
-        """The prompt without a think block: the reply's turn is open, nothing is in it."""
+        """The prompt with an opened turn and without a think block."""
         return self.ids(self.text(ASKED).removesuffix("<think>\n"))
 
     def asked(self, answer: str, question: str, **options: bool) -> str:
-        """The template's own rendering of the chat in which the question is asked."""
+        """The template's rendering of the chat with the question."""
         turns = (ASKED, {"role": "assistant", "content": answer})
         return self.text(*turns, {"role": "user", "content": question}, **options)
 
     def full(self, answer: str, question: str) -> list[int]:
-        """The same as ids, the reply opened behind an empty think block where there is one."""
+        """Its token ids; the reply starts with an empty think block if the family has one."""
         off = {"enable_thinking": False}
         text = self.asked(answer, question, **off if self.family.thinking else {})
         return self.ids(text + ("\n</think>\n\n" if text.endswith("<think>\n") else ""))
@@ -68,14 +68,14 @@ def thinking_chats(*names: str):
 # -- open and finished answers ---------------------------------------------------
 
 
-def test_an_open_prefix_is_closed_and_asked_about_as_the_template_does(chat: Chat):
+def test_the_question_about_an_unfinished_answer_equals_the_template(chat: Chat):
     answer = "The answer is so far right"
     prefix = chat.prompt() + chat.ids(answer)
     suffix = chat.question.ids_for(chat.ids(answer), complete=False)
     assert prefix + list(suffix) == chat.full(answer, chat.family.wording.partial)
 
 
-def test_a_finished_answer_is_closed_once(chat: Chat):
+def test_the_turn_of_a_finished_answer_ends_once(chat: Chat):
     draft = [*chat.ids("The answer"), chat.tokenizer.eos_token_id]
     suffix = chat.question.ids_for(draft, complete=True)
     expected = chat.full("The answer", chat.family.wording.complete)
@@ -87,29 +87,33 @@ def test_a_finished_answer_is_closed_once(chat: Chat):
     [("llama3", "<|end_of_text|>"), ("llama3", "<|eom_id|>"), ("gemma", "<eos>")],
     indirect=["chat"],
 )
-def test_another_stop_token_does_not_close_the_turn(chat: Chat, end: str):
-    """The template's own mark follows: the question stands in an ordinary turn."""
+def test_another_stop_token_does_not_end_the_turn(chat: Chat, end: str):
+    """The template's end token follows it."""
     draft = [*chat.ids("The answer"), chat.tokenizer.convert_tokens_to_ids(end)]
     suffix = chat.question.ids_for(draft, complete=True)
     assert suffix == chat.question.complete_ids
     assert suffix[0] == chat.tokenizer.eos_token_id
 
 
-def test_the_verdict_is_read_where_the_template_puts_a_reply(chat: Chat):
-    """One token each, different, and the ones an answer of that word starts with."""
+def test_the_verdict_is_the_first_token_of_a_reply(chat: Chat):
+    """The verdict tokens are those a reply of that word starts with."""
     question, wording = chat.question, chat.family.wording
     assert question.accept_id != question.reject_id
     for word, token in ((wording.accept, question.accept_id), (wording.reject, question.reject_id)):
         turns = (ASKED, {"role": "assistant", "content": "so far"})
         reply = {"role": "assistant", "content": word}
-        told = chat.text(*turns, {"role": "user", "content": wording.partial}, reply, reply=False)
+        rendered = chat.text(
+            *turns, {"role": "user", "content": wording.partial}, reply, reply=False
+        )
         asked = chat.full("so far", wording.partial)
-        if chat.family.name == "deepseek-r1":  # opens a block for a reply, shows none in a reply
+        if (
+            chat.family.name == "deepseek-r1"
+        ):  # the template opens a block but omits it from replies
             asked = asked[: -len(chat.ids(EMPTY_BLOCK))]
-        assert chat.ids(told)[: len(asked) + 1] == [*asked, token]
+        assert chat.ids(rendered)[: len(asked) + 1] == [*asked, token]
 
 
-def test_every_question_file_is_some_familys_and_has_a_short_variant():
+def test_every_question_file_has_a_family_and_a_short_variant():
     long = {"default", *(family.question for family in FAMILIES.values())}
     names = {path.stem for path in QUESTIONS.glob("*.json")}
     assert names == long | {f"{name}_short" for name in long}
@@ -121,22 +125,22 @@ def test_every_question_file_is_some_familys_and_has_a_short_variant():
 
 @pytest.mark.parametrize("name", [name for name in built_in_questions() if name.endswith(SHORT)])
 def test_short_questions_are_short(name: str):
-    """Counted as a real vocabulary does, with each template of the family."""
+    """Counted with a real vocabulary and each template of the family."""
     for family in families_of(name):
         rows, long = rows_of(name, family), rows_of(name.removesuffix(SHORT), family)
         assert max(rows.partial, rows.complete) <= 28
         assert all(few < many for few, many in zip(rows, long, strict=True) if many)
-        # Where thoughts are asked about: chatml is for thinking off.
+        # Reasoning: chatml is for models without thinking.
         if family.question == "qwen3_thinking":
             assert rows.thinking <= 28
 
 
-# -- where a template would not show what was written -----------------------------
+# -- templates that would change the prefix -----------------------------
 
 
 @pytest.mark.parametrize("chat", ["llama3", "gemma"], indirect=True)
 def test_trimming_templates_do_not_touch_the_prefix(chat: Chat):
-    """A prefix cut behind a line keeps its line end; rendered again it would lose it."""
+    """A prefix keeps its newline, which rendering would trim."""
     draft = chat.ids("step\n\n")
     ours = chat.prompt() + draft + list(chat.question.ids_for(draft, complete=False))
     assert chat.ids(chat.asked("step\n\n", chat.family.wording.partial)) != ours
@@ -146,21 +150,21 @@ def test_trimming_templates_do_not_touch_the_prefix(chat: Chat):
 
 
 @pytest.mark.parametrize("chat", ["mistral", "mistral-tekken"], indirect=True)
-def test_mistrals_system_text_stays_where_it_was(chat: Chat):
-    """Rendered again, the template would move it to the question."""
-    told = {"role": "system", "content": "Only right answers."}
+def test_mistrals_system_text_is_not_moved(chat: Chat):
+    """Rendering would move it to the question."""
+    system = {"role": "system", "content": "Only right answers."}
     question = {"role": "user", "content": chat.family.wording.partial}
-    prompt = chat.ids(chat.text(told, ASKED))
+    prompt = chat.ids(chat.text(system, ASKED))
     ours = chat.tokenizer.decode([*prompt, *chat.ids("so far"), *chat.question.partial_ids])
     answer = {"role": "assistant", "content": "so far"}
-    again = chat.text(told, ASKED, answer, question)
+    again = chat.text(system, ASKED, answer, question)
     assert ours.index("Only right") < ours.index(ASKED["content"]) < ours.index("so far")
     assert again.index("Only right") > again.index("so far")
 
 
 @thinking_chats("qwen3", "qwen3-thinking")
 def test_thinking_off_keeps_the_prompts_empty_block(chat: Chat):
-    """The template drops the block from earlier turns; its KV is there, so it stays for us."""
+    """The template drops the block from earlier turns, but its KV is part of the prefix."""
     prompt = chat.ids(chat.text(ASKED, enable_thinking=False))
     draft = chat.ids("The answer")
     ours = chat.tokenizer.decode([*prompt, *draft, *chat.question.partial_ids])
@@ -173,7 +177,7 @@ def test_thinking_off_keeps_the_prompts_empty_block(chat: Chat):
 
 
 @thinking_chats()
-def test_the_reply_is_opened_behind_an_empty_think_block(chat: Chat):
+def test_the_reply_starts_after_an_empty_think_block(chat: Chat):
     for ids in (
         chat.question.partial_ids,
         chat.question.complete_ids,
@@ -183,10 +187,10 @@ def test_the_reply_is_opened_behind_an_empty_think_block(chat: Chat):
 
 
 @thinking_chats("qwen3", "qwen3-thinking", "qwen3-always")
-def test_reasoning_cut_in_the_middle_is_closed_as_the_template_closes_it(chat: Chat):
+def test_unfinished_reasoning_is_closed_as_in_the_template(chat: Chat):
     wording = chat.family.wording
     turn = {"role": "assistant", "content": "", "reasoning_content": "step 1"}
-    closed = chat.text(ASKED, turn, reply=False)  # the last turn: its reasoning is shown
+    closed = chat.text(ASKED, turn, reply=False)  # the template shows reasoning of the last turn
     asked = chat.text({"role": "user", "content": wording.thinking or wording.partial})
     asked = asked.removesuffix("<think>\n") + EMPTY_BLOCK
     draft = chat.ids("<think>\nstep 1\n")
@@ -198,7 +202,7 @@ def test_reasoning_cut_in_the_middle_is_closed_as_the_template_closes_it(chat: C
 
 
 @thinking_chats()
-def test_reasoning_stays_in_sight_though_the_template_would_drop_it(chat: Chat):
+def test_reasoning_stays_in_the_prefix_although_the_template_drops_it(chat: Chat):
     answer = "<think>\nstep 1\n</think>\n\nThe answer"
     draft = chat.ids(answer)
     wording = chat.family.wording
@@ -206,12 +210,12 @@ def test_reasoning_stays_in_sight_though_the_template_would_drop_it(chat: Chat):
     assert chat.tokenizer.decode(ours).count("step 1") == 1
     assert "step 1" not in chat.asked(answer, wording.partial)
     assert chat.question.ids_for(draft, complete=False) == chat.question.partial_ids
-    cut = chat.question.ids_for(draft[:-4], complete=False)  # at the closed block, no answer yet
-    assert cut == chat.question.partial_ids
+    closed = chat.question.ids_for(draft[:-4], complete=False)  # after the block, before the answer
+    assert closed == chat.question.partial_ids
 
 
 @thinking_chats()
-def test_where_a_block_is_open(chat: Chat):
+def test_whether_a_think_block_is_open(chat: Chat):
     is_open = chat.question.thinking.is_open_after
     ids, eos = chat.ids, chat.tokenizer.eos_token_id
     prompt = ids(chat.text(ASKED))
@@ -227,18 +231,18 @@ def test_where_a_block_is_open(chat: Chat):
 
 
 @thinking_chats("qwen3")
-def test_a_user_who_writes_the_mark_opens_no_block(chat: Chat):
+def test_think_marks_in_a_user_turn_open_no_block(chat: Chat):
     turn = {"role": "user", "content": "What does <think> mean?"}
     assert not chat.question.thinking.is_open_after(chat.ids(chat.text(turn)))
 
 
-def test_room_is_kept_for_the_longest_suffix():
+def test_max_len_includes_the_thinking_suffix():
     question = Chat(FAMILIES["qwen3-thinking"]).question
     thinking = question.thinking
     assert question.max_len == len(thinking.line_end_ids) + len(thinking.suffix_ids)
 
 
-def test_models_without_think_tokens_have_no_such_suffix():
+def test_models_without_think_tokens_have_no_thinking_suffix():
     assert all(Chat(FAMILIES[name]).question.thinking is None for name in ("chatml", "llama3"))
 
 
@@ -258,20 +262,20 @@ def wording(**changes: str) -> QuestionWording:
         ("qwen3", {"think_start": "[THINK]"}, r"'\[THINK\]' and '</think>' are not both"),
     ],
 )
-def test_refusals(name: str, changes: dict[str, str], message: str):
+def test_invalid_wordings_are_refused(name: str, changes: dict[str, str], message: str):
     with pytest.raises(QuestionError, match=message):
         render_question(FAMILIES[name].tokenizer(), wording(**changes))
 
 
 def test_verdicts_of_several_tokens_name_the_tokens():
-    """Words that are one token for one family need not be for another."""
+    """A word that is one token for one family may be several for another."""
     tokenizer = FAMILIES["mistral"].tokenizer()
     words = QuestionWording("Right?", "All right?", "Yes", "Unmistakably")
     with pytest.raises(QuestionError, match=r"reject 'Unmistakably' is \d+ tokens \[.*another"):
         render_question(tokenizer, words)
 
 
-def test_a_template_that_hides_the_question_is_refused():
+def test_a_template_that_omits_the_question_is_refused():
     tokenizer = FAMILIES["chatml"].tokenizer()
     template = "{% for m in messages[:2] %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(QuestionError, match="does not show the question 'Right[?]'"):
@@ -287,7 +291,7 @@ def test_a_given_template_is_used_instead_of_the_tokenizers():
     )
 
 
-def test_own_openings_and_suffixes():
+def test_given_openings_and_suffixes():
     tokenizer = FAMILIES["qwen3"].tokenizer()
     own = wording(opening="<think>\nIn short:\n</think>\n\n", suffix="<|im_end|>\n{question} ")
     question = render_question(tokenizer, own)

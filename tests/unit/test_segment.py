@@ -1,4 +1,4 @@
-"""Where a draft may be cut. Pieces are the decoded texts of single tokens."""
+"""Segment ends. Pieces are the decoded texts of single tokens."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ SENTENCE = SegmentRule("sentence")
 
 
 def segments(pieces: list[str], rule: SegmentRule) -> list[str]:
-    """The texts between the cuts, the unfinished rest last."""
+    """Returns the segments' texts, the unfinished rest last."""
     bounds = [0, *segment_ends(pieces, rule), len(pieces)]
     texts = ["".join(pieces[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
     return [text for text in texts if text]
@@ -48,7 +48,7 @@ def test_rule_refuses_other_texts(text):
         (["a", ":\n", "b", ".\n"], ["a:\n", "b.\n"]),
         (["a", "\r\n", "b"], ["a\r\n", "b"]),
         (["a", "\n \t", "b"], ["a\n \t", "b"]),
-        # A paragraph break is one cut, however its blank lines are tokenised.
+        # A paragraph break is one end, however its blank lines are tokenized.
         (["a", "\n\n", "b"], ["a\n\n", "b"]),
         (["a", "\n", "\n", "\n", "b"], ["a\n\n\n", "b"]),
         (["a\n", "\n", "b"], ["a\n\n", "b"]),
@@ -56,10 +56,10 @@ def test_rule_refuses_other_texts(text):
         (["a", "\n", "b", "\n", "\n"], ["a\n", "b\n\n"]),
         # Indentation belongs to the line it indents.
         (["a", "\n", "    ", "b"], ["a\n", "    b"]),
-        # A draft starts behind a cut: leading blank lines are no segment of their own.
+        # Leading blank lines are not a segment.
         (["\n", "\n", "a", "\n"], ["\n\na\n"]),
         (["\n"], ["\n"]),
-        # No cut inside a token.
+        # No end inside a token.
         (["a", "\nb", "\n"], ["a\nb\n"]),
     ],
 )
@@ -67,7 +67,7 @@ def test_lines(pieces, expected):
     assert segments(pieces, LINE) == expected
 
 
-def test_only_blank_text_closes_nothing():
+def test_blank_text_has_no_end():
     assert segment_ends(["\n", " ", "\n\n"], LINE) == []
     assert segment_ends(["\n", " ", "\n\n"], SENTENCE) == []
 
@@ -85,7 +85,7 @@ def test_only_blank_text_closes_nothing():
         (["Hi", ".", "\u00a0You"], ["Hi.", "\u00a0You"]),
         # A title without a mark ends with its line.
         (["Title", "\n", "Text", ".", " More"], ["Title\n", "Text.", " More"]),
-        # The line break after a mark belongs to the sentence; a paragraph break is one cut.
+        # The line break after a mark belongs to the sentence; a paragraph break is one end.
         (["Hi", ".", "\n", "You"], ["Hi.\n", "You"]),
         (["Hi", ".\n", "\n", "You"], ["Hi.\n\n", "You"]),
         (["Hi", ". ", "\n", "You"], ["Hi. \n", "You"]),
@@ -113,14 +113,14 @@ def test_sentences(pieces, expected):
 
 
 def test_mark_at_the_end_is_undecided():
-    """The next burst may bring 14 or a closing quote."""
+    """The next chunk may start with 14 or a closing quote."""
     assert segment_ends(["It", " is", " 3", "."], SENTENCE) == []
     assert segment_ends(["\u597d", "\u3002"], SENTENCE) == []
     assert segment_ends(["Hi", ". "], SENTENCE) == [2]
 
 
-def test_abbreviations_and_list_numbers_are_cut_too():
-    """Known limit: a period before a space ends a sentence. It costs one question, no text."""
+def test_abbreviations_and_list_numbers_end_sentences_too():
+    """Known limitation: a period before a space ends a sentence. It only adds a question."""
     assert segments(["use", " e", ".g", ".", " this"], SENTENCE) == ["use e.g.", " this"]
     assert segments(["1", ".", " First"], SENTENCE) == ["1.", " First"]
 
@@ -136,10 +136,10 @@ def test_every_n_tokens():
     [
         ([], True, []),
         (["a", "\n", "b"], False, [2]),  # half a line is left out
-        (["a", "\n", "b"], True, [2, 3]),  # the finished draft never is
+        (["a", "\n", "b"], True, [2, 3]),  # the end of a finished draft is not
         (["a", "\n"], True, [2]),
         (["a", "\n"], False, [2]),
-        (["a", "b"], False, [2]),  # unless it is all there is
+        (["a", "b"], False, [2]),  # unless it is the only segment
         (["a", "\n", ""], True, [2, 3]),  # an end-of-turn token decodes to nothing
     ],
 )
@@ -147,14 +147,14 @@ def test_prefix_ends(pieces, finished, expected):
     assert prefix_ends(pieces, LINE, finished=finished, max_prefixes=16) == expected
 
 
-def test_prefix_ends_merges_but_keeps_the_end_of_a_finished_draft():
+def test_prefix_ends_merges_segments_up_to_the_end_of_a_finished_draft():
     pieces = ["a", "\n"] * 10 + ["b"]
     ends = prefix_ends(pieces, LINE, finished=True, max_prefixes=3)
     assert len(ends) == 3
     assert ends[-1] == len(pieces)
 
 
-def test_thin_out_makes_even_groups():
+def test_evenly_spaced_merges_even_groups():
     assert evenly_spaced([2, 4, 6, 8], 4) == [2, 4, 6, 8]
     assert evenly_spaced([2, 4, 6, 8], 2) == [4, 8]
     assert evenly_spaced(range(1, 11), 3) == [3, 6, 10]
@@ -167,7 +167,7 @@ RULES = st.sampled_from([LINE, SENTENCE, SegmentRule("tokens", 3)])
 
 
 @given(PIECES, RULES, st.booleans(), st.integers(1, 8))
-def test_prefix_ends_are_usable_whatever_the_text(pieces, rule, finished, max_prefixes):
+def test_prefix_ends_of_any_text_are_valid(pieces, rule, finished, max_prefixes):
     ends = prefix_ends(pieces, rule, finished=finished, max_prefixes=max_prefixes)
     assert ends == sorted(set(ends))
     assert all(1 <= end <= len(pieces) for end in ends)
@@ -178,7 +178,7 @@ def test_prefix_ends_are_usable_whatever_the_text(pieces, rule, finished, max_pr
 
 
 @given(PIECES, st.sampled_from([LINE, SENTENCE]))
-def test_every_segment_has_text_and_no_cut_splits_a_blank_line_off(pieces, rule):
+def test_every_segment_has_text_and_includes_following_blank_lines(pieces, rule):
     ends = segment_ends(pieces, rule)
     for start, end in zip([0, *ends], ends, strict=False):
         assert "".join(pieces[start:end]).strip()
@@ -187,7 +187,7 @@ def test_every_segment_has_text_and_no_cut_splits_a_blank_line_off(pieces, rule)
         assert following.strip() or "\n" not in following
 
 
-# -- a text that grows ------------------------------------------------------------------
+# -- growing text ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_every_segment_has_text_and_no_cut_splits_a_blank_line_off(pieces, rule)
         (["a", "b"], SegmentRule("tokens", 3), None),
     ],
 )
-def test_where_the_first_segment_ends(pieces: list[str], rule: SegmentRule, end: int | None):
+def test_first_segment_end(pieces: list[str], rule: SegmentRule, end: int | None):
     assert first_segment_end(pieces, rule, len(pieces)) == end
     assert first_segment_end(pieces, rule, 1) == end
 
@@ -213,7 +213,7 @@ PIECES = ("a", " b", " ", "\n", " \n", "\n\n", ".", ". ", "!", '"', ")", "3", "\
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), max_size=12),
     st.sampled_from([LINE, SENTENCE, SegmentRule("tokens", 4)]),
 )
-def test_looking_at_what_is_new_finds_the_same_end(steps: list[list[str]], rule: SegmentRule):
+def test_first_segment_end_is_incremental(steps: list[list[str]], rule: SegmentRule):
     written: list[str] = []
     for new in steps:
         written += new

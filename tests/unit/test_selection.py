@@ -1,4 +1,4 @@
-"""Verdicts to accepted_len."""
+"""The accepted prefix of a draft."""
 
 import math
 
@@ -22,20 +22,20 @@ ENDS = [3, 7, 8, 12]
     ("verdicts", "first", "longest"),
     [
         ([0.9, 0.9, 0.9, 0.9], 12, 12),
-        ([0.9, 0.1, 0.9, 0.1], 3, 8),  # a late accept counts for longest only
+        ([0.9, 0.1, 0.9, 0.1], 3, 8),  # a late accept only matters for longest
         ([0.1, 0.9, 0.9, 0.9], 0, 12),
         ([0.9, 0.9, 0.9, 0.1], 8, 8),
         ([0.1, 0.1, 0.1, 0.1], 0, 0),
         ([0.5, 0.5, 0.4999, 0.0], 7, 7),  # a tie at the threshold accepts
     ],
 )
-def test_the_two_selections(verdicts, first, longest):
+def test_first_reject_and_longest(verdicts, first, longest):
     assert select(verdicts, ENDS, 0.5, "first-reject").accepted_len == first
     assert select(verdicts, ENDS, 0.5, "longest").accepted_len == longest
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
-def test_no_prefix_keeps_nothing(selection):
+def test_no_prefix_accepts_nothing(selection):
     assert select([], [], 0.5, selection).accepted_len == 0
 
 
@@ -52,7 +52,7 @@ def test_a_threshold_of_zero_accepts_everything(selection):
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.1])
-def test_a_verdict_that_is_no_number_accepts_nothing(selection, threshold):
+def test_a_nan_verdict_accepts_nothing(selection, threshold):
     assert select([math.nan], [3], threshold, selection).accepted_len == 0
 
 
@@ -62,16 +62,18 @@ def test_verdicts_and_prefixes_must_match():
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1))
-def test_first_reject_is_never_longer_and_all_it_keeps_is_accepted(verdicts, threshold):
-    first, longest = (kept(verdicts, threshold, name) for name in ("first-reject", "longest"))
+def test_first_reject_accepts_a_prefix_of_what_longest_accepts(verdicts, threshold):
+    first, longest = (
+        num_accepted(verdicts, threshold, name) for name in ("first-reject", "longest")
+    )
     assert 0 <= first <= longest <= len(verdicts)
     assert all(verdict >= threshold for verdict in verdicts[:first])
     assert all(verdict < threshold for verdict in verdicts[first : first + 1] + verdicts[longest:])
     assert longest == 0 or verdicts[longest - 1] >= threshold
 
 
-def kept(verdicts, threshold, selection, **options):
-    """How many prefixes are kept: prefix k ends behind token k + 1."""
+def num_accepted(verdicts, threshold, selection, **options):
+    """Returns the number of accepted prefixes; prefix k has k + 1 tokens."""
     return select(
         verdicts, range(1, len(verdicts) + 1), threshold, selection, **options
     ).accepted_len
@@ -80,38 +82,38 @@ def kept(verdicts, threshold, selection, **options):
 @pytest.mark.parametrize(
     ("verdicts", "accepted_len", "decided_by"),
     [
-        ([0.9, 0.1, 0.9, 0.9], 12, 3),  # wandered and came back: the answer counts
+        ([0.9, 0.1, 0.9, 0.9], 12, 3),  # the finished answer is accepted despite a rejected prefix
         ([0.1, 0.1, 0.1, 0.5], 12, 3),  # a tie at the threshold accepts
-        ([0.9, 0.9, 0.1, 0.1], 7, 2),  # the answer is rejected: the prefixes decide
+        ([0.9, 0.9, 0.1, 0.1], 7, 2),  # the finished answer is rejected
         ([0.9, 0.9, 0.9, 0.1], 8, 3),
         ([0.9, 0.9, 0.9, math.nan], 8, 3),
         ([0.1, 0.9, 0.9, 0.1], 0, 0),
     ],
 )
-def test_the_papers_rule(verdicts, accepted_len, decided_by):
+def test_answer_first(verdicts, accepted_len, decided_by):
     decided = select(verdicts, ENDS, 0.5, "answer-first", is_finished=True)
     assert decided == Selection(accepted_len, decided_by, "answer-first")
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.booleans())
-def test_the_papers_rule_is_first_reject_unless_the_answer_is_accepted(
+def test_answer_first_is_first_reject_unless_the_answer_is_accepted(
     verdicts, threshold, is_finished
 ):
     is_answer_accepted = is_finished and bool(verdicts) and verdicts[-1] >= threshold
-    ours = kept(verdicts, threshold, "answer-first", is_finished=is_finished)
-    first = kept(verdicts, threshold, "first-reject", is_finished=is_finished)
-    assert ours == (len(verdicts) if is_answer_accepted else first)
+    answer_first = num_accepted(verdicts, threshold, "answer-first", is_finished=is_finished)
+    first = num_accepted(verdicts, threshold, "first-reject", is_finished=is_finished)
+    assert answer_first == (len(verdicts) if is_answer_accepted else first)
 
 
 @pytest.mark.parametrize(
     ("verdicts", "first", "longest"),
     [
         ([0.9, 0.9, 0.9, 0.9], 3, 3),
-        ([0.9, 0.1, 0.9, 0.1], 1, 2),  # who rejects decides for one, who accepts for the other
+        ([0.9, 0.1, 0.9, 0.1], 1, 2),
         ([0.1, 0.1, 0.1, 0.1], 0, None),
     ],
 )
-def test_which_question_decided(verdicts, first, longest):
+def test_the_deciding_verdict(verdicts, first, longest):
     assert select(verdicts, ENDS, 0.5, "first-reject").decided_by == first
     assert select(verdicts, ENDS, 0.5, "longest").decided_by == longest
 
@@ -119,8 +121,10 @@ def test_which_question_decided(verdicts, first, longest):
 @given(
     st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.sampled_from(sorted(SELECTIONS)), st.booleans()
 )
-def test_who_decided_says_what_is_kept(verdicts, threshold, selection, is_finished):
-    """The prefix of the question that accepted, or the one before the question that rejected."""
+def test_the_deciding_verdict_determines_the_accepted_prefix(
+    verdicts, threshold, selection, is_finished
+):
+    """It accepts its prefix, or it rejects and the prefix before it is accepted."""
     ends = list(range(1, len(verdicts) + 1))
     decided = select(verdicts, ends, threshold, selection, is_finished=is_finished)
     if decided.decided_by is None:

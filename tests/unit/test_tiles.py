@@ -1,4 +1,4 @@
-"""The counts that the preferred layouts follow from."""
+"""Tile counts behind the preferred attention layouts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ pytestmark = pytest.mark.unit
 
 
 def pass_of(context: int, draft: int, questions: int, question_len: int) -> VerifyLayout:
-    cuts = tuple(1 + draft * (i + 1) // questions for i in range(questions))
+    visible_lens = tuple(1 + draft * (i + 1) // questions for i in range(questions))
     lens = (question_len,) * questions
-    return VerifyLayout.of([RequestLayout(context, 1 + draft, cuts, lens)])
+    return VerifyLayout.of([RequestLayout(context, 1 + draft, visible_lens, lens)])
 
 
 def test_tiles_of_a_long_pass():
@@ -26,7 +26,7 @@ def test_tiles_of_a_long_pass():
 
 
 def test_columns_by_hand():
-    """One question of 2 rows behind the first of 3 draft rows, 5 columns of context."""
+    """One question of 2 rows after the first of 3 draft rows, 5 context tokens."""
     layout = VerifyLayout.of([RequestLayout(5, 3, (1,), (2,))])
     assert flashinfer(layout, 1, is_masked=True).columns == 5 + 3 + 2
     assert flashinfer(layout, 1, is_masked=False).columns == (5 + 3) + (5 + 1 + 2)
@@ -34,8 +34,8 @@ def test_columns_by_hand():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("context", [2048, 8192, 32768])
-def test_auto_takes_what_loads_less(kernel: str, context: int):
-    """At a mask's price in FlashInfer, where every element loaded is tested: not in Triton."""
+def test_auto_uses_the_layout_that_loads_less(kernel: str, context: int):
+    """In FlashInfer a mask tests every loaded element, in Triton only those of new rows."""
     layout = pass_of(context, 256, 16, 60)
     masked, alias = (KERNELS[kernel](layout, 8, is_masked=m) for m in (True, False))
     chosen, _ = choose_layout("auto", kernel, 1)
