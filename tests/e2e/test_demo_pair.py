@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import torch
 
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.segment import SegmentRule, prefix_ends
 from sglang_parse.core.selection import select
-from support.client import EXACT, Client, parse_info
+from support.client import EXACT, Client, parse_info, recorded_iterations
 from support.demo_pair import DEMO
 from support.judged_again import judged_again
 
@@ -73,6 +76,16 @@ def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Client, pro
     infos = [parse_info(answer) for answer in answers]
     accepted = sum(info["accepted_tokens"] for info in infos)
     assert accepted > 0.5 * sum(len(answer["output_ids"]) for answer in answers)
+
+
+def test_held_kv_is_less_than_half_of_a_standing_reserve(demo: Client, problems: list):
+    """STANDALONE reserves two windows of a draft for every request in every iteration."""
+    with recorded_iterations(demo) as iterations:
+        demo.generate_all([problem.prompt for problem in problems[:16]], 8, max_new_tokens=256)
+        demo.wait_idle()
+    held = [request["held"] for iteration in iterations for request in iteration]
+    reserve = 2 * (ParseConfig().draft_tokens + 1)
+    assert 0 < fmean(held) < reserve / 2
 
 
 def test_mass_is_on_the_verdict_tokens(target_model, tokenizer, problems: list):

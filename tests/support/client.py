@@ -200,3 +200,19 @@ def random_prompts(
 ) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.choice(vocab) for _ in range(rng.randrange(5, longest))] for _ in range(count)]
+
+
+@contextlib.contextmanager
+def recorded_iterations(client: Client) -> Iterator[list[list[dict[str, Any]]]]:
+    """The probe's records of decode iterations in this block; filled at its end."""
+    assert client.probe
+    iterations: list[list[dict[str, Any]]] = []
+    record = client.probe.folder / "record"
+    found = client.probe.folder / "iterations.jsonl"
+    found.unlink(missing_ok=True)
+    record.touch()
+    try:
+        yield iterations
+    finally:
+        record.unlink()
+    iterations += map(json.loads, found.read_text().splitlines())
