@@ -69,19 +69,19 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "will this server work, and does it? a line and a fix per thing that can be wrong",
-        "Looks at this machine and, given the flags of python -m sglang.launch_server, at the "
-        "server they would start; with --url at one that runs, which it asks a few prompts. Exit "
-        "code 1 when something will not work.",
+        "check a server before it starts, or one that runs: a line and a fix per problem",
+        "Checks this machine and, given the flags of python -m sglang.launch_server, the server "
+        "they would start; with --url a running server, to which it sends a few prompts. Exit "
+        "code 1 when a check fails.",
         "doctor.settings",
         "doctor.run",
         takes_server_flags=True,
     ),
     Command(
         "explain",
-        "every judgement of an answer, on one page: what was cut, why, and what instead",
-        "Asks a running PARSE server, or reads answers that were saved with their traces; prints "
-        "each answer as it was made and writes explain.html, where the threshold can be moved.",
+        "an answer's drafts and verdicts on one page: what was accepted or rejected, and why",
+        "Sends prompts to a running PARSE server, or reads answers saved with their traces; prints "
+        "each answer segment by segment and writes explain.html with a movable threshold.",
         "explain.settings",
         "explain.run",
     ),

@@ -1,16 +1,17 @@
-"""An answer with its trace, taken apart into rounds and segments.
+"""A traced answer, split into rounds and segments for people.
 
-    output   | before | accepted | instead | accepted | instead | ...
+    output   | before | accepted | target | accepted | target | ...
     drafts            | segment | segment | ... | not verified |      round 0, then round 1, ...
 
-``before`` and ``instead`` are the target's tokens. Segments after the accepted prefix are in no
-output.
+``before`` and ``target`` are the target's tokens, matched tokens included. Segments after the
+rejection point are not in the output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,22 +24,28 @@ from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens, select
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
-"""Token ids of several texts -> the texts, special tokens among them."""
+"""Decodes a batch of token ids, special tokens included."""
 CONTEXT = 8
-"""Tokens decoded before a text: some tokenizers decode a token differently at a start."""
-_CUT = "\ufffd"
-"""Of a character whose bytes are not all there."""
-KEPT, REJECTED, DROPPED, UNJUDGED = "kept", "rejected", "dropped", "not judged"
+"""Tokens decoded before a text: some tokenizers decode a token differently at the start."""
+_INCOMPLETE = "\ufffd"
+"""Decoded in place of a character whose bytes are incomplete."""
+ACCEPTED, REJECTED, DROPPED, UNVERIFIED = "accepted", "rejected", "dropped", "not verified"
+_STYLES = {
+    ACCEPTED: "green",
+    REJECTED: "bold red strike",
+    DROPPED: "dim strike",
+    UNVERIFIED: "dim italic",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An answer of a server.
+    """An answer as a server sent it.
 
     Attributes:
-        prompt: the user's text; "" where it is not known.
+        prompt: the user's text; "" if unknown.
         output_ids: the answer's tokens.
-        parse: ``meta_info["parse"]``'s object, with its trace unless it was served plainly.
+        parse: ``meta_info["parse"]``, with a trace unless plain decoding served the answer.
     """
 
     prompt: str
@@ -48,21 +55,20 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The last segment of a prefix of a draft, or the draft's end that nobody judged.
+    """The last segment of a draft's prefix, or the unverified end of the draft.
 
     Attributes:
-        text: as the draft model wrote it.
         end: draft tokens up to its end.
-        fate: "kept", "rejected" (the cut is before it), "dropped" (behind a rejected one) or "not
-            judged".
-        verdict, mass: of the prefix; None where no question was asked.
-        question: what was asked, as text.
-        decided: whether this verdict made the cut.
+        status: ``ACCEPTED``, ``REJECTED`` (the first one not accepted), ``DROPPED`` (after a
+            rejected one) or ``UNVERIFIED``.
+        verdict, mass: of the prefix; None without a question.
+        question: the question's text.
+        decided: whether this verdict set the accepted length.
     """
 
     text: str
     end: int
-    fate: str
+    status: str
     verdict: float | None = None
     mass: float | None = None
     question: str = ""
@@ -70,13 +76,13 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeps:
-    """What a round would have kept of its draft.
+class AcceptedAt:
+    """A round's accepted length over a range of thresholds.
 
     Attributes:
-        up_to: largest threshold this holds for; from the one of the entry before on.
+        up_to: largest threshold of the range, which starts above the previous entry's.
         accepted_len: draft tokens.
-        decided_by: as of a trace's record.
+        decided_by: as in ``TraceRecord``.
     """
 
     up_to: float
@@ -85,61 +91,60 @@ class Keeps:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """A draft, its judgement, and what the target wrote behind the cut.
+class ExplainedRound:
+    """A draft, its verdicts, and the target's text after the accepted prefix.
 
     Attributes:
-        record: the trace's.
-        segments: of the draft.
-        instead: the target's own text up to the next draft; "" where it wrote none.
-        num_instead: tokens of it.
-        num_matched: those of them that came with the pass, as the draft had them.
-        verdict_words: accept and reject token as texts; () where no question was asked.
-        keeps: at every threshold, ascending; () where verdicts made no cut.
+        target_text: the target's text up to the next draft.
+        num_matched: matched tokens in it.
+        verdict_tokens: accept and reject token as text; () without questions.
+        accepted_at: ascending thresholds; () if verdicts did not set the accepted length.
     """
 
     record: TraceRecord
     segments: tuple[Segment, ...]
-    instead: str
-    num_instead: int
+    target_text: str
     num_matched: int
-    verdict_words: tuple[str, ...]
-    keeps: tuple[Keeps, ...]
+    verdict_tokens: tuple[str, ...]
+    accepted_at: tuple[AcceptedAt, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """An answer, taken apart.
+class ExplainedAnswer:
+    """An answer by rounds.
 
     Attributes:
-        text: all of it.
-        before: what the target wrote before the first draft; all of it where there is none.
+        text: the whole answer.
+        before: the target's text before the first draft; the whole answer without drafts.
     """
 
     prompt: str
     text: str
     before: str
-    rounds: tuple[Round, ...]
+    rounds: tuple[ExplainedRound, ...]
     parse: Mapping[str, Any]
 
 
 ToText = Callable[[Sequence[int], Sequence[int]], str]
-"""(Token ids before, token ids) -> their text."""
+"""(preceding token ids, token ids) -> text of the latter."""
 
 
 class _Batch:
-    """Texts of runs of tokens, decoded in one go: recorded first, then returned in that order."""
+    """Decodes many texts in one call: recorded in a first pass, returned in a second."""
 
     def __init__(self) -> None:
         self._asked: list[list[int]] = []
         self._found: Iterator[str] | None = None
 
     def decode(self, decode: Decode) -> None:
-        """A character whose bytes are not all there yet is left to the run that ends it."""
+        """An incomplete character is left to the text that completes it."""
         texts = decode(self._asked)
         pairs = zip(texts[::2], texts[1::2], strict=True)
         self._found = iter(
-            [after[len(before.rstrip(_CUT)) :].rstrip(_CUT) for before, after in pairs]
+            [
+                after[len(before.rstrip(_INCOMPLETE)) :].rstrip(_INCOMPLETE)
+                for before, after in pairs
+            ]
         )
 
     def __call__(self, before: Sequence[int], ids: Sequence[int]) -> str:
@@ -150,22 +155,23 @@ class _Batch:
         return ""
 
 
-def take_apart(traced: Traced, decode: Decode) -> Made:
-    """An answer in reading order.
+def explain_answer(traced: Traced, decode: Decode) -> ExplainedAnswer:
+    """Splits an answer into rounds and segments.
 
     Raises:
-        BenchError: the trace was not asked for, or is another answer's.
+        BenchError: the trace is missing, or belongs to another answer.
     """
     batch, records = _Batch(), _records(traced)
-    _made(traced, records, batch)
+    explain = partial(_explain, traced, records, batch)
+    explain()
     batch.decode(decode)
-    return _made(traced, records, batch)
+    return explain()
 
 
-def _made(traced: Traced, records: Sequence[TraceRecord], text: ToText) -> Made:
+def _explain(traced: Traced, records: Sequence[TraceRecord], text: ToText) -> ExplainedAnswer:
     output = list(traced.output_ids)
     starts = [*(record["output_start"] for record in records), len(output)]
-    return Made(
+    return ExplainedAnswer(
         prompt=traced.prompt,
         text=text([], output),
         before=text([], output[: starts[0]]),
@@ -181,124 +187,103 @@ def _records(traced: Traced) -> list[TraceRecord]:
     """Raises: BenchError."""
     parse, output = traced.parse, list(traced.output_ids)
     if parse.get("mode") == "parse" and "trace" not in parse:
-        fix = 'ask with custom_params = {"parse": {"trace": true}}'
+        fix = 'send custom_params = {"parse": {"trace": true}}'
         raise BenchError(f"an answer has no trace; fix: {fix}")
     records = parse.get("trace", [])
     for record in records:
         start = record["output_start"]
-        kept = record["draft_token_ids"][: record["accepted_len"]]
-        if output[start : start + len(kept)] != kept[: max(0, len(output) - start)]:
+        accepted = record["draft_token_ids"][: record["accepted_len"]]
+        if output[start : start + len(accepted)] != accepted[: max(0, len(output) - start)]:
             raise BenchError(
-                f"a trace says that {len(kept)} draft tokens were kept behind {start} output "
-                "tokens, where the answer has others; fix: give output_ids and trace of one answer"
+                f"a trace has {len(accepted)} accepted draft tokens at output token {start}, where "
+                "the answer has others; fix: give output_ids and trace of one answer"
             )
     return records
 
 
-def _ends(record: TraceRecord) -> list[int]:
-    """Draft offsets at which a segment ends: prefixes, a cut of token mode, the draft's end."""
-    ends = {*record["prefix_ends"], record["accepted_len"], len(record["draft_token_ids"])} - {0}
-    return sorted(ends)
-
-
-def _round(record: TraceRecord, output: Sequence[int], end: int, text: ToText) -> Round:
-    """``end``: where the next round starts in the output."""
-    accepted_end = record["output_start"] + record["accepted_len"]
-    words = (record["accept_token_id"], record["reject_token_id"])
-    return Round(
+def _round(record: TraceRecord, output: Sequence[int], end: int, text: ToText) -> ExplainedRound:
+    """``end``: start of the next round in the output."""
+    start = record["output_start"]
+    accepted_end = start + record["accepted_len"]
+    verdict_ids = (record["accept_token_id"], record["reject_token_id"])
+    return ExplainedRound(
         record=record,
-        segments=tuple(_segments(record, output[: record["output_start"]], text)),
-        instead=text(output[:accepted_end], output[accepted_end:end]),
-        num_instead=max(0, end - accepted_end),
+        segments=tuple(_segments(record, output[:start], text)),
+        target_text=text(output[:accepted_end], output[accepted_end:end]),
         num_matched=num_matched(record),
-        verdict_words=tuple(text([], [word]) for word in words if word is not None),
-        keeps=tuple(_keeps(record)),
+        verdict_tokens=tuple(text([], [token]) for token in verdict_ids if token is not None),
+        accepted_at=tuple(_accepted_at(record)),
     )
 
 
 def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Iterator[Segment]:
-    draft, prefix_of = (
-        record["draft_token_ids"],
-        {e: k for k, e in enumerate(record["prefix_ends"])},
-    )
-    has_verdicts, is_cut = bool(record["verdicts"]), False
-    for low, high in pairwise([0, *_ends(record)]):
-        prefix = prefix_of.get(high)
-        fate = _fate(high, record, is_cut, has_verdicts and prefix is None)
-        is_cut = is_cut or high > record["accepted_len"]
-        segment = Segment(text([*before, *draft[:low]], draft[low:high]), high, fate)
-        if prefix is not None and has_verdicts:
-            segment = replace(
-                segment,
-                verdict=record["verdicts"][prefix],
-                mass=record["verdict_mass"][prefix],
-                question=text([], record["question_token_ids"][prefix]),
-                decided=record["decided_by"] == prefix,
-            )
-        yield segment
+    draft, accepted_len = record["draft_token_ids"], record["accepted_len"]
+    prefixes = {end: k for k, end in enumerate(record["prefix_ends"])} if record["verdicts"] else {}
+    # In token mode the accepted length may be between two prefixes.
+    ends = sorted({*record["prefix_ends"], accepted_len, len(draft)} - {0})
+    is_rejected = False
+    for start, end in pairwise([0, *ends]):
+        status = ACCEPTED
+        if end > accepted_len:
+            if prefixes and end not in prefixes:
+                status = UNVERIFIED
+            else:
+                status = DROPPED if is_rejected else REJECTED
+            is_rejected = True
+        segment = text([*before, *draft[:start]], draft[start:end])
+        if end not in prefixes:
+            yield Segment(segment, end, status)
+            continue
+        prefix = prefixes[end]
+        yield Segment(
+            *(segment, end, status),
+            verdict=record["verdicts"][prefix],
+            mass=record["verdict_mass"][prefix],
+            question=text([], record["question_token_ids"][prefix]),
+            decided=record["decided_by"] == prefix,
+        )
 
 
 def num_matched(record: TraceRecord) -> int:
-    """Draft tokens behind the cut that came with the pass; 0 in traces that do not say."""
-    judged = record["draft_token_ids"][: max(record["prefix_ends"], default=0)]
-    return matching_tokens(judged[record["accepted_len"] :], record.get("bonus_token_ids", ()))
+    """Counts matched tokens; 0 in traces without bonus tokens."""
+    verified = record["draft_token_ids"][: max(record["prefix_ends"], default=0)]
+    return matching_tokens(verified[record["accepted_len"] :], record.get("bonus_token_ids", ()))
 
 
-def _fate(end: int, record: TraceRecord, is_cut: bool, is_unjudged: bool) -> str:
-    if end <= record["accepted_len"]:
-        return KEPT
-    if is_unjudged:
-        return UNJUDGED
-    return DROPPED if is_cut else REJECTED
-
-
-def _keeps(record: TraceRecord) -> list[Keeps]:
-    """By the rule that made the cut; what is kept changes at the verdicts only."""
+def _accepted_at(record: TraceRecord) -> Iterator[AcceptedAt]:
+    """By the round's own selection rule; the accepted length changes at verdicts only."""
     rule, verdicts = record["selection"], record["verdicts"]
     if rule is None:
-        return []
-    found = []
+        return
     for threshold in sorted({*verdicts, 2.0}):
-        kept = select(
+        found = select(
             *(verdicts, record["prefix_ends"], threshold, rule), is_finished=record["finished"]
         )
-        found.append(Keeps(threshold, kept.accepted_len, kept.decided_by))
-    return found
+        yield AcceptedAt(threshold, found.accepted_len, found.decided_by)
 
 
-_STYLES = {
-    KEPT: "green",
-    REJECTED: "bold red strike",
-    DROPPED: "dim strike",
-    UNJUDGED: "dim italic",
-}
-
-
-def answer_table(made: Made, title: str) -> Table:
-    """A row per segment: its author, the verdict on the answer up to here, what became of it."""
+def answer_table(answer: ExplainedAnswer, title: str) -> Table:
+    """A row per segment: its model, text, verdict and status."""
     table = Table(box=box.SIMPLE_HEAD, title=title)
-    for name in ("written by", "text", "verdict", "mass", ""):
+    for name in ("model", "text", "verdict", "mass", "status"):
         table.add_column(name, justify="right" if name in ("verdict", "mass") else "left")
-    _add_own(table, made.before)
-    for one in made.rounds:
+    _add_target(table, answer.before)
+    for one in answer.rounds:
         for segment in one.segments:
             _add_segment(table, segment)
-        _add_own(table, one.instead)
+        _add_target(table, one.target_text)
     return table
 
 
-def _add_own(table: Table, text: str) -> None:
+def _add_target(table: Table, text: str) -> None:
     if text:
         table.add_row("target", Text(text.rstrip("\n"), "cyan"), "", "", "")
 
 
 def _add_segment(table: Table, segment: Segment) -> None:
-    if segment.fate == REJECTED:
-        table.add_row("", Text("-" * 8 + " cut " + "-" * 8, "bold yellow"), "", "", "")
-    style = _STYLES[segment.fate]
+    style = _STYLES[segment.status]
     numbers = [
         Text("" if value is None else f"{value:.{places}f}", style.replace(" strike", ""))
         for value, places in ((segment.verdict, 4), (segment.mass, 2))
     ]
-    note = "" if segment.fate == KEPT else segment.fate
-    table.add_row("draft", Text(segment.text.rstrip("\n"), style), *numbers, note)
+    table.add_row("draft", Text(segment.text.rstrip("\n"), style), *numbers, segment.status)

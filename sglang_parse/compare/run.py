@@ -31,7 +31,7 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.client.targets import server_specs
-from sglang_parse.client.traced import Traced, answer_table, take_apart
+from sglang_parse.client.traced import Traced, answer_table, explain_answer
 from sglang_parse.compare.figures import Measured, make_comparison
 from sglang_parse.compare.marks import make_goals
 from sglang_parse.compare.page import render
@@ -254,4 +254,4 @@ def show_answer(console: Console, traced: Traced, tokenizer: Tokenizer) -> None:
     def decode(texts: Sequence[Sequence[int]]) -> list[str]:
         return tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=True)
 
-    console.print(answer_table(take_apart(traced, decode), "One answer, segment by segment"))
+    console.print(answer_table(explain_answer(traced, decode), "One answer, segment by segment"))

@@ -1,11 +1,11 @@
-"""``sglang-parse doctor``: will a server work, and does a running one? A line and a fix per thing.
+"""``sglang-parse doctor``: checks a server before it starts, or while it runs.
 
-No rule stands here twice: what is asked before a server is what ``startup`` asks when one starts,
-one thing at a time and to the end, where a start stops at the first refusal.
+The checks before a start are those of ``startup``. A start stops at the first failure; the doctor
+runs all of them and reports each with its fix.
 
     finding   a line of the table
     machine   this Python: versions, plugin, SGLang API, patches
-    start     the server that some flags would start
-    memory    what its models take
-    served    a server that runs
+    start     the server that the given flags would start
+    memory    memory of its models
+    served    a running server
 """

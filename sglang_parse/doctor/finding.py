@@ -10,14 +10,13 @@ OK, WARNING, FAILS, NOT_CHECKED = "ok", "warning", "fails", "not checked"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of one thing.
+    """The result of one check.
 
     Attributes:
-        check: what was looked at.
-        status: "ok", "warning" (it works, but not as it could), "fails" (it will not work), or
-            "not checked".
-        found: in words.
-        fix: what to do; "" where nothing is to be done.
+        check: name of the check.
+        status: "ok", "warning" (works, but badly), "fails" (does not work) or "not checked".
+        found: description.
+        fix: recommended action; "" if none is needed.
     """
 
     check: str
@@ -26,8 +25,8 @@ class Finding:
     fix: str = ""
 
 
-class Trouble(Exception):
-    """What a look found wrong and nothing in ``startup`` has a rule for.
+class Problem(Exception):
+    """A failed check that is not one of ``startup``'s.
 
     Args:
         status: ``WARNING`` or ``FAILS``.
@@ -38,20 +37,22 @@ class Trouble(Exception):
         self.found, self.fix, self.status = found, fix, status
 
 
-def examine(check: str, look: Callable[[], str]) -> Finding:
-    """A look as a line: what it returns was found, what it raises is wrong."""
+def run_check(name: str, check: Callable[[], str]) -> Finding:
+    """Runs a check that returns what it found, or raises what is wrong."""
     try:
-        return Finding(check, OK, look())
-    except Trouble as trouble:
-        return Finding(check, trouble.status, trouble.found, trouble.fix)
-    except Exception as error:  # noqa: BLE001 - whatever is broken here is what is asked about
-        return refused(check, error)
+        return Finding(name, OK, check())
+    except Problem as problem:
+        return Finding(name, problem.status, problem.found, problem.fix)
+    except Exception as error:  # noqa: BLE001 - any error is a finding
+        return failure(name, error)
 
 
-def refused(check: str, error: Exception) -> Finding:
-    """An error as a line. Those of ``startup`` bring their fix along: behind "Fix:", or, of
-    settings and questions, behind the last semicolon."""
+def failure(name: str, error: Exception) -> Finding:
+    """Makes a finding of an error of ``startup``.
+
+    Its text has the fix after "Fix:", or, for settings and questions, after the last semicolon.
+    """
     found, _, fix = str(error).removeprefix("PARSE: ").partition("Fix: ")
     if not fix and "; " in found:
         found, _, fix = found.rpartition("; ")
-    return Finding(check, FAILS, found.strip().removesuffix(".") or repr(error), fix.strip())
+    return Finding(name, FAILS, found.strip().removesuffix(".") or repr(error), fix.strip())

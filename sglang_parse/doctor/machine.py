@@ -1,4 +1,4 @@
-"""This Python: does SGLang find PARSE here, and is it the SGLang that PARSE was made for?"""
+"""Checks of this Python: SGLang finds PARSE, and is the version that PARSE supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.speculative.spec_registry import get_spec
 from sglang_parse import patches
 from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
-from sglang_parse.doctor.finding import Finding, Trouble, examine
+from sglang_parse.doctor.finding import Finding, Problem, run_check
 from sglang_parse.startup import compat
 from sglang_parse.startup.sglang_api import server_symbols
 
@@ -21,41 +21,40 @@ PLUGIN, VALUE = "parse", "sglang_parse.plugin:register"
 
 
 def findings() -> list[Finding]:
-    """Lines about this machine."""
     return [
-        examine("versions", versions),
-        examine("plugin", plugin),
-        examine("SGLang API", sglang_api),
-        examine("patches", patches_in_force),
+        run_check("versions", versions),
+        run_check("plugin", plugin),
+        run_check("SGLang API", sglang_api),
+        run_check("patches", patches_applied),
     ]
 
 
 def versions() -> str:
-    """Raises: CompatError, when SGLang is another one."""
+    """Raises: CompatError, for another version of SGLang."""
     compat.check_version()
     return ", ".join(f"{name} {version}" for name, version in conditions.versions().items())
 
 
 def plugin() -> str:
-    """Whether a server that starts here would know PARSE. Raises: Trouble."""
+    """Raises: Problem, if SGLang does not find or load the plugin."""
     entries = metadata.entry_points(group=GROUP, name=PLUGIN)
     if VALUE not in [entry.value for entry in entries]:
-        raise Trouble(
+        raise Problem(
             f"no package in {sys.prefix} has the entry point {PLUGIN} = {VALUE}",
-            "pip install sglang-parse with this Python, or run the server's",
+            "pip install sglang-parse with this Python, or run the server's Python",
         )
-    # An empty one allows all, as SGLang reads it.
+    # SGLang treats an empty value as unset.
     allowed = os.environ.get(ALLOWED, "")
     if allowed and PLUGIN not in [name.strip() for name in allowed.split(",")]:
-        raise Trouble(
+        raise Problem(
             f"{ALLOWED} is {allowed!r}, which hides the plugin {PLUGIN!r} from SGLang",
             f"add {PLUGIN} to it, or unset it",
         )
     load_plugins()
     if get_spec(NAME) is None:
-        raise Trouble(
+        raise Problem(
             f"SGLang found the plugin {PLUGIN!r} and could not load it",
-            "see the reason above, behind 'Failed to load plugin'",
+            "see the reason above, after 'Failed to load plugin'",
         )
     return f"SGLang finds and loads {PLUGIN!r}; {ALLOWED} is {allowed or 'not set'}"
 
@@ -68,7 +67,7 @@ def sglang_api() -> str:
     return f"the {len(paths)} SGLang symbols that PARSE uses or patches are compatible"
 
 
-def patches_in_force() -> str:
-    """Raises: PatchError, when SGLang failed to apply one."""
+def patches_applied() -> str:
+    """Raises: PatchError, if SGLang failed to apply one."""
     patches.assert_applied()
-    return f"{sum(patch.is_needed() for patch in patches.PATCHES)} are in force"
+    return f"{sum(patch.is_needed() for patch in patches.PATCHES)} applied"

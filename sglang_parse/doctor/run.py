@@ -1,4 +1,4 @@
-"""``sglang-parse doctor``: look at all that was asked for, show it, say whether it works."""
+"""``sglang-parse doctor``: runs the checks, prints them, and returns whether all passed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {OK: "green", WARNING: "yellow", FAILS: "bold red", NOT_CHECKED: "dim"}
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """The exit code: 1 when something will not work."""
+    """Returns the exit code: 1 if a check fails."""
     settings, flags = DoctorSettings.read(arguments), arguments.server_flags
     found: list[Finding] = []
     if flags or not settings.url:
@@ -37,17 +37,17 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     else:
         console.print(table(found))
         if not (flags or settings.url):
-            console.print("Give the flags of a server, or --url, to have it looked at too.")
+            console.print("Give the flags of a server, or --url, to check it, too.")
     return 0 if works else 1
 
 
-def table(found: Sequence[Finding]) -> Table:
-    """A row per finding; what to do stands below what is wrong."""
+def table(findings: Sequence[Finding]) -> Table:
+    """A row per finding, with its fix below."""
     shown = Table(box=box.SIMPLE_HEAD)
-    shown.add_column("", no_wrap=True)
-    shown.add_column("", no_wrap=True)
-    shown.add_column("found, and what to do", overflow="fold")
-    for one in found:
+    shown.add_column("check", no_wrap=True)
+    shown.add_column("status", no_wrap=True)
+    shown.add_column("found, and fix", overflow="fold")
+    for one in findings:
         text = Text(one.found)
         if one.fix:
             text.append(f"\nFix: {one.fix}", "bold")

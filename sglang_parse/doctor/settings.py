@@ -11,25 +11,25 @@ from sglang_parse.client.flags import Flags, at_least, option
 
 @dataclass(frozen=True)
 class DoctorSettings(Flags):
-    """What was asked for.
+    """The command's settings.
 
     Attributes:
         url: a running server; "" for none.
-        prompts: file with what it is asked.
-        requests: how many prompts it is asked, each once with PARSE and once without.
-        json: print JSON in place of the table.
+        prompts: file of prompts to send.
+        requests: number of prompts, each sent with PARSE and without.
+        json: print JSON instead of the table.
     """
 
-    url: str = option("", "look at the server that runs there, too")
+    url: str = option("", "URL of a running server to check, too")
     prompts: Path | None = option(
         None,
-        'what to ask it: lines of JSON, each a text or an object with "prompt" (default: problems '
+        'prompts to send: lines of JSON, each a text or an object with "prompt" (default: problems '
         "of the demo pair for a target of its own, a few questions for others)",
         type=Path,
         metavar="FILE",
     )
     requests: int = option(
-        6, "prompts asked, with PARSE and without (default %(default)s)", type=at_least(1)
+        6, "prompts sent, with PARSE and without (default %(default)s)", type=at_least(1)
     )
     max_tokens: int = option(
         200, "longest answer, in tokens (default %(default)s)", type=at_least(8)
@@ -38,6 +38,6 @@ class DoctorSettings(Flags):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sglang-parse doctor``; all others are a server's."""
+    """Adds the doctor's flags; all others are the server's."""
     DoctorSettings.add_arguments(parser)
     parser.usage = f"{parser.prog} [--url URL] [--json] [flags of python -m sglang.launch_server]"

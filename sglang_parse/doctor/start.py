@@ -1,4 +1,4 @@
-"""The server that some flags would start: every thing its launcher checks, and what follows."""
+"""Checks the server that the given flags would start, without starting it."""
 
 from __future__ import annotations
 
@@ -26,123 +26,125 @@ from sglang_parse.doctor.finding import (
     OK,
     WARNING,
     Finding,
-    Trouble,
-    examine,
-    refused,
+    Problem,
+    failure,
+    run_check,
 )
 from sglang_parse.startup import checks, compat, models
 from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.questions import question_for
 
 SMALL_RATIO = 4.0
-"""Weights of the target over the draft's below which little is to be had: PARSE is never faster
-than its draft, and a pass comes on top."""
+"""Target / draft weights below which little speedup is possible: PARSE is never faster than its
+draft model, and verification comes on top."""
 
 
 def findings(flags: Sequence[str]) -> list[Finding]:
-    """Lines about the server of ``python -m sglang.launch_server`` with these flags."""
+    """Checks the server of ``python -m sglang.launch_server`` with these flags."""
     load_plugins()
     try:
-        asked = read(flags)
-    except Trouble as trouble:
-        return [Finding("flags", FAILS, trouble.found, trouble.fix)]
+        args = read(flags)
+    except Problem as problem:
+        return [Finding("flags", FAILS, problem.found, problem.fix)]
     except ValueError as error:  # PARSE's own flags
-        return [refused("flags", error)]
-    started = accepted(asked)
-    return [*Start(resolving_view(asked), asked).findings(), started]
+        return [failure("flags", error)]
+    started = check_start(args)
+    return [*Start(resolving_view(args), args).findings(), started]
 
 
 def read(flags: Sequence[str]) -> Any:
-    """SGLang's ``ServerArgs``, not yet resolved.
+    """Parses the flags into SGLang's ``ServerArgs``, unresolved.
 
     Raises:
-        Trouble: they are no flags of SGLang's with PARSE.
+        Problem: SGLang with PARSE does not have such flags.
         ConfigError: a value of PARSE's is out of range.
     """
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             return prepare_server_args(["--log-level", "error", *flags])
     except SystemExit:
         # argparse: usage, then "sglang serve: error: ...".
-        found = said.getvalue().strip().rpartition("error: ")[2]
-        raise Trouble(found, "see python -m sglang.launch_server --help") from None
+        found = stderr.getvalue().strip().rpartition("error: ")[2]
+        raise Problem(found, "see python -m sglang.launch_server --help") from None
 
 
-def accepted(asked: Any) -> Finding:
-    """Whether the launcher would go on to load the models; resolves ``asked`` as far as it gets."""
+def check_start(args: Any) -> Finding:
+    """Checks that the launcher would load the models; resolves ``args`` up to the first error."""
     try:
-        asked.resolve_once()
-    except Exception as error:  # noqa: BLE001 - SGLang's own checks raise what they like
-        return refused("start", error)
+        args.resolve_once()
+    except Exception as error:  # noqa: BLE001 - SGLang's checks raise any type
+        return failure("start", error)
     return Finding("start", OK, "SGLang and PARSE accept these settings")
 
 
 @dataclass
 class Start:
-    """One server that is not started.
+    """The settings of one server.
 
     Attributes:
-        args: SGLang's settings, as far as they are resolved: where nothing was refused, PARSE has
-            filled in its own.
-        asked: the same as they were given.
+        args: resolved ``ServerArgs``, up to the first error; with PARSE's values without one.
+        given: the same as given.
     """
 
     args: Any
-    asked: Any
+    given: Any
 
     def findings(self) -> list[Finding]:
-        """Lines about its settings, its models, its question and its memory."""
         found = [
-            examine("algorithm", self.algorithm),
-            examine("settings", self.settings),
-            examine("device", self.device),
-            examine("attention", self.attention),
-            examine("models", self.models),
+            run_check("algorithm", self.algorithm),
+            run_check("settings", self.settings),
+            run_check("device", self.device),
+            run_check("attention", self.attention),
+            run_check("models", self.models),
         ]
         pair = self._or_none(partial(models.read_pair, self.args))
         found += self._of_pair(pair) if pair else _not_checked(PAIR_LINES, "models")
         tokenizer = self._or_none(self.tokenizer)
         if tokenizer is None:
-            return [*found, *_not_checked(("question", "pass"), "the target's tokenizer")]
+            return [*found, *_not_checked(("question", "verify pass"), "the target's tokenizer")]
         found += [
-            examine("question", partial(self.question, tokenizer)),
-            examine("pass", partial(self.longest_pass, tokenizer)),
+            run_check("question", partial(self.question, tokenizer)),
+            run_check("verify pass", partial(self.longest_pass, tokenizer)),
         ]
         config = self._or_none(ParseConfig.from_env)
         if pair and config and config.certificate:
-            found.append(examine("certificate", partial(self.certificate, tokenizer, pair[0])))
+            found.append(run_check("certificate", partial(self.certificate, tokenizer, pair[0])))
         return found
 
     def _of_pair(self, pair: tuple[Any, Any]) -> Iterator[Finding]:
         config, args = self._or_none(ParseConfig.from_env), self.args
-        yield examine("tokenizers", self.tokenizers)
-        yield examine("vocabularies", partial(self.vocabularies, *pair))
-        yield examine("context lengths", partial(self.contexts, *pair))
-        yield examine("draft forward", partial(self.block, pair[1]))
+        yield run_check("tokenizers", self.tokenizers)
+        yield run_check("vocabularies", partial(self.vocabularies, *pair))
+        yield run_check("context lengths", partial(self.contexts, *pair))
+        yield run_check("draft forward", partial(self.block, pair[1]))
         if config and config.uses_eagle3:
-            yield examine("EAGLE-3 head", partial(self.head, config, pair[0]))
+            yield run_check("EAGLE-3 head", partial(self.head, config, pair[0]))
         paths = args.model_path, args.speculative_draft_model_path
         target, draft = (
             memory.weights_of(path, model.dtype) for path, model in zip(paths, pair, strict=True)
         )
         if target is None or draft is None or config is None:
-            why = "the models' weights are no safetensors files on this machine"
+            why = "no safetensors files of the models' weights on this machine"
             yield from (Finding(name, NOT_CHECKED, why) for name in ("size ratio", "memory"))
             return
-        yield examine("size ratio", partial(self.ratio, target, draft))
+        yield run_check("size ratio", partial(self.ratio, target, draft))
         fits = partial(memory.fits, args, config, pair, (target, draft))
-        yield examine("memory", fits)
+        yield run_check("memory", fits)
 
     def algorithm(self) -> str:
-        """Raises: Trouble, for a server without PARSE."""
+        """Raises: Problem, for a server without PARSE."""
         setting, value = "--speculative-algorithm", self.args.speculative_algorithm
         if value != NAME:
-            raise Trouble(f"{setting} is {value!r}: a server without PARSE", f"use {NAME}")
+            raise Problem(f"{setting} is {value!r}: a server without PARSE", f"use {NAME}")
         return f"{setting} {NAME}"
 
     def settings(self) -> str:
-        """PARSE's, then SGLang's. Raises: ConfigError, AdmissionError, BackendError."""
+        """Returns settings that differ from PARSE's defaults.
+
+        Raises:
+            ConfigError, AdmissionError, BackendError: of PARSE's settings, then of SGLang's.
+        """
         config = ParseConfig.from_env()
         simulated = SimulatedAcceptance.from_env(config)
         checks.check_settings(self.args)
@@ -153,15 +155,15 @@ class Start:
             if value != getattr(default, name)
         ]
         if simulated is not None:
-            raise Trouble(
-                f"acceptance is simulated ({simulated.fraction:g}): answers mean nothing",
+            raise Problem(
+                f"acceptance is simulated ({simulated.fraction:g}): answers are meaningless",
                 "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE, unless this is a benchmark",
                 WARNING,
             )
-        return ", ".join(changed) or "PARSE's are the defaults"
+        return ", ".join(changed) or "PARSE's defaults"
 
     def device(self) -> str:
-        """Raises: Trouble, when what the server is to run on is not here."""
+        """Raises: Problem, if this machine lacks the devices."""
         device, machine = self.args.device, conditions.machine()
         if device == "cpu":
             found = f"cpu: {machine['processor']}, {machine['cpus']} CPUs"
@@ -169,25 +171,25 @@ class Start:
         kind = torch.get_device_module(device)
         count = kind.device_count() if kind.is_available() else 0
         if count < self.args.tp_size:
-            raise Trouble(
+            raise Problem(
                 f"--device is {device!r} with --tp-size {self.args.tp_size}; "
-                f"{count} such devices are here",
-                "run it where they are, use fewer ranks, or --device cpu",
+                f"this machine has {count}",
+                "another machine, fewer ranks, or --device cpu",
             )
         return f"{device}: {', '.join(kind.get_device_name(index) for index in range(count))}"
 
     def attention(self) -> str:
-        """The backend and its layout. Raises: AdmissionError, BackendError, CompatError."""
+        """Returns the backend and its layout. Raises: AdmissionError, BackendError, CompatError."""
         args, config = self.args, ParseConfig.from_env()
         layout, why = checks.pass_layout(args, config)
         checks.check_draft_graphs(args, config)
         compat.check_backend(args.attention_backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
-        found = f"{args.attention_backend}, {overlap} overlap; passes in the layout {layout}"
+        found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"
         return f"{found}, because {why}"
 
     def models(self) -> str:
-        """Raises: AdmissionError, when one cannot be read, or run under PARSE."""
+        """Raises: AdmissionError, if PARSE cannot read or run one of them."""
         pair = models.read_pair(self.args)
         models.check_attention(self.args, *pair)
         models.check_heads(self.args, *pair)
@@ -195,74 +197,74 @@ class Start:
         return f"target {kinds[0]}; draft {kinds[1]}"
 
     def tokenizer(self) -> Any:
-        """The target's."""
+        """Loads the target's tokenizer."""
         return models.tokenizer_of(self.args, self.args.tokenizer_path or self.args.model_path)
 
     def tokenizers(self) -> str:
-        """Raises: AdmissionError, when they differ."""
+        """Raises: AdmissionError, if they differ."""
         tokenizer = self.tokenizer()
         models.check_tokenizers(self.args, tokenizer)
         return f"the same {len(tokenizer.get_vocab()):,} entries"
 
     def vocabularies(self, target: Any, draft: Any) -> str:
-        """Raises: AdmissionError, when they differ."""
+        """Raises: AdmissionError, if they differ."""
         models.check_vocabularies(self.args, target, draft)
         return f"{target.vocab_size:,} tokens each"
 
     def contexts(self, target: Any, draft: Any) -> str:
-        """Raises: AdmissionError, when the draft's is the shorter one."""
+        """Raises: AdmissionError, if the draft's is shorter."""
         models.check_contexts(self.args, target, draft)
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
     @staticmethod
     def block(draft: Any) -> str:
-        """Raises: AdmissionError, when it cannot write as many tokens a forward as it is to."""
+        """Raises: AdmissionError, if the draft cannot generate the configured tokens per forward."""
         block = models.parallel_draft(ParseConfig.from_env(), draft)
         if block.size == 1:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"
 
     def head(self, config: ParseConfig, target: Any) -> str:
-        """Raises: AdmissionError, when it does not fit the target."""
-        steps = models.check_head(self.asked, config, target)
+        """Raises: AdmissionError, if the head does not fit the target."""
+        steps = models.check_head(self.given, config, target)
         return f"{config.eagle3_path} fits the target; {steps} tokens ahead"
 
     def ratio(self, target: memory.Weights, draft: memory.Weights) -> str:
-        """Raises: Trouble, when the draft is nearly as large as the target."""
-        ratio = target.numbers / draft.numbers
+        """Raises: Problem, if the draft is nearly as large as the target."""
+        ratio = target.count / draft.count
         found = (
-            f"{target.numbers:,} and {draft.numbers:,} weights: {ratio:.1f} to 1 (of a mixture of "
-            "experts a token reads only some)"
+            f"{target.count:,} and {draft.count:,} weights: {ratio:.1f} to 1 (in a mixture of "
+            "experts a token uses some of them)"
         )
         if ratio < SMALL_RATIO:
-            raise Trouble(
-                f"{found}; PARSE is never faster than its draft",
+            raise Problem(
+                f"{found}; PARSE is never faster than its draft model",
                 f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target",
                 WARNING,
             )
         return found
 
     def question(self, tokenizer: Any) -> str:
-        """Raises: AdmissionError, QuestionError, when it cannot be asked."""
+        """Raises: AdmissionError, QuestionError, if the question cannot be built."""
         config = ParseConfig.from_env()
         question = question_for(self.args, tokenizer, config)
         if question is None:
-            return f"none: {flag('verification')} {config.verification} asks nothing"
-        words = [
+            return f"none with {flag('verification')} {config.verification}"
+        verdicts = [
             f"{tokenizer.decode([token])!r} ({token})"
             for token in (question.accept_id, question.reject_id)
         ]
         lens = [f"{name} {count}" for name, count in _lengths(question)]
-        return f"{', '.join(lens)} tokens; verdicts {' and '.join(words)}"
+        return f"{', '.join(lens)} tokens; verdict tokens {' and '.join(verdicts)}"
 
     def longest_pass(self, tokenizer: Any) -> str:
-        """Raises: Trouble, when one request's pass is longer than SGLang keeps memory for."""
+        """Raises: Problem, if one request's verify pass exceeds the memory that SGLang reserves."""
         config = ParseConfig.from_env()
         question = question_for(self.args, tokenizer, config)
         rows, chunk = checks.longest_pass(config, question), self.args.chunked_prefill_size
         found = f"at most {rows:,} rows for one request; --chunked-prefill-size is {chunk}"
         if chunk and 0 < chunk < rows:
-            raise Trouble(
+            raise Problem(
                 found,
                 f"smaller {flag('draft_tokens')} or {flag('max_prefixes')}, a shorter question, a "
                 "larger --chunked-prefill-size, or a smaller --mem-fraction-static",
@@ -271,7 +273,7 @@ class Start:
         return found
 
     def certificate(self, tokenizer: Any, target: Any) -> str:
-        """Raises: Trouble, when the threshold was certified for another server."""
+        """Raises: Problem, if the threshold was certified for another server."""
         config = ParseConfig.from_env()
         question = question_for(self.args, tokenizer, config)
         certified = certified_server(self.args, config, question, str(target.dtype))
@@ -280,7 +282,7 @@ class Start:
                 f"{name} {wanted}, here {found}"
                 for name, (wanted, found) in certified.mismatch.items()
             ]
-            raise Trouble(
+            raise Problem(
                 f"{flag('threshold')} {config.threshold} was certified for another server: "
                 f"{'; '.join(differences)}",
                 "run sglang-parse calibrate for this one",
@@ -289,11 +291,11 @@ class Start:
         return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
 
     @staticmethod
-    def _or_none(look: Callable[[], Any]) -> Any:
-        """What it gives; None where a line of its own says why it does not."""
+    def _or_none(load: Callable[[], Any]) -> Any:
+        """Returns None on an error, which a check of its own reports."""
         try:
-            return look()
-        except Exception:  # noqa: BLE001 - see ``examine``
+            return load()
+        except Exception:  # noqa: BLE001 - see ``run_check``
             return None
 
 

@@ -1,9 +1,9 @@
-"""``sglang-parse explain``: every judgement of an answer, on one page and on the terminal.
+"""``sglang-parse explain``: an answer's drafts and verdicts, on one page and on the terminal.
 
-    settings  what can be asked for
-    sources   answers with traces: from a running server, or from files
-    page      explain.html, one file that needs nothing else
-    run       the order of events
+    settings  the command's flags
+    sources   answers with traces, from a running server or from files
+    page      explain.html
+    run       the program
 
-The answer is taken apart in ``client.traced``, which the demo shows its answer with, too.
+``client.traced`` splits an answer into rounds and segments; compare prints one, too.
 """

@@ -1,7 +1,7 @@
-"""explain.html: one file that needs nothing else, with a threshold that can be moved.
+"""explain.html: one self-contained file with a movable threshold.
 
-What a threshold would keep is worked out here, by the server's own rule
-(``client.traced.Keeps``); the page only looks it up.
+Accepted lengths at other thresholds come from the server's selection rule
+(``client.traced.AcceptedAt``); the page's script looks them up.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_parse.client.records import STAGES
-from sglang_parse.client.traced import DROPPED, KEPT, REJECTED, UNJUDGED, Made, Round
+from sglang_parse.client.traced import (
+    ACCEPTED,
+    DROPPED,
+    REJECTED,
+    UNVERIFIED,
+    ExplainedAnswer,
+    ExplainedRound,
+)
 
 _TEMPLATES = ("sglang_parse.explain", "sglang_parse.client")
-"""Packages with the page, and with what pages share."""
-MARKS = {KEPT: "✓", REJECTED: "✗", DROPPED: "–", UNJUDGED: "…"}
-"""So that nothing is told by colour alone."""
-WIDEST = 9.2
-"""Logit at the ends of a verdict's bar: 0.0001 and 0.9999."""
+MARKS = {ACCEPTED: "✓", REJECTED: "✗", DROPPED: "–", UNVERIFIED: "…"}
+"""Shown beside the colour, which not everybody can see."""
+MAX_LOGIT = 9.2
+"""Logit at the ends of a verdict's scale: 0.0001 and 0.9999."""
 TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 LEVELS = ((0.1, "lowest"), (0.5, "low"), (0.9, "middle"), (0.99, "high"), (math.inf, "highest"))
-"""Verdicts below -> class of the segment's colour."""
+"""(upper bound of the verdict, class of the segment's colour)."""
 
 
-def render(answers: Sequence[Made], facts: dict[str, Any]) -> str:
-    """The page's text.
+def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
+    """Renders the page.
 
     Args:
         facts: ``date`` and ``source``, for its head.
@@ -40,54 +46,57 @@ def render(answers: Sequence[Made], facts: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.globals |= {
-        "place": place,
+        "position": position,
         "level": level,
-        "shown": shown,
-        "keeps": keeps,
+        "visible": visible,
+        "accepted_at": accepted_at,
         "stages": stages,
-        "widest": WIDEST,
+        "max_logit": MAX_LOGIT,
         "marks": MARKS,
     }
-    thresholds = {one.record["threshold"] for made in answers for one in made.rounds if one.keeps}
+    thresholds = {
+        one.record["threshold"] for answer in answers for one in answer.rounds if one.accepted_at
+    }
     return environment.get_template("explain.html.j2").render(
         answers=answers,
         facts=facts,
         ticks=TICKS,
         levels=LEVELS,
-        # The line starts where most of the page was made.
-        threshold=min(thresholds, default=None),
+        threshold=min(thresholds, default=None),  # the slider's first position
     )
 
 
-def place(verdict: float) -> float:
-    """Where a verdict or a threshold is on its bar, in percent of its width: linear in its logit,
-    because most verdicts are close to 0 or to 1."""
+def position(verdict: float) -> float:
+    """Returns the position of a verdict or threshold on its scale, in percent of the width.
+
+    The scale is linear in the logit, as most verdicts are close to 0 or 1.
+    """
     if not 0 < verdict < 1:
         return 0.0 if verdict <= 0 else 100.0
     logit = math.log(verdict / (1 - verdict))
-    return 50 * (1 + max(-WIDEST, min(WIDEST, logit)) / WIDEST)
+    return 50 * (1 + max(-MAX_LOGIT, min(MAX_LOGIT, logit)) / MAX_LOGIT)
 
 
 def level(verdict: float | None) -> str:
-    """Class of the colour."""
+    """Returns the class of a verdict's colour."""
     if verdict is None:
         return "unasked"
     return next(name for below, name in LEVELS if verdict < below)
 
 
-def shown(text: str) -> str:
-    """A segment's text for the page: an end of line shows where nothing else does."""
+def visible(text: str) -> str:
+    """Strips line ends from a segment, or shows them as arrows if there is nothing else."""
     stripped = text.rstrip("\n")
     return stripped if stripped.strip() else stripped + "↵" * (len(text) - len(stripped))
 
 
-def keeps(one: Round) -> list[list[float | None]]:
-    """[[largest threshold, draft tokens kept], ...] as the page's script looks it up."""
-    return [[entry.up_to, entry.accepted_len] for entry in one.keeps]
+def accepted_at(one: ExplainedRound) -> list[list[float | None]]:
+    """Returns [[largest threshold, accepted length], ...] for the page's script."""
+    return [[entry.up_to, entry.accepted_len] for entry in one.accepted_at]
 
 
-def stages(made: Made) -> list[tuple[str, float, float]]:
-    """Stage, ms, percent of all; none where the answer has no times."""
-    times = {stage: float(made.parse.get(f"{stage}_ms", 0.0)) for stage in STAGES}
+def stages(answer: ExplainedAnswer) -> list[tuple[str, float, float]]:
+    """Returns (stage, ms, percentage of all); empty for an answer without stage times."""
+    times = {stage: float(answer.parse.get(f"{stage}_ms", 0.0)) for stage in STAGES}
     total = sum(times.values())
     return [(stage, ms, 100 * ms / total) for stage, ms in times.items()] if total else []

@@ -1,4 +1,4 @@
-"""``sglang-parse explain``: answers, a table of each, and the page."""
+"""``sglang-parse explain``: prints a table per answer and writes the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from sglang_parse.client import conditions
 from sglang_parse.client.program import write_json
 from sglang_parse.client.tables import make_progress
-from sglang_parse.client.traced import Made, answer_table, take_apart
+from sglang_parse.client.traced import ExplainedAnswer, answer_table, explain_answer
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.settings import ExplainSettings
 
@@ -21,10 +21,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         bar = progress.add_task("asking", total=None, visible=bool(settings.url))
         traced = sources.answers(settings, lambda: progress.advance(bar))
         decode = sources.decoder(settings)
-        answers = [take_apart(one, decode) for one in traced]
-    for number, made in enumerate(answers, 1):
-        console.print(answer_table(made, f"Answer {number}"))
-        console.print(summary(made), markup=False, highlight=False)
+        answers = [explain_answer(one, decode) for one in traced]
+    for number, answer in enumerate(answers, 1):
+        console.print(answer_table(answer, f"Answer {number}"))
+        console.print(summary(answer), markup=False, highlight=False)
     write_json(settings.output / "answers.json", [sources.as_json(one) for one in traced])
     path = settings.output / "explain.html"
     source = ", ".join([*map(str, settings.traces), *([settings.url] if settings.url else [])])
@@ -34,11 +34,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def summary(made: Made) -> str:
-    """How the answer was served, and where its time went."""
-    parse = made.parse
+def summary(answer: ExplainedAnswer) -> str:
+    """Describes how the answer was served, and its stage times."""
+    parse = answer.parse
     if parse.get("mode") != "parse":
-        return f"  served by the plain target: {parse.get('reason', 'no reason given')}"
-    kept, drafted = parse["accepted_tokens"], parse["drafted_tokens"]
-    times = ", ".join(f"{stage} {ms:.0f}" for stage, ms, _ in page.stages(made))
-    return f"  {len(made.rounds)} rounds, {kept} of {drafted} draft tokens kept; ms: {times}"
+        return f"  served by plain decoding: {parse.get('reason', 'no reason given')}"
+    accepted, drafted = parse["accepted_tokens"], parse["drafted_tokens"]
+    times = ", ".join(f"{stage} {ms:.0f}" for stage, ms, _ in page.stages(answer))
+    rounds = f"  {len(answer.rounds)} rounds, {accepted} of {drafted} draft tokens accepted"
+    return f"{rounds}; ms: {times}"

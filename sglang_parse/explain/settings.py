@@ -1,4 +1,4 @@
-"""What the command line of ``sglang-parse explain`` can ask for."""
+"""Flags of ``sglang-parse explain``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sglang_parse.client.records import BenchError
 
 @dataclass(frozen=True)
 class ExplainSettings(Flags):
-    """What was asked for.
+    """The command's settings.
 
     Attributes:
-        traces: files with answers that were saved with their traces.
+        traces: files of answers saved with their traces.
         url: a running server; "" for none.
-        prompt: texts to ask it; none: ``prompts``.
-        tokenizer: folder of the target's, where no server can say what tokens mean.
-        threshold: of the requests; None: the server's.
-        output: folder of the page, and of the answers as they came.
+        prompt: prompts to send; without any, ``prompts``.
+        tokenizer: folder of the target's tokenizer, to decode tokens without a server.
+        threshold: of the requests; None for the server's.
+        output: folder of the page and of answers.json.
     """
 
     traces: tuple[Path, ...] = option(
@@ -32,7 +32,7 @@ class ExplainSettings(Flags):
         nargs="*",
         metavar="FILE",
     )
-    url: str = option("", "ask the server that runs there")
+    url: str = option("", "URL of a running PARSE server")
     prompt: tuple[str, ...] = option(
         None,
         "a prompt; may be given several times",
@@ -47,12 +47,14 @@ class ExplainSettings(Flags):
         type=Path,
         metavar="FILE",
     )
-    requests: int = option(3, "at most so many of them (default %(default)s)", type=at_least(1))
+    requests: int = option(3, "prompts sent at most (default %(default)s)", type=at_least(1))
     max_tokens: int = option(
         256, "longest answer, in tokens (default %(default)s)", type=at_least(1)
     )
     threshold: float | None = option(None, "for these requests (default: the server's)", type=float)
-    tokenizer: str = option("", "folder of the target's, for files without --url", metavar="PATH")
+    tokenizer: str = option(
+        "", "folder of the target's tokenizer, for files without --url", metavar="PATH"
+    )
     output: Path = option(
         Path("build/explain"),
         "folder of explain.html and answers.json (default %(default)s)",

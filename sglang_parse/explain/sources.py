@@ -1,4 +1,4 @@
-"""Answers with their traces, and what their tokens mean."""
+"""Loads answers with their traces, and decodes their tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMIT_S = 60
 
 
 def answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
-    """From the files, then from the server.
+    """Loads answers from the files, then from the server.
 
     Raises:
         BenchError: a file holds something else, or the server does not answer.
@@ -51,7 +51,7 @@ def _asked(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Tra
 
 
 def read(path: Path) -> list[Traced]:
-    """A file of one answer or a list of them, as they came from SGLang's APIs.
+    """Reads a file of one answer or of a list, in the format of SGLang's APIs.
 
     Raises:
         BenchError: it holds something else.
@@ -84,7 +84,7 @@ _WANTED = (
 
 
 def as_json(traced: Traced) -> dict[str, Any]:
-    """What ``read`` reads."""
+    """Returns an answer in the format that ``read`` accepts."""
     return {
         "prompt": traced.prompt,
         "output_ids": list(traced.output_ids),
@@ -93,7 +93,7 @@ def as_json(traced: Traced) -> dict[str, Any]:
 
 
 def decoder(settings: ExplainSettings) -> Decode:
-    """What tokens mean: by the server, or by the tokenizer that was named.
+    """Decodes by the given tokenizer, else by the server.
 
     Raises:
         BenchError: the tokenizer cannot be read.

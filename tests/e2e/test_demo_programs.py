@@ -17,7 +17,7 @@ import pytest
 import sglang as sgl
 
 from sglang_parse import cli
-from sglang_parse.client.traced import KEPT, take_apart
+from sglang_parse.client.traced import ACCEPTED, explain_answer
 from sglang_parse.core.config import ENV_VAR, ConfigError
 from sglang_parse.explain import sources
 from sglang_parse.frontend import ParseEndpoint
@@ -167,7 +167,7 @@ def test_bad_options_are_refused_before_anything_is_sent(demo: Client, options: 
 def test_doctor_looks_at_a_running_server(
     demo: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Every line of a server that works, with figures of its own answers."""
+    """Every line of a server that works, with figures of its answers."""
     monkeypatch.setenv(ENV_VAR, "")  # where it reads the server's flags to, as a launcher does
     assert cli.main(["doctor", "--url", demo.url, "--json", "--requests", "2"]) == 0
     content = json.loads(capsys.readouterr().out)
@@ -175,20 +175,22 @@ def test_doctor_looks_at_a_running_server(
     assert (content["works"], len(found)) == (True, len(content["findings"]))
     assert {entry["status"] for entry in found.values()} <= {"ok", "warning"}
     assert set(found) >= {"server", "PARSE", "KV pool", "tokenizers", "question", "memory"}
-    assert found["question"]["found"].endswith("verdicts 'yes' (309) and 'no' (271)")
+    assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
     assert "2 prompts, " in found["answers"]["found"]
-    mass = re.search(r"^([\d.]+) of the probability", found["verdict mass"]["found"])
+    mass = re.search(r"^mean ([\d.]+), smallest", found["verdict mass"]["found"])
     assert mass is not None
     assert float(mass[1]) > 0.99
-    assert re.search(r"^\d+% of the drafts kept, \d+% of the output", found["acceptance"]["found"])
-    assert re.search(r"^[\d.]+x over the plain target", found["speedup"]["found"])
+    assert re.search(
+        r"^\d+% of draft tokens accepted, \d+% of the output", found["acceptance"]["found"]
+    )
+    assert re.search(r"^[\d.]+x over plain decoding", found["speedup"]["found"])
     demo.assert_nothing_lost()
 
 
 def test_explain_shows_what_the_traces_say(
     demo: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Answers of the server, then the same from the file: the page says what the traces do."""
+    """Answers of the server, then the same from the file: the page shows what the traces hold."""
     words = ["--requests", "3", "--prompt", program("options").PROBLEM]
     words += ["--prompts", str(tmp_path / "prompts"), "--threshold", "0.9988"]
     texts = [problem.text for problem in problems.held_out_problems(2, seed=5)]
@@ -203,14 +205,14 @@ def test_explain_shows_what_the_traces_say(
     assert {record["threshold"] for record in records} == {0.9988}
     assert any(0 < record["accepted_len"] < len(record["draft_token_ids"]) for record in records)
     tokenizer = load_tokenizer(DEMO / "target")
-    made = [take_apart(traced, tokenizer.batch_decode) for traced in traces]
+    made = [explain_answer(traced, tokenizer.batch_decode) for traced in traces]
     for one in made:
-        # All of the output is there, in its order: what was kept, and the target's own.
-        kept = (
-            "".join(segment.text for segment in r.segments if segment.fate == KEPT) + r.instead
-            for r in one.rounds
-        )
-        assert one.before + "".join(kept) == one.text
+        # Accepted segments and target tokens are the whole output, in order.
+        pieces = [one.before]
+        for r in one.rounds:
+            pieces += [segment.text for segment in r.segments if segment.status == ACCEPTED]
+            pieces.append(r.target_text)
+        assert "".join(pieces) == one.text
         for text in (segment.text for r in one.rounds for segment in r.segments):
             assert all(line in said for line in text.splitlines())
     found = shown(page, 1280)

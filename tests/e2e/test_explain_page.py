@@ -1,6 +1,6 @@
-"""explain's page in a real browser: what it says, at two widths, dark and light, with a keyboard.
+"""explain's page in a real browser: its content at two widths, dark and light, and the keyboard.
 
-The page of a real server's answers is looked at in test_demo_programs.py.
+test_demo_programs.py checks the page of a real server's answers.
 """
 
 from __future__ import annotations
@@ -44,29 +44,34 @@ def test_page(page: Path, width: int, dark: bool):
     assert_fits(found, page, width)
     assert_says(found, three_answers())
     assert found["steps"][0] == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
-    for text in ("prefill 44.1 ms, 6 %", "log probabilities", "b: - 72 <b>&amp;</b>", "✂ cut"):
+    for text in (
+        "prefill 44.1 ms, 6 %",
+        "log probabilities",
+        "b: - 72 <b>&amp;</b>",
+        "✂ rejection point",
+    ):
         assert text in found["text"]
 
 
 def test_keyboard(page: Path):
     said = [value for value in shown(page, 1280, KEYBOARD)["steps"] if value is not None]
     drafted = sum(len(o.record["draft_token_ids"]) for m in three_answers() for o in m.rounds)
-    kept = sum(one.record["accepted_len"] for made in three_answers() for one in made.rounds)
-    served = f"As served: {kept} of {drafted} drafted tokens kept"
+    accepted = sum(one.record["accepted_len"] for made in three_answers() for one in made.rounds)
+    served = f"As served: {accepted} of {drafted} draft tokens accepted"
     first, start, none, would, above, below, *rest = said
     assert (first, start) == ("line", served)
-    assert re.match(rf"At 0: \d+ of {drafted} drafted tokens kept, {kept} as served", none)
-    assert "✓ would be kept" in would  # what the cut lost
-    assert above == f"At above 1: 0 of {drafted} drafted tokens kept, {kept} as served"
+    assert re.match(rf"At 0: \d+ of {drafted} draft tokens accepted, {accepted} as served", none)
+    assert "✓ would be accepted" in would
+    assert above == f"At above 1: 0 of {drafted} draft tokens accepted, {accepted} as served"
     assert below.startswith("At 0.999")
     exact, back, again, question, opened = rest[:5]
     assert (exact, back, again) == ("exact", "back", served)
     assert (question, opened) == ("SUMMARY", 1)
 
 
-def test_a_page_without_verdicts_has_no_line(tmp_path: Path):
+def test_a_page_without_verdicts_has_no_slider(tmp_path: Path):
     path = tmp_path / "plain.html"
     path.write_text(render(three_answers()[1:], FACTS), encoding="utf-8")
     text = path.read_text(encoding="utf-8")
     assert "<script" not in text
-    assert "Served by the plain target: log probabilities" in text
+    assert "Served by plain decoding: log probabilities" in text

@@ -1,4 +1,4 @@
-"""What explain's page says, in a browser, beside what its traces say."""
+"""Compares explain's page, as a browser shows it, with its traces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.traced import Made
+from sglang_parse.client.traced import ExplainedAnswer
 from sglang_parse.core.selection import select
 from support.open_page import look_at
 
@@ -15,12 +15,12 @@ THRESHOLDS = (0.0, 0.3, 0.5, 0.95, 0.9990, 0.9995, 1.5)
 ROWS = """(() => JSON.stringify([...document.querySelectorAll('.round')].map(round => ({
   title: round.querySelector('h3').textContent,
   rows: [...round.querySelectorAll('.prefix')].map(row => [
-    row.querySelector('.fate').textContent,
+    row.querySelector('.status').textContent,
     row.querySelector('.text').textContent,
     row.querySelector('.verdict')?.textContent ?? '',
     row.querySelector('.ask pre')?.textContent ?? '',
   ]),
-  cuts: round.querySelectorAll('.accepted_len').length,
+  rejections: round.querySelectorAll('.rejection').length,
 }))))()"""
 TYPE = """(() => { const exact = document.getElementById('exact'); exact.value = '%s';
   exact.dispatchEvent(new Event('input'));
@@ -28,15 +28,15 @@ TYPE = """(() => { const exact = document.getElementById('exact'); exact.value =
 
 
 def shown(page: Path, width: int, steps: Sequence[dict[str, str]] = (), **how: bool) -> dict:
-    """The browser's report; behind ``steps``, what is in the rounds and at every threshold."""
+    """Returns the browser's report; after ``steps``, the rounds and the sums at every threshold."""
     asked = [{"js": ROWS}, *({"js": TYPE % threshold} for threshold in THRESHOLDS)]
     found = look_at(page, width, [*steps, *asked], **how)
     values = found["steps"][len(steps) :]
     return found | {"rounds": json.loads(values[0]), "sums": values[1:]}
 
 
-def assert_says(found: dict[str, Any], answers: Sequence[Made]) -> None:
-    """The page, all of it and nothing else: rounds, segments, verdicts, and what a threshold keeps.
+def assert_says(found: dict[str, Any], answers: Sequence[ExplainedAnswer]) -> None:
+    """Checks the page's rounds, segments, verdicts and accepted lengths by threshold.
 
     Args:
         found: of ``shown``.
@@ -46,32 +46,34 @@ def assert_says(found: dict[str, Any], answers: Sequence[Made]) -> None:
     for said, one in zip(found["rounds"], rounds, strict=True):
         record = one.record
         drafted = len(record["draft_token_ids"])
-        assert f"{drafted} tokens drafted behind {record['output_start']}" in said["title"]
-        assert said["title"].endswith(f"{record['cut']} kept")
+        assert (
+            f"{drafted} draft tokens after output token {record['output_start']}" in said["title"]
+        )
+        assert said["title"].endswith(f"accepted length {record['accepted_len']}")
         drafts = [row for row in said["rows"] if row[0][0] != "T"]
-        assert [row[0][1:] for row in drafts] == [segment.fate for segment in one.segments]
+        assert [row[0][1:] for row in drafts] == [segment.status for segment in one.segments]
         assert [row[1].strip("↵ ") for row in drafts] == [s.text.strip() for s in one.segments]
         verdicts = [row[2] for row in drafts if row[2]]
         assert verdicts == [f"{verdict:.4f}" for verdict in record["verdicts"]]
         assert [row[3] for row in drafts if row[2]] == [s.question for s in one.segments if s.mass]
         own = [row[1].strip("↵ ") for row in said["rows"] if row[0][0] == "T"]
-        assert own == ([one.instead.strip()] if one.instead else [])
-        assert said["cuts"] == int(record["accepted_len"] < drafted)
-    judged = [one.record for one in rounds if one.keeps]
+        assert own == ([one.target_text.strip()] if one.target_text else [])
+        assert said["rejections"] == int(record["accepted_len"] < drafted)
+    verified = [one.record for one in rounds if one.accepted_at]
     for threshold, text in zip(THRESHOLDS, found["sums"], strict=True):
-        kept = sum(
+        accepted = sum(
             select(
                 *(record["verdicts"], record["prefix_ends"], threshold, record["selection"]),
                 is_finished=record["finished"],
             ).accepted_len
-            for record in judged
+            for record in verified
         )
-        drafted = sum(len(record["draft_token_ids"]) for record in judged)
-        assert f": {kept} of {drafted} drafted tokens kept" in text
+        drafted = sum(len(record["draft_token_ids"]) for record in verified)
+        assert f": {accepted} of {drafted} draft tokens accepted" in text
 
 
 def assert_fits(found: dict[str, Any], page: Path, width: int) -> None:
-    """Nothing is cut or outside, nothing was asked for, nothing went wrong."""
+    """Nothing is clipped or outside, nothing was requested, nothing failed."""
     assert found["loaded"]
     assert found["console"] == []
     assert found["page_width"] <= found["inner_width"] == width

@@ -85,16 +85,16 @@ def test_prompts(tmp_path: Path):
 
 
 def test_the_scale_of_a_verdict():
-    ticks = [page.place(value) for value in (0.0, 1e-9, 0.001, 0.5, 0.999, 1 - 1e-9, 1.0, 1.5)]
+    ticks = [page.position(value) for value in (0.0, 1e-9, 0.001, 0.5, 0.999, 1 - 1e-9, 1.0, 1.5)]
     assert ticks == sorted(ticks)
     assert (ticks[0], ticks[1], ticks[3], ticks[-3:]) == (0, 0, 50, [100, 100, 100])
-    assert page.place(0.999) - page.place(0.99) > 10  # where the demo pair's verdicts are
+    assert page.position(0.999) - page.position(0.99) > 10  # where the demo pair's verdicts are
     assert [page.level(v) for v in (None, 0.05, 0.1, 0.5, 0.9, 0.99, 1.0)] == [
         *("unasked", "lowest", "low", "middle", "high", "highest", "highest")
     ]
 
 
 def test_an_end_of_line_shows_where_nothing_else_does():
-    assert [page.shown(text) for text in ("a\n", "\n\n", "  \n", "a\nb\n")] == [
+    assert [page.visible(text) for text in ("a\n", "\n\n", "  \n", "a\nb\n")] == [
         *("a", "↵↵", "  ↵", "a\nb")
     ]

@@ -1,4 +1,4 @@
-"""An answer taken apart: what was drafted, kept, cut, written instead, and at which threshold."""
+"""Traced answers by rounds and segments, and accepted lengths at other thresholds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import Console
 
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.traced import (
+    ACCEPTED,
     DROPPED,
-    KEPT,
     REJECTED,
-    UNJUDGED,
+    UNVERIFIED,
     Traced,
     answer_table,
-    take_apart,
+    explain_answer,
 )
 from sglang_parse.core.selection import SELECTIONS, select
 from support.traces import QUESTION, decode, encode, record, three_answers, traced
@@ -26,53 +26,55 @@ pytestmark = pytest.mark.unit
 
 
 def pieces(one) -> list[tuple]:
-    return [(s.text, s.fate, s.verdict) for s in one.segments]
+    return [(s.text, s.status, s.verdict) for s in one.segments]
 
 
 def test_reading_order():
     """Hi | a, bad, worse -> a | good | end"""
     first = record(3, ["a\n", "bad\n", "worse\n"], [0.9, 0.1, 0.8], 1)
     second = record(10, ["end"], [0.7], 1, finished=True)
-    made = take_apart(traced("?", "Hi\na\ngood\nend", first, second), decode)
+    made = explain_answer(traced("?", "Hi\na\ngood\nend", first, second), decode)
     assert (made.text, made.before) == ("Hi\na\ngood\nend", "Hi\n")
     one, two = made.rounds
     assert pieces(one) == [
-        ("a\n", KEPT, 0.9),
+        ("a\n", ACCEPTED, 0.9),
         ("bad\n", REJECTED, 0.1),
         ("worse\n", DROPPED, 0.8),
     ]
-    assert (one.instead, one.num_instead) == ("good\n", 5)
-    assert (pieces(two), two.instead) == ([("end", KEPT, 0.7)], "")
+    assert one.target_text == "good\n"
+    assert (pieces(two), two.target_text) == ([("end", ACCEPTED, 0.7)], "")
     assert [s.decided for s in one.segments] == [False, True, False]
     assert [s.mass for s in one.segments] == [0.99, 0.98, 0.97]
     assert {s.question for s in one.segments} == {QUESTION}
-    assert one.verdict_words == ("y", "n")
+    assert one.verdict_tokens == ("y", "n")
 
 
-def test_what_came_with_the_pass():
-    round_ = record(0, ["x\n", "abc\n"], [0.9, 0.1], 1, own="abX")
-    (one,) = take_apart(traced("?", "x\nabXd\n", round_), decode).rounds
-    assert (one.instead, one.num_instead, one.num_matched) == ("abXd\n", 5, 2)
+def test_matched_tokens():
+    round_ = record(0, ["x\n", "abc\n"], [0.9, 0.1], 1, bonus="abX")
+    (one,) = explain_answer(traced("?", "x\nabXd\n", round_), decode).rounds
+    assert (one.target_text, one.num_matched) == ("abXd\n", 2)
 
 
-def test_nothing_kept():
-    made = take_apart(traced("?", "ab", record(1, ["x\n"], [0.1], 0)), decode)
+def test_nothing_accepted():
+    made = explain_answer(traced("?", "ab", record(1, ["x\n"], [0.1], 0)), decode)
     (one,) = made.rounds
-    assert (made.before, pieces(one), one.instead) == ("a", [("x\n", REJECTED, 0.1)], "b")
+    assert (made.before, pieces(one), one.target_text) == ("a", [("x\n", REJECTED, 0.1)], "b")
 
 
-def test_an_end_that_nobody_judged():
-    made = take_apart(traced("?", "x\nyz", record(0, ["x\n"], [0.9], 1, tail="yy")), decode)
-    assert pieces(made.rounds[0]) == [("x\n", KEPT, 0.9), ("yy", UNJUDGED, None)]
-    assert made.rounds[0].instead == "yz"
+def test_an_unverified_end():
+    made = explain_answer(
+        traced("?", "x\nyz", record(0, ["x\n"], [0.9], 1, unverified="yy")), decode
+    )
+    assert pieces(made.rounds[0]) == [("x\n", ACCEPTED, 0.9), ("yy", UNVERIFIED, None)]
+    assert made.rounds[0].target_text == "yz"
 
 
 def test_token_mode():
-    plain = record(0, [], [], 0, tail="abcX", rule=None)
-    kept = plain | {"accepted_len": 3, "accept_token_id": None, "reject_token_id": None}
-    (one,) = take_apart(traced("?", "abcd", kept), decode).rounds
-    assert pieces(one) == [("abc", KEPT, None), ("X", REJECTED, None)]
-    assert (one.verdict_words, one.keeps, one.instead) == ((), (), "d")
+    plain = record(0, [], [], 0, unverified="abcX", rule=None)
+    accepted = plain | {"accepted_len": 3, "accept_token_id": None, "reject_token_id": None}
+    (one,) = explain_answer(traced("?", "abcd", accepted), decode).rounds
+    assert pieces(one) == [("abc", ACCEPTED, None), ("X", REJECTED, None)]
+    assert (one.verdict_tokens, one.accepted_at, one.target_text) == ((), (), "d")
 
 
 def test_characters_of_several_tokens():
@@ -82,24 +84,24 @@ def test_characters_of_several_tokens():
     whole = record(0, [text], [0.9], 1) | {"prefix_ends": ends, "accepted_len": 7}
     whole |= {"verdicts": [0.9] * 3, "verdict_mass": [1.0] * 3, "decided_by": 2}
     whole["question_token_ids"] = [encode(QUESTION)] * 3
-    made = take_apart(traced("?", text, whole), decode)
+    made = explain_answer(traced("?", text, whole), decode)
     assert [s.text for s in made.rounds[0].segments] == ["a", "é\n", "b", "→c"]
     assert made.text == text
 
 
-def test_an_answer_that_a_stop_cut_short():
-    made = take_apart(traced("?", "ab", record(0, ["abc\n"], [0.9], 1)), decode)
-    assert (made.text, made.rounds[0].instead) == ("ab", "")
+def test_an_answer_that_a_stop_string_ended():
+    made = explain_answer(traced("?", "ab", record(0, ["abc\n"], [0.9], 1)), decode)
+    assert (made.text, made.rounds[0].target_text) == ("ab", "")
 
 
 def test_another_answers_trace_is_refused():
     with pytest.raises(BenchError, match="give output_ids and trace of one answer"):
-        take_apart(traced("?", "other", record(0, ["abc\n"], [0.9], 1)), decode)
+        explain_answer(traced("?", "other", record(0, ["abc\n"], [0.9], 1)), decode)
 
 
 def test_an_answer_without_a_trace_is_refused():
     with pytest.raises(BenchError, match='"trace": true'):
-        take_apart(Traced("?", [1], {"mode": "parse"}), decode)
+        explain_answer(Traced("?", [1], {"mode": "parse"}), decode)
 
 
 @given(
@@ -108,23 +110,22 @@ def test_an_answer_without_a_trace_is_refused():
     st.booleans(),
     st.floats(0, 2),
 )
-def test_what_another_threshold_keeps(verdicts, rule, finished, threshold):
-    """The table says what the rule itself says."""
+def test_accepted_length_at_other_thresholds(verdicts, rule, finished, threshold):
+    """Equal to the selection rule itself."""
     segments = ["x\n"] * len(verdicts)
     one = record(0, segments, verdicts, 0, rule=rule, finished=finished)
-    (made,) = take_apart(traced("?", "", one), decode).rounds
-    entry = next(keeps for keeps in made.keeps if threshold <= keeps.up_to)
+    (made,) = explain_answer(traced("?", "", one), decode).rounds
+    entry = next(entry for entry in made.accepted_at if threshold <= entry.up_to)
     wanted = select(verdicts, one["prefix_ends"], threshold, rule, is_finished=finished)
     assert (entry.accepted_len, entry.decided_by) == (wanted.accepted_len, wanted.decided_by)
 
 
-def test_the_terminals_view():
+def test_terminal_table():
     console = Console(width=120, record=True, file=io.StringIO())
     for made in three_answers():
         console.print(answer_table(made, "Answer"))
     said = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert "draft : 40 + 58 = 98 0.9993 0.99" in said
-    assert "-------- cut --------" in said
+    assert "draft : 40 + 58 = 98 0.9993 0.99 accepted" in said
     assert "draft b: 98 - 72 = 25 0.0300 0.98 rejected" in said
     assert "target b: 98 - 72 = 26" in said
-    assert "draft d: 1 not judged" in said
+    assert "draft d: 1 not verified" in said
