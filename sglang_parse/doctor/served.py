@@ -150,7 +150,7 @@ class _Served:
         if plain:
             raise Problem(
                 f"plain decoding served {len(plain)} of {len(infos)} answers: {plain[0]}",
-                "see the reasons for plain decoding in the documentation",
+                "see 'Fallback to plain decoding' in the documentation",
                 WARNING,
             )
         if simulated := infos[0].get("simulated"):

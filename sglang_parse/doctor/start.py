@@ -218,7 +218,7 @@ class Start:
 
     @staticmethod
     def block(draft: Any) -> str:
-        """Raises: AdmissionError, if the draft cannot generate the configured tokens per forward."""
+        """Raises: AdmissionError, if the draft cannot generate that many tokens per forward."""
         block = models.parallel_draft(ParseConfig.from_env(), draft)
         if block.size == 1:
             return "one token"
