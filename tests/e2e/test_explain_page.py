@@ -54,11 +54,11 @@ def test_page(page: Path, width: int, dark: bool):
 
 
 def test_keyboard(page: Path):
-    said = [value for value in shown(page, 1280, KEYBOARD)["steps"] if value is not None]
+    values = [value for value in shown(page, 1280, KEYBOARD)["steps"] if value is not None]
     drafted = sum(len(o.record["draft_token_ids"]) for m in three_answers() for o in m.rounds)
     accepted = sum(one.record["accepted_len"] for made in three_answers() for one in made.rounds)
     served = f"As served: {accepted} of {drafted} draft tokens accepted"
-    first, start, none, would, above, below, *rest = said
+    first, start, none, would, above, below, *rest = values
     assert (first, start) == ("line", served)
     assert re.match(rf"At 0: \d+ of {drafted} draft tokens accepted, {accepted} as served", none)
     assert "✓ would be accepted" in would

@@ -43,22 +43,23 @@ def assert_says(found: dict[str, Any], answers: Sequence[ExplainedAnswer]) -> No
     """
     rounds = [one for made in answers for one in made.rounds]
     assert len(found["rounds"]) == len(rounds)
-    for said, one in zip(found["rounds"], rounds, strict=True):
+    for shown_round, one in zip(found["rounds"], rounds, strict=True):
         record = one.record
         drafted = len(record["draft_token_ids"])
         assert (
-            f"{drafted} draft tokens after output token {record['output_start']}" in said["title"]
+            f"{drafted} draft tokens after output token {record['output_start']}"
+            in shown_round["title"]
         )
-        assert said["title"].endswith(f"accepted length {record['accepted_len']}")
-        drafts = [row for row in said["rows"] if row[0][0] != "T"]
+        assert shown_round["title"].endswith(f"accepted length {record['accepted_len']}")
+        drafts = [row for row in shown_round["rows"] if row[0][0] != "T"]
         assert [row[0][1:] for row in drafts] == [segment.status for segment in one.segments]
         assert [row[1].strip("↵ ") for row in drafts] == [s.text.strip() for s in one.segments]
         verdicts = [row[2] for row in drafts if row[2]]
         assert verdicts == [f"{verdict:.4f}" for verdict in record["verdicts"]]
         assert [row[3] for row in drafts if row[2]] == [s.question for s in one.segments if s.mass]
-        own = [row[1].strip("↵ ") for row in said["rows"] if row[0][0] == "T"]
-        assert own == ([one.target_text.strip()] if one.target_text else [])
-        assert said["rejections"] == int(record["accepted_len"] < drafted)
+        target = [row[1].strip("↵ ") for row in shown_round["rows"] if row[0][0] == "T"]
+        assert target == ([one.target_text.strip()] if one.target_text else [])
+        assert shown_round["rejections"] == int(record["accepted_len"] < drafted)
     verified = [one.record for one in rounds if one.accepted_at]
     for threshold, text in zip(THRESHOLDS, found["sums"], strict=True):
         accepted = sum(

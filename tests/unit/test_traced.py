@@ -124,8 +124,8 @@ def test_terminal_table():
     console = Console(width=120, record=True, file=io.StringIO())
     for made in three_answers():
         console.print(answer_table(made, "Answer"))
-    said = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert "draft : 40 + 58 = 98 0.9993 0.99 accepted" in said
-    assert "draft b: 98 - 72 = 25 0.0300 0.98 rejected" in said
-    assert "target b: 98 - 72 = 26" in said
-    assert "draft d: 1 not verified" in said
+    printed = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "draft : 40 + 58 = 98 0.9993 0.99 accepted" in printed
+    assert "draft b: 98 - 72 = 25 0.0300 0.98 rejected" in printed
+    assert "target b: 98 - 72 = 26" in printed
+    assert "draft d: 1 not verified" in printed
