@@ -200,10 +200,6 @@ class ParseConfig(BaseModel):
             content = json.loads(text)
         except json.JSONDecodeError as error:
             raise ConfigError(f"{ENV_VAR} is not JSON: {error}") from error
-        return cls.from_mapping(content)
-
-    @classmethod
-    def from_mapping(cls, content: Any) -> ParseConfig:
         if not isinstance(content, dict):
             raise ConfigError(f"{ENV_VAR} must hold one JSON object, got {content!r}")
         return cls(**content)

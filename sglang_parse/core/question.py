@@ -37,6 +37,8 @@ LOW_VERDICT_MASS = 0.5
 SHORT = "_short"
 """Suffix of built-in questions with fewer tokens, which are used only if configured."""
 _ANSWER_MARK = "PARSE-ANSWER-MARK"
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Template variables that disable thinking in the reply."""
 
 
 class QuestionError(ValueError):
@@ -345,7 +347,7 @@ def _render_suffix(tokenizer: Any, question: str, template: str | None) -> str:
         chat_template=template if isinstance(template, str) else None,
         tokenize=False,
         add_generation_prompt=True,
-        **_thinking_off(template),
+        **{name: False for name in _THINKING_SWITCHES if re.search(rf"\b{name}\b", str(template))},
     )
     head, mark, suffix = rendered.partition(_ANSWER_MARK)
     if not mark or not head or not suffix:
@@ -358,9 +360,3 @@ def _render_suffix(tokenizer: Any, question: str, template: str | None) -> str:
             "'suffix' in the question file"
         )
     return suffix
-
-
-def _thinking_off(template: Any) -> dict[str, bool]:
-    """Returns the arguments that disable thinking, if the template has them."""
-    names = ("enable_thinking", "thinking")
-    return {name: False for name in names if re.search(rf"\b{name}\b", str(template))}

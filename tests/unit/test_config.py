@@ -211,7 +211,7 @@ def test_every_selection_can_be_chosen():
 @pytest.mark.parametrize("name", ["self", "cls"])
 def test_python_argument_names_are_refused_as_settings(name: str):
     with pytest.raises(ConfigError, match="unknown PARSE settings"):
-        ParseConfig.from_mapping({name: 1})
+        ParseConfig.from_env({ENV_VAR: json.dumps({name: 1})})
 
 
 @pytest.mark.parametrize("custom_params", [None, {}, {"other": 1}, {"parse": None}, {"parse": {}}])
