@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from sglang_parse.client.records import STAGES, BenchError, BenchRun, ServingRun, Variant
@@ -78,34 +78,6 @@ def speedups(
         for run in runs
         if (variant, run) in rates and (other, run) in rates
     ]
-
-
-def runs_of(runs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
-    """The timed runs of a server at a concurrency, in order.
-
-    Raises:
-        BenchError: there is none, or one without answers.
-    """
-    found = [run for run in runs if (run.variant.server, run.concurrency) == (server, concurrency)]
-    found = sorted((run for run in found if run.run >= 0), key=lambda run: run.run)
-    if not found or any(not run.output_tokens for run in found):
-        raise BenchError(f"nothing was measured of {server} at {concurrency} requests at a time")
-    return found
-
-
-def tokens_per_s(runs: Sequence[BenchRun]) -> float:
-    """Median over the runs."""
-    return median(run.tokens_per_s for run in runs)
-
-
-def request_ms(runs: Sequence[BenchRun]) -> float:
-    """Wall time of a request at its client: mean of a run, median over the runs."""
-    return median(fmean(answer.wall_ms for answer in run.answers) for run in runs)
-
-
-def quotient(runs: Sequence[BenchRun], over: str, under: str) -> float:
-    """Median over the runs of one counter of ``meta_info["parse"]`` over another, both summed."""
-    return median(run.per_request(over) / max(run.per_request(under), 1e-9) for run in runs)
 
 
 def per_token(runs: Sequence[BenchRun], counter: str) -> float:

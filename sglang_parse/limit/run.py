@@ -12,7 +12,6 @@ import httpx
 import torch
 from rich.console import Console
 
-from sglang_parse.client.figures import quotient, runs_of, tokens_per_s
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
@@ -24,8 +23,11 @@ from sglang_parse.limit.figures import (
     Memory,
     VerifyTime,
     make_goals,
+    quotient,
+    runs_of,
     speed_at,
     stage_forward_ms,
+    tokens_per_s,
 )
 from sglang_parse.limit.load import Sender
 from sglang_parse.limit.report import PLOT, RESULTS, limit_plot, report, show
