@@ -1,4 +1,4 @@
-"""PARSE as SGLang sees it: its name, its answers to SGLang's questions, its start-up checks."""
+"""PARSE in SGLang's registry of speculative algorithms."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ NAME = "PARSE"
 
 
 class ParseAlgorithm(CustomSpecAlgo):
-    """``CustomSpecAlgo`` plus the methods the scheduler calls that it lacks in 0.5.23."""
+    """``CustomSpecAlgo`` with the methods of the built-in algorithms that it lacks in 0.5.23."""
 
     def carries_draft_hidden_states(self) -> bool:
-        """No: drafts are tokens; nothing but tokens moves between prefill and decode servers."""
+        """Returns False: a draft is tokens only."""
         return False
 
     def need_topk(self) -> bool:
-        """No: a draft is a chain."""
+        """Returns False: a draft is a chain."""
         return False
 
     def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
-        """``SpeculativeAlgorithm.create_future_map`` of the built-in enum."""
+        """Creates the future map, as ``SpeculativeAlgorithm.create_future_map``."""
         from sglang_parse.engine.overlap import HostRelay
 
         return HostRelay(device, self, req_to_token_pool, **kwargs)
 
 
 def is_parse(algorithm: object) -> bool:
-    """Whether a batch's or server's ``spec_algorithm`` is PARSE."""
+    """Returns whether a ``spec_algorithm`` is PARSE."""
     return isinstance(algorithm, ParseAlgorithm)
 
 
 def register_algorithm(
     create_worker: Callable[[Any], type], validate_server_args: Callable[[Any], None]
 ) -> bool:
-    """Register the name. False when it was registered before.
+    """Registers PARSE; returns False if it is registered already.
 
     Args:
-        create_worker: the worker's class, from ``ServerArgs``; called in scheduler processes.
-        validate_server_args: the checks at start; what they raise ends the launcher.
+        create_worker: returns the worker's class; called in scheduler processes.
+        validate_server_args: the start-up checks; their exceptions end the launcher.
     """
     if get_spec(NAME) is not None:
         return False

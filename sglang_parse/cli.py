@@ -1,4 +1,4 @@
-"""The ``sglang-parse`` command: what a person runs; no server imports it."""
+"""The ``sglang-parse`` command; no server imports it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Command:
     """A subcommand.
 
     Attributes:
-        flags: the module whose ``add_arguments`` gives its parser flags.
-        program: the module whose ``run(arguments, console)`` returns its exit code; imported when
-            it is asked for, as it may need packages that are an extra of ours.
+        flags: the module whose ``add_arguments`` adds the flags.
+        program: the module whose ``run(arguments, console)`` returns the exit code; imported when
+            it runs, because it may need the packages of an extra.
         extra: that extra.
-        takes_server_flags: all other flags are a server's: ``arguments.server_flags``.
+        takes_server_flags: whether other flags are passed on as ``arguments.server_flags``.
     """
 
     name: str
@@ -60,7 +60,7 @@ COMMANDS = (
     ),
     Command(
         "compare",
-        "PARSE beside stock SGLang: speed, latency, accuracy, one page",
+        "PARSE versus stock SGLang on one page: speed, latency, accuracy",
         "Starts each server on this machine, or takes running ones; drives it with SGLang's "
         "bench_serving; grades its answers; writes results.json and report.html. Exit code 1 "
         "when anything failed; a figure that misses its mark is reported and is no failure.",
@@ -100,7 +100,7 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; its exit code is the program's."""
+    """Runs a subcommand; returns its exit code."""
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for command in COMMANDS:
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def end_on_sigterm() -> None:
-    """A plain `kill` leaves through every `finally`, so that the servers are ended too."""
+    """Makes SIGTERM raise SystemExit, so that every `finally` runs and the servers end."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame

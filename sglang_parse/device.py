@@ -1,7 +1,7 @@
-"""The ways to the device and back.
+"""Copies to the device and back.
 
-Under overlap nothing on the way to an iteration's launch may wait for the one before it: what goes
-to the device goes through pinned memory, and what comes back is waited for where it is read.
+Under overlap an iteration is launched without a wait for the previous one: copies to the device go
+through pinned memory, and copies to the host are waited for when they are read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ Numbers = Sequence[int] | Sequence[bool]
 def on_device(
     values: Numbers | Sequence[Numbers], device: Any, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """``values`` as a tensor of one or two dimensions on ``device``, by one copy and without a
-    wait for what runs there."""
+    """Copies numbers to a tensor of one or two dimensions on ``device``, without a device sync."""
     return async_h2d(values, dtype=dtype, device=device)
 
 
 class HostCopy:
-    """A device tensor on its way to the host."""
+    """An asynchronous copy of a device tensor to the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host = async_d2h(tensor)
@@ -32,13 +31,13 @@ class HostCopy:
         self._copied.record()
 
     def tolist(self) -> list:
-        """The numbers; waits for them, not for what was launched later."""
+        """Waits for the copy, not for later launches, and returns the numbers."""
         self._copied.synchronize()
         return self._host.tolist()
 
 
 def wait_for_device(device: Any) -> None:
-    """Until what has been launched on the current stream is done."""
+    """Waits for everything launched on the current stream."""
     launched = torch.get_device_module(device).Event()
     launched.record()
     launched.synchronize()

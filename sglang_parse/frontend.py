@@ -1,11 +1,10 @@
-"""Programs in SGLang's frontend language that set PARSE's options.
+"""PARSE's options for programs in SGLang's frontend language.
 
     backend = ParseEndpoint("http://127.0.0.1:30000", threshold=0.9)
     state = program.run(backend=backend)
     state = program.run(backend=backend.with_options(enabled=False))
 
-SGLang's ``RuntimeEndpoint`` sends no ``custom_params``; this one adds them to what it sends, and is
-that backend in all else.
+SGLang's ``RuntimeEndpoint`` sends no ``custom_params``; ``ParseEndpoint`` adds them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sglang_parse.core.config import ParseConfig, RequestOptions
 
 @dataclass
 class _Sampling(SglSamplingParams):
-    """A ``gen``'s parameters, and PARSE's options beside them."""
+    """A ``gen``'s parameters with PARSE's options."""
 
     parse_options: dict[str, Any] = field(default_factory=dict)
 
@@ -34,14 +33,14 @@ class _Sampling(SglSamplingParams):
 class ParseEndpoint(RuntimeEndpoint):
     """A running PARSE server as the backend of frontend programs.
 
-    ``gen`` is served with these options; what a server never drafts (``select``, grammars) is the
-    plain target's whatever they say.
+    ``gen`` is served with these options; ``select`` and grammars are served by plain decoding,
+    whatever the options.
 
     Args:
-        url: the server's.
+        url: the server's URL.
         api_key, verify, chat_template_name: as of ``sglang.RuntimeEndpoint``.
-        options: of ``custom_params["parse"]``: ``enabled``, ``threshold``, ``trace``. What is left
-            out is the server's.
+        options: keys of ``custom_params["parse"]``: ``enabled``, ``threshold``, ``trace``;
+            the others are the server's.
 
     Raises:
         ConfigError: an unknown option, or a value of the wrong type or range.
@@ -59,7 +58,7 @@ class ParseEndpoint(RuntimeEndpoint):
         super().__init__(url, api_key, verify, chat_template_name)
 
     def with_options(self, **options: Any) -> Self:
-        """The same server with other options: these over the ones there are, for one program.
+        """Returns the same server with these options changed, for one program.
 
         Raises:
             ConfigError: see ``ParseEndpoint``.
@@ -69,11 +68,11 @@ class ParseEndpoint(RuntimeEndpoint):
         return other
 
     def generate(self, s: Any, sampling_params: SglSamplingParams) -> Any:
-        """Text and ``meta_info`` of one ``gen``."""
+        """Generates text and ``meta_info`` of one ``gen``."""
         return super().generate(s, self._with_parse(sampling_params))
 
     def generate_stream(self, s: Any, sampling_params: SglSamplingParams) -> Iterator[Any]:
-        """The same in pieces."""
+        """Streams text and ``meta_info`` of one ``gen``."""
         return super().generate_stream(s, self._with_parse(sampling_params))
 
     def _with_parse(self, sampling_params: SglSamplingParams) -> _Sampling:
@@ -81,6 +80,6 @@ class ParseEndpoint(RuntimeEndpoint):
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Refused here by the server's own rules, not by a 400 in the middle of a program."""
+    """Checks options by the server's rules, before a program would get a 400."""
     RequestOptions.read({"parse": options}, ParseConfig())
     return options

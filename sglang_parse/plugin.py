@@ -1,7 +1,7 @@
 """Entry point ``sglang.srt.plugins:parse``: SGLang calls ``register`` once in every process.
 
-SGLang logs and swallows what this raises, so it only registers; whatever may be wrong is
-checked where a failure stops the server (the two functions below that SGLang is handed).
+SGLang logs and ignores its exceptions, so it only registers. The checks are in the two other
+functions, whose exceptions stop the server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Make PARSE known to SGLang. Idempotent."""
+    """Registers PARSE and its patches. Idempotent."""
     from sglang_parse.algorithm import register_algorithm
 
     if register_algorithm(create_worker, validate_server_args):
@@ -20,10 +20,10 @@ def register() -> None:
 
 
 def validate_server_args(server_args: Any) -> None:
-    """SGLang's launcher calls it before anything is loaded or started.
+    """Checks a server in the launcher, before models are loaded and processes are started.
 
     Raises:
-        CompatError: this SGLang is another one, in version or in what PARSE uses or changes.
+        CompatError: SGLang's version or API differs from the supported one.
         ValueError: see ``startup.checks.validate_server_args``.
     """
     from sglang_parse import patches
@@ -34,10 +34,10 @@ def validate_server_args(server_args: Any) -> None:
 
 
 def create_worker(server_args: Any) -> type:  # noqa: ARG001 - SGLang's factory signature
-    """The class SGLang's scheduler makes its speculative worker from.
+    """Returns the class of the speculative worker; SGLang calls it in the scheduler.
 
     Raises:
-        PatchError: SGLang runs unpatched; it has logged the reason and gone on.
+        PatchError: a patch is not in force; SGLang has logged the reason.
     """
     from sglang_parse.engine.worker import ParseWorker
     from sglang_parse.patches import assert_applied

@@ -56,31 +56,13 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         """Sets the parts of the next forward pass, whatever its batch."""
         self._parts = parts
 
-    def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        if not self._parts:
-            return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
-        return self._forward_parts(q, k, v, layer, forward_batch, save_kv_cache)
+    def forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        forward = self._forward_parts if self._parts else super().forward_extend
+        return forward(*args, **kwargs)
 
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        if not self._parts:
-            return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
-        return self._forward_parts(q, k, v, layer, forward_batch, save_kv_cache)
+    def forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        forward = self._forward_parts if self._parts else super().forward_decode
+        return forward(*args, **kwargs)
 
     def _forward_parts(
         self,
@@ -89,7 +71,7 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         v: torch.Tensor,
         layer: Any,
         forward_batch: Any,
-        save_kv_cache: bool,
+        save_kv_cache: bool = True,
     ) -> torch.Tensor:
         if getattr(layer, "sliding_window_size", None) not in (None, -1):
             raise NotImplementedError(
