@@ -1,4 +1,4 @@
-"""Attention backends' verification passes, in both layouts, against attention by hand."""
+"""The attention backends' verify passes in both layouts, against reference attention."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_backends_of_gpus():
     ]
 
 
-def test_stock_names_are_ours_and_stay_so():
+def test_parses_backends_replace_the_stock_ones():
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     from sglang_parse.attention import registry
@@ -78,7 +78,7 @@ def test_stock_names_are_ours_and_stay_so():
 
 
 def test_a_target_whose_checkpoint_has_fp8_kv(monkeypatch: pytest.MonkeyPatch):
-    """Refused where its backend is made; its draft may have it, for it runs no passes."""
+    """Refused when its backend is created; a draft may have it: it runs no verify passes."""
     from sglang_parse.attention import registry
     from sglang_parse.attention.support import BackendError
 
@@ -93,8 +93,8 @@ def test_a_target_whose_checkpoint_has_fp8_kv(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("tile", [4096, None], ids=["deterministic", "usual"])
-def test_flashinfer_cuts_kv_as_in_prefills(is_masked: bool, tile: int | None):
-    """With deterministic inference; else a verdict depends on who else is in the batch."""
+def test_flashinfer_splits_kv_as_in_prefills(is_masked: bool, tile: int | None):
+    """With deterministic inference; otherwise a verdict depends on the rest of the batch."""
     from unittest import mock
 
     from sglang_parse.attention.flashinfer import ParseFlashInferBackend
@@ -113,7 +113,7 @@ def test_flashinfer_cuts_kv_as_in_prefills(is_masked: bool, tile: int | None):
     assert call.kwargs["fixed_split_size"] == tile
 
 
-def test_a_mask_made_for_other_lengths_is_refused():
+def test_a_mask_for_other_lengths_is_refused():
     from sglang_parse.attention.spec_input import ParseVerifyInput
 
     layout = VerifyLayout.of([RequestLayout(2, 2)])

@@ -1,4 +1,4 @@
-"""What stock speculation needs on a CPU, against hand-made cases and other ways to compute it."""
+"""The CPU patches for stock speculation, against hand-made cases and reference implementations."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_a_chain_has_the_causal_mask():
     assert (sibling == -1).all()
 
 
-def test_a_node_kept_without_its_parent_cannot_be_reached():
-    """Equal scores can keep a child and drop its parent."""
+def test_a_node_selected_without_its_parent_is_never_accepted():
+    """Equal scores can select a child without its parent."""
     _, positions, _, first_child, sibling = _built(
         PARENT_LIST, torch.tensor([[0, 1, 2, 4, 8]]), [7], 2
     )
@@ -130,8 +130,8 @@ def test_a_packed_mask_is_refused():
         _built(PARENT_LIST, SELECTED, [4], 2, BITPACKING)
 
 
-def test_random_trees_from_sglangs_own_selection():
-    """Scores and candidates as the draft worker makes them; ancestors recomputed from tokens."""
+def test_random_trees_of_sglangs_selection():
+    """Scores and candidates as in the draft worker; ancestors are recomputed from tokens."""
     from sglang.srt.speculative.eagle_utils import organize_draft_results
     from sglang.srt.speculative.spec_utils import (
         _select_top_k_tokens_first,
@@ -212,7 +212,7 @@ def test_greedy_verification_of_a_tree_made_by_hand():
 
 
 def test_greedy_verification_against_texts():
-    """On random trees the accepted text is the longest branch the target would write itself."""
+    """On random trees the accepted text is the longest branch of the target's choices."""
     rng = random.Random(0)
     for _ in range(50):
         width, vocab = 8, 3
@@ -247,7 +247,7 @@ def test_bonus_tokens_and_accepted_slots():
 # -- temperature > 0 --------------------------------------------------------------------------
 
 
-def test_top_k_and_top_p_keep_what_transformers_keeps():
+def test_top_k_and_top_p_equal_transformers():
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     from sglang_parse.patches.cpu.verify_sampling_cpu import top_k_renorm_prob, top_p_renorm_prob
@@ -276,7 +276,7 @@ NUM_DRAWS = 6000
 
 
 def _sampled_texts(parents, tokens, probabilities, steps, **thresholds):
-    """What each of NUM_DRAWS equal requests emits."""
+    """The output of each of NUM_DRAWS equal requests."""
     from sglang_parse.patches.cpu.verify_sampling_cpu import verify_sampled
 
     width = len(parents)
@@ -300,8 +300,8 @@ def _sampled_texts(parents, tokens, probabilities, steps, **thresholds):
     return [tuple(predicts[path[: n + 1]].tolist()) for path, n in lists]
 
 
-def test_emitted_texts_have_the_targets_distribution():
-    """Every text a tree can emit, against its exact probability."""
+def test_output_has_the_targets_distribution():
+    """Every possible output of a tree, against its exact probability."""
     from scipy import stats
 
     parents, tokens, steps = [-1, 0, 0, 1, 1, 2], [0, 1, 2, 0, 3, 1], 2
@@ -348,7 +348,7 @@ HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 8, 200
 
 @pytest.fixture
 def cache():
-    """A KV pool and a table with shuffled slots, as a model runner shows them."""
+    """A KV pool and a table with shuffled slots, as in a model runner."""
     torch.manual_seed(5)
     keys, values = torch.randn(SLOTS, KV_HEADS, DIM), torch.randn(SLOTS, KV_HEADS, DIM)
     pool = SimpleNamespace(
@@ -398,7 +398,7 @@ def _rows(num: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(num, HEADS * DIM), *torch.randn(2, num, KV_HEADS * DIM)
 
 
-def test_tree_verification_sees_the_prefix_and_its_ancestors(cache):
+def test_tree_verify_attends_to_the_prefix_and_ancestors(cache):
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
     lengths, requests = [5, 11], [2, 0]
@@ -440,13 +440,13 @@ def test_a_tree_mask_of_another_size_is_refused(cache):
         seq_lens=torch.tensor([5]),
         out_cache_loc=torch.tensor([1, 2, 3, 4]),
     )
-    with pytest.raises(ValueError, match="tree mask has 16 entries, 36 are needed"):
+    with pytest.raises(ValueError, match="tree mask has 16 entries, expected 36"):
         MaskedTorchNativeBackend(cache).init_forward_metadata(batch)
 
 
 @pytest.mark.parametrize("mode", ["DRAFT_EXTEND_V2", "EXTEND"])
 def test_draft_extend_is_causal(cache, monkeypatch, mode):
-    """And a draft model's ordinary extend computes no more than its new rows."""
+    """A draft model's ordinary extend computes its new rows only."""
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
     cache.is_draft_worker = mode == "EXTEND"
@@ -473,7 +473,7 @@ def test_draft_extend_is_causal(cache, monkeypatch, mode):
         torch.testing.assert_close(output[row], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_draft_steps_see_the_prefix_and_their_own_branch(cache):
+def test_draft_steps_attend_to_the_prefix_and_their_branch(cache):
     from sglang_parse.attention.draft_steps import DraftStepsBackend
 
     requests, lengths, topk, steps = [2, 1], [6, 3], 2, 3

@@ -1,4 +1,4 @@
-"""Which exceptions of the draft model a server may survive; through a server: tests/e2e."""
+"""Draft model exceptions that a server survives; with a server: tests/e2e."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fail(guard: DraftGuard, *reqs: SimpleNamespace, error: Exception | None = N
         raise error or RuntimeError("some reason")
 
 
-def test_requests_that_need_the_draft_end_and_none_enters_the_cache():
+def test_drafting_requests_end_and_none_enters_the_cache():
     drafting, plain, finished = _request(), _request(plain=True), _request(finished=True)
     _fail(DraftGuard(1), drafting, plain, finished)
     assert [req.skip_radix_cache_insert for req in (drafting, plain, finished)] == [True] * 3
@@ -47,14 +47,14 @@ def test_requests_that_need_the_draft_end_and_none_enters_the_cache():
         (1, torch.AcceleratorError("some reason"), "device is unusable"),
     ],
 )
-def test_what_cannot_be_survived_names_the_reason(num_ranks: int, error: Exception, reason: str):
+def test_fatal_errors_name_the_reason(num_ranks: int, error: Exception, reason: str):
     req = _request()
     with pytest.raises(DraftFailure, match=f"some reason.*{reason}"):
         _fail(DraftGuard(num_ranks), req, error=error)
     assert not req.parse_state.fault
 
 
-def test_failures_in_a_row_end_the_server_and_a_success_starts_over():
+def test_consecutive_failures_end_the_server_and_a_success_resets_the_count():
     guard = DraftGuard(1)
     for _ in range(3):
         for _ in range(MAX_DRAFT_FAILURES - 1):
@@ -69,6 +69,6 @@ def test_failures_in_a_row_end_the_server_and_a_success_starts_over():
         _fail(guard, _request())
 
 
-def test_an_interrupt_is_no_failure_of_the_draft():
+def test_an_interrupt_is_not_a_draft_failure():
     with pytest.raises(KeyboardInterrupt), DraftGuard(1).contain([]):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""All of FlashInfer's Python on the CPU: only its compiled kernels are stood in for.
+"""FlashInfer's Python code on the CPU, with stand-ins for its compiled kernels.
 
 The stand-ins answer from what reaches the kernels, so this shows that ``tests/gpu`` calls
 FlashInfer rightly, packed mask and all.
@@ -36,7 +36,7 @@ CAUSAL, CUSTOM = 1, 2
 
 
 def segment_packbits(bits, indptr, packed_indptr, bitorder, packed) -> None:
-    """8 entries a byte, the first in the lowest bit; each request begins with a byte of its own."""
+    """8 entries per byte, the first in the lowest bit; each request starts at a new byte."""
     assert bitorder == "little"
     for i in range(len(indptr) - 1):
         own = bits[int(indptr[i]) : int(indptr[i + 1])].to(torch.uint8)
@@ -46,7 +46,7 @@ def segment_packbits(bits, indptr, packed_indptr, bitorder, packed) -> None:
 
 
 def unpacked(packed: torch.Tensor, indptr: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """The mask a kernel reads: entry n of request i is bit n % 8 of byte indptr[i] + n // 8."""
+    """The mask in a kernel: entry n of request i is bit n % 8 of byte indptr[i] + n // 8."""
     parts = []
     for start, size in zip(indptr.tolist(), sizes, strict=False):
         entry = torch.arange(size)
@@ -87,7 +87,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_what_reaches_the_kernels(kernel: Kernel, page_size: int):
+def test_kernel_inputs(kernel: Kernel, page_size: int):
     reference = paged_inputs.expected(BATCH)
     masked = kernel(paged_inputs.masked(BATCH, page_size, flat_mask))
     assert paged_inputs.worst_error(masked, reference) < 1e-5
@@ -95,6 +95,6 @@ def test_what_reaches_the_kernels(kernel: Kernel, page_size: int):
     assert paged_inputs.worst_error(torch.cat(alone), reference) < 1e-5
 
 
-def test_what_reaches_the_kernels_without_a_mask(kernel: Kernel):
+def test_kernel_inputs_without_a_mask(kernel: Kernel):
     answer = kernel(paged_inputs.aliased(BATCH))
     assert paged_inputs.worst_error(answer, paged_inputs.expected(BATCH)) < 1e-5

@@ -1,4 +1,4 @@
-"""Graphs of plain steps leave the memory of a GPU to KV: bytes at the recipes' shapes."""
+"""Memory of decode CUDA graphs at the recipes' shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.compat
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 QUESTION_LEN = 60
-"""As the recipes' heads have it."""
+"""As in the recipes' headers."""
 
 
 def flags_of(recipe: str) -> dict[str, int]:
@@ -30,8 +30,8 @@ def flags_of(recipe: str) -> dict[str, int]:
     ("recipe", "max_bs", "mask_gib"),
     [("serve_qwen3_32b.sh", 256, 9.8), ("serve_llama3_70b.sh", 512, 17.5)],
 )
-def test_no_mask_for_passes_that_no_graph_has(recipe: str, max_bs: int, mask_gib: float):
-    """SGLang's own, of the longest pass for every request of a graph, would fill it."""
+def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, max_bs: int, mask_gib: float):
+    """SGLang's mask, of the longest pass for every request of a graph, would fill the GPU."""
     flags = flags_of(recipe)
     questions = flags["parse-max-prefixes"] * QUESTION_LEN
     longest_pass = 1 + flags["parse-draft-tokens"] + questions

@@ -43,7 +43,7 @@ def test_every_entry_is_complete(patch: Patch):
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_the_entry_names_what_the_file_changes(patch: Patch):
-    """Every attribute in the entry's target is one the file names, and it exists upstream."""
+    """The file names every attribute of the entry's target, and it exists upstream."""
     (path,) = PATCH_FOLDER.glob(f"*/{patch.name}.py")
     source = path.read_text(encoding="utf-8")
     for name in patch.changes:

@@ -1,4 +1,4 @@
-"""PARSE's collector takes SGLang's place for it, and the decode line is the one SGLang writes."""
+"""PARSE's metrics collector in SGLang, and its figures in SGLang's decode log line."""
 
 import inspect
 import logging
@@ -30,7 +30,7 @@ def test_the_collector_is_named_in_stat_loggers():
         assert loggers == (given or {})
 
 
-def test_it_survives_the_way_to_the_scheduler_process():
+def test_it_can_be_pickled_to_the_scheduler_process():
     from sglang_parse.telemetry.prometheus import with_parse_metrics
 
     loggers = with_parse_metrics(None)
@@ -54,7 +54,7 @@ def test_another_collector_is_refused_unless_it_has_parses_metrics():
 
 
 class Child:
-    """A counter's or gauge's value, in place of Prometheus's."""
+    """A counter or gauge in place of Prometheus's."""
 
     def __init__(self, **_: object) -> None:
         self.value = 0.0
@@ -71,8 +71,8 @@ class Child:
     observe = set
 
 
-def test_what_an_ended_request_added_is_shown_at_once(monkeypatch: pytest.MonkeyPatch):
-    """All else ten times a second."""
+def test_a_finished_request_is_published_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Everything else is published ten times per second."""
     from sglang_parse.telemetry import prometheus
 
     class Theirs:
@@ -101,7 +101,7 @@ def test_what_an_ended_request_added_is_shown_at_once(monkeypatch: pytest.Monkey
     assert shown == [1, 1, 3, 3, 5]
 
 
-def test_the_decode_line_has_the_part_that_is_replaced():
+def test_sglangs_decode_line_has_the_replaced_part():
     from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
     source = inspect.getsource(SchedulerMetricsReporter.report_decode_stats)
@@ -109,7 +109,7 @@ def test_the_decode_line_has_the_part_that_is_replaced():
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_lines_change_only_where_parse_serves(serves: bool):
+def test_lines_change_only_in_processes_that_serve_parse(serves: bool):
     from sglang_parse.patches.parse.decode_log import DecodeLine
 
     class Waiting:

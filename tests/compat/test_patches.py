@@ -1,4 +1,4 @@
-"""Patches: what they compute, and that a patch which is not in force stops the server."""
+"""Patches: their results, and that a patch that is not in force stops the server."""
 
 import ctypes
 import inspect
@@ -48,7 +48,7 @@ def test_a_patch_that_is_not_in_force_is_an_error(monkeypatch):
 
 
 def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
-    """The bytes per slot SGLang divides the memory by, against the pools of the demo pair."""
+    """The bytes per slot by which SGLang divides the memory, against the demo pair's pools."""
     import json
     from types import SimpleNamespace
 
@@ -101,8 +101,8 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         assert _add_drafts(1000, None, kvc) == 1000
 
 
-def test_graphs_are_captured_of_plain_steps():
-    """SGLang's own answer while a PARSE model captures: not speculative, one row per request."""
+def test_graphs_capture_plain_decode_steps():
+    """While a PARSE model captures, SGLang sees no speculation and one row per request."""
     from types import SimpleNamespace
 
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -133,10 +133,10 @@ def test_graphs_are_captured_of_plain_steps():
 @pytest.mark.parametrize("mask_id", [None, 5])
 @pytest.mark.parametrize("is_draft_worker", [True, False])
 @pytest.mark.parametrize("kind", ["breakable", "disabled"])
-def test_blocks_are_captured_as_prefills(
+def test_a_parallel_draft_captures_prefill_graphs(
     monkeypatch: pytest.MonkeyPatch, kind: str, is_draft_worker: bool, mask_id: int | None
 ):
-    """By SGLang's own method for a draft model, where it has graphs of prefills."""
+    """By SGLang's method for draft models, if prefill graphs are enabled."""
     from types import SimpleNamespace
 
     from sglang.srt.model_executor import cuda_graph_config
@@ -168,8 +168,8 @@ def test_blocks_are_captured_as_prefills(
     assert captured == [True] * expected
 
 
-def test_what_is_made_for_plain_steps_finds_no_draft_tokens(monkeypatch: pytest.MonkeyPatch):
-    """Under PARSE alone, and only meanwhile."""
+def test_buffers_are_sized_for_plain_decode_steps(monkeypatch: pytest.MonkeyPatch):
+    """With PARSE only, and only while they are created."""
     from types import SimpleNamespace
 
     from sglang.srt.runtime_context import _ConfigBag
@@ -193,8 +193,8 @@ def test_what_is_made_for_plain_steps_finds_no_draft_tokens(monkeypatch: pytest.
     assert seen == [[None, None], [1217, 1217]]
 
 
-def test_graphs_keep_what_a_head_reads(monkeypatch: pytest.MonkeyPatch):
-    """SGLang's own answer while graphs are captured, and after."""
+def test_graphs_capture_hidden_states_for_an_eagle3_head(monkeypatch: pytest.MonkeyPatch):
+    """SGLang's mode during capture, and after it."""
     from types import SimpleNamespace
 
     from sglang.srt.model_executor import forward_batch_info
@@ -241,7 +241,7 @@ class _CharTokenizer:
 
 
 def _finished(text: str, run_len: int, **params):
-    """A request whose last ``run_len`` tokens came at once."""
+    """A request whose last ``run_len`` tokens were accepted at once."""
     from array import array
 
     from sglang.srt.managers.schedule_batch import Req
@@ -259,7 +259,7 @@ def _finished(text: str, run_len: int, **params):
 
 
 class _Lengths:
-    """What SGLang asks a tokenizer for: the length of a stop string in tokens."""
+    """A tokenizer for the length of a stop string in tokens."""
 
     def encode(self, text: str, **_) -> list[int]:
         return [ord(c) for c in text]
@@ -269,7 +269,7 @@ class _Lengths:
     ("stops", "matched"),
     [(["efg", "cd"], "cd"), (["cd", "efg"], "cd"), (["x", "efg"], "efg"), (["bc", "abcd"], "bc")],
 )
-def test_the_first_stop_in_a_run_ends_it(stops: list[str], matched: str):
+def test_the_first_stop_in_the_accepted_tokens_ends_the_request(stops: list[str], matched: str):
     req = _finished("abcdefgh", 8, stop=stops)
     text = "abcdefgh"
     assert req.finished_reason.matched == matched
@@ -277,20 +277,20 @@ def test_the_first_stop_in_a_run_ends_it(stops: list[str], matched: str):
     assert list(req.output_ids) == list(map(ord, text))
 
 
-def test_a_stop_that_began_before_the_run_is_seen():
+def test_a_stop_that_began_before_the_accepted_tokens_is_found():
     assert _finished("abcdefgh", 4, stop=["h", "def"]).finished_len == 6
 
 
-def test_a_run_without_a_stop_goes_on():
+def test_accepted_tokens_without_a_stop():
     assert not _finished("abcdefgh", 8, stop=["x", "y"]).finished()
 
 
-def test_a_stop_token_before_a_stop_string_ends_the_run():
+def test_a_stop_token_before_a_stop_string_ends_the_request():
     req = _finished("ab\0defg", 7, stop=["ef"])
     assert (req.finished_reason.matched, req.finished_len) == (0, 3)
 
 
-def test_a_length_limit_before_a_stop_string_ends_the_run():
+def test_a_length_limit_before_a_stop_string_ends_the_request():
     from sglang.srt.managers.schedule_batch import FINISH_LENGTH
 
     req = _finished("a" * 100 + "stop", 30, stop=["stop", "zz"])

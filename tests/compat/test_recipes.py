@@ -99,13 +99,13 @@ HEAD = (
 
 
 def kv_kib(config: dict) -> int:
-    """KiB of KV a token takes in bf16: keys and values of every layer."""
+    """Returns the KiB of KV per token in bf16."""
     width = config["num_key_value_heads"] * config["head_dim"]
     return 2 * config["num_hidden_layers"] * width * BF16_BYTES // KIB
 
 
 def write_models(folder: Path, recipe: str) -> dict[str, str]:
-    """Folders without weights, as the environment variables a recipe reads."""
+    """Model folders without weights, as a recipe's environment variables."""
     family, target, draft = PAIRS[recipe]
     for name, config in (("TARGET", target), ("DRAFT", draft), ("HEAD", HEAD)):
         (folder / name).mkdir()
@@ -115,7 +115,7 @@ def write_models(folder: Path, recipe: str) -> dict[str, str]:
 
 
 def run_recipe(recipe: str, folder: Path, models: dict[str, str], *flags: str) -> list[str]:
-    """The arguments a recipe gives to Python."""
+    """Returns the arguments that a recipe passes to Python."""
     python = folder / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
@@ -146,7 +146,7 @@ def test_shell_syntax(recipe: str, shell: str):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_missing_path_is_named(recipe: str):
-    """Nothing is started when TARGET is unset; the shell says which variable and what it is."""
+    """With TARGET unset nothing is started; the shell names the variable and its meaning."""
     done = subprocess.run(
         ["sh", EXAMPLES / recipe],
         env={"PATH": os.environ["PATH"], "HEAD": "head", "PYTHON": "false"},
@@ -159,7 +159,7 @@ def test_a_missing_path_is_named(recipe: str):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_header_says_what_a_reader_must_know(recipe: str):
+def test_the_header_states_the_requirements(recipe: str):
     text = header(recipe)
     assert "NOT RUN YET" in text
     assert "ardware" in text
@@ -199,8 +199,8 @@ def known_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[str]):
-    """Every flag exists in full, and SGLang's checks and PARSE's pass on the models' shapes."""
+def test_the_servers_checks_pass(recipe: str, tmp_path: Path, known_flags: set[str]):
+    """Every flag exists, and the checks of SGLang and PARSE pass on the models' shapes."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
     from sglang_parse.core.config import ParseConfig
@@ -223,7 +223,7 @@ def test_the_server_would_take_it(recipe: str, tmp_path: Path, known_flags: set[
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(4, True), (8, False)])
 def test_experts_in_fp8_blocks_on_the_ranks(tp_size: int, fits: bool):
-    """SGLang's own check, made when the weights of the experts are."""
+    """SGLang's check when it creates the experts' weights."""
     import torch
     from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
     from sglang.srt.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
@@ -259,7 +259,7 @@ def test_experts_in_fp8_blocks_on_the_ranks(tp_size: int, fits: bool):
         make()
 
 
-def test_flags_behind_a_recipe_win(tmp_path: Path):
+def test_flags_after_a_recipe_override_it(tmp_path: Path):
     models = {"TARGET": "target", "DRAFT": "draft"}
     arguments = run_recipe("serve_qwen3_32b.sh", tmp_path, models, "--tp-size", "2")
     assert arguments[-2:] == ["--tp-size", "2"]

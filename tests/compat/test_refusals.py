@@ -1,4 +1,4 @@
-"""Configurations that cannot work are refused by the launcher: setting, value found, fix.
+"""The launcher refuses unsupported configurations: setting, value found, fix.
 
 Runs SGLang's own ``prepare_server_args`` (what ``python -m sglang.launch_server`` calls first),
 then resolves, before any process starts), so nothing here needs a server.
@@ -26,7 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def launch(pair: tuple[Path, Path], *flags: str):
-    """What the launcher does before it starts anything."""
+    """The launcher's checks before it starts processes."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -76,7 +76,7 @@ ON_A_GPU = ("--device", "cuda", "--attention-backend", "triton")
         ((*ON_A_GPU, "--disable-overlap-schedule"), False),
     ],
 )
-def test_where_the_schedule_overlaps(pair, flags: tuple[str, ...], overlaps: bool):
+def test_overlap_schedule(pair, flags: tuple[str, ...], overlaps: bool):
     from sglang.srt.arg_groups.overrides import resolved_view
 
     assert resolved_view(launch(pair, *flags)).disable_overlap_schedule is not overlaps
@@ -126,7 +126,7 @@ def test_bad_settings(pair, flags: tuple[str, ...], message: str):
         ),
     ],
 )
-def test_drafts_that_cannot_write_blocks(pair, tmp_path: Path, named: dict, flags, message: str):
+def test_drafts_without_parallel_drafting(pair, tmp_path: Path, named: dict, flags, message: str):
     draft = changed(pair[1], tmp_path / "draft", **named)
     with pytest.raises(Exception, match=message):
         launch((pair[0], draft), *flags)
@@ -142,8 +142,8 @@ def test_drafts_that_cannot_write_blocks(pair, tmp_path: Path, named: dict, flag
         ({"ptd_token_id": 7}, ("--parse-draft-parallel-tokens", "16"), 255),
     ],
 )
-def test_rows_of_slots_hold_a_block(pair, tmp_path: Path, named: dict, flags, rows: int):
-    """As wide as the longest draft and what may stand behind it; in token mode that is a block."""
+def test_req_to_token_rows_hold_a_block(pair, tmp_path: Path, named: dict, flags, rows: int):
+    """As wide as the longest draft and its lookahead rows, which are a block in token mode."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
     draft = changed(pair[1], tmp_path / "draft", **named)
@@ -208,8 +208,8 @@ def test_unreadable_draft_model(pair, tmp_path: Path):
         launch(pair, "--speculative-draft-model-path", str(tmp_path))
 
 
-def test_a_draft_whose_attention_the_backends_do_not_run(pair, monkeypatch):
-    """Latent attention (DeepSeek's) keeps KV of another form."""
+def test_draft_with_unsupported_attention(pair, monkeypatch):
+    """Latent attention (DeepSeek's) has another KV layout."""
     from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 
     original = ModelConfig.__init__
@@ -243,7 +243,7 @@ def test_other_tokenizer(pair, tmp_path: Path):
         launch(pair, "--speculative-draft-model-path", str(draft))
 
 
-def test_draft_heads_that_the_ranks_cannot_share(pair, tmp_path: Path):
+def test_draft_heads_not_divisible_by_tp_size(pair, tmp_path: Path):
     draft = changed(pair[1], tmp_path / "draft", num_attention_heads=3, num_key_value_heads=3)
     with pytest.raises(Exception, match=r"--tp-size is 2.*the draft model's 3 attention heads"):
         launch(pair, "--speculative-draft-model-path", str(draft), "--tp-size", "2")
@@ -274,7 +274,7 @@ DEMO_PAIR = (DEMO / "target", DEMO / "draft")
 
 
 @pytest.mark.parametrize(("flags", "steps"), [((), 3), (("--speculative-num-steps", "5"), 5)])
-def test_a_head_and_how_far_it_is_ahead(flags: tuple[str, ...], steps: int):
+def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
     from sglang.srt.arg_groups.overrides import resolved_view
 
     view = resolved_view(launch(DEMO_PAIR, *EAGLE3, str(HEAD), *flags))
@@ -327,7 +327,7 @@ def test_a_head_for_another_target(tmp_path: Path, change: dict, message: str):
         launch(DEMO_PAIR, *EAGLE3, str(head))
 
 
-def test_a_head_that_the_ranks_cannot_share(tmp_path: Path):
+def test_eagle3_heads_not_divisible_by_tp_size(tmp_path: Path):
     head = changed(HEAD, tmp_path / "head", num_attention_heads=1, num_key_value_heads=1)
     with pytest.raises(Exception, match=r"--tp-size is 2.*the head's 1 attention heads"):
         launch(DEMO_PAIR, *EAGLE3, str(head), "--tp-size", "2")

@@ -1,4 +1,4 @@
-"""What the patch request_bounds refuses, and what it leaves to SGLang."""
+"""The checks of the patch request_bounds, and the cases that it leaves to SGLang."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def algorithm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def check_prompt(ids: list[int] | None, *, has_image: bool = False, **fields: Any) -> None:
-    """As SGLang's tokenizer manager has it checked."""
+    """Runs the check of SGLang's tokenizer manager."""
     manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCAB))
     obj = SimpleNamespace(contains_mm_input=lambda: has_image, **fields)
     request_bounds._check_prompt(None, manager, obj, ids)
 
 
 def check_request(ids: list[int], images: object = None) -> str | None:
-    """As the scheduler has it checked."""
+    """Runs the check of the scheduler."""
     req = SimpleNamespace(
         origin_input_ids=array("q", ids), vocab_size=VOCAB, multimodal_inputs=images
     )
@@ -64,14 +64,14 @@ def test_refusals(case: str, algorithm: SimpleNamespace):
     assert check_request(ids) == "SGLang's answer"
 
 
-def test_what_has_no_token_ids_of_the_models():
+def test_inputs_without_token_ids_of_the_model():
     """Embeddings, and placeholders of images, whose ids may be any numbers."""
     check_prompt(None)
     check_prompt([-7], has_image=True)
     assert check_request([2**40], images=object()) == "SGLang's answer"
 
 
-def test_a_session_may_go_on_without_new_tokens():
+def test_a_session_may_continue_without_new_tokens():
     check_prompt([], session_params={"id": "s"})
     with pytest.raises(ValueError, match="input_ids has -1"):
         check_prompt([-1], session_params={"id": "s"})

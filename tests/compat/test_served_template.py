@@ -1,4 +1,4 @@
-"""The question is asked through the chat template that is served, or the server does not start."""
+"""The question is rendered by the served chat template, or the server does not start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask(chat_template: str | None, question: str = CHATML, **settings: str):
     return question_for(args, tokenizer, config), tokenizer
 
 
-def test_the_template_given_to_the_server_is_the_one_that_asks(tmp_path: Path):
+def test_the_servers_chat_template_renders_the_question(tmp_path: Path):
     from sglang.srt.parser.template_manager import TemplateManager
 
     path = tmp_path / "own.jinja"
@@ -47,12 +47,12 @@ def test_the_template_given_to_the_server_is_the_one_that_asks(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["chatml", "/no/such.jinja"])
-def test_templates_that_cannot_ask_are_refused(name: str):
+def test_templates_without_a_question_are_refused(name: str):
     with pytest.raises(AdmissionError, match=rf"--chat-template is '{name}'. Fix: .*'suffix'"):
         ask(name)
 
 
-def test_an_own_suffix_asks_without_the_template(tmp_path: Path):
+def test_a_suffix_needs_no_template(tmp_path: Path):
     path = tmp_path / "question.json"
     wording = '"partial": "a", "complete": "b", "accept": "Yes", "reject": "No"'
     path.write_text(f'{{{wording}, "suffix": "<|im_end|>{{question}}"}}')
@@ -73,19 +73,21 @@ FOUND["qwen3"] = "qwen3_thinking"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_question_finds_itself(name: str, caplog: pytest.LogCaptureFixture):
+def test_each_family_gets_its_question(name: str, caplog: pytest.LogCaptureFixture):
     tokenizer = FAMILIES[name].tokenizer()
     with caplog.at_level("INFO"):
         found = question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig())
     wording = QuestionWording.read(QUESTIONS / f"{FOUND[name]}.json")
     assert found == render_question(tokenizer, wording)
-    [line] = [record.getMessage() for record in caplog.records if "built-in question" in record.message]
+    [line] = [
+        record.getMessage() for record in caplog.records if "built-in question" in record.message
+    ]
     assert f"built-in question '{FOUND[name]}': the chat template has " in line
     assert f"{wording.accept!r} and {wording.reject!r} are single tokens" in line
 
 
 def tokenizer_of(template: str, *words: str) -> PreTrainedTokenizerFast:
-    """One whose tokens are these words."""
+    """A tokenizer with these words as tokens."""
     raw = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("?", *words))}, "?"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w\w?"), "isolated")
     raw.add_tokens(list(words))
@@ -93,7 +95,7 @@ def tokenizer_of(template: str, *words: str) -> PreTrainedTokenizerFast:
 
 
 def found_by(template: str, *words: str, caplog: pytest.LogCaptureFixture) -> str:
-    """What a server without a question says it asks a model of these words."""
+    """The log line of a server without a question setting, for a model with these words."""
     tokenizer = tokenizer_of(template, *words)
     with caplog.at_level("INFO"):
         question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig())
@@ -113,7 +115,7 @@ OWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %
         (FAMILIES["llama3"].template, ("Yes", "No"), "llama3", "has '<|start_header_id|>'"),
     ],
 )
-def test_what_is_asked_where_the_family_does_not_say(
+def test_the_question_of_other_templates(
     template: str, words: tuple, name: str, why: str, caplog: pytest.LogCaptureFixture
 ):
     line = found_by(template, *words, caplog=caplog)
@@ -131,7 +133,7 @@ def test_no_built_in_question_fits(caplog: pytest.LogCaptureFixture):
 
 
 def test_a_refusal_names_the_built_in_questions_that_fit():
-    """As for SmolLM2, whose Incorrect is two tokens."""
+    """As with SmolLM2, whose Incorrect is two tokens."""
     refusal = (
         "--parse-question is 'default': reject 'Incorrect' is . tokens .* single token, .*"
         "Built-in questions that fit this model: chatml, gemma, llama3, mistral, "
@@ -143,7 +145,7 @@ def test_a_refusal_names_the_built_in_questions_that_fit():
         question_for(args, tokenizer, config)
 
 
-def test_token_mode_asks_nothing():
+def test_token_mode_has_no_question():
     assert ask("chatml", verification="token")[0] is None
 
 
@@ -155,7 +157,7 @@ def request_of(state: RequestState, *prompt: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "gemma"])
 def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
-    """Mistral's (as Llama 2's) decodes a single token without its leading space."""
+    """Mistral's and Llama 2's decode a single token without its leading space."""
     family = FAMILIES[name]
     config = ParseConfig(question=str(QUESTIONS / f"{family.question}.json"), segment="sentence")
     tokenizer = family.tokenizer()
@@ -169,7 +171,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
 
 
 def test_a_think_block_is_followed_through_prompt_output_and_draft():
-    """Lines of a draft, cut before, in and behind a think block that an earlier round opened."""
+    """Draft lines that end before, in and after a think block opened in an earlier round."""
     config = ParseConfig(question=str(QUESTIONS / "qwen3_thinking.json"))
     tokenizer = FAMILIES["qwen3-thinking"].tokenizer()
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
