@@ -21,12 +21,12 @@ HTTP = httpx.Client(
 """One for all servers, because each new one reads the system's certificates, 50 ms of CPU. It keeps
 no connection: servers are suspended between tests."""
 EXACT = {"threshold": 1.5}
-"""A request's: every question is asked, nothing is accepted, the answer is the target's."""
+"""Request options: every question is asked, nothing is accepted, the answer is the target's."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A disturbance under way; the probe notes in ``fired`` each time it strikes."""
+    """An active disturbance; the probe records each use in ``fired``."""
 
     fired: Path
 
@@ -125,7 +125,7 @@ class Client:
         return self.state()["memory_usage"]["token_capacity"] - self.used_slots()
 
     def look(self) -> dict[str, Any]:
-        """The scheduler's insides as the probe sees them: tree, running, waiting, free_slots."""
+        """The scheduler's state by the probe: tree, running, waiting, free_slots."""
         return self.state()["probe"]
 
     def abort(self, rid: str) -> None:
@@ -155,7 +155,7 @@ class Client:
 
 
 def wait_until(happens: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-    """Raises: TimeoutError, which names what did not happen."""
+    """Raises TimeoutError with the missing condition."""
     deadline = time.monotonic() + limit_s
     while not happens():
         if time.monotonic() > deadline:
@@ -176,7 +176,7 @@ def assert_adds_up(answer: dict[str, Any]) -> None:
 
 
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """PARSE's answer is a plain server's, to the reason it ended for."""
+    """Asserts that PARSE's answer equals a plain server's, its finish reason included."""
     assert ours["output_ids"] == theirs["output_ids"]
     assert ours["text"] == theirs["text"]
     for name in ("finish_reason", "completion_tokens"):
@@ -190,7 +190,7 @@ def ids_of(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def greedy_ids(plain: Client, seeds: Sequence[int]) -> dict[int, list[list[int]]]:
-    """Seed -> what a plain server answers to six random prompts, 72 tokens each."""
+    """Seed -> a plain server's answers to six random prompts, 72 tokens each."""
     limit = {"max_new_tokens": 72, "ignore_eos": True}
     return {seed: ids_of(plain.generate_all(random_prompts(6, seed), 6, **limit)) for seed in seeds}
 

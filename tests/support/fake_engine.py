@@ -29,7 +29,7 @@ QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
 
 @contextmanager
 def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A GPU without numbers, and what asks for a driver as it behaves where there is one."""
+    """A fake GPU, with stand-ins for the calls that need a driver."""
     from sglang.kernels.ops.memory import small_copy
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import get_parallel
@@ -116,7 +116,7 @@ class Runner:
         )
 
     def _load_graph(self, forward_batch: Any) -> None:
-        """What SGLang does before it replays the CUDA graph of a step."""
+        """SGLang's work before it replays a decode step's CUDA graph."""
         from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
 
         num_reqs, captured = len(forward_batch.seq_lens), 8
@@ -154,7 +154,7 @@ def request(
     draft: int = 0,
     allocated: int = PROMPT + 8,
 ) -> Any:
-    """A running request behind a prompt and one output token."""
+    """A running request after a prompt and one output token."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -238,7 +238,7 @@ def engine_for(
     block_size: int = 1,
     plans_on_device: bool = True,
 ) -> Any:
-    """What a server's iterations work with, over runners that compute nothing."""
+    """An engine over model runners that compute nothing."""
     from sglang_parse.engine.drafting.draft_model import DraftModel
     from sglang_parse.engine.drafting.drafter import Drafter
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
@@ -285,7 +285,7 @@ def engine_for(
 
 
 def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, Any]:
-    """An iteration of ``batch``, launched and not read; and what it worked with."""
+    """Launches an iteration of ``batch`` without waiting for it; returns it with its engine."""
     from sglang_parse.engine.iteration import Iteration
 
     engine = engine or engine_for(batch)

@@ -1,4 +1,4 @@
-"""FlashInfer's paged prefill as the tests call it: as SGLang does, planned anew for each launch."""
+"""FlashInfer's paged prefill, planned for each launch as in SGLang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.paged_inputs import PagedInputs
 
 @dataclass(frozen=True)
 class Kernel:
-    """With one workspace, as a server has it. FA2: the only one of its kernels with a mask."""
+    """One workspace, as in a server. FA2 is its only kernel with a mask."""
 
     workspace: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""Ways to run PARSE's servers on a GPU: attention backend, layout of the pass, further flags."""
+"""GPU setups of PARSE: attention backend, layout, further flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DTYPES = {"flashinfer": "bfloat16", "triton": "float32", "fa3": "bfloat16"}
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to run PARSE; ``flags`` on top of the backend's and the layout's."""
+    """A setup; ``flags`` in addition to the backend's and the layout's."""
 
     backend: str
     layout: str
@@ -25,7 +25,7 @@ class Setup:
 
     @property
     def on_gpu(self) -> tuple[str, ...]:
-        """Come last, so that they win over the flags for a CPU."""
+        """They come last and override the CPU's flags."""
         return (
             *("--device", "cuda", "--attention-backend", self.backend, "--dtype", self.dtype),
             *("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "16", *self.flags),
@@ -47,7 +47,7 @@ SETUPS = (
     Setup("triton", "alias", ("--disable-cuda-graph",)),
     *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
 )
-"""With CUDA graphs and the overlap schedule unless they say otherwise."""
+"""With CUDA graphs and the overlap schedule, unless their flags disable them."""
 
 REAL_SIZES = tuple(
     Setup(
@@ -61,7 +61,7 @@ REAL_SIZES = tuple(
     )
     for backend in DTYPES
 )
-"""As many requests and as long prompts as in use: passes of more rows than a chunk of prefill."""
+"""Realistic batch and prompt sizes: verify passes larger than a prefill chunk."""
 
 CHAINS = tuple(
     Setup(backend, "auto", ("--parse-draft-graph-steps", "5")) for backend in ("triton", "fa3")
@@ -74,4 +74,4 @@ VARIANTS = {
     "fp8 kv": Setup("flashinfer", "auto", ("--kv-cache-dtype", "fp8_e5m2")),
     "tight": Setup("flashinfer", "auto", ("--max-total-tokens", "2000")),
 }
-"""One thing each that runs other kernels, or short of slots."""
+"""Each runs other kernels, or with few KV slots."""

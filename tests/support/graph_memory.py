@@ -31,7 +31,7 @@ HEADS, KV_HEADS, DIM = 64, 8, 128
 
 
 def settings(longest_pass: int) -> Any:
-    """The speculative ones, as admission fills them in."""
+    """The speculative settings, as the start-up checks set them."""
     spec = _ConfigBag("spec")
     for name, value in {
         "speculative_algorithm": "PARSE",
@@ -45,7 +45,7 @@ def settings(longest_pass: int) -> Any:
 
 
 def target(context: int, max_bs: int) -> Any:
-    """The model runner of a target with full attention, as far as a backend's constructor looks."""
+    """A target's model runner with the fields that a backend's constructor reads."""
     model = mock.MagicMock(
         context_len=context,
         head_dim=DIM,
@@ -78,7 +78,7 @@ def target(context: int, max_bs: int) -> Any:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All that a backend keeps."""
+    """Returns all tensors of a backend."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -89,7 +89,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def bytes_of(make: Callable[[Any], Any], runner: Any) -> tuple[int, int]:
-    """What a backend keeps once its graphs are captured: made by SGLang alone, and under PARSE."""
+    """Returns a backend's bytes after capture: with stock SGLang, and with PARSE."""
     made: list[Any] = [make(runner)]
     decode_graphs._size_for_plain_steps(lambda runner: made.append(make(runner)), runner)
     stock, parse = map(_kept, made)
@@ -104,7 +104,7 @@ def _kept(backend: Any) -> int:
 
 
 def stand_in_for_a_server(spec: Any) -> None:
-    """What the two modules ask of one: its settings, and what its GPU can do."""
+    """Stand-ins for a server's settings and for its GPU's capability."""
     nothing = mock.MagicMock()
     nothing.kernel.triton_attention_num_kv_splits = 8
     nothing.kernel.triton_attention_split_tile_size = None

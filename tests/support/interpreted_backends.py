@@ -1,4 +1,4 @@
-"""The GPU backends' verification passes on the CPU, as far as a CPU can show them.
+"""The GPU backends' verify passes on the CPU, as far as a CPU can run them.
 
 Triton: SGLang's real kernels, in Triton's interpreter. FlashInfer and FlashAttention 3: SGLang's
 real planning and index kernels; only their last step, attention itself, is written out here as
@@ -51,7 +51,7 @@ with mock.patch.dict(sys.modules, {"sgl_kernel": mock.MagicMock()}):
 
 
 def without_constructor(kind: type, given: PagedPass, **fields: Any) -> Any:
-    """A backend with the fields a prefill reads; the stock constructors ask a GPU for its size."""
+    """A backend with the fields that a prefill reads; the stock constructors need a GPU."""
     translator = KVIndexTranslator(
         req_to_token=given.table,
         token_to_kv_pool_allocator=None,
@@ -123,7 +123,7 @@ class Wrapper:
 
 
 def paged(q: torch.Tensor, kv: Any, *told: Any) -> PagedInputs:
-    """What the kernel is told, over caches of pages of one slot."""
+    """Attention by the kernel's arguments, with page size 1."""
     keys, values = (cache.unsqueeze(1) for cache in kv)
     return PagedInputs(q, keys, values, *told)
 
@@ -163,7 +163,7 @@ def flashinfer_pass(given: PagedPass) -> torch.Tensor:
 
 
 def fa3_pass(given: PagedPass) -> torch.Tensor:
-    """What its kernel is told, attended as FlashAttention documents page tables."""
+    """Attention by the kernel's arguments, with page tables as FlashAttention documents them."""
     backend = without_constructor(ParseFlashAttentionBackend, given)
 
     def stock(self: Any, _forward_batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""A trace's verdicts once more, by the slow reference: one ordinary prompt per prefix."""
+"""A trace's verdicts by the reference implementation: one prompt per prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_parse.core.reference import Case, separate_verdicts
 def judged_again(
     model: Any, context: Sequence[int], output: Sequence[int], record: dict[str, Any]
 ) -> Any:
-    """What plain transformers say about one record of an answer's trace.
+    """Computes the verdicts of one trace record with plain transformers.
 
     Args:
         model: the target, from transformers.

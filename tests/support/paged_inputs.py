@@ -1,4 +1,4 @@
-"""What a paged attention kernel is given for a verification pass, and what it must answer.
+"""Inputs of a paged attention kernel for a verify pass, and the reference output.
 
 Random queries, keys and values for the rows of a ``VerifyLayout``, laid out three ways that must
 agree: ``masked`` (one masked sequence per request), ``aliased`` (a causal sequence per question,
@@ -22,9 +22,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 
 ROWS_AT_A_TIME = 256
-"""Of the reference: 2,048 rows over 10,000 columns in fp32 need not be in memory at once."""
+"""Rows of the reference per step: 2,048 rows over 10,000 columns in fp32 are too large at once."""
 UNWRITTEN = 1000.0
-"""In every slot of a cache that belongs to nobody; times a weight of zero it is zero."""
+"""Fills the slots that belong to no request; zero times a weight of zero."""
 MaskBuilder = Callable[[VerifyLayout, torch.device], torch.Tensor | None]
 
 
@@ -52,7 +52,7 @@ class RequestTensors:
     values: torch.Tensor
 
     def sequences(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(rows, columns they end): the draft, then each question behind its own prefix.
+        """(rows, columns they end): the draft, then each question after its prefix.
 
         Each is an ordinary prompt whose last tokens are the rows: causal, and nothing else.
         """
@@ -103,7 +103,7 @@ class PagedInputs:
 def random_tensors(
     layout: VerifyLayout, heads: Heads, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> list[RequestTensors]:
-    """Normal entries: scores spread by 1, so that a row's columns weigh differently per head."""
+    """Normal entries: scores spread by 1, so that a row's columns differ in weight."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(rows: int, num_heads: int) -> torch.Tensor:
@@ -127,7 +127,7 @@ def random_tensors(
 def masked(
     batch: Sequence[RequestTensors], page_size: int, mask: MaskBuilder, seed: int = 0
 ) -> PagedInputs:
-    """Every request one sequence under the product's mask, its pages anywhere in the cache."""
+    """One sequence per request with PARSE's mask, its pages anywhere in the cache."""
     device = batch[0].keys.device
     layout = VerifyLayout.of([request.layout for request in batch])
     pages = _shuffled_pages([request.layout.kv_len for request in batch], page_size, seed)
@@ -145,7 +145,7 @@ def masked(
 
 
 def aliased(batch: Sequence[RequestTensors], seed: int = 0) -> PagedInputs:
-    """Each question a sequence over the slots of its prefix and its own: pages of one slot."""
+    """One sequence per question over its prefix's slots and its own; page size 1."""
     device = batch[0].keys.device
     slots = _shuffled_pages([request.layout.kv_len for request in batch], 1, seed)
     key_cache, value_cache = _caches(batch, slots, 1)
@@ -166,7 +166,7 @@ def aliased(batch: Sequence[RequestTensors], seed: int = 0) -> PagedInputs:
 
 
 def separate(batch: Sequence[RequestTensors], page_size: int) -> Iterator[PagedInputs]:
-    """A launch per question and one per draft, each with pages of its own: K separate passes."""
+    """One launch per question and one per draft, each with its own pages: K separate passes."""
     for request in batch:
         for rows, columns in request.sequences():
             alone = RequestTensors(
@@ -179,7 +179,7 @@ def separate(batch: Sequence[RequestTensors], page_size: int) -> Iterator[PagedI
 
 
 def _shuffled_pages(kv_lens: Sequence[int], page_size: int, seed: int) -> list[torch.Tensor]:
-    """Per sequence its pages, int32; one page in between belongs to nobody."""
+    """Returns each sequence's pages, int32; a page between them belongs to none."""
     counts = [-(-size // page_size) for size in kv_lens]
     order = torch.randperm(sum(counts) + 1, generator=torch.Generator().manual_seed(seed))
     return list(order[: sum(counts)].to(torch.int32).split(counts))
@@ -188,7 +188,7 @@ def _shuffled_pages(kv_lens: Sequence[int], page_size: int, seed: int) -> list[t
 def _caches(
     batch: Sequence[RequestTensors], pages: Sequence[torch.Tensor], page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots nobody wrote are loud: a kernel that attends to one cannot answer rightly."""
+    """Unwritten slots hold large values: a kernel that attends to one fails the comparison."""
     num_pages = 1 + sum(map(len, pages))
     caches = []
     for name in ("keys", "values"):
@@ -240,7 +240,7 @@ def _causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
 
 
 def attend(inputs: PagedInputs) -> torch.Tensor:
-    """[qo_indptr[-1], num_qo, dim] in fp32: what the kernel computes, from what it is given."""
+    """Returns [qo_indptr[-1], num_qo, dim] in fp32: the kernel's output, from its own inputs."""
     parts = []
     mask_start = 0
     for i, kv_len in enumerate(inputs.kv_lens()):

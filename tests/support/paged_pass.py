@@ -1,4 +1,4 @@
-"""A verification pass over random KV, and its output by hand: what every backend must compute.
+"""A verify pass over random KV, with its reference output for every backend.
 
 Imported by the tests of the backends; the requests' slots lie in no order.
 """
@@ -24,7 +24,7 @@ LAYOUT = VerifyLayout.of(
         RequestLayout(40, 6, (0, 6, 3), (2, 1, 4)),
     ]
 )
-"""Questions that see none, some or all of their draft; a request that only continues; no prefix."""
+"""Questions over none, some or all of their draft; a request that only decodes; no prefix."""
 BLOCKS = VerifyLayout.of(
     [
         block(9, Masks.EVERY, 4),
@@ -33,15 +33,15 @@ BLOCKS = VerifyLayout.of(
         block(7, Masks.NONE),
     ]
 )
-"""Forwards of a draft that writes several tokens."""
+"""Forwards of a parallel draft."""
 UNREAD = VerifyLayout.of([block(length, Masks.EVERY, 3) for length in (9, 0, 20, 7)])
-"""Such forwards of one width, as they follow one another unread."""
+"""Such forwards of one width, launched without a sync in between."""
 UNKNOWN = 6
-"""By how much the host may think their contexts longer than they are."""
+"""By how much the host's upper bounds exceed their context lengths."""
 
 
 class PagedPass:
-    """Pools, tables and inputs of one pass, as SGLang's backends take them.
+    """Pools, tables and inputs of one pass, in the form of SGLang's backends.
 
     ``UNREAD``: only the device knows the lengths of its contexts.
     """
@@ -155,6 +155,6 @@ class PagedPass:
         return torch.cat(heads)
 
     def check(self, output: torch.Tensor) -> None:
-        """Raises: AssertionError, where a backend's output or the KV it wrote is wrong."""
+        """Asserts a backend's output and the KV that it wrote."""
         assert torch.equal(self.keys[self.new_slots], self.k)
         torch.testing.assert_close(output, self.expected(), atol=1e-5, rtol=1e-5)

@@ -32,7 +32,7 @@ the nursery takes 0.9 GB, two processes of tests share 24."""
 
 @contextlib.contextmanager
 def shared_servers(logs: Path, start_process: StartProcess) -> Iterator[Start]:
-    """``start(name, *flags)``: a server of that name, ready and suspended, started again if it had
+    """``start(name, *flags)``: a server of that name, ready and suspended, restarted if it had
     to end for another; all end with the block."""
 
     def start(name: str, *flags: str) -> Server:
@@ -88,7 +88,7 @@ BLOCKS = ("--parse-draft-parallel-tokens", "4")
 """For drafts that have a mask token."""
 OVERLAP = ("--parse-overlap", "on")
 AHEAD = {"PARSE_PROBE_AHEAD": "1"}
-"""In the environment of a server whose host runs ahead of the device, as on a GPU."""
+"""Environment of a server whose host runs ahead of the device, as on a GPU."""
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
     *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6"),
@@ -103,7 +103,7 @@ def plain_flags(target: Path) -> tuple[str, ...]:
 
 
 def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
-    """A PARSE server that drafts whatever it brings: these pairs are here to be judged.
+    """A PARSE server that always drafts, whatever the expected speedup.
 
     ``PARSE_TEST_FLAGS`` runs a whole suite another way: "--parse-overlap on", for one.
     """
@@ -117,7 +117,7 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
 
 
 def served(start_server: Start, name: str, *flags: str, **variables: str) -> Iterator[Client]:
-    """What a fixture of one server yields from: it is awake while a module uses it.
+    """The server of a fixture; it is awake while a module uses it.
 
     ``variables`` are its own in the environment.
     """

@@ -1,4 +1,4 @@
-"""Are these the plain target's tokens? Where kernels round differently, two may be as good."""
+"""Compares tokens with the plain target's, up to ties by rounding."""
 
 from __future__ import annotations
 
