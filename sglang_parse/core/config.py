@@ -110,7 +110,7 @@ class ParseConfig(BaseModel):
     """Draft tokens per CUDA graph for greedy requests, on fa3 and triton with one GPU. 0: one token
     per graph. No benefit on a GPU has been measured yet."""
     default: Literal["on", "off"] = "on"
-    """Whether requests use PARSE unless they set custom_params["parse"]["enabled"]."""
+    """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
