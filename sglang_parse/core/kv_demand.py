@@ -1,9 +1,9 @@
-"""Who moves how far in the next iteration, and with how many KV slots. No tensors.
+"""Actions and KV slots of the next iteration, for all running requests. No tensors.
 
-With room for everyone each request makes its phase's move. When slots are short, the target goes
-on without its EAGLE-3 head, and drafts give way before any request is retracted: first they are
-judged as they are, then they wait for slots that another pass gives back, at last they are given
-up and the target writes on. SGLang retracts only what plain decoding could not hold either.
+With enough slots each request takes its phase's action. When KV is short, the target decodes
+without its EAGLE-3 head, and drafts give way before SGLang retracts a request: they are verified as
+they are, then wait for slots that another verify pass frees, and are dropped at last. SGLang
+retracts only what plain decoding could not hold either.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_parse.core.phases import STEPPING, Action, Phase
+from sglang_parse.core.phases import TARGET_DECODES, Action, Phase
+from sglang_parse.core.request import RequestState
 
 PATIENCE = 8
-"""Iterations in a row a request may wait for slots before its draft is given up."""
+"""Consecutive iterations that a complete draft waits for slots before it is dropped."""
 
-
-_OWN_MOVE = {
+_ACTIONS = {
     Phase.DRAFTING: Action.DRAFT,
     Phase.VERIFYING: Action.VERIFY,
     Phase.DECODING: Action.DECODE,
@@ -27,175 +27,193 @@ _OWN_MOVE = {
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """One request before the next iteration. Lengths in tokens.
+    """KV slots that one request has and needs. Lengths in tokens.
 
     Attributes:
         phase: its phase.
-        committed, allocated: tokens whose KV is final, and SGLang's ``kv_allocated_len``.
-        tail: slots behind the committed ones its phase's move needs (``request.lookahead_slots``).
-        max_verify_slots: while it drafts, the most slots behind the committed ones that judging the
-            draft after this burst can need.
+        committed: tokens with final KV; ``allocated``: SGLang's ``kv_allocated_len``.
+        lookahead_slots: slots after the committed ones that its action needs.
+        max_verify_slots: while it drafts, the most slots after the committed ones that verifying
+            the draft after this iteration can need.
         num_drafted: draft tokens it holds.
-        waited: iterations in a row it has waited.
-        is_accelerated: its move is made with an EAGLE-3 head, ``tail`` counts what that needs.
-        has_ended: its answer is over; SGLang takes its slots back after this iteration.
+        waited: consecutive iterations it has waited.
+        uses_eagle: its decode step verifies an EAGLE-3 proposal, which ``lookahead_slots`` covers.
+        has_ended: it is finished; SGLang frees its slots after this iteration.
     """
 
     phase: Phase
     committed: int
     allocated: int
-    tail: int
+    lookahead_slots: int
     max_verify_slots: int = 0
     num_drafted: int = 0
     waited: int = 0
-    is_accelerated: bool = False
+    uses_eagle: bool = False
     has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KvGrant:
-    """What one request may do.
+    """Action of one request.
 
     Attributes:
-        action: its action.
-        tail: slots behind the committed ones it holds during the iteration, before rounding
-            up to pages; None where it keeps what it has.
+        action: the action.
+        lookahead_slots: slots after the committed ones during the iteration, before rounding up to
+            pages; None retains the allocation.
     """
 
     action: Action
-    tail: int | None
+    lookahead_slots: int | None
+
+
+def lookahead_slots(
+    state: RequestState,
+    draft_chunk: int,
+    draft_budget: int,
+    decode_rows: int = 1,
+    block_rows: int = 0,
+) -> int:
+    """KV slots that a request needs after its committed ones in the next iteration.
+
+    Args:
+        state: the request's state, not changed.
+        draft_chunk: draft tokens per iteration.
+        draft_budget: draft tokens that the request may hold in this round.
+        decode_rows: rows of a decode step: the anchor, and what an EAGLE-3 head proposes.
+        block_rows: rows of a parallel draft forward, which may start after the last draft token.
+    """
+    if state.phase is Phase.DRAFTING:
+        num_drafted = state.num_drafted + state.num_draft_inflight
+        return min(num_drafted + draft_chunk, draft_budget) + block_rows
+    if state.phase is Phase.VERIFYING:
+        # A carry-over needs the draft model's KV of unverified draft tokens.
+        return max(1 + state.num_drafted, state.draft.num_rows)
+    return decode_rows
 
 
 def allocate_kv_slots(
-    holdings: Sequence[KvDemand], available: int, page_size: int = 1
+    demands: Sequence[KvDemand], available: int, page_size: int = 1
 ) -> list[KvGrant]:
-    """A grant per request.
+    """Grants each request an action and its slots.
 
     Args:
-        holdings: the running requests.
-        available: slots nobody holds, those the radix cache can evict included.
-        page_size: slots are taken and given back in whole pages of this many.
+        demands: the running requests.
+        available: free slots, including those that the radix cache can evict.
+        page_size: slots are allocated and freed in pages of this size.
     """
-    going_on = [holding for holding in holdings if not holding.has_ended]
-    frees_soon = len(going_on) < len(holdings)
-    grants = iter(_allocate(going_on, available, page_size, frees_soon))
-    return [KvGrant(Action.WAIT, None) if h.has_ended else next(grants) for h in holdings]
+    running = [demand for demand in demands if not demand.has_ended]
+    frees_soon = len(running) < len(demands)
+    grants = iter(_allocate(running, available, page_size, frees_soon))
+    return [KvGrant(Action.WAIT, None) if d.has_ended else next(grants) for d in demands]
 
 
 def _allocate(
-    holdings: Sequence[KvDemand], available: int, page_size: int, frees_soon: bool
+    demands: Sequence[KvDemand], available: int, page_size: int, frees_soon: bool
 ) -> list[KvGrant]:
-    """``allocate_kv_slots`` among those that go on; ``frees_soon``: others give their slots back."""
-    reserve = max((_judging_cost(h, page_size) for h in holdings), default=0)
-    for accelerate in (True, False):
-        full = [_wish(h, accelerate) for h in holdings]
-        if cost(holdings, full, page_size) + reserve <= available:
-            return full
-    return _Shortage(holdings, available, page_size, reserve, frees_soon).allocate_kv_slots()
+    reserve = max((_verify_reserve(d, page_size) for d in demands), default=0)
+    for with_eagle in (True, False):
+        grants = [_full_grant(d, with_eagle) for d in demands]
+        if cost(demands, grants, page_size) + reserve <= available:
+            return grants
+    return _Shortage(demands, available, page_size, reserve, frees_soon).allocate()
 
 
-def _wish(holding: KvDemand, accelerate: bool) -> KvGrant:
-    if holding.is_accelerated:
-        return (
-            KvGrant(Action.EAGLE_DECODE, holding.tail) if accelerate else KvGrant(Action.DECODE, 1)
-        )
-    return KvGrant(_OWN_MOVE[holding.phase], holding.tail)
+def _full_grant(demand: KvDemand, with_eagle: bool) -> KvGrant:
+    if not demand.uses_eagle:
+        return KvGrant(_ACTIONS[demand.phase], demand.lookahead_slots)
+    if with_eagle:
+        return KvGrant(Action.EAGLE_DECODE, demand.lookahead_slots)
+    return KvGrant(Action.DECODE, 1)
 
 
-def cost(holdings: Sequence[KvDemand], grants: Sequence[KvGrant], page_size: int = 1) -> int:
-    """Slots the grants take from the pool, less what given-up drafts return; may be negative."""
-    return sum(_cost(h, g, page_size) for h, g in zip(holdings, grants, strict=True))
+def cost(demands: Sequence[KvDemand], grants: Sequence[KvGrant], page_size: int = 1) -> int:
+    """Slots that the grants take from the pool, minus those they free; may be negative."""
+    return sum(_cost(d, g, page_size) for d, g in zip(demands, grants, strict=True))
 
 
-def _cost(holding: KvDemand, grant: KvGrant, page_size: int) -> int:
-    if grant.tail is None:
+def _cost(demand: KvDemand, grant: KvGrant, page_size: int) -> int:
+    if grant.lookahead_slots is None:
         return 0
-    held = pages_up(holding.allocated, page_size)
-    wanted = pages_up(holding.committed + grant.tail, page_size)
-    # A step in the place of an accelerated one gives back what the last of those left over.
-    gives_back = grant.action is Action.DROP_DRAFT or (
-        grant.action is Action.DECODE and holding.is_accelerated
+    held = pages_up(demand.allocated, page_size)
+    needed = pages_up(demand.committed + grant.lookahead_slots, page_size)
+    # A decode step in place of an EAGLE-3 one frees what the last proposal left over.
+    frees = grant.action is Action.DROP_DRAFT or (
+        grant.action is Action.DECODE and demand.uses_eagle
     )
-    return wanted - held if gives_back else max(0, wanted - held)
+    return needed - held if frees else max(0, needed - held)
 
 
-def _judging_cost(holding: KvDemand, page_size: int) -> int:
-    """Slots to keep free so that the draft of one burst more can be judged."""
-    if holding.phase is not Phase.DRAFTING:
+def _verify_reserve(demand: KvDemand, page_size: int) -> int:
+    """Slots to leave free, so that the draft can be verified after one more iteration."""
+    if demand.phase is not Phase.DRAFTING:
         return 0
-    return pages_up(max(0, holding.max_verify_slots - holding.tail), page_size)
+    return pages_up(max(0, demand.max_verify_slots - demand.lookahead_slots), page_size)
 
 
 def pages_up(length: int, page_size: int) -> int:
-    """``length`` rounded up to whole pages."""
+    """Rounds ``length`` up to whole pages."""
     return -(-length // page_size) * page_size
 
 
 class _Shortage:
-    """Sharing out when not everyone can make its move."""
+    """Allocation when KV is too short for every action."""
 
     def __init__(
         self,
-        holdings: Sequence[KvDemand],
+        demands: Sequence[KvDemand],
         available: int,
         page_size: int,
         reserve: int,
         frees_soon: bool,
     ) -> None:
-        self.holdings, self.left = holdings, available
+        self.demands, self.left = demands, available
         self.page_size, self.reserve, self.frees_soon = page_size, reserve, frees_soon
         self.grants: dict[int, KvGrant] = {}
 
-    def allocate_kv_slots(self) -> list[KvGrant]:
-        # Steps first: they are what ends requests and returns whole rows of slots.
-        for i in self._in(*STEPPING):
-            self._give(i, KvGrant(Action.DECODE, 1))
-        # A pass returns slots in the same iteration: those who waited longest go first.
-        waiting = sorted(self._in(Phase.VERIFYING), key=lambda i: -self.holdings[i].waited)
-        for i in waiting:
-            self._give(i, self._judged(self.holdings[i]))
+    def allocate(self) -> list[KvGrant]:
+        # Decode steps first: they finish requests, which frees all of their slots.
+        for i in self._in(*TARGET_DECODES):
+            self._grant(i, KvGrant(Action.DECODE, 1))
+        # A verify pass frees slots in the same iteration: the longest wait goes first.
+        for i in sorted(self._in(Phase.VERIFYING), key=lambda i: -self.demands[i].waited):
+            self._grant(i, self._verify_grant(self.demands[i]))
         for i in self._in(Phase.DRAFTING):
-            self._give(i, self._drafted(self.holdings[i]))
-        self._give_up_until_something_moves()
-        return [self.grants[i] for i in range(len(self.holdings))]
+            self._grant(i, self._draft_grant(self.demands[i]))
+        self._drop_drafts_until_progress()
+        return [self.grants[i] for i in range(len(self.demands))]
 
     def _in(self, *phases: Phase) -> list[int]:
-        return [i for i, h in enumerate(self.holdings) if h.phase in phases]
+        return [i for i, demand in enumerate(self.demands) if demand.phase in phases]
 
-    def _give(self, index: int, grant: KvGrant) -> None:
-        self.left -= _cost(self.holdings[index], grant, self.page_size)
+    def _grant(self, index: int, grant: KvGrant) -> None:
+        self.left -= _cost(self.demands[index], grant, self.page_size)
         self.grants[index] = grant
 
-    def _judged(self, holding: KvDemand) -> KvGrant:
-        grant = KvGrant(Action.VERIFY, holding.tail)
-        if _cost(holding, grant, self.page_size) <= self.left:
+    def _verify_grant(self, demand: KvDemand) -> KvGrant:
+        grant = KvGrant(Action.VERIFY, demand.lookahead_slots)
+        if _cost(demand, grant, self.page_size) <= self.left:
+            return grant
+        if demand.waited >= PATIENCE:
+            return KvGrant(Action.DROP_DRAFT, 1)
+        return KvGrant(Action.WAIT, None)
+
+    def _draft_grant(self, demand: KvDemand) -> KvGrant:
+        grant = KvGrant(Action.DRAFT, demand.lookahead_slots)
+        if _cost(demand, grant, self.page_size) + self.reserve <= self.left:
             return grant
         return (
-            KvGrant(Action.DROP_DRAFT, 1)
-            if holding.waited >= PATIENCE
-            else KvGrant(Action.WAIT, None)
+            KvGrant(Action.END_DRAFT, None) if demand.num_drafted else KvGrant(Action.DROP_DRAFT, 1)
         )
 
-    def _drafted(self, holding: KvDemand) -> KvGrant:
-        grant = KvGrant(Action.DRAFT, holding.tail)
-        if _cost(holding, grant, self.page_size) + self.reserve <= self.left:
-            return grant
-        return (
-            KvGrant(Action.END_DRAFT, None)
-            if holding.num_drafted
-            else KvGrant(Action.DROP_DRAFT, 1)
-        )
+    def _drop_drafts_until_progress(self) -> None:
+        """Drops drafts, the shortest first, while slots are overdrawn or no request progresses.
 
-    def _give_up_until_something_moves(self) -> None:
-        """Drop drafts, the shortest first, while slots are overdrawn or nobody moves.
-
-        Slots that come back after this iteration are as good as somebody who moves.
+        Slots that a finished request frees after this iteration count as progress.
         """
         idle = (Action.WAIT, Action.END_DRAFT)
-        shortest_first = sorted(self.grants, key=lambda i: self.holdings[i].num_drafted)
-        for i in shortest_first:
-            somebody_moves = any(grant.action not in idle for grant in self.grants.values())
-            if self.left >= 0 and (somebody_moves or self.frees_soon):
+        for i in sorted(self.grants, key=lambda i: self.demands[i].num_drafted):
+            progresses = any(grant.action not in idle for grant in self.grants.values())
+            if self.left >= 0 and (progresses or self.frees_soon):
                 return
             if self.grants[i].action in idle:
-                self._give(i, KvGrant(Action.DROP_DRAFT, 1))
+                self._grant(i, KvGrant(Action.DROP_DRAFT, 1))

@@ -1,11 +1,11 @@
-"""The words of a request's state machine: its phases, its moves, and what it can be told.
+"""Phases and actions of a request, and the records that its state machine works with.
 
-    DRAFTING    the draft model writes; ends when the answer does or the round's budget is spent
-    VERIFYING   one target pass judges the draft; its cut decides what is next
-    DECODING  the target writes on after a cut; DRAFTING resumes when its segment is done
-    PLAIN       plain target decoding from prefill to end: what PARSE cannot serve faithfully
+    DRAFTING    the draft model drafts until the answer ends or the plan's budget is spent
+    VERIFYING   one target verify pass judges the draft
+    DECODING    the target decodes after a rejection; DRAFTING resumes when its segment is complete
+    PLAIN       plain target decoding from prefill to finish: the fallback
 
-No tensors, and nothing here changes: ``request`` is where a state does.
+No tensors. The state itself changes in ``core.request`` only.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ class Phase(Enum):
     PLAIN = "plain"
 
 
-STEPPING = (Phase.DECODING, Phase.PLAIN)
-"""Where the target writes."""
+TARGET_DECODES = (Phase.DECODING, Phase.PLAIN)
+"""Phases in which the target decodes."""
 
 
 class Action(Enum):
-    """What a request does in one iteration."""
+    """A request's work in one iteration."""
 
-    DRAFT = "draft"  # the draft model writes on
-    VERIFY = "verify"  # the target judges the draft
-    DECODE = "decode"  # the target writes one token
+    DRAFT = "draft"  # the draft model drafts on
+    VERIFY = "verify"  # the target verifies the draft
+    DECODE = "decode"  # the target decodes one token
     EAGLE_DECODE = (
-        "eagle decode"  # the target writes one or more tokens, with an EAGLE-3 head ahead of it
+        "eagle decode"  # the target verifies what an EAGLE-3 head proposes
     )
-    END_DRAFT = "end draft"  # no slots to draft on: the draft is over, the next pass judges it
-    WAIT = "wait"  # no slots for its pass now, others' turn, or nothing left to do
-    DROP_DRAFT = "drop draft"  # the draft is dropped, then as STEP
+    END_DRAFT = "end draft"  # KV is short: the draft ends here and is verified next
+    WAIT = "wait"  # no KV slots now, another request's turn, or finished
+    DROP_DRAFT = "drop draft"  # KV is short: drops the draft, then decodes
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What a pass will ask about a draft that is over. Made by ``engine.rounds``.
+    """Questions that a verify pass asks about a complete draft. Made by ``engine.commit``.
 
     Attributes:
         prefix_ends: [K] ascending draft offsets.
         question_ids: [K] the questions' tokens.
-        num_segments: segments of the draft; as many prefixes, or fewer.
+        num_segments: segments of the draft; ``prefix_ends`` merges them.
         was_thinking: a think block is open before the draft.
     """
 
@@ -60,20 +60,19 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """How a request is served: decided once, before its first prefill.
+    """How a request is served. Decided at admission, before its first prefill.
 
     Attributes:
-        threshold: smallest verdict that accepts.
+        threshold: smallest verdict that accepts a prefix.
         keep_trace: collect one record per round.
-        plain_reason: why the request is served plainly; "" under PARSE.
-        continuation: under ``--parse-decode-accelerator eagle3``, what writes when no draft does:
-            "eagle3", or "target" where the head cannot serve the request faithfully, or would read
-            it for nothing; else "".
-        uses_eagle: the head reads its prompt and its answer, for itself or for later turns.
-        allow_async_decode: whether plain steps may be launched before the last one's token is read.
-        stop_ids: tokens at which SGLang ends the answer; none where the request ignores them.
-        certified: whether the server's certificate is about such a request; None without one.
-        fingerprint: the server's, shown beside the trace.
+        plain_reason: reason for the fallback to plain decoding; "" under PARSE.
+        decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
+            the head cannot serve the request or would not pay for itself; else "".
+        uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
+        allow_async_decode: a decode step may launch before the last one's token is on the host.
+        stop_ids: token ids that finish the request; empty under ``ignore_eos``.
+        certified: whether the server's certificate covers the request; None without one.
+        fingerprint: the server's, returned with a trace.
     """
 
     threshold: float
@@ -93,14 +92,13 @@ class RequestPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How a round is made. Chosen by ``controller``.
+    """Length and granularity of one draft. Chosen by ``policy.controller``.
 
     Attributes:
-        draft_tokens: the draft ends there at the latest.
-        max_prefixes: judged at most.
-        draft_chunk: draft tokens per iteration, at most.
-        speedup: expected, as a ratio to the plain target's speed; None where the round is to find
-            out, or nothing was asked.
+        draft_tokens: maximum length of the draft.
+        max_prefixes: maximum number of prefixes to verify.
+        draft_chunk: maximum number of draft tokens per iteration.
+        speedup: expected, relative to the plain target; None for a probe or a fixed plan.
     """
 
     draft_tokens: int
@@ -109,58 +107,31 @@ class DraftPlan:
     speedup: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a request stands between two drafts.
-
-    Attributes:
-        phase: what it does next.
-        segment_start: output length at the last cut; a continuation is done when the segment
-            that starts there is.
-        resumes: whether drafting resumes after this continuation.
-        skipped_drafts: drafts that were due meanwhile and not begun, because they did not pay.
-        plan: of the draft that begins here, if one does.
-        drafting_suspended: a draft was due here and not begun.
-        num_failed: how many drafts in a row, up to the last, were good for nothing.
-    """
-
-    phase: Phase
-    segment_start: int
-    resumes: bool = True
-    skipped_drafts: int = 0
-    plan: DraftPlan | None = None
-    drafting_suspended: bool = False
-    num_failed: int = 0
-
-
 class TraceRecord(TypedDict):
-    """One round: enough to compute every verdict again elsewhere.
+    """One round of a trace, sufficient to recompute every verdict elsewhere.
 
     Attributes:
-        output_start: the draft starts behind this many output tokens.
+        output_start: number of output tokens before the draft.
         anchor_token_id: the last of them.
-        draft_token_ids: the draft; it may begin with the end of the one before that nobody judged.
-        finished: the draft model ended the answer: the last question is about all of it.
+        draft_token_ids: the draft, including what it carried over from the previous one.
+        finished: the draft model ended the answer; the last question is about the complete answer.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         question_token_ids: per prefix, the question's tokens.
         accept_token_id, reject_token_id: the verdict tokens; null in token mode.
         verdicts: per prefix, p(accept) / (p(accept) + p(reject)) at the question's last token.
-        verdict_mass: per prefix, p(accept) + p(reject): how much of the probability the verdict
-            tokens get.
-        threshold: smallest verdict that accepts.
-        selection: the rule that made the cut of the verdicts, as ``--parse-selection`` has it; null
-            where none did (token mode, simulated acceptance).
-        accepted_len: draft tokens kept.
-        decided_by: index into ``verdicts`` of the one that decided: it accepts, and its prefix is
-            kept, or rejects, and the prefix before it is; null where none did (token mode,
-            simulated acceptance, nothing accepted under "longest").
-        next_token_id: the target's own token at the cut; null if the kept draft ends the answer.
-        bonus_token_ids: what is output behind the kept part: the draft's tokens as far as the target
-            would have written them itself, then its next one; empty if the answer ends before.
-        target_token_ids: [judged tokens + 1] what the target itself would write behind the draft's
-            first k tokens.
-        plan: how the round was planned: ``draft_tokens``, ``max_prefixes`` and ``draft_chunk`` at
-            most, and the ``speedup`` expected of it; null where it was to find out.
+        verdict_mass: per prefix, p(accept) + p(reject).
+        threshold: smallest verdict that accepts a prefix.
+        selection: the ``--parse-selection`` rule that was applied; null in token mode and under
+            simulated acceptance.
+        accepted_len: number of accepted draft tokens.
+        decided_by: index of the verdict that decided: it accepts its prefix, or rejects it and the
+            prefix before it is accepted; null where no verdict decided.
+        next_token_id: the target's token after the accepted prefix; null if the answer ends there.
+        bonus_token_ids: output after the accepted prefix: matched draft tokens, then the target's
+            next token; empty if the answer ends before.
+        target_token_ids: [verified tokens + 1] the target's choice after each draft token.
+        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` and the expected ``speedup`` of
+            the round; ``speedup`` is null for a probe.
     """
 
     output_start: int
@@ -181,45 +152,3 @@ class TraceRecord(TypedDict):
     bonus_token_ids: list[int]
     target_token_ids: list[int]
     plan: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A draft that was judged.
-
-    Attributes:
-        accepted_len: how many of its tokens are kept.
-        matched: how many of those behind them the target would have written itself: they come as
-            its own.
-        tail: those that nobody judged and that stand behind the target's own token as they would
-            in a new draft: the next draft begins with them.
-        record: the trace's, where one is kept.
-    """
-
-    accepted_len: int
-    matched: int = 0
-    tail: tuple[int, ...] = ()
-    record: TraceRecord | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a forward of the target means for one request. Made by ``engine.rounds``.
-
-    Attributes:
-        token_ids: [n >= 0] what it emits: kept draft tokens, then the target's own.
-        num_own: how many at the end of them are the target's own.
-        standing: where it stands behind them.
-        round: the draft that was judged, if one was.
-        eagle3_steps: 1 where an EAGLE-3 head's proposal was checked.
-        num_beyond: how many at the end of them a step wrote where drafting may resume.
-        fault: why it must end with an error; all else then means nothing.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    num_own: int = 0
-    standing: Standing | None = None
-    round: Round | None = None
-    eagle3_steps: int = 0
-    num_beyond: int = 0
-    fault: str = ""

@@ -1,16 +1,17 @@
-"""The state machine of one request: every change of its state is made here. No tensors.
+"""State machine of one request. All of its state changes are made here. No tensors.
 
-``committed`` counts the tokens whose KV is final. The last output token (the anchor) has no KV
-yet; it is the first row of whatever runs next. Both are what the worker knows; SGLang's
-``kv_committed_len`` and ``output_ids`` follow when it processes the iteration's result.
+``committed`` counts the tokens whose target KV is final. The last output token (the anchor) has no
+KV yet: it is the first row of the next forward. SGLang's ``kv_committed_len`` and ``output_ids``
+catch up when it processes the iteration's result.
 
-Whoever plans, drafts, judges or writes hands in a record (``Action``, ``Questions``, ``Outcome``) or
-a number, and the state changes by it. An iteration changes it in this order:
+Transitions in one iteration:
 
-    take          plan: the move of this iteration
-    launch_draft  a draft chunk is in flight     launch_step  so is a decode step of the target
-    add_draft     its tokens have arrived        ask     its draft is over: what it will be asked
-    apply         a pass or a step has been decided      write   its tokens are output
+    take               plan: the action of this iteration
+    launch_draft       draft tokens are in flight           launch_decode   a decode token is
+    add_draft          draft tokens arrive                  ask             the draft is complete
+    finish_round       its verify pass has been decided     finish_decode   decode tokens arrived
+    start_draft        drafting begins, after either        start_decode    the target decodes
+    write              tokens are output
 """
 
 from __future__ import annotations
@@ -19,34 +20,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sglang_parse.core.phases import (
-    STEPPING,
+    TARGET_DECODES,
     Action,
-    DraftPlan,
-    Outcome,
     Phase,
     Questions,
     RequestPolicy,
-    Round,
-    Standing,
+    DraftPlan,
     TraceRecord,
 )
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
-"""Why a request ends whose draft cannot be computed."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """What the draft model wrote since the last committed token.
+    """Draft tokens after the last committed token.
 
     Attributes:
         token_ids: draft tokens.
-        finished: the draft model ended the answer (its last token is a stop token).
-        candidates: tokens that may follow them, proposed by mask tokens and not verified yet
-            (``block``); their KV never counts.
-        prefix_ends, question_ids: what the verification pass will judge; filled by
-            ``RequestState.ask`` when drafting is over, empty in token mode.
-        num_segments: segments they stand for; 0 in token mode.
+        finished: the last one is a stop token: the draft model ended the answer.
+        candidates: unverified proposals of mask tokens for what follows (``block``).
+        prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
+            empty in token mode.
+        num_segments: number of segments; 0 in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -57,18 +53,18 @@ class Draft:
     num_segments: int = 0
 
     @property
-    def num_judged(self) -> int:
-        """Tokens that its pass has rows for: nobody asks about those behind the last prefix."""
+    def num_verified(self) -> int:
+        """Number of draft tokens in the verify pass: up to the last prefix."""
         return self.prefix_ends[-1] if self.prefix_ends else len(self.token_ids)
 
     @property
-    def judged_ids(self) -> list[int]:
-        return self.token_ids[: self.num_judged]
+    def verified_ids(self) -> list[int]:
+        return self.token_ids[: self.num_verified]
 
     @property
     def num_rows(self) -> int:
-        """Of its pass: the last output token, what is judged, the questions."""
-        return 1 + self.num_judged + sum(map(len, self.question_ids))
+        """Rows of the verify pass: anchor, verified draft tokens, questions."""
+        return 1 + self.num_verified + sum(map(len, self.question_ids))
 
 
 @dataclass(slots=True)
@@ -76,20 +72,19 @@ class Stats:
     """Counters of one request, under these names in ``meta_info["parse"]``.
 
     Attributes:
-        rounds: drafts that were judged, one verification pass each.
-        drafted_tokens: tokens the draft model wrote.
-        draft_forwards: forwards of the draft model that wrote them: fewer, where it writes several
-            tokens a forward.
-        accepted_tokens: those of them that were kept.
-        matched_tokens: those of them behind a cut that the target would have written itself; they
-            are among its ``target_tokens``.
-        kv_truncated_drafts: drafts ended early or given up because KV slots were short.
-        skipped_drafts: how often a draft could have begun and did not, because it was not expected
-            to pay (asked at each segment's end, in token mode at each token).
-        eagle3_steps, eagle3_tokens: target forwards with an EAGLE-3 head ahead, and the
-            ``target_tokens`` they wrote; only with ``--parse-decode-accelerator eagle3``.
-        prefill_ms, draft_ms, verify_ms, decode_ms: the request's share of each stage's
-            wall time; what the draft model reads before it writes is drafting.
+        rounds: verified drafts.
+        drafted_tokens: tokens that the draft model wrote.
+        draft_forwards: draft model forwards that wrote them; fewer under parallel drafting.
+        accepted_tokens: draft tokens accepted by the selection rule.
+        matched_tokens: draft tokens after the accepted prefix that equal the target's choices and
+            are output; counted in ``target_tokens``.
+        kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
+        skipped_drafts: times that drafting was possible but not expected to pay (per segment; in
+            token mode per token).
+        eagle3_steps, eagle3_tokens: target forwards that verified an EAGLE-3 proposal, and the
+            ``target_tokens`` that they output; only with ``--parse-decode-accelerator eagle3``.
+        prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;
+            draft prefills count as draft.
     """
 
     rounds: int = 0
@@ -109,37 +104,35 @@ class Stats:
 
 @dataclass(slots=True)
 class RequestState:
-    """PARSE's side of one request; kept on the ``Req`` it belongs to.
+    """PARSE's state of one request; an attribute of SGLang's ``Req``.
 
     Attributes:
         policy: how it is served.
-        phase: what the request does in the next iteration.
-        action: what it does in this one.
-        plan: how its round is made: the one under way, or the last; None before the first.
-        waited: iterations in a row it has waited for KV slots or for its pass.
-        draft: the draft under way.
-        num_draft_inflight: tokens the draft model has been sent to write behind it, which nobody has
-            read yet; of blocks, as many as they can bring.
-        draft_kv_len: leading tokens of the sequence for which the draft model's KV is right.
-        draft_kv_found: whether that was looked up since the last prefill; 0 means nothing before.
-        segment_start, resumes, drafting_suspended, num_failed: see ``Standing``.
-        head: what the EAGLE-3 head goes on from (``engine.head.HeadState``), behind the last
-            emitted token; None where there is none.
-        output_ids: output tokens that have been read from the device.
-        committed: leading tokens of the sequence whose KV is final.
-        prefilled_len: those of them that the last prefill left.
-        num_inflight: tokens the target has written behind them that nobody has read yet.
-        num_stepped: output tokens that the target had to write in steps: not in passes, nor beyond
-            where drafting could resume.
-        is_thinking, num_scanned: whether a think block is open behind the first ``num_scanned``
-            output tokens.
+        phase: what it does in the next iteration; ``action``: in this one.
+        plan: plan of the current draft, or of the last one.
+        waited: consecutive iterations it waited for KV slots or for its verify pass.
+        draft: the current draft.
+        num_draft_inflight: upper bound of the draft tokens that are not on the host yet.
+        draft_kv_len: leading tokens of the sequence with valid draft KV.
+        draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
+        segment_start: output length where the target's segment starts; drafting resumes when the
+            segment is complete, if ``resumes``.
+        drafting_suspended: a draft was due and did not start, because it was not expected to pay.
+        num_failed: consecutive drafts that brought nothing.
+        eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
+        output_ids: output tokens on the host.
+        committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
+            them that the last prefill wrote.
+        num_inflight: decode tokens that are not on the host yet.
+        num_decoded: output tokens that needed decode steps of the target.
+        is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens.
         fault: why the request must end with an error.
-        wrote_at: when it last emitted tokens, if the target has been writing on since; in seconds.
-        target_run: how many tokens at the end of the last emitted run are the target's own;
-            ``matched_run``: the first of those, which the draft had, too.
-        stats: the counters that go to ``meta_info``.
+        last_decode_at: time of its last output, in seconds, while the target decodes.
+        num_target_run, num_matched_run: tokens of the last output that the target chose, and how
+            many of those are matched draft tokens.
+        stats: counters for ``meta_info``.
         trace: one record per round.
-        counted: what a ``counters.Counters`` has counted of it.
+        counted: what ``counters.Counters`` has counted so far.
     """
 
     policy: RequestPolicy
@@ -155,25 +148,25 @@ class RequestState:
     resumes: bool = True
     drafting_suspended: bool = False
     num_failed: int = 0
-    head: object | None = None
+    eagle: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
     prefilled_len: int = 0
     num_inflight: int = 0
-    num_stepped: int = 0
+    num_decoded: int = 0
     is_thinking: bool = False
     num_scanned: int = 0
     fault: str = ""
-    wrote_at: float | None = None
-    target_run: int = 1
-    matched_run: int = 0
+    last_decode_at: float | None = None
+    num_target_run: int = 1
+    num_matched_run: int = 0
     stats: Stats = field(default_factory=Stats)
     trace: list[TraceRecord] = field(default_factory=list)
     counted: dict[str, float] = field(default_factory=dict)
 
     @property
     def committed_len(self) -> int:
-        """Leading tokens of the sequence whose KV is final once what is under way has run."""
+        """Leading tokens of the sequence with final target KV, in-flight ones included."""
         return self.committed + self.num_inflight
 
     @property
@@ -181,25 +174,13 @@ class RequestState:
         return len(self.draft.token_ids)
 
     @property
-    def is_stepping(self) -> bool:
-        """Whether the target writes."""
-        return self.phase in STEPPING
-
-    @property
-    def standing(self) -> Standing:
-        return Standing(
-            self.phase,
-            self.segment_start,
-            self.resumes,
-            drafting_suspended=self.drafting_suspended,
-            num_failed=self.num_failed,
-        )
+    def target_decodes(self) -> bool:
+        return self.phase in TARGET_DECODES
 
     # -- prefill ----------------------------------------------------------------
 
     def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
-        """After a prefill (the first, or one that follows a retraction): no draft, and the target's
-        KV complete.
+        """Resets the state after a prefill, the first one or one that follows a retraction.
 
         Args:
             prefilled_len: tokens prefilled so far.
@@ -212,36 +193,29 @@ class RequestState:
         self._take_back(len(self.output_ids) - len(output_ids))
         self.output_ids = list(output_ids)
         self.num_inflight = self.num_draft_inflight = self.num_scanned = 0
-        self.head = self.wrote_at = None
+        self.eagle = self.last_decode_at = None
 
     def _take_back(self, num_lost: int) -> None:
-        """A retraction under overlap loses the last run: SGLang had not processed it yet."""
-        accepted, matched = self.at_the_end(num_lost)
+        """Uncounts the last output, which a retraction under overlap discards."""
+        accepted, matched = self.last_of_output(num_lost)
         self.stats.accepted_tokens -= accepted
         self.stats.matched_tokens -= matched
         start = len(self.output_ids) - num_lost
         self.trace = [record for record in self.trace if record["output_start"] < start]
 
-    def begin(self, standing: Standing, first_id: int | None) -> None:
-        """A prefill is complete; ``first_id`` is the token it chose, without KV yet."""
-        self._stand(standing)
-        if first_id is not None:
-            self.output_ids.append(first_id)
-
     # -- plan -------------------------------------------------------------------
 
-    def take(self, move: Action) -> None:
-        """What it does in this iteration, by ``slots.allocate_kv_slots``."""
-        self.action = move
-        self.waited = self.waited + 1 if move is Action.WAIT else 0
-        if move is Action.END_DRAFT:
+    def take(self, action: Action) -> None:
+        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it."""
+        self.action = action
+        self.waited = self.waited + 1 if action is Action.WAIT else 0
+        if action is Action.END_DRAFT:
             self.stats.kv_truncated_drafts += 1
             self.phase = Phase.VERIFYING
-        elif move is Action.DROP_DRAFT:
+        elif action is Action.DROP_DRAFT:
             self.stats.kv_truncated_drafts += 1
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
-            start = len(self.output_ids)
-            self._stand(Standing(Phase.DECODING, start, num_failed=self.num_failed))
+            self.start_decode(len(self.output_ids))
             self.action = Action.DECODE
 
     # -- draft ------------------------------------------------------------------
@@ -311,77 +285,95 @@ class RequestState:
 
     # -- target -----------------------------------------------------------------
 
-    def launch_step(self) -> None:
-        """The target is on its way to one more token, which nobody has read."""
+    def launch_decode(self) -> None:
         self.num_inflight += 1
 
-    def read_step(self) -> None:
+    def arrive_decode(self) -> None:
         self.num_inflight -= 1
 
-    def apply(self, outcome: Outcome) -> None:
-        """What the target said, decided; the tokens themselves are ``write``'s."""
-        if outcome.fault:
-            self.fault = outcome.fault
-            self.draft = Draft()
-            return
-        self.target_run = outcome.num_own
-        self.matched_run = outcome.round.matched if outcome.round else 0
-        self.stats.eagle3_steps += outcome.eagle3_steps
-        self.stats.eagle3_tokens += outcome.eagle3_steps * len(outcome.token_ids)
-        if outcome.standing is not None:
-            self._stand(outcome.standing)
-        if outcome.round is None:
-            self.num_stepped += len(outcome.token_ids) - outcome.num_beyond
-        else:
-            self._close_round(outcome.round)
+    def finish_round(
+        self, accepted_len: int, matched: int, num_target: int, record: TraceRecord | None
+    ) -> None:
+        """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
 
-    def _close_round(self, judged: Round) -> None:
+        Args:
+            accepted_len: accepted draft tokens.
+            matched: draft tokens after them that equal the target's choices.
+            num_target: output tokens after the accepted ones.
+            record: the trace's, if the request keeps one.
+        """
+        self.num_target_run, self.num_matched_run = num_target, matched
         self.stats.rounds += 1
-        self.stats.accepted_tokens += judged.accepted_len
-        self.stats.matched_tokens += judged.matched
-        if judged.record is not None:
-            self.trace.append(judged.record)
-        # The draft's KV is right up to its own kept tokens; the target's next token is new, unless
-        # it is the draft's too: then all of the draft's is.
-        kept = judged.accepted_len + judged.matched + len(judged.tail)
-        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + kept)
-        self.draft.token_ids.extend(judged.tail)
+        self.stats.accepted_tokens += accepted_len
+        self.stats.matched_tokens += matched
+        if record is not None:
+            self.trace.append(record)
 
-    def _stand(self, standing: Standing) -> None:
-        self.phase = standing.phase
-        self.segment_start = standing.segment_start
-        self.resumes = standing.resumes
-        self.drafting_suspended, self.num_failed = standing.drafting_suspended, standing.num_failed
-        self.stats.skipped_drafts += standing.skipped_drafts
-        self.plan = standing.plan or self.plan
-        self.draft = Draft()
+    def finish_decode(self, num_tokens: int, *, num_beyond: int, is_eagle: bool) -> None:
+        """Counts the tokens of a decode step.
 
-    def set_head(self, head: object | None) -> None:
-        """What the EAGLE-3 head goes on from; None until its forward has succeeded."""
-        self.head = head
+        Args:
+            num_tokens: tokens that it output.
+            num_beyond: those of them after the segment's end, where drafting resumes.
+            is_eagle: it verified an EAGLE-3 proposal.
+        """
+        self.num_target_run, self.num_matched_run = num_tokens, 0
+        self.num_decoded += num_tokens - num_beyond
+        if is_eagle:
+            self.stats.eagle3_steps += 1
+            self.stats.eagle3_tokens += num_tokens
+
+    def start_draft(self, plan: DraftPlan) -> None:
+        self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
+        self.drafting_suspended = False
+
+    def start_decode(self, segment_start: int, *, resumes: bool = True) -> None:
+        """The target decodes a segment from ``segment_start`` on.
+
+        Args:
+            resumes: drafting resumes after the segment.
+        """
+        self.phase, self.draft = Phase.DECODING, Draft()
+        self.segment_start, self.resumes, self.drafting_suspended = segment_start, resumes, False
+
+    def skip_draft(self, segment_start: int) -> None:
+        """Drafting does not pay now: the target decodes one more segment."""
+        self.start_decode(segment_start)
+        self.drafting_suspended = True
+        self.stats.skipped_drafts += 1
+
+    def carry_over(self, token_ids: Sequence[int], num_valid: int) -> None:
+        """Begins the next draft with the unverified end of the last one, whose draft KV is valid.
+
+        Args:
+            token_ids: draft tokens to carry over, if any.
+            num_valid: tokens after the anchor with valid draft KV, those included.
+        """
+        self.draft.token_ids.extend(token_ids)
+        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + num_valid)
 
     def write(self, token_ids: Sequence[int]) -> None:
-        """Tokens a decode iteration emitted."""
+        """Outputs the tokens of a decode iteration."""
         self.output_ids.extend(token_ids)
         self.committed += len(token_ids)
 
-    def gap(self, now: float) -> float | None:
-        """Seconds since it last emitted tokens, as it emits some; None where it did not continue
-        (or was not served plainly) from then till now."""
-        gap = None if self.wrote_at is None else now - self.wrote_at
-        self.wrote_at = now if self.is_stepping else None
-        return gap
+    def fail(self, reason: str) -> None:
+        """Marks the request to end with an error."""
+        self.fault = reason
+        self.draft = Draft()
+
+    def itl(self, now: float) -> float | None:
+        """Seconds since its last output; None unless the target decoded ever since."""
+        elapsed = None if self.last_decode_at is None else now - self.last_decode_at
+        self.last_decode_at = now if self.target_decodes else None
+        return elapsed
 
     # -- accounting -------------------------------------------------------------
 
-    def at_the_end(self, num_tokens: int) -> tuple[int, int]:
-        """How many of the last run's last tokens were accepted, and how many matched."""
-        drafted = max(0, num_tokens - (self.target_run - self.matched_run))
-        return max(0, num_tokens - self.target_run), min(drafted, self.matched_run)
-
-    def fail(self, reason: str) -> None:
-        """The request must end with this error."""
-        self.fault = reason
+    def last_of_output(self, num_tokens: int) -> tuple[int, int]:
+        """(accepted, matched) draft tokens among the last ``num_tokens`` of the last output."""
+        drafted = max(0, num_tokens - (self.num_target_run - self.num_matched_run))
+        return max(0, num_tokens - self.num_target_run), min(drafted, self.num_matched_run)
 
     def charge(
         self,
@@ -391,43 +383,15 @@ class RequestState:
         verify: float = 0.0,
         decode: float = 0.0,
     ) -> None:
-        """Its share, in ms, of a stage's wall time."""
+        """Adds the request's part of a stage's wall time, in ms."""
         self.stats.prefill_ms += prefill
         self.stats.draft_ms += draft
         self.stats.verify_ms += verify
         self.stats.decode_ms += decode
 
     def count(self, figure: str, value: float) -> float:
-        """How much a figure has grown since it was last counted; what shrank grows again first."""
+        """Growth of a figure since it was last counted; a figure that shrank is not recounted."""
         growth = value - self.counted.get(figure, 0)
         if growth > 0:
             self.counted[figure] = value
         return growth
-
-
-def lookahead_slots(
-    state: RequestState,
-    draft_chunk: int,
-    draft_budget: int,
-    continuation_rows: int = 1,
-    block_rows: int = 0,
-) -> int:
-    """KV slots the request needs behind ``committed`` in the next iteration.
-
-    Args:
-        state: the request's state; a pure function of it, because SGLang asks twice (once for
-            the capacity check, once to allocate) and the answers must agree.
-        draft_chunk: draft tokens per iteration.
-        draft_budget: draft tokens this request may hold in this round, at least what it holds.
-        continuation_rows: rows of the target forward when no draft is judged: the anchor, and
-            what an EAGLE-3 head proposes.
-        block_rows: rows of a draft forward that writes several tokens: it may stand behind the
-            draft's last one.
-    """
-    if state.phase is Phase.DRAFTING:
-        num_drafted = state.num_drafted + state.num_draft_inflight
-        return min(num_drafted + draft_chunk, draft_budget) + block_rows
-    if state.phase is Phase.VERIFYING:
-        # Who goes on with a draft's unjudged end needs the draft model's KV of it.
-        return max(1 + state.num_drafted, state.draft.num_rows)
-    return continuation_rows

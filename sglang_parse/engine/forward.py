@@ -1,7 +1,7 @@
-"""One forward under PARSE's own layout: a verification pass of the target, a block of the draft.
+"""One forward under PARSE's layout: a target verify pass, or a parallel draft forward.
 
-Each request brings its rows (``rows.VerifyRows``); the KV of every row goes into the request's own
-slots, and logits are computed of the rows that are named.
+Each request contributes its rows (``RequestRows``). The KV of every row goes into the request's own
+slots; logits are computed for the rows that need them.
 """
 
 from __future__ import annotations
@@ -15,109 +15,148 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
-from sglang_parse.core.layout import VerifyLayout
+from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import (
-    max_forward_rows,
-    select_requests,
-    slots_of,
-    spans_within,
-)
-from sglang_parse.engine.rows import VerifyRows
+from sglang_parse.engine.batch import max_forward_rows, select_requests, slots_of, spans_within
+from sglang_parse.engine.requests import sequence_slice
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 MAX_LOGITS_BYTES = 2**30
-"""Logits of one forward at most, in fp32. What is kept free is for a chunk of prefill, which
-has logits of each request's last row alone. 1,766 rows of 152,000 tokens keep a GPU busy."""
+"""Logits of one forward at most, in fp32: SGLang reserves memory for a prefill chunk, which has
+logits of each request's last row only. 1,766 rows of 152,000 tokens keep a GPU busy."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassOutput:
-    """What a pass computed.
+class RequestRows:
+    """Rows of one request in a forward.
 
     Attributes:
-        logits: [sum of len(part.logits_rows), vocab], the parts' rows in order; SGLang's own, which
-            the target's next forward may overwrite.
-        starts: per part, its first row in ``logits``; at the end, their number.
-        hidden: [rows of the pass, width] what an EAGLE-3 head reads of each row, if captured; in
-            memory of its own.
+        row: index of the request in the scheduler's batch.
+        layout: positions and visibility of the rows.
+        token_ids: [layout.num_rows] input ids.
+        logits_rows: rows that need logits: first those whose next token is needed, then the
+            questions' last rows.
+        num_token_rows: how many of them are of the first kind.
+    """
+
+    row: int
+    layout: RequestLayout
+    token_ids: list[int]
+    logits_rows: tuple[int, ...]
+    num_token_rows: int
+
+    @property
+    def token_rows(self) -> tuple[int, ...]:
+        """Row k's logits give the next token after k draft tokens."""
+        return self.logits_rows[: self.num_token_rows]
+
+
+def decode_rows(row: int, req: Req, proposed: Sequence[int] = ()) -> RequestRows:
+    """The anchor and what an EAGLE-3 head proposes after it, with logits for all of them."""
+    num_rows = 1 + len(proposed)
+    layout = RequestLayout(prefix_len=req.parse_state.committed_len, num_draft_rows=num_rows)
+    ids = [req.parse_state.output_ids[-1], *proposed]
+    return RequestRows(row, layout, ids, tuple(range(num_rows)), num_rows)
+
+
+def verify_rows(row: int, req: Req, *, semantic: bool) -> RequestRows:
+    """The anchor, the draft up to its last prefix, and the questions.
+
+    The target's choice is needed after the anchor and after every draft token, because each of them
+    may be the last accepted one.
+    """
+    committed, draft = req.parse_state.committed_len, req.parse_state.draft
+    num_draft_rows = 1 + draft.num_verified
+    layout = RequestLayout(
+        prefix_len=committed,
+        num_draft_rows=num_draft_rows,
+        cuts=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
+        question_lens=tuple(map(len, draft.question_ids)) if semantic else (),
+    )
+    ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)
+    for question in draft.question_ids:
+        ids.extend(question)
+    token_rows = tuple(range(num_draft_rows))
+    return RequestRows(row, layout, ids, token_rows + layout.verdict_rows, num_draft_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """Output of one forward.
+
+    Attributes:
+        logits: [sum of len(part.logits_rows), vocab], in order; the model's next forward may
+            overwrite it.
+        hidden: [rows, width] captured hidden states of all rows, in memory of their own; or None.
         replays: whether a CUDA graph was replayed.
     """
 
     logits: torch.Tensor
-    starts: list[int]
     hidden: torch.Tensor | None
     replays: bool
 
-    def split(self, *counts: int) -> list[torch.Tensor]:
-        """The logits of the first ``counts[0]`` parts, of the next ``counts[1]``, of the rest."""
-        ends = [self.starts[sum(counts[: i + 1])] for i in range(len(counts))]
-        return list(torch.tensor_split(self.logits, ends))
-
 
 def max_logits_rows(runner: Any) -> int:
-    """Rows with logits of one forward of ``runner``'s model."""
-    bytes_per_row = runner.model_config.vocab_size * torch.float32.itemsize
-    return MAX_LOGITS_BYTES // bytes_per_row
+    """Maximum rows with logits in one forward of the runner's model."""
+    return MAX_LOGITS_BYTES // (runner.model_config.vocab_size * torch.float32.itemsize)
 
 
-def forward_spans(runner: Any, parts: Sequence[VerifyRows]) -> list[slice]:
-    """Which of ``parts`` go into one forward of ``runner``'s model: all, or as many as the memory
-    allows, in order. Where every row has logits, as in token mode, those are what takes it."""
+def forward_spans(runner: Any, parts: Sequence[RequestRows]) -> list[slice]:
+    """Splits ``parts`` into forwards of the runner's model that fit into its memory."""
     sizes = [(part.layout.num_rows, len(part.logits_rows)) for part in parts]
     return spans_within(sizes, (max_forward_rows(), max_logits_rows(runner)))
 
 
-def run_pass(
+def run_forward(
     runner: Any,
-    batch: Any,
-    parts: Sequence[VerifyRows],
+    batch: ScheduleBatch,
+    parts: Sequence[RequestRows],
     *,
     is_masked: bool,
     capture: bool = False,
-) -> PassOutput:
-    """A model's forward over ``parts``. Writes the KV of every row into the requests' slots.
+) -> ForwardOutput:
+    """Runs a model over ``parts`` and writes the KV of every row into the requests' slots.
 
     Args:
-        runner: the model runner of the target or the draft.
-        is_masked: in the layout ``mask``, if it is not causal anyway; otherwise in ``alias``.
-        capture: keep the hidden states of all rows.
+        runner: the model runner of the target or the draft model.
+        is_masked: use the layout ``mask`` unless the rows are causal; otherwise ``alias``.
+        capture: capture the hidden states of all rows.
     """
-    layout = VerifyLayout.of([part.layout for part in parts])
-    device = batch.device
-    select: list[int] = []
-    starts: list[int] = []
-    for part, offset in zip(parts, layout.qo_indptr[:-1], strict=True):
-        starts.append(len(select))
-        select.extend(offset + row for row in part.logits_rows)
-    starts.append(len(select))
+    layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
     spec_info = ParseVerifyInput(
         layout=layout,
         custom_mask=flat_mask(layout, device) if is_masked and not layout.is_causal else None,
-        select_index=on_device(select, device),
+        select_index=on_device(_logits_index(parts, layout), device),
     )
-    view = _batch_view(batch, parts, layout, spec_info)
     with _without_adapters(runner):
         forward_batch = ForwardBatch.init_new(
-            view,
+            _batch_view(batch, parts, layout, spec_info),
             runner,
             capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
             return_hidden_states_before_norm=False,
         )
-    # Questions share positions with later draft tokens: only the layout knows them.
+    # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
     done = runner.forward(forward_batch)
     output = done.logits_output
-    # SGLang's graphs write a forward's numbers where the one before has left its own.
+    # The next replay of SGLang's CUDA graph writes to the same memory.
     hidden = output.hidden_states.clone() if capture else None
-    return PassOutput(output.next_token_logits, starts, hidden, done.can_run_graph)
+    return ForwardOutput(output.next_token_logits, hidden, done.can_run_graph)
+
+
+def _logits_index(parts: Sequence[RequestRows], layout: VerifyLayout) -> list[int]:
+    index: list[int] = []
+    for part, offset in zip(parts, layout.qo_indptr[:-1], strict=True):
+        index.extend(offset + row for row in part.logits_rows)
+    return index
 
 
 @contextmanager
 def _without_adapters(runner: Any) -> Iterator[None]:
-    """SGLang prepares LoRA for every forward, by rows it knows; a pass has others, and no adapter.
+    """Skips SGLang's LoRA preparation, which does not know these rows; none has an adapter.
 
-    Not for good: a CUDA graph that is captured meanwhile would be one without adapters for all.
+    Reset afterwards: a CUDA graph captured meanwhile would lack adapters for all requests.
     """
     if runner.lora_manager is None:
         yield
@@ -131,9 +170,11 @@ def _without_adapters(runner: Any) -> Iterator[None]:
 
 
 def _batch_view(
-    batch: Any, parts: Sequence[VerifyRows], layout: VerifyLayout, spec_info: ParseVerifyInput
-) -> Any:
-    """The pass's requests with all their rows."""
+    batch: ScheduleBatch,
+    parts: Sequence[RequestRows],
+    layout: VerifyLayout,
+    spec_info: ParseVerifyInput,
+) -> ScheduleBatch:
     rows = [part.row for part in parts]
     ids = [token for part in parts for token in part.token_ids]
     view = select_requests(batch, rows, [r.kv_len for r in layout.requests], ids)

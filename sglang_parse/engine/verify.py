@@ -1,201 +1,320 @@
-"""A verification pass: one target forward that judges drafts and carries those who only continue.
+"""Target forwards of decode iterations, and what they return per request.
 
-``Verifier.launch`` sends it off and has it measured on the device; ``LaunchedPass.read`` waits for
-the few numbers per request that ``rounds`` decides by.
+A verify pass carries everything in one forward: drafts to verify, EAGLE-3 proposals, and one row of
+each request that only decodes, so that the weights are read once. Without drafts and proposals an
+ordinary decode step of SGLang runs instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate, islice, pairwise
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
+from sglang_parse.core.phases import Action
 from sglang_parse.core.question import Question
-from sglang_parse.engine.batch import needs_hidden_states
-from sglang_parse.engine.forward import forward_spans, run_pass
-from sglang_parse.engine.readout import Measured, Spoken
-from sglang_parse.engine.rows import (
-    VerifyRows,
-    continuing_rows,
-    proposed_rows,
-    verifying_rows,
+from sglang_parse.device import HostCopy, on_device
+from sglang_parse.engine.broadcast import broadcast
+from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.forward import (
+    RequestRows,
+    decode_rows,
+    forward_spans,
+    run_forward,
+    verify_rows,
 )
+from sglang_parse.engine.requests import needs_hidden_states
 from sglang_parse.engine.sampling import RowSampler
-from sglang_parse.engine.steps import Steps, choose_steps
-from sglang_parse.engine.target import PlainTarget
+from sglang_parse.engine.sglang_types import ScheduleBatch
+from sglang_parse.engine.target import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredPass:
-    """What is kept of a pass's output: its logits are not.
+class TargetResult:
+    """Result of a target forward for one request.
 
     Attributes:
-        judged, checked: the readings of those of its parts.
-        riding: [n, vocab] logits of those who only continue.
-        hidden, replays: see ``PassOutput``.
+        row: index of the request in the scheduler's batch.
+        action: VERIFY (a draft), EAGLE_DECODE (a proposal) or DECODE.
+        hidden_rows: its rows of the forward.
+        proposed: token ids after the anchor that an EAGLE-3 head proposed.
+        target_tokens: [verified tokens + 1] the target's choice after each token.
+        verdicts: [num_prefixes] p(accept) / (p(accept) + p(reject)).
+        verdict_mass: [num_prefixes] p(accept) + p(reject).
+        is_nan: logits held a NaN; the other fields are meaningless.
     """
 
-    judged: Measured
-    checked: Measured
-    riding: torch.Tensor
-    hidden: torch.Tensor | None
-    replays: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedPass:
-    """A pass under way; several, where one would take too much memory.
-
-    Attributes:
-        passes: the target forwards it is made of.
-        parts: the rows of everyone in it: those judged, then those checked, then who continues.
-        proposals: by row of the batch, what an EAGLE-3 head proposed.
-        steps: those who wrote one token, in the pass or beside it; None if nobody did.
-    """
-
-    passes: Sequence[MeasuredPass]
-    parts: Sequence[VerifyRows]
-    proposals: Mapping[int, Sequence[int]]
-    steps: Steps | None
-
-    @property
-    def hidden(self) -> torch.Tensor | None:
-        """[num_rows, width] what an EAGLE-3 head reads of each row, if captured."""
-        hidden = [part.hidden for part in self.passes if part.hidden is not None]
-        return torch.cat(hidden) if len(hidden) > 1 else next(iter(hidden), None)
-
-    @property
-    def num_passes(self) -> int:
-        return len(self.passes)
+    row: int
+    action: Action
+    hidden_rows: slice
+    proposed: Sequence[int]
+    target_tokens: Sequence[int]
+    verdicts: Sequence[float]
+    verdict_mass: Sequence[float]
+    is_nan: bool
 
     @property
     def num_rows(self) -> int:
-        return sum(part.layout.num_rows for part in self.parts)
+        return self.hidden_rows.stop - self.hidden_rows.start
 
-    @property
-    def replays(self) -> bool:
-        """Whether all of it replayed CUDA graphs."""
-        return all(part.replays for part in self.passes)
 
-    @property
-    def writing(self) -> list[int]:
-        """Rows of the batch that write on without a draft, in the pass or beside it."""
-        return [*self.proposals, *(self.steps.rows if self.steps else ())]
+class TargetForward:
+    """A target forward in flight.
 
-    @property
-    def places(self) -> list[tuple[int, slice]]:
-        """(row of the batch, its rows of the pass) of everyone in it."""
-        bounds = pairwise(accumulate((part.layout.num_rows for part in self.parts), initial=0))
-        return [(part.row, slice(*span)) for part, span in zip(self.parts, bounds, strict=True)]
+    Args:
+        actions: per part, the request's action.
+        parts: the rows of the requests in it.
+        values: float64 [rows with logits, 1 or 2] on the device, the parts' in order: token ids,
+            or verdicts with their mass; NaN where logits held one.
 
-    def read(self) -> Spoken:
-        """Wait for its numbers."""
-        judged = [reading for part in self.passes for reading in part.judged.readouts()]
-        checked = [
-            (rows.row, self.proposals[rows.row], readout)
-            for part in self.passes
-            for rows, readout in part.checked.readouts()
+    Attributes:
+        hidden: [num_rows, width] captured hidden states; None if not captured.
+        replays: whether all of it replayed CUDA graphs.
+        output: the sampler's output of decode rows, with log probabilities if ``has_logprobs``.
+        num_passes: verify passes it took.
+        decode_rows: indices into the batch of the requests that decode.
+    """
+
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        parts: Sequence[RequestRows],
+        values: torch.Tensor,
+        *,
+        hidden: torch.Tensor | None,
+        replays: bool,
+        output: LogitsProcessorOutput,
+        has_logprobs: bool,
+        num_passes: int = 0,
+    ) -> None:
+        self._actions, self._parts = actions, parts
+        self.hidden, self.replays, self.num_passes = hidden, replays, num_passes
+        self.output, self.has_logprobs = output, has_logprobs
+        self.decode_rows = [
+            part.row
+            for part, action in zip(parts, actions, strict=True)
+            if action is Action.DECODE
         ]
-        return Spoken(judged, checked, self.steps.read() if self.steps else ())
+        self._values = broadcast(values)
+        self._on_host = HostCopy(self._values)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.layout.num_rows for part in self._parts)
+
+    def wait(self) -> list[TargetResult]:
+        """Waits for the results, one per request."""
+        values = iter(self._on_host.tolist())
+        ends = accumulate((part.layout.num_rows for part in self._parts), initial=0)
+        return [
+            _result(part, action, slice(*span), list(islice(values, len(part.logits_rows))))
+            for part, action, span in zip(self._parts, self._actions, pairwise(ends), strict=True)
+        ]
+
+    def last_tokens(self, rows: Sequence[int]) -> torch.Tensor:
+        """int64 [len(rows)] tokens of decode rows, on the device; 0 in place of a NaN's."""
+        index = on_device([self.decode_rows.index(row) for row in rows], self._values.device)
+        return self._values[index, 0].nan_to_num(0.0).to(torch.int64)
 
 
-class _Kind(Enum):
-    """What a part of a pass is there for."""
-
-    JUDGED, CHECKED, RIDING = range(3)
+def _result(
+    part: RequestRows, action: Action, hidden_rows: slice, values: Sequence[Sequence[float]]
+) -> TargetResult:
+    is_nan = any(math.isnan(value[0]) for value in values)
+    tokens, verdicts = values[: part.num_token_rows], values[part.num_token_rows :]
+    return TargetResult(
+        row=part.row,
+        action=action,
+        hidden_rows=hidden_rows,
+        proposed=part.token_ids[1:] if action is Action.EAGLE_DECODE else (),
+        target_tokens=() if is_nan else [int(value[0]) for value in tokens],
+        verdicts=() if is_nan else [value[0] for value in verdicts],
+        verdict_mass=() if is_nan else [value[1] for value in verdicts],
+        is_nan=is_nan,
+    )
 
 
 class Verifier:
-    """Runs the verification passes of one server's target.
+    """Runs the target's part of decode iterations.
 
     Args:
-        target: the target.
-        question: what is asked; None in token mode.
-        is_masked: where questions are asked in the layout ``mask``, otherwise in ``alias``.
+        target: the target model.
+        question: the question of a verify pass; None in token mode.
+        is_masked: verify in the layout ``mask``, otherwise in ``alias``.
     """
 
-    def __init__(self, target: PlainTarget, question: Question | None, *, is_masked: bool) -> None:
+    def __init__(self, target: TargetModel, question: Question | None, *, is_masked: bool) -> None:
         self.target, self.question, self.is_masked = target, question, is_masked
 
-    def launch(
-        self,
-        batch: Any,
-        verifying: Sequence[int],
-        proposals: Mapping[int, Sequence[int]],
-        stepping: Sequence[int],
-    ) -> LaunchedPass:
-        """One pass: drafts are judged, the others' next tokens ride along.
-
-        But for requests with an adapter: SGLang's LoRA kernels know no ragged verification rows,
-        so these take a decode step of their own.
+    def decode(
+        self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
+    ) -> TargetForward:
+        """An ordinary decode step of the requests ``rows``.
 
         Args:
-            batch: the scheduler's batch.
-            verifying: rows of the requests whose drafts are judged.
-            proposals: by row, an EAGLE-3 head's proposals to check.
-            stepping: rows of the requests that write one token.
+            last_ids: int64 [n] their last output tokens, while only the device has them.
+        """
+        decoded = self.target.decode(batch, rows, last_ids)
+        logits_output = decoded.logits_output
+        parts = [decode_rows(row, batch.reqs[row]) for row in rows]
+        tokens, output, has_logprobs = self._sample(batch, rows, logits_output.next_token_logits)
+        return TargetForward(
+            [Action.DECODE] * len(rows),
+            parts,
+            tokens[:, None],
+            hidden=logits_output.hidden_states,
+            replays=decoded.can_run_graph,
+            output=output,
+            has_logprobs=has_logprobs,
+        )
+
+    def verify(
+        self,
+        batch: ScheduleBatch,
+        drafted: Sequence[int],
+        proposals: Mapping[int, Sequence[int]],
+        decoding: Sequence[int],
+    ) -> TargetForward:
+        """One verify pass; several, where one would take too much memory.
+
+        Requests with a LoRA adapter decode in a forward of their own: SGLang's LoRA kernels do not
+        support ragged verify rows.
+
+        Args:
+            drafted: indices into the batch of the requests whose drafts are verified.
+            proposals: by index, what an EAGLE-3 head proposes.
+            decoding: indices of the requests that decode one token.
         """
         reqs, semantic = batch.reqs, self.question is not None
-        judged = [verifying_rows(i, reqs[i], semantic=semantic) for i in verifying]
-        checked = [proposed_rows(i, reqs[i], tokens) for i, tokens in proposals.items()]
-        riding = [i for i in stepping if not reqs[i].lora_id]
-        alone = [i for i in stepping if reqs[i].lora_id]
-        continuing = [continuing_rows(i, reqs[i]) for i in riding]
-        parts = [*judged, *checked, *continuing]
-        kinds = [
-            *[_Kind.JUDGED] * len(judged),
-            *[_Kind.CHECKED] * len(checked),
-            *[_Kind.RIDING] * len(continuing),
+        decoding = sorted(decoding, key=lambda row: bool(reqs[row].lora_id))
+        riding = [row for row in decoding if not reqs[row].lora_id]
+        alone = decoding[len(riding) :]
+        parts = [
+            *(verify_rows(row, reqs[row], semantic=semantic) for row in drafted),
+            *(decode_rows(row, reqs[row], proposed) for row, proposed in proposals.items()),
+            *(decode_rows(row, reqs[row]) for row in riding),
         ]
+        num_verified = len(drafted) + len(proposals)
         capture = needs_hidden_states([reqs[part.row] for part in parts])
-        passes = [
-            self._run(batch, parts[span], kinds[span], capture=capture)
-            for span in forward_spans(self.target.runner, parts)
-        ]
-        return LaunchedPass(
-            passes=passes,
-            parts=parts,
-            proposals=proposals,
-            steps=self._steps(batch, riding, alone, passes) if stepping else None,
-        )
-
-    def _run(
-        self,
-        batch: Any,
-        parts: Sequence[VerifyRows],
-        kinds: Sequence[_Kind],
-        *,
-        capture: bool,
-    ) -> MeasuredPass:
-        """One target forward, measured on the device before the next one begins there."""
-        runner = self.target.runner
-        output = run_pass(runner, batch, parts, is_masked=self.is_masked, capture=capture)
-        num_judged, num_checked = kinds.count(_Kind.JUDGED), kinds.count(_Kind.CHECKED)
-        num_measured = num_judged + num_checked
-        of_judged, of_checked, of_riding = output.split(num_judged, num_checked)
-        sampler = RowSampler(runner, batch)
-        return MeasuredPass(
-            judged=Measured(parts[:num_judged], of_judged, sampler, self.question),
-            checked=Measured(parts[num_judged:num_measured], of_checked, sampler, None),
-            # The others' logits go when this returns, and forwards may follow.
-            riding=of_riding.clone(),
-            hidden=output.hidden,
-            replays=output.replays,
-        )
-
-    def _steps(
-        self,
-        batch: Any,
-        riding: Sequence[int],
-        alone: Sequence[int],
-        passes: Sequence[MeasuredPass],
-    ) -> Steps:
-        """The next tokens of those who ride along in ``passes``, and of those who cannot."""
-        logits = [part.riding for part in passes]
+        values, riding_logits, outputs = [], [], []
+        for span in forward_spans(self.target.runner, parts):
+            output = run_forward(
+                self.target.runner,
+                batch,
+                parts[span],
+                is_masked=self.is_masked,
+                capture=capture,
+            )
+            verified = parts[span][: max(0, num_verified - span.start)]
+            num_values = sum(len(part.logits_rows) for part in verified)
+            if verified:
+                values.append(self._measure(batch, verified, output.logits[:num_values]))
+            # The next forward overwrites the logits.
+            riding_logits.append(output.logits[num_values:].clone())
+            outputs.append(output)
         if alone:
-            logits.append(self.target.decode(batch, alone).logits_output.next_token_logits)
-        return choose_steps(self.target.runner, batch, [*riding, *alone], torch.cat(logits))
+            decoded = self.target.decode(batch, alone).logits_output
+            riding_logits.append(decoded.next_token_logits)
+            parts.extend(decode_rows(row, reqs[row]) for row in alone)
+        sampled = LogitsProcessorOutput(next_token_logits=None)
+        has_logprobs = False
+        if decoding:
+            tokens, sampled, has_logprobs = self._sample(
+                batch, decoding, torch.cat(riding_logits)
+            )
+            width = 1 if self.question is None else 2
+            values.append(torch.nn.functional.pad(tokens[:, None], (0, width - 1)))
+        hidden = [output.hidden for output in outputs if output.hidden is not None]
+        return TargetForward(
+            [Action.VERIFY] * len(drafted)
+            + [Action.EAGLE_DECODE] * len(proposals)
+            + [Action.DECODE] * len(decoding),
+            parts,
+            torch.cat(values),
+            hidden=torch.cat(hidden) if hidden else None,
+            replays=all(output.replays for output in outputs),
+            output=sampled,
+            has_logprobs=has_logprobs,
+            num_passes=len(outputs) if drafted else 0,
+        )
+
+    def _measure(
+        self, batch: ScheduleBatch, parts: Sequence[RequestRows], logits: torch.Tensor
+    ) -> torch.Tensor:
+        """float64 [rows, 1 or 2] of verified rows; see ``TargetForward``. Overwrites the logits."""
+        is_bad = nan_rows(logits)
+        sampler = RowSampler(self.target.runner, batch)
+        if self.question is None:
+            values = _choose(parts, logits, sampler).double()[:, None]
+        else:
+            token_index, verdict_index = _logits_places(parts)
+            tokens = on_device(token_index, logits.device)
+            values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
+            values[tokens, 0] = _choose(parts, logits, sampler, tokens).double()
+            if verdict_index:
+                asked = on_device(verdict_index, logits.device)
+                values[asked] = read_verdicts(logits[asked], self.question).double()
+        return values.masked_fill_(is_bad[:, None], float("nan"))
+
+    def _sample(
+        self, batch: ScheduleBatch, rows: Sequence[int], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, LogitsProcessorOutput, bool]:
+        """Samples decode rows.
+
+        Returns:
+            float64 [n] token ids, NaN where logits held one; the sampler's output; whether it holds
+            log probabilities.
+        """
+        positions = on_device(
+            [batch.reqs[row].parse_state.committed_len for row in rows], batch.device
+        )
+        is_bad = nan_rows(logits)
+        has_logprobs = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
+        sampler = RowSampler(self.target.runner, batch)
+        tokens, output = sampler.sample(logits, rows, positions, return_logprob=has_logprobs)
+        return tokens.double().masked_fill(is_bad, float("nan")), output, has_logprobs
+
+
+def read_verdicts(logits: torch.Tensor, question: Question) -> torch.Tensor:
+    """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
+    # Column by column: indexing with a list would wait for the device.
+    pair = torch.stack([logits[:, question.accept_id], logits[:, question.reject_id]], -1).float()
+    mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
+    return torch.stack([pair.softmax(-1)[:, 0], mass], dim=-1)
+
+
+def _choose(
+    parts: Sequence[RequestRows],
+    logits: torch.Tensor,
+    sampler: RowSampler,
+    index: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The target's choice at every token row.
+
+    Args:
+        index: the token rows of ``logits``; None if all are.
+    """
+    sampled = sampler.prepare([part.row for part in parts for _ in part.token_rows])
+    if sampled.is_argmax:  # of all rows: selecting first would copy the logits
+        tokens = logits.argmax(dim=-1)
+        return tokens if index is None else tokens[index]
+    token_logits = logits if index is None else logits[index]
+    positions = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
+    return sampled.sample(token_logits, on_device(positions, logits.device))[0]
+
+
+def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:
+    """Rows of the parts' logits that are token rows, and those that hold verdicts."""
+    tokens: list[int] = []
+    verdicts: list[int] = []
+    start = 0
+    for part in parts:
+        middle, end = start + part.num_token_rows, start + len(part.logits_rows)
+        tokens.extend(range(start, middle))
+        verdicts.extend(range(middle, end))
+        start = end
+    return tokens, verdicts

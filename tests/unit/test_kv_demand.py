@@ -49,11 +49,11 @@ def stepper(committed: int = 20) -> KvDemand:
 def test_with_room_for_all_everyone_makes_its_phases_move():
     grants = allocate_kv_slots([drafter(), judged(), stepper()], 1000)
     assert moves(grants) == [Action.DRAFT, Action.VERIFY, Action.DECODE]
-    assert [grant.tail for grant in grants] == [4, 13, 1]
+    assert [grant.lookahead_slots for grant in grants] == [4, 13, 1]
 
 
 def ended(phase: Phase = Phase.DRAFTING) -> KvDemand:
-    return KvDemand(phase, 20, 30, tail=0, has_ended=True)
+    return KvDemand(phase, 20, 30, lookahead_slots=0, has_ended=True)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -111,7 +111,7 @@ def test_steps_that_do_not_fit_are_reported_so_that_sglang_retracts():
 def ahead(committed: int = 20, left_over: int = 0) -> KvDemand:
     """A request whose target is accelerated by an EAGLE-3 head, three tokens ahead."""
     allocated = committed + left_over
-    return KvDemand(Phase.DECODING, committed, allocated, 4, is_accelerated=True)
+    return KvDemand(Phase.DECODING, committed, allocated, 4, uses_eagle=True)
 
 
 def test_the_head_stands_still_before_a_draft_gives_way():
@@ -122,7 +122,7 @@ def test_the_head_stands_still_before_a_draft_gives_way():
     ]
     grants = allocate_kv_slots([drafter(), ahead()], need + 3)
     assert moves(grants) == [Action.DRAFT, Action.DECODE]
-    assert [grant.tail for grant in grants] == [4, 1]
+    assert [grant.lookahead_slots for grant in grants] == [4, 1]
 
 
 def test_a_plain_step_gives_back_what_an_accelerated_one_left_over():
@@ -196,8 +196,8 @@ class Simulated:
 
     def apply(self, grant: KvGrant, page: int, rng: random.Random) -> None:
         """What the worker does, without models."""
-        if grant.tail is not None and grant.action is not Action.DROP_DRAFT:
-            wanted = pages_up(self.committed + grant.tail, page)
+        if grant.lookahead_slots is not None and grant.action is not Action.DROP_DRAFT:
+            wanted = pages_up(self.committed + grant.lookahead_slots, page)
             self.allocated = max(self.allocated, wanted)
         self.waited = self.waited + 1 if grant.action is Action.WAIT else 0
         if grant.action is Action.DRAFT:

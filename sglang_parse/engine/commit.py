@@ -1,0 +1,364 @@
+"""Commits a target forward's results: accepts draft tokens and moves requests to their next phase.
+
+A round is a draft and its verify pass. After the accepted prefix, draft tokens that match the
+target's own choices are accepted too, followed by one bonus token; then drafting resumes, or the
+target decodes the rest of its segment first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Sequence
+from dataclasses import asdict, replace
+from operator import ne
+from typing import Any
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import Action, Phase, Questions, TraceRecord
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.question import LOW_MASS, Question
+from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.segment import first_end, prefix_ends, thin_out
+from sglang_parse.core.selection import Selection, matching_tokens, select
+from sglang_parse.core.simulation import ENV_VAR as SIMULATION
+from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.engine.faults import NAN_IN_TARGET
+from sglang_parse.engine.requests import tokens_left
+from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.verify import TargetResult
+from sglang_parse.telemetry.drift import DriftWatch
+
+logger = logging.getLogger(__name__)
+
+
+class Committer:
+    """Applies target results to requests.
+
+    Args:
+        config: the server's settings.
+        tokenizer: the target's.
+        question: the question of a verify pass; None in token mode.
+        controller: decides about drafts, and observes every round.
+        counters: the process's counters.
+        drift: compares verdicts with the certificate's.
+    """
+
+    def __init__(
+        self,
+        config: ParseConfig,
+        tokenizer: Any,
+        question: Question | None,
+        controller: Controller,
+        counters: Counters,
+        drift: DriftWatch | None = None,
+    ) -> None:
+        self.config, self.question, self.drift = config, question, drift
+        self.controller, self.counters = controller, counters
+        self.rule = config.segment_rule
+        self._tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
+        self._low_mass_reported = False
+        self._simulated = SimulatedAcceptance.from_env(config)
+        if self._simulated is not None:
+            self._report_simulation(self._simulated)
+
+    def begin(self, req: Req, first_id: int | None) -> None:
+        """Starts a request after its prefill: with a draft, or with a segment of the target's.
+
+        Args:
+            first_id: the token that the prefill sampled, if any.
+        """
+        state = req.parse_state
+        finished = first_id in state.policy.stop_ids or tokens_left(req) <= 1
+        if state.phase is Phase.DRAFTING and not finished:
+            self._resume_drafting(state, len(state.output_ids))
+        if first_id is not None:
+            state.output_ids.append(first_id)
+
+    def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
+        """Moves the request to its next phase and returns its output tokens."""
+        state = req.parse_state
+        if result.is_nan:
+            state.fail(NAN_IN_TARGET)
+            return ()
+        if result.action is Action.VERIFY:
+            return self._commit_round(req, result)
+        # An in-flight decode step that drafting has overtaken is dropped.
+        if result.action is Action.DECODE and not state.target_decodes:
+            return ()
+        tokens = result.target_tokens
+        if result.action is Action.EAGLE_DECODE:
+            num_matched = matching_tokens(result.proposed, tokens)
+            tokens = tokens[: num_matched + 1][: max(1, tokens_left(req))]
+        is_eagle = result.action is Action.EAGLE_DECODE
+        return self._commit_decode(state, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+
+    # -- drafts -----------------------------------------------------------------
+
+    def questions(self, req: Req) -> Questions | None:
+        """Questions about a complete draft; None while it is incomplete, and in token mode."""
+        state, question = req.parse_state, self.question
+        if state.phase is not Phase.VERIFYING or question is None:
+            return None
+        draft = state.draft
+        pieces = [self._piece(token) for token in draft.token_ids]
+        all_ends = prefix_ends(pieces, self.rule, finished=_is_whole(req), max_prefixes=len(pieces))
+        ends = thin_out(all_ends, state.plan.max_prefixes if state.plan else self.config.max_prefixes)
+        was_thinking = self._is_thinking(req, question)
+        ids = [
+            question.ids_for(
+                draft.token_ids[:end],
+                complete=draft.finished and end == state.num_drafted,
+                was_thinking=was_thinking,
+                ends_line=pieces[end - 1].endswith("\n"),
+            )
+            for end in ends
+        ]
+        return Questions(ends, ids, len(all_ends), was_thinking)
+
+    def _is_thinking(self, req: Req, question: Question) -> bool:
+        """Whether a think block is open after the output; scans only what is new."""
+        state, thinking = req.parse_state, question.thinking
+        if thinking is None:
+            return False
+        before = state.is_thinking
+        if not state.num_scanned:
+            before = thinking.is_open_after(req.origin_input_ids)
+        return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
+
+    def _commit_round(self, req: Req, result: TargetResult) -> Sequence[int]:
+        state, draft = req.parse_state, req.parse_state.draft
+        self._watch_mass(result)
+        selection = self._select(state, result)
+        accepted_len = selection.accepted_len
+        bonus = self._bonus_tokens(req, accepted_len, result)
+        matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
+        record = None
+        if state.policy.keep_trace:
+            record = _trace_record(state, result, selection, bonus, self.question)
+        self._observe(req, result, accepted_len, matched)
+        tokens = (*draft.token_ids[:accepted_len], *bonus)
+        state.finish_round(accepted_len, matched, len(bonus), record)
+        self._after_round(state, draft, selection, bonus, matched)
+        return tokens
+
+    def _select(self, state: RequestState, result: TargetResult) -> Selection:
+        """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
+        which is exact for greedy and sampled output."""
+        draft, threshold = state.draft, state.policy.threshold
+        if self.question is None:
+            matched = matching_tokens(draft.token_ids, result.target_tokens)
+            return Selection(0 if threshold > 1 else matched)
+        if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
+            return Selection(self._simulated.accepted_len(len(draft.token_ids), draft.prefix_ends))
+        return select(
+            *(result.verdicts, draft.prefix_ends, threshold, self.config.selection),
+            is_finished=draft.finished,
+        )
+
+    def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> Sequence[int]:
+        """Matched draft tokens after the accepted prefix, then the target's next token."""
+        if _ends_answer(req, accepted_len):
+            return ()
+        state, choices = req.parse_state, result.target_tokens[accepted_len:]
+        # Simulated acceptance fixes what a draft brings.
+        drafted = () if self._simulated else state.draft.verified_ids[accepted_len:]
+        tokens = choices[: matching_tokens(drafted, choices) + 1]
+        return _up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
+
+    def _observe(self, req: Req, result: TargetResult, accepted_len: int, matched: int) -> None:
+        state = req.parse_state
+        outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
+        self.counters.judged(state.num_drafted, accepted_len, result.verdicts)
+        if self.drift is not None and not state.stats.rounds:
+            if self.drift.observe(result.verdicts):
+                self.counters.count("drifted_windows_total")
+            self.counters.verdict_drift = self.drift.distance
+        threshold = state.policy.threshold
+        self.controller.observe_round(threshold, outcome, num_failed=state.num_failed)
+        state.num_failed = state.num_failed + 1 if outcome.has_failed else 0
+
+    def _after_round(
+        self,
+        state: RequestState,
+        draft: Draft,
+        selection: Selection,
+        bonus: Sequence[int],
+        matched: int,
+    ) -> None:
+        """The next phase: drafting, or first the rest of the segment by the target."""
+        start = len(state.output_ids) + selection.accepted_len
+        rejected = selection.accepted_len < draft.num_verified
+        state.start_decode(start, resumes=not rejected or self.config.on_reject == "redraft")
+        carried: Sequence[int] = ()
+        may_draft = state.resumes and (
+            not rejected or self._segment_end(state, bonus, len(bonus)) is not None
+        )
+        if may_draft and self._resume_drafting(state, start + len(bonus)):
+            carried = _carry_over(draft, selection, bonus)
+            if carried and state.plan:  # at least one token more than what is drafted already
+                longest = max(state.plan.draft_tokens, len(carried) + 1)
+                state.plan = replace(state.plan, draft_tokens=longest)
+        state.carry_over(carried, selection.accepted_len + matched + len(carried))
+
+    # -- decode -----------------------------------------------------------------
+
+    def _commit_decode(
+        self, state: RequestState, tokens: Sequence[int], is_eagle: bool
+    ) -> Sequence[int]:
+        num_beyond = 0
+        if state.phase is Phase.DECODING and state.resumes:
+            segment = [*state.output_ids[state.segment_start :], *tokens]
+            end = self._segment_end(state, segment, len(tokens))
+            num_written = len(state.output_ids) + len(tokens)
+            if end is not None and self._resume_drafting(state, num_written):
+                num_beyond = len(segment) - end
+        state.finish_decode(len(tokens), num_beyond=num_beyond, is_eagle=is_eagle)
+        return tokens
+
+    def _segment_end(
+        self, state: RequestState, segment: Sequence[int], num_new: int
+    ) -> int | None:
+        """Offset in ``segment`` where the target's segment is complete; None while it is not. In
+        token mode drafting may resume after any token.
+
+        Args:
+            segment: the tokens from ``segment_start`` on, the last ``num_new`` of them new.
+        """
+        if self.question is None:
+            return len(segment)
+        end = first_end([self._piece(token) for token in segment], self.rule, num_new)
+        if end is not None and not state.drafting_suspended:
+            self.controller.observe_decoded_segment(state.policy.threshold, end)
+        return end
+
+    def _resume_drafting(self, state: RequestState, num_written: int) -> bool:
+        """Starts a draft if it is expected to pay; else the target decodes one more segment."""
+        plan = self.controller.plan(state.policy.threshold, state.num_failed)
+        if plan:
+            state.start_draft(plan)
+        else:
+            state.skip_draft(num_written)
+        return bool(plan)
+
+    # -- logs -------------------------------------------------------------------
+
+    def _piece(self, token_id: int) -> str:
+        """A token's text inside a text; some tokenizers drop a leading space."""
+        if token_id not in self._pieces:
+            once, twice = (self._tokenizer.decode([token_id] * count) for count in (1, 2))
+            self._pieces[token_id] = twice[len(once) :]
+        return self._pieces[token_id]
+
+    def _watch_mass(self, result: TargetResult) -> None:
+        """Warns once if the target does not answer the question with the verdict tokens."""
+        if self._low_mass_reported or not result.verdict_mass:
+            return
+        mean = sum(result.verdict_mass) / len(result.verdict_mass)
+        if mean < LOW_MASS:
+            self._low_mass_reported = True
+            logger.warning(
+                "PARSE: the verdict tokens get only %.3f of the probability on average in one "
+                "verify pass (below %.1f), so verdicts mean little. Fix: give --parse-question a "
+                "wording that this model answers with the verdict words, or another pair of words "
+                "(such as Yes and No), and take --parse-threshold from sglang-parse calibrate.",
+                mean,
+                LOW_MASS,
+            )
+
+    def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
+        self.counters.simulated = simulated.fraction
+        logger.warning(
+            "PARSE: simulated acceptance (%s=%g): verdicts are computed and ignored, %.0f %% of "
+            "every draft of up to %d tokens is accepted. For benchmarks only: the output is "
+            "meaningless.",
+            SIMULATION,
+            simulated.fraction,
+            100 * simulated.fraction,
+            self.config.draft_tokens,
+        )
+
+
+def _verify_outcome(
+    req: Req, accepted_len: int, matched: int, target_tokens: Sequence[int]
+) -> VerifyOutcome:
+    state = req.parse_state
+    drafted, ends = state.num_drafted, state.draft.prefix_ends
+    rejected = next((end for end in ends if end > accepted_len), None)
+    if not ends and accepted_len < drafted:  # token mode
+        rejected = accepted_len + 1
+    return VerifyOutcome(
+        drafted=drafted,
+        judged=ends[-1] if ends else drafted,
+        segments=state.draft.num_segments or drafted,
+        accepted_len=accepted_len,
+        rejected=rejected,
+        is_finished=_is_whole(req),
+        matched=matched,
+        differing=sum(map(ne, state.draft.token_ids[:accepted_len], target_tokens)),
+    )
+
+
+def _trace_record(
+    state: RequestState,
+    result: TargetResult,
+    selection: Selection,
+    bonus: Sequence[int],
+    question: Question | None,
+) -> TraceRecord:
+    draft = state.draft
+    return {
+        "output_start": len(state.output_ids),
+        "anchor_token_id": state.output_ids[-1],
+        "draft_token_ids": list(draft.token_ids),
+        "finished": draft.finished,
+        "prefix_ends": list(draft.prefix_ends),
+        "question_token_ids": [list(ids) for ids in draft.question_ids],
+        "accept_token_id": question.accept_id if question else None,
+        "reject_token_id": question.reject_id if question else None,
+        "verdicts": list(result.verdicts),
+        "verdict_mass": list(result.verdict_mass),
+        "threshold": state.policy.threshold,
+        "selection": selection.rule,
+        "accepted_len": selection.accepted_len,
+        "decided_by": selection.decided_by,
+        "next_token_id": bonus[0] if bonus else None,
+        "bonus_token_ids": list(bonus),
+        "target_token_ids": list(result.target_tokens),
+        "plan": asdict(state.plan) if state.plan else {},
+    }
+
+
+def _is_whole(req: Req) -> bool:
+    """Whether the answer ends with the draft: by a stop token or at its length limit."""
+    state = req.parse_state
+    return state.draft.finished or state.num_drafted >= tokens_left(req)
+
+
+def _ends_answer(req: Req, accepted_len: int) -> bool:
+    """Whether the answer ends with the accepted prefix."""
+    state = req.parse_state
+    whole = state.draft.finished and accepted_len == state.num_drafted
+    return whole or len(state.output_ids) + accepted_len >= req.sampling_params.max_new_tokens
+
+
+def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tuple[int, ...]:
+    """The unverified end of a draft, for the next draft to begin with.
+
+    A draft that its budget ended inside a segment has tokens after its last prefix. If everything
+    before them is output and the target's next token is the first of them, the draft model would
+    write the rest again at the same positions: its KV is there.
+    """
+    last = selection.accepted_len + len(bonus) - 1
+    if selection.decided_by is None or last < draft.num_verified:
+        return ()
+    unverified = draft.token_ids[last:]
+    return tuple(unverified[1:]) if unverified[:1] == [*bonus[-1:]] else ()
+
+
+def _up_to_stop(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:
+    """The tokens up to the first stop token, which is included."""
+    ends = (place for place, token in enumerate(tokens, start=1) if token in stop_ids)
+    return tuple(tokens[: next(ends, len(tokens))])

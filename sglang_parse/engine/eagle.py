@@ -1,0 +1,336 @@
+"""The target accelerated by an EAGLE-3 head: SGLang's own EAGLE-3 draft worker under PARSE.
+
+The head's KV at position p comes from the target's hidden states there and the token at p + 1; it
+lies in the slot of the target's token p:
+
+    target tokens      t0   t1   t2   t3          t3 is the anchor: no KV yet
+    target KV          t0   t1   t2
+    head KV           (t0,t1) (t1,t2) (t2,t3)     complete whenever a token has been chosen
+
+So every forward that chooses tokens (prefill, verify pass, decode step) captures the hidden states
+of the head's draft extend; no second target forward is needed. If all requests verified a whole
+proposal, the draft extend covers all of its rows, as in SGLang's EAGLE worker: one shape, so one
+CUDA graph. KV after the accepted tokens is overwritten. Otherwise it runs as after a prefill.
+
+The head then proposes a chain of tokens for the next target forward, which accepts them as far as
+they match the target's choices. Weights, graphs, attention and steps of the head are SGLang's; only
+SGLang's tree of alternatives is not built.
+
+Radix cache hits end one token before the first differing one: the head's KV has seen the next one
+(patch ``head_prefixes``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
+    resolve_spec_aux_hidden_state_config,
+)
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_parse.device import on_device
+from sglang_parse.engine.batch import select_requests, slots_of
+from sglang_parse.engine.broadcast import broadcast
+from sglang_parse.engine.requests import tokens_left
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.verify import TargetResult
+from sglang_parse.engine.faults import DraftGuard
+
+
+@dataclass(frozen=True, slots=True)
+class EagleState:
+    """Output of the head at a request's last position with KV; its next proposal starts there.
+
+    Attributes:
+        topk_p, topk_index: [1, 1] its first proposed token, in its own vocabulary.
+        hidden: [1, hidden size] its hidden state.
+    """
+
+    topk_p: torch.Tensor
+    topk_index: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedTokens:
+    """Output tokens of one request.
+
+    Attributes:
+        row: index of the request in the scheduler's batch.
+        token_ids: [n >= 1] the tokens.
+        hidden: [>= n, width] the target's hidden states of its rows; the first n led to the tokens.
+    """
+
+    row: int
+    token_ids: Sequence[int]
+    hidden: torch.Tensor
+
+
+class EagleDecoder:
+    """The EAGLE-3 head of one server, on the target's KV slots.
+
+    Args:
+        server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
+        path: the head's folder.
+    """
+
+    def __init__(
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker, path: str
+    ) -> None:
+        self._path = path
+        target_runner = target_worker.model_runner
+        self.guard = DraftGuard(server_args.tp_size, model="the EAGLE-3 head")
+        with self._as_eagle3():
+            # Before the target's attention backends: they configure which layers it captures.
+            target_runner.spec_aux_config = resolve_spec_aux_hidden_state_config(
+                server_args=server_args,
+                model_config=target_runner.model_config,
+                spec_algorithm=SpeculativeAlgorithm.EAGLE3,
+                is_draft_worker=False,
+            )
+            self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+
+    @property
+    def _chain_rows(self) -> int:
+        """Rows of a request that verifies a whole proposal."""
+        return self.worker.speculative_num_draft_tokens
+
+    @contextmanager
+    def _as_eagle3(self) -> Iterator[None]:
+        """Overrides SGLang's settings while its EAGLE-3 worker initializes.
+
+        It allocates for the tokens of a proposal, not for those of a draft and its questions.
+        """
+        proposed = get_spec().speculative_num_steps + 1
+        with get_spec().override(
+            speculative_algorithm=SpeculativeAlgorithm.EAGLE3.name,
+            speculative_draft_model_path=self._path,
+            speculative_draft_model_revision="main",
+            speculative_num_draft_tokens=proposed,
+            max_speculative_num_draft_tokens=proposed,
+        ):
+            yield
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        """The contexts of ``EAGLEWorkerV2.forward_batch_generation``."""
+        with (
+            draft_tp_context(self.worker.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            yield
+
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        with self._as_eagle3():
+            self.worker.alloc_memory_pool(**pools)
+
+    def init_attention_backends(self) -> None:
+        with self._as_eagle3():
+            self.worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with self._as_eagle3():
+            self.worker.init_cuda_graphs()
+
+    def prefill(self, batch: ScheduleBatch, result: GenerationBatchResult) -> int:
+        """Writes the head's KV for a prefill, if the head runs for any of its requests.
+
+        Takes the captured hidden states out of ``result``, because no client asked for them.
+
+        Returns:
+            Number of tokens, 0 if the head did not run.
+        """
+        reqs = [req for req in batch.reqs if req.parse_state.policy.uses_eagle]
+        if not reqs:
+            return 0
+        output = result.logits_output
+        hidden, output.hidden_states = output.hidden_states, None
+        view = copy.copy(batch)
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.return_logprob = False
+        view.sampling_info = None
+        view.input_embeds = view.multimodal_inputs = None
+        with self.guard.contain(reqs):
+            self._store(view.reqs, self._extend(view, hidden, result.next_token_ids))
+        return len(hidden)
+
+    def draft_extend(
+        self,
+        batch: ScheduleBatch,
+        results: Sequence[TargetResult],
+        hidden: torch.Tensor | None,
+        emitted: Sequence[Sequence[int]],
+    ) -> None:
+        """Writes the head's KV for the output tokens of a decode iteration.
+
+        Args:
+            results: of the target forward.
+            hidden: [rows, width] its captured hidden states; None if nothing was captured.
+            emitted: per request of the batch its output tokens.
+        """
+        if hidden is None:
+            return
+        accepted = [
+            AcceptedTokens(result.row, emitted[result.row], hidden[result.hidden_rows])
+            for result in results
+            if emitted[result.row] and batch.reqs[result.row].parse_state.policy.uses_eagle
+        ]
+        if not accepted:
+            return
+        reqs = [batch.reqs[part.row] for part in accepted]
+        for req in reqs:
+            req.parse_state.eagle = None  # until the forward below has succeeded
+        with self.guard.contain(reqs):
+            is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
+            extend = self._extend_fixed if is_fixed else self._extend_ragged
+            self._store(reqs, extend(batch, reqs, accepted))
+
+    def _extend_fixed(
+        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
+    ) -> Any:
+        """Covers all rows of whole proposals: the same number per request, all with slots."""
+        starts = [req.parse_state.committed_len for req in reqs]
+        num_rows, lens = self._chain_rows, [len(part.token_ids) for part in accepted]
+        ids = [
+            token
+            for part, length in zip(accepted, lens, strict=True)
+            for token in (*part.token_ids, *[0] * (num_rows - length))
+        ]
+        last_rows = [i * num_rows + length - 1 for i, length in enumerate(lens)]
+        view = select_requests(batch, [part.row for part in accepted], starts, None)
+        view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        num_kept = on_device(lens, batch.device, torch.int32)
+        output = EagleDraftInput()
+        result = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(
+                next_token_logits=None, hidden_states=torch.cat([part.hidden for part in accepted])
+            ),
+            accept_lens=num_kept,
+            prepared_draft_extend_inputs=(
+                num_kept - 1,
+                on_device(last_rows, batch.device),
+                on_device(ids, batch.device),
+            ),
+            next_draft_input=output,
+        )
+        with self._forward():
+            self.worker._draft_extend_for_decode(view, result)
+        # The next replay of SGLang's CUDA graph writes to the same memory.
+        output.hidden_states = output.hidden_states.clone()
+        return output
+
+    def _extend_ragged(
+        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
+    ) -> Any:
+        """Covers the output tokens only, any number per request."""
+        starts = [req.parse_state.committed_len for req in reqs]
+        lens = [len(part.token_ids) for part in accepted]
+        ends = [start + length for start, length in zip(starts, lens, strict=True)]
+        # The tokens at these positions; SGLang shifts them by one for the head.
+        ids = [
+            token
+            for req, part in zip(reqs, accepted, strict=True)
+            for token in (req.parse_state.output_ids[-1], *part.token_ids[:-1])
+        ]
+        view = select_requests(batch, [part.row for part in accepted], ends, ids)
+        view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.forward_mode = ForwardMode.EXTEND
+        view.prefix_lens, view.extend_lens = starts, lens
+        view.extend_num_tokens = sum(lens)
+        view.extend_logprob_start_lens = lens
+        view.chunked_req_next_prompt_token = None
+        last = on_device([part.token_ids[-1] for part in accepted], batch.device)
+        hidden = torch.cat([part.hidden[: len(part.token_ids)] for part in accepted])
+        return self._extend(view, hidden, last)
+
+    def _extend(self, view: ScheduleBatch, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> Any:
+        with self._forward():
+            return self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
+
+    def _store(self, reqs: Sequence[Req], output: Any) -> None:
+        """Stores the head's output with the requests that decode with it."""
+        for i, req in enumerate(reqs):
+            if req.parse_state.policy.decode_accelerator == "eagle3":
+                place = slice(i, i + 1)
+                req.parse_state.eagle = EagleState(
+                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                )
+
+    def propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, list[int]]:
+        """Proposes the target's next tokens, at most as many as the request may still output.
+
+        Returns:
+            Index into the batch -> token ids; empty where the head failed.
+        """
+        proposals: dict[int, list[int]] = {row: [] for row in rows}
+        reqs = [batch.reqs[row] for row in rows]
+        if reqs:
+            with self.guard.contain(reqs, ends_failures=True):
+                tokens = broadcast(self._propose(batch, rows).to(torch.int64)).tolist()
+                for row, req, chain in zip(rows, reqs, tokens, strict=True):
+                    proposals[row] = chain[: tokens_left(req) - 1]
+        return proposals
+
+    def _propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> torch.Tensor:
+        reqs = [batch.reqs[row] for row in rows]
+        committed = [req.parse_state.committed_len for req in reqs]
+        view = select_requests(batch, rows, committed, None)
+        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.forward_mode = ForwardMode.DECODE
+        states: list[Any] = [req.parse_state.eagle for req in reqs]
+        view.spec_info = EagleDraftInput(
+            topk_p=torch.cat([state.topk_p for state in states]),
+            topk_index=torch.cat([state.topk_index for state in states]),
+            hidden_states=torch.cat([state.hidden for state in states]),
+            bonus_tokens=on_device(
+                [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
+            ),
+        )
+        with self._forward():
+            return self._run_chains(view)
+
+    def _run_chains(self, view: ScheduleBatch) -> torch.Tensor:
+        """[n, num_steps] proposed tokens. Source: ``EagleDraftWorker.draft`` without its trees and
+        masks."""
+        worker = self.worker
+        forward_batch, replays, _ = prepare_for_draft(
+            view.spec_info,
+            worker.req_to_token_pool,
+            view,
+            worker.cuda_graph_runner,
+            worker.draft_runner,
+            topk=1,
+            num_steps=worker.speculative_num_steps,
+            target_translator=worker.target_worker.model_runner.kv_index_translator,
+            num_draft_tokens=self._chain_rows,
+        )
+        if replays:
+            *_, tokens, _ = worker.cuda_graph_runner.execute(forward_batch)
+            return tokens
+        if worker.speculative_num_steps > 1:
+            worker.draft_attn_backend.init_forward_metadata(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+        *_, tokens, _ = worker.draft_forward(forward_batch)
+        return tokens

@@ -1,0 +1,98 @@
+"""Queries of a request that need both SGLang's ``Req`` and PARSE's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sglang_parse.core.phases import TARGET_DECODES, Action
+from sglang_parse.engine.sglang_types import Req
+
+
+def tokens_left(req: Req) -> int:
+    """Tokens until the request's length limit, in-flight ones subtracted."""
+    state = req.parse_state
+    return req.sampling_params.max_new_tokens - len(state.output_ids) - state.num_inflight
+
+
+def draft_budget(req: Req, draft_tokens: int) -> int:
+    """Draft tokens that the request's current round may hold, at least 1.
+
+    Args:
+        draft_tokens: the limit of a round without a plan.
+    """
+    plan = req.parse_state.plan
+    return max(1, min(plan.draft_tokens if plan else draft_tokens, tokens_left(req)))
+
+
+def decodes_with_eagle(req: Req) -> bool:
+    """Whether the next decode step verifies an EAGLE-3 proposal; not for the last token."""
+    state = req.parse_state
+    return state.phase in TARGET_DECODES and state.eagle is not None and tokens_left(req) > 1
+
+
+def needs_hidden_states(reqs: Sequence[Req]) -> bool:
+    """Whether the EAGLE-3 head runs for any of the requests, so that the target captures."""
+    return any(req.parse_state.policy.uses_eagle for req in reqs)
+
+
+def is_gone(req: Req) -> bool:
+    """Whether SGLang finished or retracted the request while an iteration was in flight.
+
+    Its slots belong to others by now, and its part of the iteration is dropped.
+    """
+    return req.finished() or req.is_retracted
+
+
+def has_ended(req: Req) -> bool:
+    """Whether SGLang only has to process what was output.
+
+    A request that SGLang processed and does not finish goes on. Requests that return sampling masks
+    go on until SGLang finishes them, because it expects a row for each.
+    """
+    state = req.parse_state
+    if req.return_sampling_mask:
+        return False
+    if state.fault:
+        return True
+    if len(state.output_ids) + state.num_inflight <= len(req.output_ids):
+        return False
+    return tokens_left(req) <= 0 or state.output_ids[-1] in state.policy.stop_ids
+
+
+def stop_ids_of(req: Req) -> frozenset[int]:
+    """Token ids at which SGLang finishes the request.
+
+    Source: ``Req._check_token_based_finish``. Stop strings are left to SGLang, which matches them
+    against the tokens that are output.
+    """
+    params = req.sampling_params
+    if params.ignore_eos:
+        return frozenset()
+    ids = set(params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        ids.add(req.tokenizer.eos_token_id)
+        ids.update(req.tokenizer.additional_stop_token_ids or ())
+    return frozenset(ids - {None})
+
+
+def sequence_slice(req: Req, start: int, end: int, draft: Sequence[int] = ()) -> list[int]:
+    """Token ids [start, end) of prompt + output + draft."""
+    ids: list[int] = []
+    for part in (req.origin_input_ids, req.parse_state.output_ids, draft):
+        low, high = max(0, start), max(0, min(end, len(part)))
+        ids.extend(part[low:high])
+        start, end = start - len(part), end - len(part)
+    return ids
+
+
+def rows_by_action(reqs: Sequence[Req]) -> Mapping[Action, list[int]]:
+    """Indices into ``reqs`` by action, in order; a list for every action.
+
+    Under a grammar SGLang processes the last result between plan and launch: a request that ended
+    there no longer owns its slots and takes part in nothing.
+    """
+    rows: dict[Action, list[int]] = {action: [] for action in Action}
+    for row, req in enumerate(reqs):
+        if not is_gone(req):
+            rows[req.parse_state.action].append(row)
+    return rows
