@@ -1,12 +1,12 @@
 """Faults: what ends a request, and what ends the server.
 
-- NaN logits end the request whose row they are in.
-- An exception in the draft model's forward ends the requests in it. The server can live on: that
-  forward wrote draft KV only, behind what is committed, changed no slot count, and the target's
-  tokens never depend on draft KV. What is incomplete stays out of the radix cache.
-- An exception in the target's forward ends the server, as it does without PARSE: every later
-  token depends on state that nobody can vouch for. So do a broken device, a draft model that
-  fails again and again, and any exception where other ranks would wait for this one.
+- NaN logits end the request of their row.
+- An exception in a draft model's forward ends the requests in it. The server lives on: the forward
+  wrote only draft KV after the committed tokens, changed no allocation, and the target's tokens do
+  not depend on draft KV. Incomplete draft KV stays out of the radix cache.
+- An exception in a target forward ends the server, as without PARSE: later tokens depend on the
+  state it leaves. So do a broken device, repeated failures of the draft model, and exceptions on one
+  of several ranks, for which the others would wait.
 """
 
 from __future__ import annotations
@@ -15,47 +15,44 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from sglang_parse.engine.sglang_types import Req
+
 logger = logging.getLogger(__name__)
 
 NAN_IN_TARGET = "NaN in the target model's logits"
-"""Why a request ends whose row the target cannot compute."""
 MAX_DRAFT_FAILURES = 3
-"""Failures in a row of the draft model after which the server ends: it would answer nothing."""
+"""Consecutive failures of the draft model after which the server ends."""
 
 
 class DraftFailure(RuntimeError):
-    """The draft model's forward raised, and the server cannot live on."""
+    """The draft model's forward raised, and the server cannot go on."""
 
 
 class DraftGuard:
-    """Contains exceptions of the draft model's forwards where that is provably safe.
+    """Contains exceptions of the draft model's forwards where that is safe.
 
     Args:
-        model: whose forwards, in words.
-        num_ranks: processes that run this model together. With more than one, the others wait
-            for this one's part of the forward: nothing is contained.
+        num_ranks: tensor-parallel ranks; with more than one nothing is contained.
+        model: the model's name in logs.
     """
 
     def __init__(self, num_ranks: int, model: str = "the draft model") -> None:
-        self.num_ranks = num_ranks
-        self.model = model
-        self.failures_in_a_row = 0
+        self.num_ranks, self.model, self.failures_in_a_row = num_ranks, model, 0
 
     @contextmanager
-    def contain(self, reqs: Iterable[Any], *, is_burst: bool = False) -> Iterator[None]:
-        """Run a forward of the draft model; if it raises, that ends ``reqs``.
+    def contain(self, reqs: Iterable[Req], *, ends_failures: bool = False) -> Iterator[None]:
+        """Runs a forward of the draft model; an exception ends ``reqs``.
 
         Args:
             reqs: the requests whose draft KV it writes; iterated only after an exception.
-            is_burst: success ends a row of failures; that of a prefill says little.
+            ends_failures: success resets the count of consecutive failures.
 
         Raises:
-            DraftFailure: the server cannot live on; the text says why.
+            DraftFailure: the server cannot go on; the text gives the reason.
         """
         try:
             yield
@@ -65,9 +62,9 @@ class DraftGuard:
             if reason := self._why_fatal(error):
                 raise DraftFailure(f"PARSE: {self.model} failed ({error!r}); {reason}") from error
             for req in reqs:
-                _give_up_draft_kv(req, f"{self.model} failed: {error!r}")
+                _drop_draft_kv(req, f"{self.model} failed: {error!r}")
         else:
-            if is_burst:
+            if ends_failures:
                 self.failures_in_a_row = 0
 
     def _why_fatal(self, error: Exception) -> str:
@@ -80,8 +77,8 @@ class DraftGuard:
         return ""
 
 
-def _give_up_draft_kv(req: Any, reason: str) -> None:
-    """End a request whose draft KV is incomplete, unless it no longer needs a draft.
+def _drop_draft_kv(req: Req, reason: str) -> None:
+    """Ends a request with incomplete draft KV, unless it decodes plainly.
 
     Its tokens stay out of the radix cache, or later turns would draft from garbage.
     """
@@ -91,10 +88,9 @@ def _give_up_draft_kv(req: Any, reason: str) -> None:
 
 
 def nan_rows(logits: torch.Tensor) -> torch.Tensor:
-    """Which rows of logits [n, vocab] hold a NaN: bool [n] on their device.
+    """Finds rows of logits [n, vocab] with a NaN: bool [n], without a device sync.
 
-    Those rows become 0, so that sampling the other rows of the same tensor cannot fail. Without a
-    wait for the device; on a CPU, where looking is free, only what must be written is written.
+    Sets them to 0, so that sampling the other rows cannot fail; on a CPU only if there are any.
     """
     # The largest logit of a row is NaN if any is: one reduction, no [n, vocab] temporary.
     bad = torch.isnan(logits.amax(dim=-1))
@@ -103,8 +99,8 @@ def nan_rows(logits: torch.Tensor) -> torch.Tensor:
     return bad
 
 
-def end_request(req: Any, reason: str) -> None:
-    """End a request with an error; SGLang acts on it when it processes the result."""
+def end_request(req: Req, reason: str) -> None:
+    """Ends a request with an error when SGLang processes the result."""
     logger.error("PARSE: request %s ends: %s", req.rid, reason)
     req.skip_radix_cache_insert = True  # its KV may hold NaN, or lack the draft's part
     req.to_finish = FINISH_ABORT(

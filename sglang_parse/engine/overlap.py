@@ -1,28 +1,25 @@
-"""The iterations under way: what is on the device while the scheduler works on what came before.
+"""Iterations in flight, and the order in which SGLang drives them.
 
-SGLang calls, for every decode iteration, in this order:
+For every decode iteration SGLang calls:
 
-    slots_required   would the next one fit? changes nothing         patches.parse.kv_by_phase
-    plan             every request's move, and slots for it          patches.parse.kv_by_phase
-    lengths          ``HostRelay.resolve_seq_lens_cpu``              the overlap schedule's relay
-    launch           ``ParseWorker.forward_batch_generation``        an iteration is on its way
-    synchronize      ``PendingResult.copy_done``                     it is read, decided, committed
+    slots_required   capacity check; changes nothing              patches.parse.kv_by_phase
+    plan             actions and KV slots                         patches.parse.kv_by_phase
+    seq_lens         ``NoOpFutureMap.resolve_seq_lens_cpu``       overlap schedule
+    launch           ``ParseWorker.forward_batch_generation``
+    synchronize      the result's ``copy_done``                   before it processes the result
 
-Under the overlap schedule SGLang launches an iteration before it processes the result of the one
-before:
+Under the overlap schedule it launches an iteration before it processes the previous result:
 
     scheduler   plan n, launch n | process n - 1 | plan n + 1, launch n + 1 | process n | ...
     device                       [ iteration n ..................... ]      [ iteration n + 1 ...
 
-An iteration's numbers stay on the device until somebody needs them. That is the plan of the next
-iteration, whose shape follows from drafts and verdicts: it reads them first. But after plain steps
-of the target alone the next step needs their tokens only on the device: it is launched unread, and
-the tokens reach the host while it runs, when SGLang processes their result: it waits for what it
-takes for a CUDA event (``_ReadBySglang``). A request whose segment such a token ended has then been
-given a step too many: what it wrote is dropped, so that answers do not depend on the schedule. So
-it is behind a burst alone whose requests all draft on: its last steps are read late (``burst``).
+The next plan usually needs the results: its shape follows from drafts and verdicts. So planning
+waits for them. It does not after an iteration of decode steps alone, whose tokens the next step
+needs on the device only, or of a draft chunk alone whose requests all keep drafting. A request whose
+segment such a token completed has decoded one token too many: it is dropped, so that the output does
+not depend on the schedule.
 
-Without overlap every iteration is read at once, and none of this shows.
+Without overlap every iteration is finished when ``launch`` returns.
 """
 
 from __future__ import annotations
@@ -38,119 +35,131 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang_parse.context import process_context
 from sglang_parse.device import on_device
 from sglang_parse.engine import admission
-from sglang_parse.engine.iteration import Engine, Iteration
+from sglang_parse.engine.parts import Engine
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.step import Step
 
 
 class Pipeline:
-    """The iterations under way in this process, the oldest first: one, for a moment two.
+    """Iterations in flight in this process, the oldest first: one, for a moment two.
 
     Args:
-        engine: the server's.
+        engine: the server's engine.
 
     Attributes:
-        forward_stream: where the worker's forwards run; None before the first.
+        forward_stream: stream of the worker's forwards; None before the first one.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.forward_stream: Any = None
-        self._underway: deque[Iteration] = deque()
+        self._in_flight: deque[Step] = deque()
         self._draft_chunk = 0
 
-    # -- SGLang's calls, in their order -----------------------------------------
+    # -- SGLang's calls, in order -----------------------------------------------
 
-    def receive(self, req: Any) -> None:
-        """A request is about to wait for its prefill."""
-        admission.receive(self.engine, req)
+    def receive(self, req: Req) -> None:
+        """A request joins the waiting queue."""
+        admission.admit(self.engine, req)
 
-    def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
-        """SGLang's capacity check: slots the next iteration of ``requests`` takes."""
+    def slots_required(
+        self, batch: ScheduleBatch, requests: Sequence[Req], page_size: int
+    ) -> int:
+        """Slots that the next iteration of ``requests`` takes from the pool. If they exceed what is
+        free, plain decoding would not fit either, and SGLang retracts.
+
+        Source: ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``.
+        """
+        del page_size
         self.before_planning(requests)
-        return self.engine.slots.required(batch, requests, page_size)
+        return self.engine.schedule.plan_iteration(batch, requests).num_required
 
-    def plan(self, batch: Any) -> None:
-        """Every running request takes its move, and the slots it needs for it."""
+    def plan(self, batch: ScheduleBatch) -> None:
+        """Gives every request its action and KV slots."""
         self.before_planning(batch.reqs)
-        self._count_penalties(batch)
-        self._draft_chunk = self.engine.slots.grant(batch)
+        self._cumulate_penalties(batch)
+        self._draft_chunk = self.engine.schedule.apply(batch)
 
-    def launch(self, batch: Any) -> GenerationBatchResult:
-        """The iteration that was planned; without overlap it is over when this returns."""
-        before = self._underway[-1] if self._underway else None
-        done = _ReadBySglang(self)
-        done.iteration = iteration = Iteration(self.engine, batch, done)
-        iteration.launch(self._draft_chunk, before)
-        self.add(iteration)
+    def launch(self, batch: ScheduleBatch) -> GenerationBatchResult:
+        """Launches the planned iteration."""
+        before = self._in_flight[-1] if self._in_flight else None
+        step = Step(self.engine, batch, self._draft_chunk, self.finish)
+        step.launch(before)
+        self.add(step)
         if not batch.enable_overlap:
             self.finish()
-        return iteration.result
+        return step.result
 
-    def finish(self, until: Iteration | None = None) -> None:
-        """Read, decide and commit what is under way, in order: up to ``until``, or all of it."""
-        if until is not None and until not in self._underway:
+    def finish(self, result: GenerationBatchResult | None = None) -> None:
+        """Finishes iterations in order: up to the one with ``result``, or all of them."""
+        if result is not None and all(step.result is not result for step in self._in_flight):
             return
-        while self._underway:
-            oldest = self._underway.popleft()
-            oldest.finish()
-            if oldest is until:
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            step.finish()
+            self.engine.schedule.invalidate()
+            if step.result is result:
                 return
 
-    # -- how --------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------
 
-    def add(self, iteration: Iteration) -> None:
-        self._underway.append(iteration)
+    def add(self, step: Step) -> None:
+        self._in_flight.append(step)
+        self.engine.schedule.invalidate()
 
-    def before_planning(self, reqs: Sequence[Any]) -> None:
-        """Read what the plan of the next iteration, of ``reqs``, has to know."""
-        while len(self._underway) > 1:
-            self.finish(self._underway[0])
-        if self._underway and not self._underway[0].can_launch_before_sync(reqs):
+    def before_planning(self, reqs: Sequence[Req]) -> None:
+        """Finishes the iterations whose results the next plan, of ``reqs``, depends on."""
+        while len(self._in_flight) > 1:
+            self.finish(self._in_flight[0].result)
+        if self._in_flight and not can_launch_before_sync(self._in_flight[0], reqs):
             self.finish()
 
-    def _count_penalties(self, batch: Any) -> None:
-        """``ScheduleBatch.cumulate_penalty_output_tokens`` over what the worker has read.
-
-        Under overlap SGLang's own goes by a token that is one step old.
-        """
+    def _cumulate_penalties(self, batch: ScheduleBatch) -> None:
+        """``ScheduleBatch.cumulate_penalty_output_tokens`` with the worker's tokens: under overlap
+        SGLang's are one step old."""
         orchestrator = batch.sampling_info.penalizer_orchestrator
         if orchestrator.is_required:
             last_ids = [req.parse_state.output_ids[-1] for req in batch.reqs]
             orchestrator.cumulate_output_tokens(on_device(last_ids, batch.device))
 
-    def order_behind_forward(self, device: Any) -> None:
-        """Whatever is launched from here on runs after the forwards that are under way."""
+    def order_after_forward(self, device: Any) -> None:
+        """Orders the current stream after the forwards in flight."""
         if self.forward_stream is not None:
             torch.get_device_module(device).current_stream().wait_stream(self.forward_stream)
 
 
-class _ReadBySglang:
-    """In the place of the CUDA event SGLang waits for before it reads a result."""
+def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:
+    """Whether the next iteration, of ``reqs``, can be planned before ``step``'s results arrive."""
+    chunk, forward, engine = step.chunk, step.forward, step.engine
+    if chunk is not None and forward is None:
+        # A draft that began before its prefill was processed looks for its draft KV again.
+        if not all(req.parse_state.draft_kv_found for req in reqs):
+            return False
+        return chunk.can_follow(reqs) and engine.schedule.all_draft(step.batch, reqs)
+    if chunk is not None or forward is None or not forward.is_decode_only:
+        return False
+    decoding = set(map(id, forward.decoding))
+    return all(
+        id(req) in decoding
+        and req.parse_state.policy.allow_async_decode
+        and not req.parse_state.policy.uses_eagle
+        and req.parse_state.target_decodes
+        for req in reqs
+    )
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.iteration: Iteration | None = None
 
-    def synchronize(self) -> None:
-        iteration, self.iteration = self.iteration, None  # or they keep each other
-        if iteration is not None:
-            self._pipeline.finish(iteration)
-
-
-class HostRelay(FutureMap):
-    """Relays nothing; fills in the lengths of the requests' sequences.
-
-    Arguments: as ``FutureMap``; the host always has the lengths.
-    """
+class NoOpFutureMap(FutureMap):
+    """Relays nothing; fills in the lengths of the sequences, which the host always has."""
 
     def __init__(self, *args: Any, needs_cpu_seq_lens: bool = True, **kwargs: Any) -> None:
         del needs_cpu_seq_lens
         super().__init__(*args, needs_cpu_seq_lens=True, **kwargs)
 
-    def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
-        """Set ``batch.seq_lens``, before the batch is launched and outside the forward stream.
+    def resolve_seq_lens_cpu(self, batch: ScheduleBatch, stream_ordered: bool = False) -> None:
+        """Sets ``batch.seq_lens`` before the launch, outside the forward stream.
 
-        A prefill's batch knows its own; what is under way is read before it, because it will be
-        read at once.
+        A prefill's batch knows its own; it finishes what is in flight, because it will wait for
+        its own results at once.
         """
         del stream_ordered
         if batch.forward_mode.is_extend():
@@ -162,10 +171,10 @@ class HostRelay(FutureMap):
         batch.seq_lens_sum = sum(lengths)
 
     def publish(self, *_: Any, **__: Any) -> None:
-        """Nothing: lengths come from the requests."""
+        """Does nothing: lengths come from the requests."""
 
     def stash(self, *_: Any, **__: Any) -> None:
-        """Nothing: tokens stay with the requests."""
+        """Does nothing: tokens stay with the requests."""
 
-    def _resolve_spec_extras(self, batch: Any) -> None:
-        """Nothing: there are none."""
+    def _resolve_spec_extras(self, batch: ScheduleBatch) -> None:
+        """Does nothing: there are none."""

@@ -145,9 +145,9 @@ class RowSampler:
     def is_argmax(self, row: int) -> bool:
         """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
         req = self.batch.reqs[row]
-        terms = req.parse_state.policy
-        is_faithful = not terms.is_plain or terms.decode_accelerator == "eagle3"
-        return req.sampling_params.top_k <= 1 and is_faithful
+        policy = req.parse_state.policy
+        is_supported = not policy.is_plain or policy.decode_accelerator == "eagle3"
+        return req.sampling_params.top_k <= 1 and is_supported
 
 
 def _pick(values: list | None, rows: Sequence[int]) -> list | None:

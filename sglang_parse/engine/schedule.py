@@ -53,10 +53,6 @@ class IterationPlan:
     draft_chunk: int
     num_required: int
 
-    @property
-    def all_draft(self) -> bool:
-        return all(grant.action is Action.DRAFT for grant in self.grants)
-
 
 class Schedule:
     """Plans the iterations of one server.
@@ -91,6 +87,11 @@ class Schedule:
         if planned is None or planned.available != available or planned.reqs != (*reqs,):
             self._planned = planned = self._plan(batch, reqs, available)
         return planned
+
+    def all_draft(self, batch: ScheduleBatch, reqs: Sequence[Req]) -> bool:
+        """Whether KV suffices for all of ``reqs`` to keep drafting."""
+        grants = self.plan_iteration(batch, reqs).grants
+        return all(grant.action is Action.DRAFT for grant in grants)
 
     def invalidate(self) -> None:
         """A request's state has changed."""

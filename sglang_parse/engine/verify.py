@@ -29,7 +29,7 @@ from sglang_parse.engine.forward import (
 )
 from sglang_parse.engine.requests import needs_hidden_states
 from sglang_parse.engine.sampling import RowSampler
-from sglang_parse.engine.sglang_types import ScheduleBatch
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
 
 
@@ -68,6 +68,7 @@ class TargetForward:
     Args:
         actions: per part, the request's action.
         parts: the rows of the requests in it.
+        reqs: the batch's requests.
         values: float64 [rows with logits, 1 or 2] on the device, the parts' in order: token ids,
             or verdicts with their mass; NaN where logits held one.
 
@@ -76,7 +77,8 @@ class TargetForward:
         replays: whether all of it replayed CUDA graphs.
         output: the sampler's output of decode rows, with log probabilities if ``has_logprobs``.
         num_passes: verify passes it took.
-        decode_rows: indices into the batch of the requests that decode.
+        is_decode_only: an ordinary decode step, whose tokens may stay in flight.
+        decode_rows: indices into the batch of the requests that decode; ``decoding``: these.
     """
 
     def __init__(
@@ -84,21 +86,25 @@ class TargetForward:
         actions: Sequence[Action],
         parts: Sequence[RequestRows],
         values: torch.Tensor,
+        reqs: Sequence[Req],
         *,
         hidden: torch.Tensor | None,
         replays: bool,
         output: LogitsProcessorOutput,
         has_logprobs: bool,
         num_passes: int = 0,
+        is_decode_only: bool = False,
     ) -> None:
         self._actions, self._parts = actions, parts
         self.hidden, self.replays, self.num_passes = hidden, replays, num_passes
         self.output, self.has_logprobs = output, has_logprobs
+        self.is_decode_only = is_decode_only
         self.decode_rows = [
             part.row
             for part, action in zip(parts, actions, strict=True)
             if action is Action.DECODE
         ]
+        self.decoding = [reqs[row] for row in self.decode_rows]
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
 
@@ -115,9 +121,13 @@ class TargetForward:
             for part, action, span in zip(self._parts, self._actions, pairwise(ends), strict=True)
         ]
 
-    def last_tokens(self, rows: Sequence[int]) -> torch.Tensor:
-        """int64 [len(rows)] tokens of decode rows, on the device; 0 in place of a NaN's."""
-        index = on_device([self.decode_rows.index(row) for row in rows], self._values.device)
+    def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor | None:
+        """int64 [len(reqs)] tokens of a decode step, on the device; 0 in place of a NaN's. None if
+        the host has them."""
+        if not any(req.parse_state.num_inflight for req in reqs):
+            return None
+        places = {id(req): place for place, req in enumerate(self.decoding)}
+        index = on_device([places[id(req)] for req in reqs], self._values.device)
         return self._values[index, 0].nan_to_num(0.0).to(torch.int64)
 
 
@@ -166,10 +176,12 @@ class Verifier:
             [Action.DECODE] * len(rows),
             parts,
             tokens[:, None],
+            batch.reqs,
             hidden=logits_output.hidden_states,
             replays=decoded.can_run_graph,
             output=output,
             has_logprobs=has_logprobs,
+            is_decode_only=True,
         )
 
     def verify(
@@ -235,6 +247,7 @@ class Verifier:
             + [Action.DECODE] * len(decoding),
             parts,
             torch.cat(values),
+            reqs,
             hidden=torch.cat(hidden) if hidden else None,
             replays=all(output.replays for output in outputs),
             output=sampled,

@@ -39,21 +39,18 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
 )
 
 
-def special_wish(req: Any) -> str:
+def unsupported_feature(req: Any) -> str:
     """Returns the feature for which a request needs plain decode steps; "" for none."""
-    for reason, asks in _PLAIN_REASONS:
-        if asks(req):
-            return reason
-    return ""
+    return next((reason for reason, asks in _PLAIN_REASONS if asks(req)), "")
 
 
-def plain_reason(wish: str, options: RequestOptions) -> str:
+def plain_reason(feature: str, options: RequestOptions) -> str:
     """Returns why a request with this feature is served by plain decoding; "" if it is not."""
-    return wish if options.enabled else "switched off"
+    return feature if options.enabled else "switched off"
 
 
-def decode_accelerator(wish: str, config: ParseConfig, *, uses_eagle: bool) -> str:
+def decode_accelerator(feature: str, config: ParseConfig, *, uses_eagle: bool) -> str:
     """Returns ``RequestPolicy.decode_accelerator``."""
     if not config.uses_eagle3:
         return ""
-    return "eagle3" if uses_eagle and not wish else "target"
+    return "eagle3" if uses_eagle and not feature else "none"

@@ -1,0 +1,122 @@
+"""Builds one server's engine: loads the draft model and the EAGLE-3 head, and wires the parts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+from sglang_parse.attention import registry
+from sglang_parse.attention.support import MASK, SUPPORT
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.question import Question
+from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.engine.commit import Committer
+from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.drafter import Drafter
+from sglang_parse.engine.eagle import EagleDecoder
+from sglang_parse.engine.faults import DraftGuard
+from sglang_parse.engine.parts import Engine
+from sglang_parse.engine.schedule import Schedule
+from sglang_parse.engine.target import TargetModel
+from sglang_parse.engine.verify import Verifier
+from sglang_parse.startup import checks
+from sglang_parse.startup.certificates import certified_server
+from sglang_parse.startup.models import ParallelDraft, parallel_draft
+from sglang_parse.startup.questions import question_for
+from sglang_parse.telemetry.drift import DriftWatch
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(
+    config: ParseConfig,
+    counters: Counters,
+    server_args: Any,
+    gpu_id: int,
+    nccl_port: int,
+    target_worker: TpModelWorker,
+) -> Engine:
+    """Builds the engine.
+
+    Args:
+        config: the server's settings.
+        counters: the process's counters.
+        server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
+    """
+    registry.register_backends()
+    models = (server_args, gpu_id, nccl_port, target_worker)
+    is_masked = _is_masked(server_args, config)
+    tokenizer = target_worker.tokenizer
+    if tokenizer is None:
+        tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
+    question = question_for(target_worker.server_args, tokenizer, config)
+    max_question_len = question.max_len if question else 0
+    draft = DraftModel(*models, graph_steps=config.draft_graph_steps)
+    parallel = _parallel_draft(config, draft)
+    target = TargetModel(target_worker)
+    controller = _controller(config, server_args, max_question_len)
+    certified = certified_server(server_args, config, question, str(target.runner.dtype))
+    counters.certificate_mismatch = certified.mismatch
+    certificate = certified.certificate
+    drift = DriftWatch(certificate.first_verdicts) if certificate else None
+    return Engine(
+        config=config,
+        drafter=Drafter(
+            draft,
+            block_size=parallel.size,
+            mask_id=parallel.mask_id,
+            allow_one_token=parallel.allow_one_token,
+            is_masked=is_masked,
+            plans_on_device=SUPPORT[server_args.attention_backend].plans_on_device,
+            draft_tokens=config.draft_tokens,
+            is_timed=not server_args.enable_deterministic_inference,
+        ),
+        draft_guard=DraftGuard(num_ranks=server_args.tp_size),
+        eagle=EagleDecoder(*models, config.eagle3_path) if config.uses_eagle3 else None,
+        verifier=Verifier(target, question, is_masked=is_masked),
+        committer=Committer(config, tokenizer, question, controller, counters, drift),
+        schedule=Schedule(config, controller, max_question_len, parallel.size),
+        controller=controller,
+        counters=counters,
+        certified=certified,
+    )
+
+
+def _controller(config: ParseConfig, server_args: Any, max_question_len: int) -> Controller:
+    is_timed, mode = not server_args.enable_deterministic_inference, config.drafting
+    if not is_timed and mode == "auto":
+        mode = "always"
+        logger.info(
+            "PARSE: deterministic inference: adaptive drafting is disabled; drafts of %d tokens "
+            "with up to %d prefixes, %d tokens per iteration.",
+            *(config.draft_tokens, config.max_prefixes, config.draft_chunk),
+        )
+    is_simulated = SimulatedAcceptance.from_env(config) is not None
+    limits = Limits.of(config, max_question_len, is_timed=is_timed, is_simulated=is_simulated)
+    return Controller(limits, mode)
+
+
+def _is_masked(server_args: Any, config: ParseConfig) -> bool:
+    layout, reason = checks.pass_layout(server_args, config)
+    logger.info(
+        "PARSE: verify passes use the layout '%s' on %s: %s",
+        *(layout, server_args.attention_backend, reason),
+    )
+    return layout == MASK
+
+
+def _parallel_draft(config: ParseConfig, draft: DraftModel) -> ParallelDraft:
+    parallel = parallel_draft(config, draft.draft_runner.model_config)
+    if parallel.size > 1:
+        logger.info(
+            "PARSE: the draft model writes up to %d tokens per forward, with mask token %d%s",
+            *(parallel.size, parallel.mask_id),
+            ", or one where that is faster" if parallel.allow_one_token else "",
+        )
+    return parallel

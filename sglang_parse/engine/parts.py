@@ -1,0 +1,34 @@
+"""Parts of one server's engine, made by ``build`` and shared by all iterations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.engine.commit import Committer
+from sglang_parse.engine.drafting.drafter import Drafter
+from sglang_parse.engine.eagle import EagleDecoder
+from sglang_parse.engine.faults import DraftGuard
+from sglang_parse.engine.schedule import Schedule
+from sglang_parse.engine.timing import StageTimer
+from sglang_parse.engine.verify import Verifier
+from sglang_parse.startup.certificates import Certified
+
+
+@dataclass(slots=True)
+class Engine:
+    """Everything that an iteration works with; ``eagle`` is None without an EAGLE-3 head."""
+
+    config: ParseConfig
+    drafter: Drafter
+    draft_guard: DraftGuard
+    eagle: EagleDecoder | None
+    verifier: Verifier
+    committer: Committer
+    schedule: Schedule
+    controller: Controller
+    counters: Counters
+    certified: Certified
+    timer: StageTimer = field(default_factory=StageTimer)

@@ -1,0 +1,204 @@
+"""One decode iteration of every running request: plan -> draft -> verify -> commit.
+
+    plan     each request takes an action, and KV slots for it
+    draft    drafting requests get a chunk of draft tokens from the draft model
+    verify   the other requests share one forward of the target, which verifies complete drafts
+    commit   draft tokens are accepted, requests move on, tokens are output
+
+SGLang launches iteration n + 1 before it processes the result of n (``overlap``). So draft and
+verify launch their forwards and return; ``finish`` waits for the results and commits them. The host
+waits for the draft chunk first, so that the stages' times stay apart; on a CPU, or where it needs an
+EAGLE-3 proposal, even before it launches the target's forward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+from sglang_parse.core.phases import Action
+from sglang_parse.device import wait_for_device
+from sglang_parse.engine.broadcast import broadcast_object
+from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
+from sglang_parse.engine.drafting.draft_prefill import is_prefilled
+from sglang_parse.engine.faults import end_request
+from sglang_parse.engine.parts import Engine
+from sglang_parse.engine.requests import is_gone, rows_by_action
+from sglang_parse.engine.result import PendingResult, spread_logprobs
+from sglang_parse.engine.schedule import free_slots
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.timing import IterationTimes
+from sglang_parse.engine.verify import TargetForward
+
+
+class Step:
+    """One decode iteration in flight.
+
+    Args:
+        engine: the server's engine.
+        batch: SGLang's ``ScheduleBatch``, isolated; a shallow copy is retained.
+        draft_chunk: draft tokens per drafting request, as ``Schedule.apply`` planned it.
+        on_sync: see ``PendingResult``.
+
+    Attributes:
+        chunk, forward: what is in flight; None once the host has its results.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        batch: ScheduleBatch,
+        draft_chunk: int,
+        on_sync: Callable[[PendingResult], None] | None = None,
+    ) -> None:
+        self.engine, self.batch, self.draft_chunk = engine, copy.copy(batch), draft_chunk
+        self.result = PendingResult(on_sync)
+        self._emitted: list[Sequence[int]] = [()] * len(batch.reqs)
+        self._output = LogitsProcessorOutput(next_token_logits=None)
+        self._times = IterationTimes()
+        self.chunk: DraftChunk | None = None
+        self.forward: TargetForward | None = None
+        self._chunk_watch = self._forward_watch = engine.timer.start()
+
+    def launch(self, before: Step | None = None) -> None:
+        """Launches the draft chunk and the target's forward.
+
+        Args:
+            before: the iteration launched last, while it is in flight.
+        """
+        idle_ms = self.engine.timer.end_idle()
+        self._times.scheduler(len(self.batch.reqs), None if before else idle_ms)
+        rows = rows_by_action(self.batch.reqs)  # the plan, made by ``Schedule.apply``
+        self._ask(rows[Action.END_DRAFT])
+        self._draft(rows, before)
+        self._verify(rows, before)
+
+    def finish(self) -> None:
+        """Waits for the results and commits them."""
+        self._finish_draft()
+        self._commit()
+        self._output_tokens()
+
+    # -- draft ------------------------------------------------------------------
+
+    def _draft(self, rows: Mapping[Action, Sequence[int]], before: Step | None) -> None:
+        engine, drafting = self.engine, self._prefill_drafts(rows[Action.DRAFT])
+        if not drafting:
+            return
+        previous = before.chunk if before else None
+        self.chunk = engine.drafter.start(self.batch, drafting, previous)
+        self._chunk_watch = engine.timer.start()
+        unfinished = (req for req in self._reqs(drafting) if is_drafting(req))
+        with engine.draft_guard.contain(unfinished, ends_failures=True):
+            self.chunk.launch(self.draft_chunk, previous)
+            self.result.can_run_cuda_graph = engine.drafter.model.replays
+        if rows[Action.EAGLE_DECODE] or not engine.drafter.model.runs_ahead:
+            self._finish_draft()
+
+    def _prefill_drafts(self, rows: Sequence[int]) -> Sequence[int]:
+        """Prefills what the draft model lacks; returns the rows that can draft now."""
+        reqs, engine = self._reqs(rows), self.engine
+        with engine.draft_guard.contain(reqs):
+            watch = engine.timer.start()
+            num_prefilled = engine.drafter.prefill_missing(reqs)
+            if any(num_prefilled):
+                wait_for_device(self.batch.device)
+                self._times.draft_prefill(reqs, num_prefilled, watch.stop())
+            return [row for row, req in zip(rows, reqs, strict=True) if is_prefilled(req)]
+        return []
+
+    def _finish_draft(self) -> None:
+        chunk, self.chunk = self.chunk, None
+        if chunk is None:
+            return
+        chunk.wait()
+        self._times.draft(self._reqs(chunk.rows), chunk, self._chunk_watch.stop())
+        self.engine.timer.sync()
+        masks = chunk.layout.masks.value
+        self.engine.counters.count("draft_forward_passes_total", chunk.num_forwards, masks)
+        self._ask(chunk.finished)
+
+    def _ask(self, rows: Sequence[int]) -> None:
+        """Attaches the questions to complete drafts."""
+        for req in self._reqs(rows):
+            questions = None if is_gone(req) else self.engine.committer.questions(req)
+            if questions is not None:
+                req.parse_state.ask(questions)
+
+    # -- verify -----------------------------------------------------------------
+
+    def _verify(self, rows: Mapping[Action, Sequence[int]], before: Step | None) -> None:
+        engine, self._forward_watch = self.engine, self.engine.timer.start()
+        drafted, eagle, decoding = (
+            rows[action] for action in (Action.VERIFY, Action.EAGLE_DECODE, Action.DECODE)
+        )
+        if drafted or eagle:
+            proposals: Mapping[int, Sequence[int]] = {}
+            if engine.eagle is not None and eagle:
+                with engine.timer.start() as watch:
+                    proposals = engine.eagle.propose(self.batch, eagle)
+                self._times.propose(self._reqs(eagle), watch.ms)
+            self.forward = engine.verifier.verify(self.batch, drafted, proposals, decoding)
+            engine.counters.count("verify_passes_total", self.forward.num_passes)
+        elif decoding:
+            reqs = self._reqs(decoding)
+            last_ids = before.forward.last_tokens(reqs) if before and before.forward else None
+            self.forward = engine.verifier.decode(self.batch, decoding, last_ids)
+            for req in reqs:
+                req.parse_state.launch_decode()
+        if self.forward is not None:
+            self.result.can_run_cuda_graph = self.forward.replays
+
+    # -- commit -----------------------------------------------------------------
+
+    def _commit(self) -> None:
+        forward, self.forward = self.forward, None
+        if forward is None:
+            return
+        batch, engine, results = self.batch, self.engine, forward.wait()
+        for result in results:
+            req = batch.reqs[result.row]
+            if forward.is_decode_only:
+                req.parse_state.arrive_decode()
+            if not is_gone(req):
+                self._emitted[result.row] = engine.committer.commit(req, result)
+        self._output = forward.output
+        if forward.has_logprobs:
+            spread_logprobs(self._output, forward.decode_rows, len(batch.reqs))
+        if engine.eagle is not None:
+            engine.eagle.draft_extend(batch, results, forward.hidden, self._emitted)
+        for result in results:
+            req = batch.reqs[result.row]
+            if result.action is Action.VERIFY and not is_gone(req):
+                state = req.parse_state
+                length = state.committed_len + len(self._emitted[result.row])
+                free_slots(batch, req, length + state.num_drafted)
+        num_decoded = sum(
+            len(self._emitted[r.row]) for r in results if r.action is not Action.VERIFY
+        )
+        ms = self._forward_watch.stop()
+        self._times.target(batch.reqs, forward, results, num_decoded, ms)
+
+    def _output_tokens(self) -> None:
+        engine, now = self.engine, self.engine.timer.end_iteration()
+        stages = self._times.stages
+        if engine.controller.is_adaptive:
+            stages = broadcast_object(stages)
+        engine.controller.observe(stages)
+        engine.drafter.choice.observe(stages)
+        engine.counters.expected_speedup = engine.controller.speedup
+        engine.counters.last_plan = engine.controller.last_plan
+        for row, req in enumerate(self.batch.reqs):
+            if not is_gone(req) and req.parse_state.fault:
+                end_request(req, req.parse_state.fault)
+            elif not is_gone(req) and self._emitted[row]:
+                req.parse_state.write(self._emitted[row])
+                engine.counters.observe_output(req.parse_state, now)
+                continue
+            self._emitted[row] = ()
+        self.result.fill(self.batch, self._emitted, self._output)
+
+    def _reqs(self, rows: Sequence[int]) -> list[Req]:
+        return [self.batch.reqs[row] for row in rows]
