@@ -24,9 +24,9 @@ class ParseAlgorithm(CustomSpecAlgo):
 
     def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
         """Creates the future map, as ``SpeculativeAlgorithm.create_future_map``."""
-        from sglang_parse.engine.overlap import HostRelay
+        from sglang_parse.engine.overlap import NoOpFutureMap
 
-        return HostRelay(device, self, req_to_token_pool, **kwargs)
+        return NoOpFutureMap(device, self, req_to_token_pool, **kwargs)
 
 
 def is_parse(algorithm: object) -> bool:

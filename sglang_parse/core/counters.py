@@ -44,7 +44,7 @@ def request_counts(req: Any) -> dict[str, float]:
     if req.finished():
         num_visible = len(req.output_ids_through_stop)
         # Tokens after a stop inside the last run are not output.
-        accepted, matched = req.parse_state.at_the_end(len(req.output_ids) - num_visible)
+        accepted, matched = req.parse_state.last_of_output(len(req.output_ids) - num_visible)
         values["accepted_tokens"] -= accepted
         values["matched_tokens"] -= matched
     values["target_tokens"] = num_visible - values["accepted_tokens"]
@@ -109,7 +109,7 @@ class Counters:
 
     def observe_output(self, state: RequestState, now: float) -> None:
         """Records the ITL of a decoding request that outputs tokens at ``now``."""
-        itl = state.gap(now)
+        itl = state.itl(now)
         if itl is not None:
             self.observe("decode_itl_seconds", (itl,))
 

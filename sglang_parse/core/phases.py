@@ -33,9 +33,7 @@ class Action(Enum):
     DRAFT = "draft"  # the draft model drafts on
     VERIFY = "verify"  # the target verifies the draft
     DECODE = "decode"  # the target decodes one token
-    EAGLE_DECODE = (
-        "eagle decode"  # the target verifies what an EAGLE-3 head proposes
-    )
+    EAGLE_DECODE = "eagle decode"  # the target verifies what an EAGLE-3 head proposes
     END_DRAFT = "end draft"  # KV is short: the draft ends here and is verified next
     WAIT = "wait"  # no KV slots now, another request's turn, or finished
     DROP_DRAFT = "drop draft"  # KV is short: drops the draft, then decodes

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from sglang_parse.core.phases import (
     TARGET_DECODES,
     Action,
+    DraftPlan,
     Phase,
     Questions,
     RequestPolicy,
-    DraftPlan,
     TraceRecord,
 )
 

@@ -35,11 +35,7 @@ def finish(engine: Engine, req: Req) -> None:
     if engine.eagle is not None and not state.policy.is_plain:
         num_prompt = len(req.origin_input_ids) - req.cached_tokens
         engine.controller.eagle_gate.observe_answer(
-<<<<<<< HEAD
-            state.policy.threshold, num_prompt + len(state.output_ids), state.num_stepped
-=======
             state.policy.threshold, num_prompt + len(state.output_ids), state.num_decoded
->>>>>>> 85bee78 (One readable step: plan, draft, verify, commit; one result per request of a target forward)
         )
 
 

@@ -71,7 +71,9 @@ def spans_within(sizes: Sequence[Sequence[int]], limits: Sequence[int]) -> list[
     return [slice(*span) for span in pairwise([*starts, len(sizes)])] if sizes else []
 
 
-def slots_of(batch: ScheduleBatch, reqs: Sequence[Req], spans: Iterable[tuple[int, int]]) -> torch.Tensor:
+def slots_of(
+    batch: ScheduleBatch, reqs: Sequence[Req], spans: Iterable[tuple[int, int]]
+) -> torch.Tensor:
     """int64 [sum of lengths] KV slots of a span [start, end) of each request's row."""
     table = batch.req_to_token_pool.req_to_token
     parts = [

@@ -14,7 +14,6 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
-from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.draft_model import DraftModel

@@ -18,9 +18,9 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Action, Phase, Questions, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.question import LOW_MASS, Question
+from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.segment import first_end, prefix_ends, thin_out
+from sglang_parse.core.segment import evenly_spaced, first_segment_end, prefix_ends
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -105,7 +105,9 @@ class Committer:
         draft = state.draft
         pieces = [self._piece(token) for token in draft.token_ids]
         all_ends = prefix_ends(pieces, self.rule, finished=_is_whole(req), max_prefixes=len(pieces))
-        ends = thin_out(all_ends, state.plan.max_prefixes if state.plan else self.config.max_prefixes)
+        ends = evenly_spaced(
+            all_ends, state.plan.max_prefixes if state.plan else self.config.max_prefixes
+        )
         was_thinking = self._is_thinking(req, question)
         ids = [
             question.ids_for(
@@ -171,7 +173,7 @@ class Committer:
     def _observe(self, req: Req, result: TargetResult, accepted_len: int, matched: int) -> None:
         state = req.parse_state
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
-        self.counters.judged(state.num_drafted, accepted_len, result.verdicts)
+        self.counters.observe_verify(state.num_drafted, accepted_len, result.verdicts)
         if self.drift is not None and not state.stats.rounds:
             if self.drift.observe(result.verdicts):
                 self.counters.count("drifted_windows_total")
@@ -218,9 +220,7 @@ class Committer:
         state.finish_decode(len(tokens), num_beyond=num_beyond, is_eagle=is_eagle)
         return tokens
 
-    def _segment_end(
-        self, state: RequestState, segment: Sequence[int], num_new: int
-    ) -> int | None:
+    def _segment_end(self, state: RequestState, segment: Sequence[int], num_new: int) -> int | None:
         """Offset in ``segment`` where the target's segment is complete; None while it is not. In
         token mode drafting may resume after any token.
 
@@ -229,7 +229,7 @@ class Committer:
         """
         if self.question is None:
             return len(segment)
-        end = first_end([self._piece(token) for token in segment], self.rule, num_new)
+        end = first_segment_end([self._piece(token) for token in segment], self.rule, num_new)
         if end is not None and not state.drafting_suspended:
             self.controller.observe_decoded_segment(state.policy.threshold, end)
         return end
@@ -257,7 +257,7 @@ class Committer:
         if self._low_mass_reported or not result.verdict_mass:
             return
         mean = sum(result.verdict_mass) / len(result.verdict_mass)
-        if mean < LOW_MASS:
+        if mean < LOW_VERDICT_MASS:
             self._low_mass_reported = True
             logger.warning(
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
@@ -265,11 +265,11 @@ class Committer:
                 "wording that this model answers with the verdict words, or another pair of words "
                 "(such as Yes and No), and take --parse-threshold from sglang-parse calibrate.",
                 mean,
-                LOW_MASS,
+                LOW_VERDICT_MASS,
             )
 
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
-        self.counters.simulated = simulated.fraction
+        self.counters.simulated_accept_ratio = simulated.fraction
         logger.warning(
             "PARSE: simulated acceptance (%s=%g): verdicts are computed and ignored, %.0f %% of "
             "every draft of up to %d tokens is accepted. For benchmarks only: the output is "
@@ -290,14 +290,14 @@ def _verify_outcome(
     if not ends and accepted_len < drafted:  # token mode
         rejected = accepted_len + 1
     return VerifyOutcome(
-        drafted=drafted,
-        judged=ends[-1] if ends else drafted,
-        segments=state.draft.num_segments or drafted,
+        num_drafted=drafted,
+        num_verified=ends[-1] if ends else drafted,
+        num_segments=state.draft.num_segments or drafted,
         accepted_len=accepted_len,
-        rejected=rejected,
+        reject_end=rejected,
         is_finished=_is_whole(req),
-        matched=matched,
-        differing=sum(map(ne, state.draft.token_ids[:accepted_len], target_tokens)),
+        num_matched=matched,
+        num_mismatched=sum(map(ne, state.draft.token_ids[:accepted_len], target_tokens)),
     )
 
 

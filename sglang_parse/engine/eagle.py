@@ -50,10 +50,10 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
+from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.requests import tokens_left
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
-from sglang_parse.engine.faults import DraftGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,9 @@ class EagleDecoder:
         hidden = torch.cat([part.hidden[: len(part.token_ids)] for part in accepted])
         return self._extend(view, hidden, last)
 
-    def _extend(self, view: ScheduleBatch, hidden: torch.Tensor, last_token_ids: torch.Tensor) -> Any:
+    def _extend(
+        self, view: ScheduleBatch, hidden: torch.Tensor, last_token_ids: torch.Tensor
+    ) -> Any:
         with self._forward():
             return self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
 

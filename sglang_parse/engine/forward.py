@@ -71,7 +71,7 @@ def verify_rows(row: int, req: Req, *, semantic: bool) -> RequestRows:
     layout = RequestLayout(
         prefix_len=committed,
         num_draft_rows=num_draft_rows,
-        cuts=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
+        visible_lens=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
         question_lens=tuple(map(len, draft.question_ids)) if semantic else (),
     )
     ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)

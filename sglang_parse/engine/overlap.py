@@ -62,9 +62,7 @@ class Pipeline:
         """A request joins the waiting queue."""
         admission.admit(self.engine, req)
 
-    def slots_required(
-        self, batch: ScheduleBatch, requests: Sequence[Req], page_size: int
-    ) -> int:
+    def slots_required(self, batch: ScheduleBatch, requests: Sequence[Req], page_size: int) -> int:
         """Slots that the next iteration of ``requests`` takes from the pool. If they exceed what is
         free, plain decoding would not fit either, and SGLang retracts.
 

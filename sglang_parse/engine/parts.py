@@ -32,3 +32,8 @@ class Engine:
     counters: Counters
     certified: Certified
     timer: StageTimer = field(default_factory=StageTimer)
+
+    @property
+    def uses_stage_times(self) -> bool:
+        """Whether stage times decide anything, so that all ranks need the same ones."""
+        return self.controller.is_adaptive or len(self.drafter.choice.costs) > 1

@@ -1,12 +1,7 @@
 """Prefill of prompts, and the first output token.
 
-<<<<<<< HEAD
-Everything is launched before the first token is read, the only wait. The draft model reads the
-prompt when a draft begins (``drafting.kv_marks``).
-=======
 Everything launches before the host waits for the first token. The draft model prefills a prompt
 when a draft begins (``drafting.draft_prefill``).
->>>>>>> 85bee78 (One readable step: plan, draft, verify, commit; one result per request of a target forward)
 """
 
 from __future__ import annotations

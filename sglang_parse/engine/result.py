@@ -60,7 +60,7 @@ class PendingResult(GenerationBatchResult):
 
     def copy_to_cpu(self, **_: Any) -> None:
         """SGLang calls this when the worker returns, to start its own copy."""
-        self.copy_done = self
+        self.copy_done: Any = self
 
     def synchronize(self) -> None:
         self.copy_done = None  # a reference to itself would keep it alive

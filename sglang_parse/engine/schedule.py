@@ -18,7 +18,7 @@ import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.runtime_context import get_spec
 
-from sglang_parse.core.block import Masks, rows_behind
+from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.kv_demand import (
     KvDemand,
@@ -73,7 +73,7 @@ class Schedule:
     ) -> None:
         self.config, self.controller = config, controller
         self.max_question_len, self.block_size = max_question_len, block_size
-        self.block_rows = 1 + rows_behind(block_size, Masks.EVERY) if block_size > 1 else 0
+        self.block_rows = 1 + lookahead_rows(block_size, Masks.EVERY) if block_size > 1 else 0
         self._planned: IterationPlan | None = None
 
     def plan_iteration(self, batch: ScheduleBatch, reqs: Sequence[Req]) -> IterationPlan:

@@ -184,7 +184,7 @@ class Step:
     def _output_tokens(self) -> None:
         engine, now = self.engine, self.engine.timer.end_iteration()
         stages = self._times.stages
-        if engine.controller.is_adaptive:
+        if engine.uses_stage_times:
             stages = broadcast_object(stages)
         engine.controller.observe(stages)
         engine.drafter.choice.observe(stages)

@@ -100,9 +100,7 @@ class TargetForward:
         self.output, self.has_logprobs = output, has_logprobs
         self.is_decode_only = is_decode_only
         self.decode_rows = [
-            part.row
-            for part, action in zip(parts, actions, strict=True)
-            if action is Action.DECODE
+            part.row for part, action in zip(parts, actions, strict=True) if action is Action.DECODE
         ]
         self.decoding = [reqs[row] for row in self.decode_rows]
         self._values = broadcast(values)
@@ -235,9 +233,7 @@ class Verifier:
         sampled = LogitsProcessorOutput(next_token_logits=None)
         has_logprobs = False
         if decoding:
-            tokens, sampled, has_logprobs = self._sample(
-                batch, decoding, torch.cat(riding_logits)
-            )
+            tokens, sampled, has_logprobs = self._sample(batch, decoding, torch.cat(riding_logits))
             width = 1 if self.question is None else 2
             values.append(torch.nn.functional.pad(tokens[:, None], (0, width - 1)))
         hidden = [output.hidden for output in outputs if output.hidden is not None]

@@ -258,11 +258,11 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_lengths_of_a_batch_under_overlap():
-    from sglang_parse.engine.overlap import HostRelay
+    from sglang_parse.engine.overlap import NoOpFutureMap
 
     batch = batch_of(*(request(i, Phase.PLAIN, Action.DECODE) for i in range(2)))
     batch.forward_mode = SimpleNamespace(is_extend=lambda: False)
-    HostRelay.resolve_seq_lens_cpu(object.__new__(HostRelay), batch)
+    NoOpFutureMap.resolve_seq_lens_cpu(object.__new__(NoOpFutureMap), batch)
     assert batch.seq_lens.device == GPU
     assert batch.seq_lens_cpu.device.type == "cpu"
 

@@ -88,6 +88,11 @@ class Controller:
     _fairness_debt_ms: float = 0.0
     _observed_ms: float = 0.0
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether observed stage times decide anything."""
+        return self.mode == "auto"
+
     # -- observations -----------------------------------------------------------
 
     def observe_load(self, num_running: int, not_drafting: Iterable[StatsKey | None] = ()) -> None:

@@ -28,8 +28,8 @@ from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy
-from sglang_parse.engine.batch import draft_budget, is_gone
 from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.requests import draft_budget, is_gone
 from sglang_parse.engine.sampling import RowSampler
 
 

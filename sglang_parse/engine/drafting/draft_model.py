@@ -24,9 +24,9 @@ from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import sequence_slice
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
 from sglang_parse.engine.drafting.step_graphs import StepGraphs
+from sglang_parse.engine.requests import sequence_slice
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""

@@ -9,8 +9,9 @@ import torch
 
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import max_forward_rows, sequence_slice
+from sglang_parse.engine.batch import max_forward_rows
 from sglang_parse.engine.drafting.draft_model import DecodePlan, DraftModel
+from sglang_parse.engine.requests import sequence_slice
 
 MAX_STEPS = 3
 """Missing tokens that are computed by replayed decode steps: these cost less than a forward without

@@ -28,12 +28,13 @@ from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask, flat_mask_at, qlen_only_mask
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.batch import max_forward_rows, sequence_slice, spans_within
+from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.drafting.chunk import DraftChunk, length
 from sglang_parse.engine.drafting.draft_model import DraftModel, extend_batch
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
+from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sampling import PreparedRows, RowSampler
 
 
