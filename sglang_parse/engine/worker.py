@@ -16,7 +16,7 @@ from sglang_parse.attention.support import check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Phase
-from sglang_parse.core.policy.threshold_stats import Key, stats_key
+from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
 from sglang_parse.engine import admission
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.overlap import Pipeline
@@ -111,7 +111,7 @@ class ParseWorker(BaseSpecWorker):
         self.engine.drafter.model.kv.settle(req, req.owned_kv_len())
 
 
-def _suspended(reqs: Iterable[Req]) -> Iterator[Key | None]:
+def _suspended(reqs: Iterable[Req]) -> Iterator[StatsKey | None]:
     """Per request that does not draft its statistics' key, None for plain decoding; see
     ``Controller.observe_load``."""
     for req in reqs:
