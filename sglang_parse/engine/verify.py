@@ -209,8 +209,8 @@ class Verifier:
             *(decode_rows(row, reqs[row]) for row in riding),
         ]
         num_verified = len(drafted) + len(proposals)
-        capture = needs_hidden_states([reqs[part.row] for part in parts])
-        values, riding_logits, outputs = [], [], []
+        num_passes, capture = 0, needs_hidden_states([reqs[part.row] for part in parts])
+        values, decode_logits, hidden, replays = [], [], [], True
         for span in forward_spans(self.target.runner, parts):
             output = run_forward(
                 self.target.runner,
@@ -219,24 +219,27 @@ class Verifier:
                 is_masked=self.is_masked,
                 capture=capture,
             )
+            num_passes += 1
+            replays = replays and output.replays
+            if output.hidden is not None:
+                hidden.append(output.hidden)
             verified = parts[span][: max(0, num_verified - span.start)]
             num_values = sum(len(part.logits_rows) for part in verified)
             if verified:
                 values.append(self._measure(batch, verified, output.logits[:num_values]))
-            # The next forward overwrites the logits.
-            riding_logits.append(output.logits[num_values:].clone())
-            outputs.append(output)
+            # Not a view: the next forward overwrites the logits, and needs their memory.
+            decode_logits.append(output.logits[num_values:].clone())
+            del output
         if alone:
             decoded = self.target.decode(batch, alone).logits_output
-            riding_logits.append(decoded.next_token_logits)
+            decode_logits.append(decoded.next_token_logits)
             parts.extend(decode_rows(row, reqs[row]) for row in alone)
         sampled = LogitsProcessorOutput(next_token_logits=None)
         has_logprobs = False
         if decoding:
-            tokens, sampled, has_logprobs = self._sample(batch, decoding, torch.cat(riding_logits))
+            tokens, sampled, has_logprobs = self._sample(batch, decoding, torch.cat(decode_logits))
             width = 1 if self.question is None else 2
             values.append(torch.nn.functional.pad(tokens[:, None], (0, width - 1)))
-        hidden = [output.hidden for output in outputs if output.hidden is not None]
         return TargetForward(
             [Action.VERIFY] * len(drafted)
             + [Action.EAGLE_DECODE] * len(proposals)
@@ -245,10 +248,10 @@ class Verifier:
             torch.cat(values),
             reqs,
             hidden=torch.cat(hidden) if hidden else None,
-            replays=all(output.replays for output in outputs),
+            replays=replays,
             output=sampled,
             has_logprobs=has_logprobs,
-            num_passes=len(outputs) if drafted else 0,
+            num_passes=num_passes if drafted else 0,
         )
 
     def _measure(

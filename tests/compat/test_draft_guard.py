@@ -16,9 +16,9 @@ pytestmark = pytest.mark.compat
 
 def _request(*, plain: bool = False, finished: bool = False) -> SimpleNamespace:
     """The fields of ``Req`` the guard reads and writes."""
-    terms = RequestPolicy(threshold=0.5, plain_reason="grammar" if plain else "")
+    policy = RequestPolicy(threshold=0.5, plain_reason="grammar" if plain else "")
     return SimpleNamespace(
-        parse_state=RequestState(terms),
+        parse_state=RequestState(policy),
         finished=lambda: finished,
         skip_radix_cache_insert=False,
     )
@@ -59,7 +59,7 @@ def test_consecutive_failures_end_the_server_and_a_success_resets_the_count():
     for _ in range(3):
         for _ in range(MAX_DRAFT_FAILURES - 1):
             _fail(guard, _request())
-        with guard.contain([], is_burst=True):
+        with guard.contain([], ends_failures=True):
             pass
     for _ in range(MAX_DRAFT_FAILURES - 1):
         _fail(guard, _request())

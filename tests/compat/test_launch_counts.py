@@ -17,6 +17,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
     PROMPT,
     Runner,
@@ -30,7 +31,7 @@ from support.launch_counts import Launches
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
-CHUNK = 16
+BURST = 16
 MAX_STEPS, STEPS_AHEAD = 3, 4
 """``draft_prefill``'s and ``token_by_token``'s."""
 DRAFTED = 5
@@ -76,49 +77,49 @@ def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
     return req
 
 
-def drafting_batch(*reqs: Any, num_steps: int = CHUNK) -> tuple[Any, Any]:
-    """A batch of these requests, and its engine."""
+def bursting(*reqs: Any, num_steps: int = BURST) -> tuple[Any, Any]:
+    """A batch of them, and its engine."""
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=num_steps)
     return batch, engine_for(batch, config=config)
 
 
 @pytest.mark.parametrize("num_reqs", [1, 8])
-def test_a_chunk_of_steps_waits_for_nothing(count: Count, num_reqs: int):
-    batch, engine = drafting_batch(*map(drafting, range(num_reqs)))
+def test_a_burst_of_16(count: Count, num_reqs: int):
+    batch, engine = bursting(*map(drafting, range(num_reqs)))
     found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": CHUNK}
+    assert found.forwards == {"DECODE": BURST}
     assert found.waits == 0
 
 
 @pytest.mark.parametrize(("gap", "extends"), [(1, 0), (MAX_STEPS, 0), (MAX_STEPS + 1, 1)])
-def test_missing_draft_kv_is_computed_by_decode_steps(count: Count, gap: int, extends: int):
+def test_draft_kv_catches_up_by_steps(count: Count, gap: int, extends: int):
     """After an accepted draft one token lacks draft KV."""
-    lacks = drafting(0, gap=gap)
-    lacks.parse_state.prefilled_len -= gap  # the answer's tokens, not the prompt's
-    batch, engine = drafting_batch(lacks, drafting(1))
+    behind = drafting(0, gap=gap)
+    behind.parse_state.prefilled_len -= gap  # the answer's tokens, not the prompt's
+    batch, engine = bursting(behind, drafting(1))
     found = count(lambda: launched(batch, engine))
     assert found.forwards["EXTEND"] == extends
-    assert found.forwards["DECODE"] == CHUNK + (-1 if extends else gap)
+    assert found.forwards["DECODE"] == BURST + (-1 if extends else gap)
     assert found.waits == 0
 
 
-def test_a_chunk_follows_one_in_flight(count: Count):
+def test_a_burst_behind_one_that_is_not_read(count: Count):
     """The device is never without work."""
     reqs = [drafting(0), drafting(1)]
-    batch, engine = drafting_batch(*reqs)
+    batch, engine = bursting(*reqs)
     first, _ = launched(batch, engine)
-    engine.slots.all_burst = lambda *_: True
+    engine.schedule.all_draft = lambda *_: True
 
-    def next_chunk() -> None:
-        assert first.can_launch_before_sync(reqs)
+    def next_burst() -> None:
+        assert can_launch_before_sync(first, reqs)
         launched(batch, engine, first)
-        first._burst.wait()
+        first.chunk.wait()
 
-    found = count(next_chunk)
-    assert found.forwards == {"DECODE": CHUNK}
+    found = count(next_burst)
+    assert found.forwards == {"DECODE": BURST}
     assert (found.waits, found.drains) == (2, 0)
-    assert [req.parse_state.num_drafted for req in reqs] == [CHUNK] * 2
+    assert [req.parse_state.num_drafted for req in reqs] == [BURST] * 2
 
 
 # -- blocks ---------------------------------------------------------------------------
@@ -129,13 +130,13 @@ SIZE, BLOCKS = 8, 4
 def in_blocks(
     *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
 ) -> tuple[Any, Any]:
-    """As ``drafting_batch``, in blocks."""
+    """As ``bursting``: bursts of blocks."""
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
     (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
     engine.drafter.choice.choose = lambda _: plan
-    engine.slots.all_burst = lambda *_: True
+    engine.schedule.all_draft = lambda *_: True
     return batch, engine
 
 
@@ -145,30 +146,28 @@ def in_blocks(
     ids=["last", "every-alias", "every-mask"],
 )
 @pytest.mark.parametrize("num_reqs", [1, 8])
-def test_a_chunk_of_blocks_waits_for_nothing(
-    count: Count, num_reqs: int, masks: str, is_masked: bool
-):
+def test_a_burst_of_blocks(count: Count, num_reqs: int, masks: str, is_masked: bool):
     batch, engine = in_blocks(*map(drafting, range(num_reqs)), masks=masks, is_masked=is_masked)
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
     assert found.waits == 0
 
 
-def test_a_chunk_of_blocks_follows_one_in_flight(count: Count):
+def test_a_burst_of_blocks_behind_one_that_is_not_read(count: Count):
     """The device is never without work."""
     reqs = [drafting(0), drafting(1)]
     batch, engine = in_blocks(*reqs)
     first, _ = launched(batch, engine)
 
-    def next_chunk() -> None:
-        assert first.can_launch_before_sync(reqs)
+    def next_burst() -> None:
+        assert can_launch_before_sync(first, reqs)
         launched(batch, engine, first)
-        first._burst.wait()
+        first.chunk.wait()
 
-    found = count(next_chunk)
+    found = count(next_burst)
     assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
     assert (found.waits, found.drains) == (2, 0)
-    # Of each block five tokens were accepted, and as many proposed.
+    # Of each block five tokens were kept, and as many proposed.
     states = [req.parse_state for req in reqs]
     assert [state.num_drafted for state in states] == [BLOCKS * DRAFTED] * 2
     assert [state.num_draft_inflight for state in states] == [BLOCKS * SIZE] * 2
@@ -176,35 +175,35 @@ def test_a_chunk_of_blocks_follows_one_in_flight(count: Count):
 
 
 @pytest.mark.usefixtures("count")
-def test_blocks_after_the_end_of_a_draft_are_dropped():
-    """It ends at a stop token inside a block, with more blocks and a chunk in flight."""
+def test_blocks_behind_what_ended_a_draft_are_dropped():
+    """At a stop token inside a block, others of its burst and the next burst behind it."""
     req = drafting(0)
     batch, engine = in_blocks(req)
     first, _ = launched(batch, engine)
-    second_at = first._burst.num_forwards
-    first._burst._in_flight[0][1].tolist()
+    second_at = first.chunk.num_forwards
+    first.chunk._in_flight[0][1].tolist()
     second, _ = launched(batch, engine, first)
     req.parse_state.policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
     for iteration in (first, second):
-        iteration._burst.wait()
+        iteration.chunk.wait()
     state = req.parse_state
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
     assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
-    assert (first._burst.finished, second._burst.finished) == ([0], [])
-    assert second_at == second._burst.num_forwards == BLOCKS
+    assert (first.chunk.finished, second.chunk.finished) == ([0], [])
+    assert second_at == second.chunk.num_forwards == BLOCKS
 
 
 @pytest.mark.parametrize(("num_drafted", "blocks"), [(0, 4), (20, 2), (29, 1)])
-def test_a_chunk_has_no_more_blocks_than_the_longest_budget(
+def test_a_burst_has_no_more_blocks_than_the_longest_budget(
     count: Count, num_drafted: int, blocks: int
 ):
-    """29 tokens are left of the answer; a draft that is complete already takes one block."""
+    """29 tokens are left of the answer; a draft that is whole already takes one block."""
     req = drafting(0)
     req.sampling_params.max_new_tokens = 30
     req.parse_state.draft.token_ids = [DRAFTED] * num_drafted
     req.parse_state.draft_kv_len += num_drafted
     batch, engine = in_blocks(req)
-    found = count(lambda: launched(batch, engine)[0]._burst.wait())
+    found = count(lambda: launched(batch, engine)[0].chunk.wait())
     assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
     expected = (Phase.DRAFTING, Phase.VERIFYING)[num_drafted > 0]
     assert req.parse_state.phase is expected
@@ -212,121 +211,120 @@ def test_a_chunk_has_no_more_blocks_than_the_longest_budget(
 
 @pytest.mark.usefixtures("count")
 @pytest.mark.parametrize("ends", ["budget", "stop", "abort", "room"])
-def test_no_chunk_follows_one_that_may_end_a_draft(ends: str):
-    """The host waits for all of it before it plans."""
+def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
+    """All of it is read before the next plan then."""
     req = drafting(0)
-    batch, engine = drafting_batch(req)
-    engine.slots.all_burst = lambda *_: ends != "room"
+    batch, engine = bursting(req)
+    engine.schedule.all_draft = lambda *_: ends != "room"
     first, _ = launched(batch, engine)
     if ends == "budget":
-        req.sampling_params.max_new_tokens = 1 + CHUNK
+        req.sampling_params.max_new_tokens = 1 + BURST
     elif ends == "stop":
         policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
         req.parse_state.policy = policy
     elif ends == "abort":
         req.finished_reason = "abort"
-    assert not first.can_launch_before_sync([req])
+    assert not can_launch_before_sync(first, [req])
 
 
 @pytest.mark.parametrize(("num_drafted", "steps"), [(0, 16), (27, 2), (29, 1)])
-def test_a_chunk_has_no_more_steps_than_the_longest_budget(
-    count: Count, num_drafted: int, steps: int
-):
-    """29 tokens are left of the answer; a draft that is complete already takes one step."""
+def test_a_burst_is_no_longer_than_the_longest_budget(count: Count, num_drafted: int, steps: int):
+    """29 tokens are left of the answer; a draft that is whole already takes one step."""
     req = drafting(0)
     req.sampling_params.max_new_tokens = 30
     req.parse_state.draft.token_ids = [DRAFTED] * num_drafted
     req.parse_state.draft_kv_len += num_drafted
-    batch, engine = drafting_batch(req)
-    found = count(lambda: launched(batch, engine)[0]._burst.wait())
+    batch, engine = bursting(req)
+    found = count(lambda: launched(batch, engine)[0].chunk.wait())
     assert found.forwards == {"DECODE": steps}
     expected = (Phase.DRAFTING, Phase.VERIFYING)[num_drafted > 0]
     assert req.parse_state.phase is expected
 
 
 @pytest.mark.parametrize(("free", "has_room"), [(100, True), (30, False)])
-def test_slots_for_a_chunk_and_for_verifying_it(free: int, has_room: bool):
-    """Tokens in flight count as drafted: 16 more for each, and the verify pass's questions."""
-    from sglang_parse.engine.kv import KvSlots
+def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
+    """A draft that is unread counts as drafted: 16 more for each, and a pass's questions."""
+    from sglang_parse.engine.schedule import Schedule
 
     reqs = [drafting(i) for i in range(2)]
-    batch, _ = drafting_batch(*reqs)
+    batch, _ = bursting(*reqs)
     for req in reqs:
-        req.kv.kv_allocated_len = PROMPT + CHUNK
-        req.parse_state.launch_draft(CHUNK)
+        req.kv.kv_allocated_len = PROMPT + BURST
+        req.parse_state.launch_draft(BURST)
     pool = SimpleNamespace(available_size=lambda: free, page_size=1)
     batch.token_to_kv_pool_allocator = pool
     batch.tree_cache = SimpleNamespace(
         token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
     )
-    config = ParseConfig(draft_chunk=CHUNK, max_prefixes=1)
-    slots = KvSlots(config, Controller(Limits.of(config, 5)), longest_question=5)
-    assert slots.all_burst(batch, reqs) == has_room
+    config = ParseConfig(draft_chunk=BURST, max_prefixes=1)
+    schedule = Schedule(config, Controller(Limits.of(config, 5)), max_question_len=5)
+    assert schedule.all_draft(batch, reqs) == has_room
 
 
 @pytest.mark.parametrize(("block_size", "rows"), [(1, 0), (4, 16)])
-def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows: int):
-    """One slot fewer, and a block past the draft's end would overwrite KV of the draft."""
-    from sglang_parse.engine.kv import KvSlots
+def test_slots_for_a_block_behind_the_last_token_of_a_burst(block_size: int, rows: int):
+    """One slot fewer, and a block in vain would stand on KV of the draft that counts."""
+    from sglang_parse.engine.schedule import Schedule
 
     req = drafting(0)
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
-    config = ParseConfig(draft_chunk=CHUNK)
-    slots = KvSlots(config, Controller(Limits.of(config, 0)), 0, block_size)
-    assert slots._holding(req).tail == 3 + 4 + CHUNK + rows
+    config = ParseConfig(draft_chunk=BURST)
+    schedule = Schedule(config, Controller(Limits.of(config, 0)), 0, block_size)
+    assert schedule._demand(req).lookahead_slots == 3 + 4 + BURST + rows
 
 
 @pytest.mark.usefixtures("count")
-def test_the_time_of_a_chunk_is_not_that_of_the_forward(monkeypatch: pytest.MonkeyPatch):
-    """Both in flight: the chunk's begins with its launch, the forward's when the chunk is done."""
-    from sglang_parse.engine import iteration as module
+def test_a_bursts_time_is_not_a_passes(monkeypatch: pytest.MonkeyPatch):
+    """Both under way: the burst's began with its own launch, the forward's when that was read."""
+    from sglang_parse.engine import timing
 
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock) / 1e3)
-    batch, engine = drafting_batch(drafting(0), request(1, Phase.DECODING, Action.DECODE))
-    under_way, _ = launched(batch, engine)  # begun at 0 and 10 ms
-    under_way._finish_burst()  # at 20
-    assert [timed.ms for timed in under_way._timed] == pytest.approx([20])
-    assert engine.ms_since(under_way._forward_started) == pytest.approx(10)  # since 30, at 40
+    now = 0.0
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    batch, engine = bursting(drafting(0), request(1, Phase.DECODING, Action.DECODE))
+    step, _ = launched(batch, engine)
+    now = 0.020
+    step._finish_draft()
+    assert [time.ms for time in step._times.stages] == pytest.approx([20])
+    now = 0.030
+    assert step._forward_watch.stop() == pytest.approx(10)
 
 
 @pytest.mark.usefixtures("count")
-def test_a_chunk_after_the_end_of_a_draft_is_dropped():
-    """The draft ends in the last steps, which the host waits for late."""
+def test_a_burst_behind_what_ended_a_draft_is_dropped():
+    """The draft ended in the steps that were read late."""
     req = drafting(0)
-    batch, engine = drafting_batch(req)
-    engine.slots.all_burst = lambda *_: True
+    batch, engine = bursting(req)
+    engine.schedule.all_draft = lambda *_: True
     first, _ = launched(batch, engine)
-    assert first.can_launch_before_sync([req])
+    assert can_launch_before_sync(first, [req])
     req.parse_state.policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
     second, _ = launched(batch, engine, first)
     for iteration in (first, second):
-        iteration._burst.wait()
+        iteration.chunk.wait()
     state = req.parse_state
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
-    assert state.num_drafted == CHUNK - STEPS_AHEAD + 1
-    assert (first._burst.finished, second._burst.finished) == ([0], [])
+    assert state.num_drafted == BURST - STEPS_AHEAD + 1
+    assert (first.chunk.finished, second.chunk.finished) == ([0], [])
 
 
-def test_a_chunk_beside_decode_steps_of_the_target_waits_for_nothing(count: Count):
-    batch, engine = drafting_batch(drafting(0), request(1, Phase.DECODING, Action.DECODE))
+def test_a_burst_beside_steps_is_read_behind_them(count: Count):
+    batch, engine = bursting(drafting(0), request(1, Phase.DECODING, Action.DECODE))
     found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": CHUNK + 1}
+    assert found.forwards == {"DECODE": BURST + 1}
     assert found.waits == 0
 
 
-def test_a_prefill_waits_once(count: Count):
+def test_a_prefill(count: Count):
     from sglang_parse.engine.prefill import prefill
 
     batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Action.DRAFT) for i in range(8)))
     engine = engine_for(batch)
-    engine.rounds.begin = lambda state: state.standing
 
     def forward(_: Any, forward_batch: Any, **__: Any) -> Any:
-        return engine.target.runner.forward(forward_batch)
+        return engine.verifier.target.runner.forward(forward_batch)
 
-    engine.target.worker = SimpleNamespace(
+    engine.verifier.target.worker = SimpleNamespace(
         set_hicache_consumer=lambda _: None, forward_batch_generation=forward
     )
     found = count(lambda: prefill(engine, batch))
@@ -335,37 +333,35 @@ def test_a_prefill_waits_once(count: Count):
     assert [req.parse_state.output_ids for req in batch.reqs] == [[DRAFTED]] * 8
 
 
-def test_draft_prefill_of_eight_prompts(count: Count, monkeypatch: Any):
-    """One forward, and one look at the marks."""
+def test_what_drafts_begin_with(count: Count, monkeypatch: Any):
+    """Eight prompts that the draft model has not read: one forward, one look at the marks."""
     from sglang_parse.engine.drafting import draft_prefill
 
     monkeypatch.setattr(draft_prefill, "MAX_PENDING", 3)
     reqs = [drafting(i, gap=PROMPT) for i in range(8)]
     for req in reqs:
         req.parse_state.draft_kv_found = False
-    batch, engine = drafting_batch(*reqs)
+    batch, engine = bursting(*reqs)
     found = count(lambda: engine.drafter.prefill_missing(batch.reqs))
     assert found.forwards == {"EXTEND": 1}
     assert found.waits == 1
 
 
-def test_draft_prefill_is_no_larger_than_a_prefill_chunk(count: Count, monkeypatch: Any):
-    """Requests that do not fit are prefilled in the next iterations."""
+def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: Any):
+    """Who finds no room is read for in the next iterations."""
     from sglang_parse.engine.drafting import draft_prefill
 
     monkeypatch.setattr(draft_prefill, "max_forward_rows", lambda: 20)
     monkeypatch.setattr(draft_prefill, "MAX_PENDING", 3)
-    batch, engine = drafting_batch(
-        *(drafting(i, gap=gap) for i, gap in enumerate((2, 12, 10, 10, 20)))
-    )
-    computed = []
+    batch, engine = bursting(*(drafting(i, gap=gap) for i, gap in enumerate((2, 12, 10, 10, 20))))
+    read = []
 
     def until_all_draft() -> None:
         while any(counts := engine.drafter.prefill_missing(batch.reqs)):
-            computed.append(counts)
+            read.append(counts)
 
     found = count(until_all_draft)
-    assert computed == [[0, 12, 8, 0, 0], [0, 0, 0, 10, 10], [0, 0, 0, 0, 10]]
+    assert read == [[0, 12, 8, 0, 0], [0, 0, 0, 10, 10], [0, 0, 0, 0, 10]]
     assert found.forwards == {"EXTEND": 3}
 
 
@@ -376,14 +372,14 @@ GRAPH_STEPS = 5
 
 @pytest.fixture
 def chained(count: Count) -> Callable[..., tuple[Any, Any]]:
-    """As ``drafting_batch``, with graphs of ``GRAPH_STEPS`` steps, each counted as one forward."""
+    """As ``bursting``, with graphs of ``GRAPH_STEPS`` steps; what is in a graph is not counted."""
     from sglang_parse.engine.drafting.step_graphs import StepGraphs
 
     def build(*reqs: Any) -> tuple[Any, Any]:
-        batch, engine = drafting_batch(*reqs)
-        runner = engine.draft.draft_runner
+        batch, engine = bursting(*reqs)
+        runner = engine.drafter.model.draft_runner
         runner.decode_cuda_graph_runner = None
-        graphs = engine.draft.step_graphs = object.__new__(StepGraphs)
+        graphs = engine.drafter.model.step_graphs = object.__new__(StepGraphs)
 
         def replay(forward_batch: Any) -> tuple:
             found = count.__self__  # type: ignore[attr-defined]
@@ -406,14 +402,14 @@ def chained(count: Count) -> Callable[..., tuple[Any, Any]]:
     return build
 
 
-def test_a_chunk_in_graphs_of_steps(count: Count, chained: Callable):
+def test_a_burst_in_graphs_of_steps(count: Count, chained: Callable):
     """Of 16 steps 15 are in three graphs."""
     batch, engine = chained(*map(drafting, range(8)))
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DECODE": 1, "graph": 15 // GRAPH_STEPS}
     assert found.waits == 0
-    steps = engine.draft.draft_runner.forwards
-    assert len(steps) == CHUNK
+    steps = engine.drafter.model.draft_runner.forwards
+    assert len(steps) == BURST
 
 
 def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
@@ -421,7 +417,7 @@ def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
     from sglang.srt.model_executor.forward_context import get_forward_context
 
     batch, engine = chained(drafting(0), drafting(1))
-    runner, seen = engine.draft.draft_runner, []
+    runner, seen = engine.drafter.model.draft_runner, []
     forward = type(runner).forward
 
     def look(forward_batch: Any) -> Any:
@@ -436,12 +432,12 @@ def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
 
 
 @pytest.mark.parametrize("why", ["sampled", "past its slots", "more than captured"])
-def test_a_chunk_that_no_graph_of_steps_fits(count: Count, chained: Callable, why: str):
+def test_a_burst_that_no_graph_of_steps_fits(count: Count, chained: Callable, why: str):
     req = drafting(0, top_k=5 if why == "sampled" else 1)
     batch, engine = chained(req)
     if why == "past its slots":
         req.kv.kv_allocated_len = PROMPT + GRAPH_STEPS
     elif why == "more than captured":
-        engine.draft.step_graphs.graphs.max_bs = 0
+        engine.drafter.model.step_graphs.graphs.max_bs = 0
     found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": CHUNK}
+    assert found.forwards == {"DECODE": BURST}

@@ -18,6 +18,7 @@ import torch
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
+from sglang_parse.engine.overlap import can_launch_before_sync
 from support import fake_engine
 from support.fake_engine import (
     CONFIG,
@@ -54,29 +55,29 @@ def test_what_the_fake_gpu_refuses():
         values + torch.zeros(3)
 
 
-def test_a_draft_chunk():
-    """Requests that begin, go on, lack draft KV, sample, or end before the rest."""
+def test_a_burst():
+    """Requests that begin, go on, need their draft KV completed, sample, or end before the rest."""
     begins, goes_on = (request(i, Phase.DRAFTING, Action.DRAFT, draft=2 * i) for i in (0, 1))
     samples = request(2, Phase.DRAFTING, Action.DRAFT, top_k=5)
     ends = request(3, Phase.DRAFTING, Action.DRAFT, draft=7)
     goes_on.parse_state.draft_kv_len = PROMPT + 3
     ends.parse_state.draft_kv_len = PROMPT + 8
     iteration, engine = launched(batch_of(begins, goes_on, samples, ends))
-    modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
+    modes = [forward.forward_mode.name for forward in engine.drafter.model.draft_runner.forwards]
     assert modes == ["DECODE"] * CONFIG.draft_chunk
     assert iteration.result.can_run_cuda_graph
     for req in (begins, samples):
         req.parse_state.num_draft_inflight = 0
     begins.parse_state.draft_kv_len = PROMPT - 4
     _, engine = launched(batch_of(begins, samples))
-    modes = [forward.forward_mode.name for forward in engine.draft.draft_runner.forwards]
+    modes = [forward.forward_mode.name for forward in engine.drafter.model.draft_runner.forwards]
     assert modes == ["EXTEND"] + ["DECODE"] * (CONFIG.draft_chunk - 1)
 
 
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
-    """The first of a draft, of which the host knows all: it computes missing KV, too."""
+    """The first of a burst, of which the host knows all: it brings tokens without KV along."""
     begins = request(0, Phase.DRAFTING, Action.DRAFT)
     goes_on = request(1, Phase.DRAFTING, Action.DRAFT, draft=2)
     goes_on.parse_state.draft_kv_len = PROMPT + 1
@@ -90,7 +91,7 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
     monkeypatch.setattr(engine.drafter.choice, "choose", lambda _: plan)
     launched(batch, engine)
-    (forward,) = engine.draft.draft_runner.forwards
+    (forward,) = engine.drafter.model.draft_runner.forwards
     # One draft lacks KV of a token; all blocks have the same rows.
     rows = {"last": [7, 8, 7, 7], "every": [16, 17, 16, 16]}[masks]
     assert [layout.num_rows for layout in forward.spec_info.layout.requests] == rows
@@ -101,10 +102,10 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 @pytest.mark.parametrize("seeds", [False, True], ids=["", "seeded"])
-def test_blocks_follow_blocks_in_flight(
+def test_blocks_behind_unread_blocks(
     monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool, seeds: bool
 ):
-    """Nothing waits within a chunk, nor between two; all blocks have the same rows."""
+    """Nothing waits within a burst, nor between two; all have the same rows, wherever they are."""
     reqs = [
         request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH),
         request(1, Phase.DRAFTING, Action.DRAFT, draft=2, top_k=5, allocated=WIDTH - 10),
@@ -119,23 +120,23 @@ def test_blocks_follow_blocks_in_flight(
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
     (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
     monkeypatch.setattr(engine.drafter.choice, "choose", lambda _: plan)
-    engine.slots.all_burst = lambda *_: True
+    engine.schedule.all_draft = lambda *_: True
     first, _ = launched(batch, engine)
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
-    monkeypatch.setattr(first._burst, "wait", lambda **_: None)  # it has no numbers
-    assert first.can_launch_before_sync(reqs[1:])
-    following = batch_of(*reqs[1:])
-    following.sampling_info.sampling_seed = None
-    second, _ = launched(following, engine, first)
-    assert second._burst.layout is first._burst.layout is plan
-    _, *forwards = engine.draft.draft_runner.forwards
+    monkeypatch.setattr(first.chunk, "wait", lambda **_: None)  # it has no numbers
+    assert can_launch_before_sync(first, reqs[1:])
+    behind = batch_of(*reqs[1:])
+    behind.sampling_info.sampling_seed = None
+    second, _ = launched(behind, engine, first)
+    assert second.chunk.layout is first.chunk.layout is plan
+    _, *forwards = engine.drafter.model.draft_runner.forwards
     width = {"last": 7, "every": 16}[masks]
     for number, forward in enumerate(forwards, 1):
         num_reqs = 2 if number < 3 else 1
         layout, mask = forward.spec_info.layout, forward.spec_info.custom_mask
         assert [part.num_rows for part in layout.requests] == [width] * num_reqs
         assert len(forward.input_ids) == len(forward.out_cache_loc) == width * num_reqs
-        # The most they can be, four tokens more per block, within their slots.
+        # The longest they can be behind three tokens more for each block, and within their slots.
         longest = [PROMPT + 4 * number, PROMPT + 2 + 4 * number][-num_reqs:]
         owned = [WIDTH, WIDTH - 10][-num_reqs:]
         bounds = [min(n, own - width) for n, own in zip(longest, owned, strict=True)]
@@ -146,25 +147,25 @@ def test_blocks_follow_blocks_in_flight(
 
 
 def test_blocks_where_attention_plans_on_the_host():
-    """The host waits for each block and for each chunk before it launches the next one."""
+    """Each is read before the next is launched; so is a burst before the next one."""
     req = request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH)
     req.sampling_params.max_new_tokens = 1000
     batch = batch_of(req)
     config = ParseConfig(draft_tokens=64, draft_chunk=4)
     engine = engine_for(batch, block_size=4, config=config, plans_on_device=False)
     first, _ = launched(batch, engine)
-    assert len(engine.draft.draft_runner.forwards) == 1
-    assert not first._burst.can_follow([req])
+    assert len(engine.drafter.model.draft_runner.forwards) == 1
+    assert not first.chunk.can_follow([req])
 
 
-def test_decode_steps_follow_steps_in_flight():
+def test_steps_behind_unread_steps():
     reqs = [request(i, Phase.PLAIN, Action.DECODE, top_k=1 + 4 * i) for i in range(3)]
     batch = batch_of(*reqs)
     first, engine = launched(batch)
-    assert first.can_launch_before_sync(reqs[1:])
+    assert can_launch_before_sync(first, reqs[1:])
     assert first.result.can_run_cuda_graph
     launched(batch_of(*reqs[1:]), engine, first)
-    assert [len(forward.seq_lens) for forward in engine.target.runner.forwards] == [3, 2]
+    assert [len(forward.seq_lens) for forward in engine.verifier.target.runner.forwards] == [3, 2]
     assert [req.parse_state.num_inflight for req in reqs] == [1, 2, 2]
 
 
@@ -185,10 +186,11 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
         for req in batch.reqs:
             req.parse_state.ask(Questions([], [], 0))
     engine = engine_for(batch, is_masked=is_masked, question=question)
-    monkeypatch.setattr(engine.head, "propose", lambda *_: {4: [8, 9]})
+    eagle = SimpleNamespace(propose=lambda *_: {4: [8, 9]})
+    monkeypatch.setattr(engine, "eagle", eagle)
     iteration, _ = launched(batch, engine)
     assert not iteration.result.can_run_cuda_graph
-    forward, alone = engine.target.runner.forwards
+    forward, alone = engine.verifier.target.runner.forwards
     assert (len(forward.seq_lens), len(alone.seq_lens)) == (4, 1)
     layout = forward.spec_info.layout
     assert len(forward.input_ids) == len(forward.positions) == layout.num_rows
@@ -210,7 +212,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
     for req in batch.reqs[:num_reqs]:
         req.parse_state.ask(Questions([], [], 0))
     engine = engine_for(batch, question=None)
-    runner = engine.target.runner
+    runner = engine.verifier.target.runner
     made: list[weakref.ref] = []
     rows: list[int] = []
 
@@ -249,7 +251,7 @@ def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatc
     )
     batch.reqs[1].lora_id = "adapter"
     engine = engine_for(batch)
-    engine.target.runner.lora_manager = SimpleNamespace(
+    engine.verifier.target.runner.lora_manager = SimpleNamespace(
         lora_backend=backend, prepare_lora_batch=prepare, attn_dp_enabled=False
     )
     launched(batch, engine)
@@ -349,7 +351,8 @@ def test_a_head_follows_what_was_written(
     from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_parse.engine.head import Eagle3Head, Written
+    from sglang_parse.engine.eagle import EagleDecoder
+    from sglang_parse.engine.faults import DraftGuard
 
     class HeadRunner(Runner):
         canary_manager = None
@@ -365,7 +368,7 @@ def test_a_head_follows_what_was_written(
 
     settings = SimpleNamespace(speculative_use_rejection_sampling=False)
     monkeypatch.setattr(eagle_worker_v2, "get_spec", lambda: settings)
-    monkeypatch.setattr(Eagle3Head, "_forward", lambda _: nullcontext())
+    monkeypatch.setattr(EagleDecoder, "_forward", lambda _: nullcontext())
     prepare = eagle_worker_v2.prepare_for_draft_extend
 
     def prepare_with_lengths(extend_input: Any, view: Any, *args: Any, **kwargs: Any) -> Any:
@@ -377,8 +380,10 @@ def test_a_head_follows_what_was_written(
     batch = batch_of(*(request(i, Phase.DECODING, Action.EAGLE_DECODE) for i in range(3)))
     batch.model_config = Runner.model_config
     batch.forward_mode = ForwardMode.DECODE
-    head, worker = (object.__new__(kind) for kind in (Eagle3Head, eagle_worker_v2.EagleDraftWorker))
-    head.worker = worker
+    head, worker = (
+        object.__new__(kind) for kind in (EagleDecoder, eagle_worker_v2.EagleDraftWorker)
+    )
+    head.worker, head.guard = worker, DraftGuard(2)  # contains nothing
     runner = HeadRunner(batch.req_to_token_pool.req_to_token)
     runner.attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)
     runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
@@ -398,10 +403,14 @@ def test_a_head_follows_what_was_written(
         req.parse_state.policy = RequestPolicy(
             threshold=0.5, decode_accelerator="eagle3", uses_eagle=True
         )
-    first, last = (torch.zeros(count, 48, device=GPU) for count in num_rows)
-    head.follow(batch, [Written(0, [5, 6], first), Written(2, [7], last)])
+    hidden, middle = torch.zeros(sum(num_rows), 48, device=GPU), num_rows[0]
+    results = [
+        SimpleNamespace(row=0, hidden_rows=slice(0, middle)),
+        SimpleNamespace(row=2, hidden_rows=slice(middle, sum(num_rows))),
+    ]
+    head.draft_extend(batch, results, hidden, [(5, 6), (), (7,)])
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
-    first, untouched, last = (req.parse_state.head for req in batch.reqs)
+    first, untouched, last = (req.parse_state.eagle for req in batch.reqs)
     assert untouched is None
     for state in (first, last):
         assert {part.device for part in (state.topk_p, state.topk_index, state.hidden)} == {GPU}

@@ -3,7 +3,6 @@ the end."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -12,70 +11,64 @@ import torch
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.engine import forward
-from sglang_parse.engine.rows import VerifyRows
+from sglang_parse.engine.forward import RequestRows
 
 pytestmark = pytest.mark.compat
 
 
-@pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch):
-    """The module, with a target that answers row r of request i with the number 100 i + r, and
-    measurements that keep what they are given."""
-    from sglang_parse.engine import verify
-
-    def run_pass(_runner, _batch, parts, *, is_masked: bool, capture: bool):
-        assert is_masked
-        logits, starts, hidden = [], [0], []
-        for part in parts:
-            logits += [100 * part.row + row for row in part.logits_rows]
-            hidden += [100 * part.row + row for row in range(part.layout.num_rows)]
-            starts.append(len(logits))
-        states = torch.tensor(hidden)[:, None] if capture else None
-        return forward.PassOutput(torch.tensor(logits)[:, None], starts, states, replays=False)
-
-    class Measured:
-        def __init__(self, parts, logits, _sampler, question):
-            self.told = (list(parts), logits.flatten().tolist(), question)
-
-    monkeypatch.setattr(verify, "run_pass", run_pass)
-    monkeypatch.setattr(verify, "Measured", Measured)
-    monkeypatch.setattr(verify, "choose_steps", lambda *told: told[2:])
-    for name in ("verifying_rows", "proposed_rows", "continuing_rows"):
-        monkeypatch.setattr(verify, name, lambda _row, req, *_, **__: req.rows)
-    return verify
-
-
 SIZES = (3, 4, 9, 1, 1, 5)
 PARTS = [
-    VerifyRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1)
+    RequestRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1)
     for i, n in enumerate(SIZES)
 ]
-JUDGED, PROPOSALS, STEPPING = [0, 1], {2: [5], 3: []}, [4, 5]
+DRAFTED, PROPOSALS, DECODING = [0, 1], {2: [5], 3: []}, [4, 5]
 
 
-def launch(verify, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **limits: int):
-    """A pass that judges two drafts, checks two heads' proposals and lets two continue."""
-    target = SimpleNamespace(runner=SimpleNamespace(model_config=SimpleNamespace(vocab_size=1)))
-    monkeypatch.setattr(forward, "max_forward_rows", lambda: limits.get("max_rows", 23))
-    logits_bytes = 4 * limits.get("max_logits_rows", 23)
-    monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
-    verifier = verify.Verifier(target, "question", is_masked=True)
-    state = SimpleNamespace(policy=RequestPolicy(threshold=0.5, uses_eagle=capture))
-    reqs = [SimpleNamespace(rows=part, lora_id=None, parse_state=state) for part in PARTS]
-    batch = SimpleNamespace(reqs=reqs)
-    return verifier.launch(batch, JUDGED, PROPOSALS, STEPPING)
+class Launched:
+    """A verify pass of a target that gives row r of request i the logit 100 i + r."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **limits: int):
+        from sglang_parse.engine import verify
 
-def told(launched) -> list:
-    """Whom the measurements of each kind were made for, and by which numbers."""
-    kinds = []
-    for kind in ("judged", "checked"):
-        made = [getattr(part, kind).told for part in launched.passes]
-        rows = [part.row for parts, _, _ in made for part in parts]
-        kinds.append((rows, [number for _, numbers, _ in made for number in numbers]))
-        assert {question for _, _, question in made} == {"question" if kind == "judged" else None}
-    rows, logits = launched.steps
-    return [*kinds, (list(rows), logits.flatten().tolist())]
+        self.num_rows: list[int] = []
+        self.measured: list[tuple[list[int], list[float]]] = []
+        monkeypatch.setattr(verify, "run_forward", self._run_forward)
+        monkeypatch.setattr(verify, "broadcast", lambda values: values)
+        for name in ("verify_rows", "decode_rows"):
+            monkeypatch.setattr(verify, name, lambda _row, req, *_, **__: req.rows)
+        monkeypatch.setattr(verify.Verifier, "_measure", self._measure)
+        monkeypatch.setattr(verify.Verifier, "_sample", self._sample)
+        monkeypatch.setattr(forward, "max_forward_rows", lambda: limits.get("max_rows", 23))
+        logits_bytes = 4 * limits.get("max_logits_rows", 23)
+        monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
+        model = SimpleNamespace(vocab_size=1)
+        target = SimpleNamespace(runner=SimpleNamespace(model_config=model))
+        state = SimpleNamespace(policy=RequestPolicy(threshold=0.5, uses_eagle=capture))
+        reqs = [SimpleNamespace(rows=part, lora_id=None, parse_state=state) for part in PARTS]
+        verifier = verify.Verifier(target, "question", is_masked=True)
+        batch = SimpleNamespace(reqs=reqs)
+        self.forward = verifier.verify(batch, DRAFTED, PROPOSALS, DECODING)
+
+    def _run_forward(self, _runner, _batch, parts, *, is_masked: bool, capture: bool):
+        assert is_masked
+        logits = [100 * part.row + row for part in parts for row in part.logits_rows]
+        hidden = [100 * part.row + row for part in parts for row in range(part.layout.num_rows)]
+        self.num_rows.append(len(hidden))
+        states = torch.tensor(hidden)[:, None] if capture else None
+        return forward.ForwardOutput(torch.tensor(logits)[:, None], states, replays=False)
+
+    def _measure(self, _batch, parts, logits):
+        self.measured.append(([part.row for part in parts], logits.flatten().tolist()))
+        return torch.cat([logits, logits], 1).double()
+
+    def _sample(self, _batch, rows, logits):
+        self.sampled = (list(rows), logits.flatten().tolist())
+        return logits[: len(rows), 0].double(), None, False
+
+    @property
+    def values(self) -> list:
+        rows = [row for rows, _ in self.measured for row in rows]
+        return [rows, [value for _, values in self.measured for value in values], self.sampled]
 
 
 @pytest.mark.parametrize(
@@ -88,18 +81,18 @@ def told(launched) -> list:
         ({"max_rows": 16, "max_logits_rows": 9}, [16, 7]),
     ],
 )
-def test_as_few_passes_as_the_limits_allow(verify, monkeypatch, limits: dict, num_rows: list):
-    whole = launch(verify, monkeypatch)
-    assert whole.num_passes == 1
-    several = launch(verify, monkeypatch, **limits)
-    assert [len(part.hidden) for part in several.passes] == num_rows
-    assert told(several) == told(whole)
-    assert told(whole)[0] == ([0, 1], [0, 2, 100, 102])
-    bounds = pairwise([0, 3, 7, 16, 17, 18, 23])
-    assert several.places == whole.places == [(i, slice(*span)) for i, span in enumerate(bounds)]
-    assert several.num_rows == 23
-    assert torch.equal(several.hidden, whole.hidden)
-    assert launch(verify, monkeypatch, capture=False, **limits).hidden is None
+def test_as_few_passes_as_the_limits_allow(monkeypatch, limits: dict, num_rows: list):
+    whole = Launched(monkeypatch)
+    assert whole.forward.num_passes == 1
+    several = Launched(monkeypatch, **limits)
+    assert several.num_rows == num_rows
+    assert several.values == whole.values
+    assert whole.values[0] == [0, 1, 2, 3]
+    assert whole.values[1][:4] == [0, 2, 100, 102]
+    assert whole.sampled[0] == DECODING
+    assert several.forward.num_rows == 23
+    assert torch.equal(several.forward.hidden, whole.forward.hidden)
+    assert Launched(monkeypatch, capture=False, **limits).forward.hidden is None
 
 
 @pytest.mark.parametrize(("chunk", "rows"), [(512, 512), (-1, 16384), (None, 16384)])

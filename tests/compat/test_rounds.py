@@ -9,14 +9,14 @@ import pytest
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Outcome, Phase, Questions, RequestPolicy
+from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import Draft, RequestState
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
-from sglang_parse.engine.readout import Readout
-from sglang_parse.engine.rounds import Rounds
-from sglang_parse.engine.rows import verifying_rows
+from sglang_parse.engine.commit import Committer
+from sglang_parse.engine.forward import verify_rows
+from sglang_parse.engine.verify import TargetResult
 
 pytestmark = pytest.mark.compat
 
@@ -33,13 +33,15 @@ class Tokens:
 
 
 class Round:
-    """A request whose draft is over, as it goes through one server's ``Rounds``."""
+    """A request with a complete draft, and the committer of a server."""
 
     def __init__(
         self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
-        self.rounds = Rounds(config, Tokens(), QUESTION, Controller(mode="always"), Counters())
+        self.committer = Committer(
+            config, Tokens(), QUESTION, Controller(mode="always"), Counters()
+        )
         self.state = RequestState(
             RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
@@ -55,40 +57,42 @@ class Round:
         )
 
     def ask(self) -> Questions:
-        questions = self.rounds.questions(self.req)
+        questions = self.committer.questions(self.req)
         assert questions is not None
         self.state.ask(questions)
         return questions
 
-    def judge(self, verdicts: list[float], own: int = NOT_THE_DRAFTS) -> Outcome:
-        """The target's verdicts, and the token it would write itself, wherever that is."""
+    def judge(self, verdicts: list[float], choice: int = NOT_THE_DRAFTS) -> list[int]:
+        """Commits these verdicts, with the same target choice everywhere."""
         self.ask()
-        return self.decide(verdicts, [own] * (1 + self.state.draft.num_judged))
+        return self.commit(verdicts, [choice] * (1 + self.state.draft.num_verified))
 
-    def agree(self, verdicts: list[float], but_at: int | None = None) -> Outcome:
-        """The target's verdicts; it would itself write what the draft has, but for one place."""
+    def agree(self, verdicts: list[float], but_at: int | None = None) -> list[int]:
+        """Commits these verdicts; the target's choices equal the draft, but for one position."""
         self.ask()
         ids = self.state.draft.token_ids
-        choices = [*ids, NOT_THE_DRAFTS][: 1 + self.state.draft.num_judged]
+        choices = [*ids, NOT_THE_DRAFTS][: 1 + self.state.draft.num_verified]
         if but_at is not None:
             choices[but_at] = NOT_THE_DRAFTS
-        return self.decide(verdicts, choices)
+        return self.commit(verdicts, choices)
 
-    def decide(self, verdicts: list[float], choices: list[int]) -> Outcome:
-        part = verifying_rows(0, self.req, semantic=True)
-        assert part.cut_rows == tuple(range(len(choices)))
-        readout = Readout(choices, verdicts, [1.0] * len(verdicts), is_faulty=False)
-        return self._write(self.rounds.judged(self.req, readout))
+    def commit(self, verdicts: list[float], choices: list[int]) -> list[int]:
+        assert verify_rows(0, self.req, semantic=True).token_rows == tuple(range(len(choices)))
+        return self._write(Action.VERIFY, choices, verdicts)
 
-    def step(self, choices: list[int], proposed: list[int]) -> Outcome:
-        """The target's own tokens, one behind every token that an EAGLE-3 head proposed."""
-        readout = Readout(choices, [], [], is_faulty=False)
-        return self._write(self.rounds.checked(self.req, proposed, readout))
+    def step(self, choices: list[int], proposed: list[int]) -> list[int]:
+        """Commits a decode step that verified an EAGLE-3 proposal."""
+        return self._write(Action.EAGLE_DECODE, choices, [], proposed)
 
-    def _write(self, outcome: Outcome) -> Outcome:
-        self.state.apply(outcome)
-        self.state.write(outcome.token_ids)
-        return outcome
+    def _write(
+        self, action: Action, choices: list[int], verdicts: list[float], proposed: list[int] = ()
+    ) -> list[int]:
+        mass = [1.0] * len(verdicts)
+        rows = slice(0, len(choices))
+        result = TargetResult(0, action, rows, proposed, choices, verdicts, mass, is_nan=False)
+        tokens = list(self.committer.commit(self.req, result))
+        self.state.write(tokens)
+        return tokens
 
 
 # -- who decides ------------------------------------------------------------------------
@@ -107,9 +111,8 @@ def test_the_trace_says_which_question_decided(
     selection: str, finished: bool, accepted_len: int, decided_by: int
 ):
     one = Round([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
-    outcome = one.judge([0.9, 0.1, 0.9])
-    assert outcome.round is not None
-    assert outcome.round.accepted_len == accepted_len
+    one.judge([0.9, 0.1, 0.9])
+    assert one.state.stats.accepted_tokens == accepted_len
     (record,) = one.state.trace
     assert (record["accepted_len"], record["decided_by"]) == (accepted_len, decided_by)
 
@@ -127,8 +130,8 @@ def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, end
 
 def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
     one = Round([11, 12, 13, 14, 15], limit=5)
-    outcome = one.judge([0.9] * 3)
-    assert (outcome.token_ids, outcome.num_own) == ((11, 12, 13, 14, 15), 0)
+    assert one.judge([0.9] * 3) == [11, 12, 13, 14, 15]
+    assert one.state.num_target_run == 0
 
 
 # -- what the target would have written as well ------------------------------------------
@@ -136,10 +139,9 @@ def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
 
 def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_it():
     one = Round([11, 12, 13, 14, 15, 16])
-    outcome = one.agree([0.9, 0.1, 0.1], but_at=4)
-    assert outcome.token_ids == (11, 12, 13, 14, NOT_THE_DRAFTS)
-    assert outcome.num_own == 3
+    assert one.agree([0.9, 0.1, 0.1], but_at=4) == [11, 12, 13, 14, NOT_THE_DRAFTS]
     state = one.state
+    assert state.num_target_run == 3
     assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
     # Of all but the token that is new the draft model has written the KV.
     assert (state.committed, state.draft_kv_len) == (25, 25)
@@ -165,26 +167,23 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
     one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
     one.judge([0.1, 0.1])
     assert one.state.phase is Phase.DECODING
-    outcome = one.step([21, 22, 23, 24], proposed=[21, 22, 23])
-    assert outcome.token_ids == (21, 22, 23, 24)
-    assert (one.state.phase, outcome.eagle3_steps) == (Phase.DRAFTING, 1)
+    assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
+    assert (one.state.phase, one.state.stats.eagle3_steps) == (Phase.DRAFTING, 1)
     # The segment it rewrote (one token came with the pass), not what came beyond.
     assert told == [(0.5, 3)]
-    assert one.state.num_stepped == 2
+    assert one.state.num_decoded == 2
 
 
 def test_a_step_ends_with_the_answer():
     one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
     one.judge([0.1, 0.1])
-    outcome = one.step([21, STOP, 23, 24], proposed=[21, STOP, 23])
-    assert outcome.token_ids == (21, STOP)
+    assert one.step([21, STOP, 23, 24], proposed=[21, STOP, 23]) == [21, STOP]
 
 
 def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
     """Its unjudged end, too, is where the next one begins."""
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    outcome = one.agree([0.1])
-    assert outcome.token_ids == (11, 12, 13, 14, 15, 16)
+    assert one.agree([0.1]) == [11, 12, 13, 14, 15, 16]
     state = one.state
     assert state.stats.accepted_tokens == 0
     assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
@@ -193,22 +192,22 @@ def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
 
 def test_the_targets_own_end_of_the_answer_ends_it():
     one = Round([11, 12, 13, STOP], finished=True)
-    assert one.agree([0.1, 0.1]).token_ids == (11, 12, 13, STOP)
+    assert one.agree([0.1, 0.1]) == [11, 12, 13, STOP]
     other = Round([11, 12, 13, 14])
-    assert other.judge([0.1, 0.1], own=STOP).token_ids == (STOP,)
+    assert other.judge([0.1, 0.1], choice=STOP) == [STOP]
 
 
 @pytest.mark.parametrize(("limit", "output"), [(4, 4), (5, 5)])
 def test_no_more_comes_than_the_limit_allows(limit: int, output: int):
     one = Round([11, 12, 13, 14], limit=limit)
-    outcome = one.agree([0.1, 0.1])
-    assert len(outcome.token_ids) == outcome.num_own == output
+    tokens = one.agree([0.1, 0.1])
+    assert len(tokens) == one.state.num_target_run == output
 
 
 def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(SIMULATION, "0.5")
     one = Round([11, 12, 13, 14])
-    assert one.agree([0.1, 0.1]).token_ids == (11, 12, 13)
+    assert one.agree([0.1, 0.1]) == [11, 12, 13]
 
 
 # -- drafts that the budget ends --------------------------------------------------------
@@ -217,8 +216,7 @@ def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
 def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     """Nothing moves: its tokens and the draft model's KV stay at their places."""
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    outcome = one.judge([0.9], own=16)
-    assert outcome.token_ids == (11, 12, 13, 14, 15, 16)
+    assert one.judge([0.9], choice=16) == [11, 12, 13, 14, 15, 16]
     state = one.state
     assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
     assert (state.committed, state.draft_kv_len) == (26, 28)
@@ -230,15 +228,15 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
 
 
 @pytest.mark.parametrize(
-    ("verdict", "own", "why"),
+    ("verdict", "choice", "why"),
     [
         (0.9, NOT_THE_DRAFTS, "the target goes on differently"),
         (0.1, 11, "the judged part is rejected"),
     ],
 )
-def test_the_end_that_nobody_judged_is_dropped(verdict: float, own: int, why: str):
+def test_the_end_that_nobody_judged_is_dropped(verdict: float, choice: int, why: str):
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    one.judge([verdict], own)
+    one.judge([verdict], choice)
     assert one.state.draft == Draft(), why
     assert one.state.draft_kv_len <= one.state.committed
 
@@ -246,7 +244,7 @@ def test_the_end_that_nobody_judged_is_dropped(verdict: float, own: int, why: st
 def test_no_draft_no_tail():
     """The target writes to the end: what it writes need not be what the tail says."""
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    one.rounds.controller.mode = "never"
-    one.judge([0.9], own=16)
+    one.committer.controller.mode = "never"
+    one.judge([0.9], choice=16)
     assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
     assert one.state.draft_kv_len <= one.state.committed

@@ -29,13 +29,13 @@ QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
 
 @contextmanager
 def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A fake GPU, with stand-ins for the calls that need a driver."""
+    """A GPU without numbers, and what asks for a driver as it behaves where there is one."""
     from sglang.kernels.ops.memory import small_copy
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import broadcast, forward, prefill, readout
+    from sglang_parse.engine import broadcast, eagle, forward, prefill, step, verify
     from sglang_parse.engine.drafting import draft_prefill, parallel
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
@@ -54,9 +54,10 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(device, "async_h2d", async_h2d)
     monkeypatch.setattr(device, "async_d2h", async_d2h)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(readout, "share", lambda values: values)
-    monkeypatch.setattr(broadcast, "share", lambda values: values)
-    monkeypatch.setattr(prefill, "broadcast_object", lambda value: value)
+    for module in (broadcast, eagle, verify):
+        monkeypatch.setattr(module, "broadcast", lambda values: values)
+    for module in (prefill, step):
+        monkeypatch.setattr(module, "broadcast_object", lambda value: value)
     for module in (draft_prefill, parallel, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
     nothing = forward_batch_info.CaptureHiddenMode.NULL
@@ -116,7 +117,7 @@ class Runner:
         )
 
     def _load_graph(self, forward_batch: Any) -> None:
-        """SGLang's work before it replays a decode step's CUDA graph."""
+        """What SGLang does before it replays the CUDA graph of a step."""
         from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
 
         num_reqs, captured = len(forward_batch.seq_lens), 8
@@ -154,7 +155,7 @@ def request(
     draft: int = 0,
     allocated: int = PROMPT + 8,
 ) -> Any:
-    """A running request after a prompt and one output token."""
+    """A running request behind a prompt and one output token."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -238,18 +239,17 @@ def engine_for(
     block_size: int = 1,
     plans_on_device: bool = True,
 ) -> Any:
-    """An engine over model runners that compute nothing."""
+    """What a server's iterations work with, over runners that compute nothing."""
     from sglang_parse.engine.drafting.draft_model import DraftModel
     from sglang_parse.engine.drafting.drafter import Drafter
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
     from sglang_parse.engine.faults import DraftGuard
-    from sglang_parse.engine.head import GuardedHead
-    from sglang_parse.engine.iteration import Engine
-    from sglang_parse.engine.target import PlainTarget
+    from sglang_parse.engine.parts import Engine
+    from sglang_parse.engine.target import TargetModel
     from sglang_parse.engine.verify import Verifier
 
     table = batch.req_to_token_pool.req_to_token
-    target, draft = object.__new__(PlainTarget), object.__new__(DraftModel)
+    target, draft = object.__new__(TargetModel), object.__new__(DraftModel)
     vars(target).update(runner=Runner(table))
     vars(draft).update(
         draft_runner=Runner(table),
@@ -262,8 +262,6 @@ def engine_for(
     )
     return Engine(
         config=config,
-        target=target,
-        draft=draft,
         drafter=Drafter(
             draft,
             block_size=block_size,
@@ -274,10 +272,13 @@ def engine_for(
             draft_tokens=config.draft_tokens,
         ),
         draft_guard=DraftGuard(1),
-        head=GuardedHead(None, 1),
+        eagle=None,
         verifier=Verifier(target, question, is_masked=is_masked),
-        rounds=SimpleNamespace(questions=lambda _: None),
-        slots=SimpleNamespace(),
+        committer=SimpleNamespace(
+            questions=lambda _: None,
+            begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
+        ),
+        schedule=SimpleNamespace(invalidate=lambda: None),
         controller=Controller(),
         counters=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
@@ -285,12 +286,12 @@ def engine_for(
 
 
 def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, Any]:
-    """Launches an iteration of ``batch`` without waiting for it; returns it with its engine."""
-    from sglang_parse.engine.iteration import Iteration
+    """An iteration of ``batch`` in flight, and its engine."""
+    from sglang_parse.engine.step import Step
 
     engine = engine or engine_for(batch)
-    iteration = Iteration(engine, batch)
-    iteration.launch(engine.config.draft_chunk, before)
-    # What raises in the draft model's part is contained, and ends its requests.
+    step = Step(engine, batch, engine.config.draft_chunk)
+    step.launch(before)
+    # An exception in the draft model's part is contained, and ends its requests.
     assert not any(req.parse_state.fault for req in batch.reqs)
-    return iteration, engine
+    return step, engine

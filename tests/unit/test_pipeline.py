@@ -1,30 +1,23 @@
-"""The order in which iterations under way are read, whoever asks first."""
+"""The order in which iterations in flight are finished."""
 
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from sglang_parse.engine.iteration import unread_tokens
+from sglang_parse.engine import overlap
 from sglang_parse.engine.overlap import Pipeline
 
 pytestmark = pytest.mark.unit
 
 
-class Launched:
-    """An iteration that only notes when it is read."""
+class InFlight:
+    """An iteration that only records when it finishes."""
 
     def __init__(self, log: list[str], name: str, *, may_wait: bool = False) -> None:
-        self.log, self.name, self.may_wait = log, name, may_wait
+        self.log, self.name, self.may_wait, self.result = log, name, may_wait, object()
 
     def finish(self) -> None:
         self.log.append(self.name)
-
-    def can_launch_before_sync(self, _: list) -> bool:
-        return self.may_wait
-
-    def last_tokens(self, reqs: list) -> torch.Tensor:
-        return torch.tensor([7] * len(reqs))
 
 
 @pytest.fixture
@@ -32,50 +25,42 @@ def log() -> list[str]:
     return []
 
 
-def test_the_next_plan_reads_what_is_under_way(log):
-    pipeline = Pipeline(engine=None)
-    pipeline.add(Launched(log, "draft"))
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    monkeypatch.setattr(overlap, "can_launch_before_sync", lambda step, _: step.may_wait)
+    return Pipeline(SimpleNamespace(schedule=SimpleNamespace(invalidate=lambda: None)))
+
+
+def test_the_next_plan_finishes_what_is_in_flight(pipeline, log):
+    pipeline.add(InFlight(log, "draft"))
     pipeline.before_planning([])
     pipeline.before_planning([])
     assert log == ["draft"]
 
 
-def test_a_step_stays_unread_until_its_result_is_processed(log):
-    pipeline = Pipeline(engine=None)
-    first, second = (Launched(log, name, may_wait=True) for name in ("first", "second"))
+def test_a_decode_step_stays_in_flight_until_its_result_is_processed(pipeline, log):
+    first, second = (InFlight(log, name, may_wait=True) for name in ("first", "second"))
     pipeline.add(first)
     pipeline.before_planning([])
     pipeline.add(second)
     assert log == []
-    pipeline.finish(first)  # SGLang processes the first result while the second step runs
-    pipeline.finish(first)
+    pipeline.finish(first.result)  # SGLang processes the first result while the second step runs
+    pipeline.finish(first.result)
     assert log == ["first"]
     pipeline.before_planning([])
     assert log == ["first"]
 
 
-def test_never_two_unread_when_a_third_is_planned(log):
-    pipeline = Pipeline(engine=None)
+def test_a_third_iteration_is_planned_with_one_in_flight_at_most(pipeline, log):
     for name in ("first", "second"):
-        pipeline.add(Launched(log, name, may_wait=True))
+        pipeline.add(InFlight(log, name, may_wait=True))
     pipeline.before_planning([])
     assert log == ["first"]
 
 
-def test_results_are_read_in_order(log):
-    pipeline = Pipeline(engine=None)
-    iterations = [Launched(log, name, may_wait=True) for name in ("first", "second")]
-    for iteration in iterations:
-        pipeline.add(iteration)
-    pipeline.finish(iterations[1])
+def test_iterations_finish_in_order(pipeline, log):
+    steps = [InFlight(log, name, may_wait=True) for name in ("first", "second")]
+    for step in steps:
+        pipeline.add(step)
+    pipeline.finish(steps[1].result)
     assert log == ["first", "second"]
-
-
-def test_tokens_come_from_the_device_only_while_nobody_has_read_them(log):
-    def requests(num_inflight: int) -> list:
-        return [SimpleNamespace(parse_state=SimpleNamespace(num_inflight=num_inflight))] * 2
-
-    step = Launched(log, "step", may_wait=True)
-    assert unread_tokens(None, requests(0)) is None
-    assert unread_tokens(step, requests(1)).tolist() == [7, 7]
-    assert unread_tokens(step, requests(0)) is None

@@ -2,9 +2,10 @@
 
 import pytest
 
+from sglang_parse.core.kv_demand import lookahead_slots
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.phases import Outcome, Phase, RequestPolicy, Round, Standing
-from sglang_parse.core.request import Draft, RequestState, lookahead_slots
+from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
+from sglang_parse.core.request import Draft, RequestState
 
 pytestmark = pytest.mark.unit
 
@@ -77,22 +78,23 @@ def busy(plain_reason: str = "") -> RequestState:
     )
 
 
-@pytest.mark.parametrize(
-    ("phase", "resumes"),
-    [(Phase.DRAFTING, True), (Phase.DECODING, True), (Phase.DECODING, False)],
-)
-def test_leaving_verification_drops_the_draft_and_keeps_its_kv_count(phase, resumes):
+@pytest.mark.parametrize("resumes", [True, False])
+def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv(resumes):
     changed = busy()
-    changed.apply(Outcome(standing=Standing(phase, 3, resumes)))
-    assert (changed.phase, changed.resumes, changed.draft) == (phase, resumes, Draft())
+    changed.start_decode(3, resumes=resumes)
+    assert (changed.phase, changed.resumes, changed.draft) == (Phase.DECODING, resumes, Draft())
     assert changed.draft_kv_len == 30
-
-
-def test_resuming_is_decided_anew_at_each_cut():
-    changed = busy()
-    changed.apply(Outcome(standing=Standing(Phase.DECODING, 3, resumes=False)))
-    changed.apply(Outcome(standing=Standing(Phase.DECODING, 5)))
+    changed.start_decode(5)
     assert changed.resumes
+
+
+def test_a_skipped_draft_suspends_drafting_until_one_starts():
+    changed = busy()
+    changed.skip_draft(3)
+    assert (changed.phase, changed.drafting_suspended) == (Phase.DECODING, True)
+    assert changed.stats.skipped_drafts == 1
+    changed.start_draft(DraftPlan(8, 1, 8))
+    assert (changed.phase, changed.drafting_suspended) == (Phase.DRAFTING, False)
 
 
 @pytest.mark.parametrize(("reason", "phase"), [("", Phase.DRAFTING), ("grammar", Phase.PLAIN)])
@@ -135,11 +137,11 @@ def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
     cut_off: int, accepted: int, matched: int
 ):
     state = busy()
-    state.apply(Outcome((6, 6, 7, 7, 8), num_own=3, round=Round(accepted_len=2, matched=2)))
+    state.finish_round(2, 2, num_target=3, record=None)
     assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
-    assert state.at_the_end(cut_off) == (accepted, matched)
-    state.apply(Outcome((9,), num_own=1))
-    assert state.at_the_end(1) == (0, 0)
+    assert state.last_of_output(cut_off) == (accepted, matched)
+    state.finish_decode(1, num_beyond=0, is_eagle=False)
+    assert state.last_of_output(1) == (0, 0)
 
 
 def test_a_retraction_takes_back_a_run_that_was_never_sent():
@@ -152,7 +154,7 @@ def test_a_retraction_takes_back_a_run_that_was_never_sent():
     state.write([6, 6, 7])
     state.stats.accepted_tokens += 3
     state.write([8, 8, 8, 9])
-    state.target_run = 1
+    state.num_target_run = 1
     state.restart(16, [5, 6, 6, 7])
     assert (state.output_ids, state.committed) == ([5, 6, 6, 7], 16)
     assert state.stats.accepted_tokens == 2

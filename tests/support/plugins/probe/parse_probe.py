@@ -58,7 +58,11 @@ def register() -> None:
         (f"{scheduler}.run_batch", probe.run_batch, HookType.AROUND),
         (f"{scheduler}.get_internal_state", probe.add_state, HookType.AFTER),
         (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
-        ("sglang_parse.engine.iteration.Iteration.last_tokens", probe.step_unread, HookType.BEFORE),
+        (
+            "sglang_parse.engine.verify.TargetForward.last_tokens",
+            probe.step_unread,
+            HookType.BEFORE,
+        ),
         (f"{drafting}.token_by_token.TokenChunk.last_tokens", probe.burst_unread, HookType.BEFORE),
         (f"{drafting}.parallel.ParallelChunk.state_of", probe.burst_unread, HookType.BEFORE),
         (
@@ -134,8 +138,8 @@ class Probe:
         self.num_processed += 1
         self.num_late += self.num_launched > self.num_processed
 
-    def step_unread(self, *_: Any) -> None:
-        self.num_inflight += 1
+    def step_unread(self, _: Any, reqs: Any) -> None:
+        self.num_inflight += any(req.parse_state.num_inflight for req in reqs)
 
     def burst_unread(self, *_: Any) -> None:
         self.num_bursts_unread += 1
@@ -166,14 +170,14 @@ class Probe:
         if scheduler.draft_worker is not None:
             runners.append(scheduler.draft_worker.draft_worker.draft_runner)
         engine = getattr(scheduler.draft_worker, "engine", None)
-        if engine is not None and engine.head.head is not None:
-            runners.append(engine.head.head.worker.draft_runner)
+        if engine is not None and engine.eagle is not None:
+            runners.append(engine.eagle.worker.draft_runner)
         return [
             {
                 "slots": path,
                 "written": [[self.written[model_of(r)].get(s) for s in path] for r in runners],
                 "fingerprints": [kv_fingerprint(runner, path) for runner in runners],
-                "marked": engine.draft.kv._marked[path].tolist() if engine else None,
+                "marked": engine.drafter.model.kv._marked[path].tolist() if engine else None,
             }
             for path in tree_paths(slots, previous)
         ]

@@ -35,7 +35,7 @@ def register() -> None:
     noise = RankNoise(Path(folder))
     for target, hook in (
         ("sglang.srt.model_executor.model_runner.ModelRunner.forward", noise.forward),
-        ("sglang_parse.engine.broadcast.share", noise.share),
+        ("sglang_parse.engine.broadcast.broadcast", noise.broadcast),
         ("sglang_parse.core.policy.controller.Controller.observe", noise.observe),
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
@@ -60,7 +60,7 @@ class RankNoise:
                 logits[0] = float("nan")
         return output
 
-    def share(self, original: Callable, values: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, original: Callable, values: torch.Tensor) -> torch.Tensor:
         own = values.tolist()
         agreed = values if (self.folder / "alone").exists() else original(values)
         with (self.folder / f"rank{_rank()}.jsonl").open("a") as lines:

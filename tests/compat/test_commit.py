@@ -1,0 +1,250 @@
+"""What a judged draft leaves: what is kept, who decided, what the next one begins with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.question import Question
+from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.simulation import ENV_VAR as SIMULATION
+from sglang_parse.engine.commit import Committer
+from sglang_parse.engine.forward import verify_rows
+from sglang_parse.engine.verify import TargetResult
+
+pytestmark = pytest.mark.compat
+
+OUTPUT = [1, 2]
+QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
+NOT_THE_DRAFTS, STOP = 77, 0
+
+
+class Tokens:
+    """A tokenizer whose every token is a word."""
+
+    def decode(self, ids: list[int]) -> str:
+        return " word" * len(ids)
+
+
+class Round:
+    """A request with a complete draft, and the committer of a server."""
+
+    def __init__(
+        self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
+    ) -> None:
+        config = ParseConfig(**{"segment": "tokens:2"} | settings)
+        self.committer = Committer(
+            config, Tokens(), QUESTION, Controller(mode="always"), Counters()
+        )
+        self.state = RequestState(
+            RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
+            phase=Phase.VERIFYING,
+            draft=Draft(list(draft), finished=finished),
+            output_ids=list(OUTPUT),
+            committed=20,
+            draft_kv_len=20 + len(draft),
+        )
+        self.req = SimpleNamespace(
+            parse_state=self.state,
+            origin_input_ids=list(range(100, 119)),
+            sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit),
+        )
+
+    def ask(self) -> Questions:
+        questions = self.committer.questions(self.req)
+        assert questions is not None
+        self.state.ask(questions)
+        return questions
+
+    def judge(self, verdicts: list[float], choice: int = NOT_THE_DRAFTS) -> list[int]:
+        """Commits these verdicts, with the same target choice everywhere."""
+        self.ask()
+        return self.commit(verdicts, [choice] * (1 + self.state.draft.num_verified))
+
+    def agree(self, verdicts: list[float], but_at: int | None = None) -> list[int]:
+        """Commits these verdicts; the target's choices equal the draft, but for one position."""
+        self.ask()
+        ids = self.state.draft.token_ids
+        choices = [*ids, NOT_THE_DRAFTS][: 1 + self.state.draft.num_verified]
+        if but_at is not None:
+            choices[but_at] = NOT_THE_DRAFTS
+        return self.commit(verdicts, choices)
+
+    def commit(self, verdicts: list[float], choices: list[int]) -> list[int]:
+        assert verify_rows(0, self.req, semantic=True).token_rows == tuple(range(len(choices)))
+        return self._write(Action.VERIFY, choices, verdicts)
+
+    def step(self, choices: list[int], proposed: list[int]) -> list[int]:
+        """Commits a decode step that verified an EAGLE-3 proposal."""
+        return self._write(Action.EAGLE_DECODE, choices, [], proposed)
+
+    def _write(
+        self, action: Action, choices: list[int], verdicts: list[float], proposed: list[int] = ()
+    ) -> list[int]:
+        mass = [1.0] * len(verdicts)
+        rows = slice(0, len(choices))
+        result = TargetResult(0, action, rows, proposed, choices, verdicts, mass, is_nan=False)
+        tokens = list(self.committer.commit(self.req, result))
+        self.state.write(tokens)
+        return tokens
+
+
+# -- who decides ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("selection", "finished", "accepted_len", "decided_by"),
+    [
+        ("first-reject", True, 2, 1),
+        ("answer-first", True, 6, 2),
+        ("answer-first", False, 2, 1),  # no question was about the answer
+        ("longest", True, 6, 2),
+    ],
+)
+def test_the_trace_says_which_question_decided(
+    selection: str, finished: bool, accepted_len: int, decided_by: int
+):
+    one = Round([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
+    one.judge([0.9, 0.1, 0.9])
+    assert one.state.stats.accepted_tokens == accepted_len
+    (record,) = one.state.trace
+    assert (record["accepted_len"], record["decided_by"]) == (accepted_len, decided_by)
+
+
+# -- drafts that the length limit ends --------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(5, [2, 4, 5]), (6, [2, 4])])
+def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, ends: list[int]):
+    one = Round([11, 12, 13, 14, 15], limit=limit)
+    questions = one.ask()
+    assert questions.prefix_ends == ends
+    assert set(questions.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
+
+
+def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
+    one = Round([11, 12, 13, 14, 15], limit=5)
+    assert one.judge([0.9] * 3) == [11, 12, 13, 14, 15]
+    assert one.state.num_target_run == 0
+
+
+# -- what the target would have written as well ------------------------------------------
+
+
+def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_it():
+    one = Round([11, 12, 13, 14, 15, 16])
+    assert one.agree([0.9, 0.1, 0.1], but_at=4) == [11, 12, 13, 14, NOT_THE_DRAFTS]
+    state = one.state
+    assert state.num_target_run == 3
+    assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
+    # Of all but the token that is new the draft model has written the KV.
+    assert (state.committed, state.draft_kv_len) == (25, 25)
+    (record,) = state.trace
+    assert (record["accepted_len"], record["next_token_id"]) == (2, 13)
+    assert record["bonus_token_ids"] == [13, 14, NOT_THE_DRAFTS]
+    assert record["target_token_ids"] == [11, 12, 13, 14, NOT_THE_DRAFTS, 16, NOT_THE_DRAFTS]
+
+
+@pytest.mark.parametrize(("but_at", "phase"), [(1, Phase.DECODING), (2, Phase.DRAFTING)])
+def test_drafting_resumes_where_it_ends_the_segment(but_at: int, phase: Phase):
+    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one.agree([0.1, 0.1], but_at=but_at)
+    assert one.state.phase is phase
+
+
+def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What an EAGLE-3 head's pass wrote behind the end of the target's segment is the target's."""
+    told: list[tuple[float, int]] = []
+    monkeypatch.setattr(Controller, "observe_decoded_segment", lambda _, *what: told.append(what))
+    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one.judge([0.1, 0.1])
+    assert one.state.phase is Phase.DECODING
+    assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
+    assert (one.state.phase, one.state.stats.eagle3_steps) == (Phase.DRAFTING, 1)
+    # The segment it rewrote (one token came with the pass), not what came beyond.
+    assert told == [(0.5, 3)]
+    assert one.state.num_decoded == 2
+
+
+def test_a_step_ends_with_the_answer():
+    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one.judge([0.1, 0.1])
+    assert one.step([21, STOP, 23, 24], proposed=[21, STOP, 23]) == [21, STOP]
+
+
+def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
+    """Its unjudged end, too, is where the next one begins."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    assert one.agree([0.1]) == [11, 12, 13, 14, 15, 16]
+    state = one.state
+    assert state.stats.accepted_tokens == 0
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.committed, state.draft_kv_len) == (26, 28)
+
+
+def test_the_targets_own_end_of_the_answer_ends_it():
+    one = Round([11, 12, 13, STOP], finished=True)
+    assert one.agree([0.1, 0.1]) == [11, 12, 13, STOP]
+    other = Round([11, 12, 13, 14])
+    assert other.judge([0.1, 0.1], choice=STOP) == [STOP]
+
+
+@pytest.mark.parametrize(("limit", "output"), [(4, 4), (5, 5)])
+def test_no_more_comes_than_the_limit_allows(limit: int, output: int):
+    one = Round([11, 12, 13, 14], limit=limit)
+    tokens = one.agree([0.1, 0.1])
+    assert len(tokens) == one.state.num_target_run == output
+
+
+def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(SIMULATION, "0.5")
+    one = Round([11, 12, 13, 14])
+    assert one.agree([0.1, 0.1]) == [11, 12, 13]
+
+
+# -- drafts that the budget ends --------------------------------------------------------
+
+
+def test_the_next_draft_begins_with_the_end_that_nobody_judged():
+    """Nothing moves: its tokens and the draft model's KV stay at their places."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    assert one.judge([0.9], choice=16) == [11, 12, 13, 14, 15, 16]
+    state = one.state
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.committed, state.draft_kv_len) == (26, 28)
+    assert state.draft_kv_len == state.committed + state.num_drafted
+    state.launch_draft(1)
+    state.add_draft([19], 8, num_launched=1)
+    assert state.draft_kv_len == state.committed + state.num_drafted
+    assert state.stats.drafted_tokens == 1  # what was drafted before counts once
+
+
+@pytest.mark.parametrize(
+    ("verdict", "choice", "why"),
+    [
+        (0.9, NOT_THE_DRAFTS, "the target goes on differently"),
+        (0.1, 11, "the judged part is rejected"),
+    ],
+)
+def test_the_end_that_nobody_judged_is_dropped(verdict: float, choice: int, why: str):
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one.judge([verdict], choice)
+    assert one.state.draft == Draft(), why
+    assert one.state.draft_kv_len <= one.state.committed
+
+
+def test_no_draft_no_tail():
+    """The target writes to the end: what it writes need not be what the tail says."""
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one.committer.controller.mode = "never"
+    one.judge([0.9], choice=16)
+    assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
+    assert one.state.draft_kv_len <= one.state.committed
