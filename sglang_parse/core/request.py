@@ -17,7 +17,7 @@ Transitions in one iteration:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sglang_parse.core.phases import (
     TARGET_DECODES,
@@ -203,6 +203,11 @@ class RequestState:
         start = len(self.output_ids) - num_lost
         self.trace = [record for record in self.trace if record["output_start"] < start]
 
+    def begin(self, first_id: int | None) -> None:
+        """The prefill is complete and sampled ``first_id``, if any."""
+        if first_id is not None:
+            self.output_ids.append(first_id)
+
     # -- plan -------------------------------------------------------------------
 
     def take(self, action: Action) -> None:
@@ -292,7 +297,13 @@ class RequestState:
         self.num_inflight -= 1
 
     def finish_round(
-        self, accepted_len: int, matched: int, num_target: int, record: TraceRecord | None
+        self,
+        accepted_len: int,
+        matched: int,
+        num_target: int,
+        *,
+        has_failed: bool = False,
+        record: TraceRecord | None = None,
     ) -> None:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
 
@@ -300,8 +311,10 @@ class RequestState:
             accepted_len: accepted draft tokens.
             matched: draft tokens after them that equal the target's choices.
             num_target: output tokens after the accepted ones.
+            has_failed: the draft brought nothing.
             record: the trace's, if the request keeps one.
         """
+        self.num_failed = self.num_failed + 1 if has_failed else 0
         self.num_target_run, self.num_matched_run = num_target, matched
         self.stats.rounds += 1
         self.stats.accepted_tokens += accepted_len
@@ -350,7 +363,14 @@ class RequestState:
             num_valid: tokens after the anchor with valid draft KV, those included.
         """
         self.draft.token_ids.extend(token_ids)
+        if token_ids and self.plan:  # at least one token more than what is drafted already
+            longest = max(self.plan.draft_tokens, len(token_ids) + 1)
+            self.plan = replace(self.plan, draft_tokens=longest)
         self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + num_valid)
+
+    def set_eagle(self, eagle: object | None) -> None:
+        """What the EAGLE-3 head continues from; None until its draft extend has succeeded."""
+        self.eagle = eagle
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Outputs the tokens of a decode iteration."""

@@ -1,23 +1,33 @@
-"""One iteration of a PARSE server. The way a batch takes through this room, from top to bottom:
+"""The engine: decode iterations of a PARSE server, from SGLang's scheduler to its result.
 
-    worker      what SGLang's scheduler calls; makes the parts and hands them their settings
-    prefill     prompts: their KV, the first token
-    overlap     plan and launch, in SGLang's order; which iterations are under way, and until when
-    arrival     how a request is served, before anything is done for it
-    iteration   launch -> read -> decide -> commit, one step of every running request
-    rounds      decide: what the target's numbers mean for each request
-    verify      a verification pass: launched, measured, read
-    drafting    the draft model: its KV, and draft chunks token by token or in blocks
-    target      a decode step of the target
-    head        an EAGLE-3 head ahead of the target
-    readout     logits to verdicts and tokens     steps   one token per request
-    forward     a forward under PARSE's own layout: a pass of the target, a block of the draft
-    rows        a request's rows of a pass        sampling   SGLang's sampler, row by row
-    kv          plan: moves and KV slots
-    batch       SGLang's requests, batches and results      ranks   one decision for all ranks
-    faults      what ends a request, and what ends the server
+To follow one verify iteration, read these files in this order:
 
-Calls go down this list only (an import-linter contract, and ``tests/e2e/test_road.py`` by a
-profile of a running server). What each stage hands to the next is a record of its own; a request's
-state changes in ``core.request`` only.
+    worker      what SGLang's scheduler calls
+    overlap     iterations in flight: plan, launch, finish in SGLang's order
+    step        one iteration: plan -> draft -> verify -> commit
+    schedule    plan: the action and the KV slots of every request
+    verify      the target's verify pass, and its result per request
+    forward     the rows of a forward under PARSE's layout
+    commit      accepted tokens, bonus tokens, and the next phase of a request
+    result      the result that SGLang processes
+
+Beside them:
+
+    drafting       everything the draft model does (a package)
+    eagle          an EAGLE-3 head that accelerates the target's decode steps
+    target         the target's prefill and decode forwards through SGLang
+    prefill        prompts and first tokens
+    admission      how a request is served, decided before its prefill
+    build          builds the engine's parts
+    parts          the engine's parts
+    requests       queries of a request
+    batch          views of SGLang's batch
+    sampling       SGLang's sampler, row by row
+    timing         stage times
+    broadcast      one decision for all tensor-parallel ranks
+    faults         what ends a request, and what ends the server
+    sglang_types   fields of SGLang's objects that PARSE relies on
+
+Calls go down an import-linter contract's layers only, in a running server too
+(``tests/e2e/test_call_direction.py``). A request's state changes in ``core.request`` only.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from operator import ne
 from typing import Any
 
@@ -74,8 +74,7 @@ class Committer:
         finished = first_id in state.policy.stop_ids or tokens_left(req) <= 1
         if state.phase is Phase.DRAFTING and not finished:
             self._resume_drafting(state, len(state.output_ids))
-        if first_id is not None:
-            state.output_ids.append(first_id)
+        state.begin(first_id)
 
     def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
         """Moves the request to its next phase and returns its output tokens."""
@@ -139,10 +138,10 @@ class Committer:
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
         record = None
         if state.policy.keep_trace:
-            record = _trace_record(state, result, selection, bonus, self.question)
-        self._observe(req, result, accepted_len, matched)
+            record = trace_record(state, result, selection, bonus, self.question)
+        has_failed = self._observe(req, result, accepted_len, matched)
         tokens = (*draft.token_ids[:accepted_len], *bonus)
-        state.finish_round(accepted_len, matched, len(bonus), record)
+        state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
         self._after_round(state, draft, selection, bonus, matched)
         return tokens
 
@@ -170,7 +169,8 @@ class Committer:
         tokens = choices[: matching_tokens(drafted, choices) + 1]
         return _up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 
-    def _observe(self, req: Req, result: TargetResult, accepted_len: int, matched: int) -> None:
+    def _observe(self, req: Req, result: TargetResult, accepted_len: int, matched: int) -> bool:
+        """Counts the outcome and feeds the controller; returns whether the draft failed."""
         state = req.parse_state
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
         self.counters.observe_verify(state.num_drafted, accepted_len, result.verdicts)
@@ -180,7 +180,7 @@ class Committer:
             self.counters.verdict_drift = self.drift.distance
         threshold = state.policy.threshold
         self.controller.observe_round(threshold, outcome, num_failed=state.num_failed)
-        state.num_failed = state.num_failed + 1 if outcome.has_failed else 0
+        return outcome.has_failed
 
     def _after_round(
         self,
@@ -200,9 +200,6 @@ class Committer:
         )
         if may_draft and self._resume_drafting(state, start + len(bonus)):
             carried = _carry_over(draft, selection, bonus)
-            if carried and state.plan:  # at least one token more than what is drafted already
-                longest = max(state.plan.draft_tokens, len(carried) + 1)
-                state.plan = replace(state.plan, draft_tokens=longest)
         state.carry_over(carried, selection.accepted_len + matched + len(carried))
 
     # -- decode -----------------------------------------------------------------
@@ -301,7 +298,7 @@ def _verify_outcome(
     )
 
 
-def _trace_record(
+def trace_record(
     state: RequestState,
     result: TargetResult,
     selection: Selection,

@@ -199,7 +199,7 @@ class EagleDecoder:
             return
         reqs = [batch.reqs[part.row] for part in accepted]
         for req in reqs:
-            req.parse_state.eagle = None  # until the forward below has succeeded
+            req.parse_state.set_eagle(None)  # until the forward below has succeeded
         with self.guard.contain(reqs):
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
@@ -276,8 +276,10 @@ class EagleDecoder:
         for i, req in enumerate(reqs):
             if req.parse_state.policy.decode_accelerator == "eagle3":
                 place = slice(i, i + 1)
-                req.parse_state.eagle = EagleState(
-                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                req.parse_state.set_eagle(
+                    EagleState(
+                        output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                    )
                 )
 
     def propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, list[int]]:

@@ -5,8 +5,8 @@
   wrote only draft KV after the committed tokens, changed no allocation, and the target's tokens do
   not depend on draft KV. Incomplete draft KV stays out of the radix cache.
 - An exception in a target forward ends the server, as without PARSE: later tokens depend on the
-  state it leaves. So do a broken device, repeated failures of the draft model, and exceptions on one
-  of several ranks, for which the others would wait.
+  state it leaves. So do a broken device, repeated failures of the draft model, and exceptions on
+  one of several ranks, for which the others would wait.
 """
 
 from __future__ import annotations

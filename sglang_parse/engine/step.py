@@ -6,9 +6,9 @@
     commit   draft tokens are accepted, requests move on, tokens are output
 
 SGLang launches iteration n + 1 before it processes the result of n (``overlap``). So draft and
-verify launch their forwards and return; ``finish`` waits for the results and commits them. The host
-waits for the draft chunk first, so that the stages' times stay apart; on a CPU, or where it needs an
-EAGLE-3 proposal, even before it launches the target's forward.
+verify launch their forwards and return; ``finish`` waits for the results and commits them. The
+host waits for the draft chunk first, so that the stages' times stay apart; on a CPU, or where it
+needs an EAGLE-3 proposal, even before it launches the target's forward.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Request:
         self.output_ids += [7] * (accepted + target)
         self.parse_state.write([7] * (accepted + target))
         self.parse_state.stats.accepted_tokens += accepted
-        self.parse_state.target_run = target
+        self.parse_state.num_target_run = target
 
 
 def request(plain_reason: str = "") -> Request:

@@ -137,7 +137,7 @@ def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
     cut_off: int, accepted: int, matched: int
 ):
     state = busy()
-    state.finish_round(2, 2, num_target=3, record=None)
+    state.finish_round(2, 2, num_target=3)
     assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
     assert state.last_of_output(cut_off) == (accepted, matched)
     state.finish_decode(1, num_beyond=0, is_eagle=False)
