@@ -103,8 +103,8 @@ def read_certificate(path: str) -> Certificate:
         raise CertificateError(f"{name} has a wrong {place}: {problem['msg']}") from error
     if certificate.threshold is None:
         raise CertificateError(
-            f"{name} certifies nothing: no threshold bounds the error rate by {certificate.alpha:g} "
-            f"with confidence {1 - certificate.delta:g}"
+            f"{name} certifies nothing: no threshold bounds the error rate by "
+            f"{certificate.alpha:g} with confidence {1 - certificate.delta:g}"
         )
     return certificate
 

@@ -81,22 +81,23 @@ class Pipeline:
     def launch(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Launches the planned iteration."""
         before = self._in_flight[-1] if self._in_flight else None
-        step = Step(self.engine, batch, self._draft_chunk, self.finish)
+        event = _FinishEvent(self)
+        step = event.step = Step(self.engine, batch, self._draft_chunk, event)
         step.launch(before)
         self.add(step)
         if not batch.enable_overlap:
             self.finish()
         return step.result
 
-    def finish(self, result: GenerationBatchResult | None = None) -> None:
-        """Finishes iterations in order: up to the one with ``result``, or all of them."""
-        if result is not None and all(step.result is not result for step in self._in_flight):
+    def finish(self, until: Step | None = None) -> None:
+        """Finishes iterations in order: up to ``until``, or all of them."""
+        if until is not None and until not in self._in_flight:
             return
         while self._in_flight:
             step = self._in_flight.popleft()
             step.finish()
             self.engine.schedule.invalidate()
-            if step.result is result:
+            if step is until:
                 return
 
     # -- helpers ----------------------------------------------------------------
@@ -108,7 +109,7 @@ class Pipeline:
     def before_planning(self, reqs: Sequence[Req]) -> None:
         """Finishes the iterations whose results the next plan, of ``reqs``, depends on."""
         while len(self._in_flight) > 1:
-            self.finish(self._in_flight[0].result)
+            self.finish(self._in_flight[0])
         if self._in_flight and not can_launch_before_sync(self._in_flight[0], reqs):
             self.finish()
 
@@ -144,6 +145,19 @@ def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:
         and req.parse_state.target_decodes
         for req in reqs
     )
+
+
+class _FinishEvent:
+    """Takes the place of the CUDA event that SGLang waits for before it processes a result."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.step: Step | None = None
+
+    def synchronize(self) -> None:
+        step, self.step = self.step, None  # the step's result refers to this event
+        if step is not None:
+            self._pipeline.finish(step)
 
 
 class NoOpFutureMap(FutureMap):

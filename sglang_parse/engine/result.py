@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,21 +17,20 @@ from sglang_parse.engine.sglang_types import ScheduleBatch
 class PendingResult(GenerationBatchResult):
     """Result of an iteration in flight, filled when the iteration commits.
 
-    SGLang waits for the event ``copy_done`` before it processes a result. The result itself takes
-    that event's place: ``synchronize`` finishes the iteration. ``can_run_cuda_graph``, for SGLang's
-    log and metrics, is that of the iteration's last forward.
+    ``can_run_cuda_graph``, for SGLang's log and metrics, is that of the iteration's last forward.
 
     Args:
-        finish: finishes the iteration with this result, unless that has happened already.
+        event: takes the place of the CUDA event that SGLang waits for before it processes a result;
+            its ``synchronize`` finishes the iteration.
     """
 
-    def __init__(self, finish: Callable[[PendingResult], None] | None = None) -> None:
+    def __init__(self, event: Any = None) -> None:
         super().__init__(
             next_draft_input=ParseDraftInput(),
             # 1, the default, makes the first iteration that emits nothing crash the scheduler.
             num_non_draft_tokens_per_req=0,
         )
-        self._finish = finish
+        self._event = event
 
     def fill(
         self, batch: ScheduleBatch, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
@@ -60,12 +59,7 @@ class PendingResult(GenerationBatchResult):
 
     def copy_to_cpu(self, **_: Any) -> None:
         """SGLang calls this when the worker returns, to start its own copy."""
-        self.copy_done: Any = self
-
-    def synchronize(self) -> None:
-        self.copy_done = None  # a reference to itself would keep it alive
-        if self._finish is not None:
-            self._finish(self)
+        self.copy_done = self._event
 
 
 def spread_logprobs(output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int) -> None:

@@ -14,7 +14,8 @@ needs an EAGLE-3 proposal, even before it launches the target's forward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
@@ -40,7 +41,7 @@ class Step:
         engine: the server's engine.
         batch: SGLang's ``ScheduleBatch``, isolated; a shallow copy is retained.
         draft_chunk: draft tokens per drafting request, as ``Schedule.apply`` planned it.
-        on_sync: see ``PendingResult``.
+        event: see ``PendingResult``.
 
     Attributes:
         chunk, forward: what is in flight; None once the host has its results.
@@ -51,10 +52,10 @@ class Step:
         engine: Engine,
         batch: ScheduleBatch,
         draft_chunk: int,
-        on_sync: Callable[[PendingResult], None] | None = None,
+        event: Any = None,
     ) -> None:
         self.engine, self.batch, self.draft_chunk = engine, copy.copy(batch), draft_chunk
-        self.result = PendingResult(on_sync)
+        self.result = PendingResult(event)
         self._emitted: list[Sequence[int]] = [()] * len(batch.reqs)
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._times = IterationTimes()

@@ -1,12 +1,14 @@
-"""The road of a batch through a running server goes down: no function calls into a higher layer.
+"""Calls in a running server go down: no function calls into a higher layer.
 
-The layers are import-linter's (pyproject.toml). Imports alone do not show a call through a
-callback or a singleton; a profile of one burst, one pass and one plain step does.
+The layers are import-linter's (pyproject.toml). Imports alone do not show a call through a callback
+or a singleton; a profile of one draft chunk, one verify pass and one decode step does.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,25 +26,25 @@ Place = tuple[str, str]
 
 
 @pytest.fixture(scope="module", params=["off", "on"])
-def road(
+def calls(
     request: pytest.FixtureRequest,
     start_server: Start,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[tuple[Place, Place]]:
-    """Every call from one of PARSE's functions to another, of a drafting request and a plain one:
-    in blocks, and token by token with the overlap schedule."""
-    folder = tmp_path_factory.mktemp("road")
-    path, draft = folder / "calls", parallel_draft(DEMO / "draft", folder / "draft")
+    """Calls between PARSE's functions of a drafting and a plain request: in parallel drafting, and
+    token by token with the overlap schedule."""
+    folder = tmp_path_factory.mktemp("calls")
+    path, draft = folder / "lines", parallel_draft(DEMO / "draft", folder / "draft")
     size = {"off": "4", "on": "1"}[request.param]
     flags = parse_flags(
         *((DEMO / "target", draft), *QUESTION, "--parse-overlap", request.param),
         *("--parse-draft-parallel-tokens", size),
     )
-    with plugin("road", ROAD_FILE=str(path)):
-        for client in served(start_server, f"road-{request.param}", *flags):
+    with plugin("call_direction", CALLS_FILE=str(path)):
+        for client in served(start_server, f"calls-{request.param}", *flags):
             record(client, path, held_out(1)[0].prompt)
-    calls = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(tuple(caller), tuple(callee)) for caller, callee in calls]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(tuple(caller), tuple(callee)) for caller, callee in found]
 
 
 def record(client: Client, path: Path, prompt: str) -> None:
@@ -64,39 +66,57 @@ def layers(container: str) -> dict[str, int]:
     return {name.strip(): depth for depth, names in enumerate(listed) for name in names.split("|")}
 
 
-def climbs(road: list[tuple[Place, Place]]) -> Iterator[tuple[Place, Place]]:
-    rooms, engine = layers("sglang_parse"), layers("sglang_parse.engine")
-    for caller, callee in road:
+def upward(calls: list[tuple[Place, Place]]) -> Iterator[tuple[Place, Place]]:
+    packages, engine = layers("sglang_parse"), layers("sglang_parse.engine")
+    for caller, callee in calls:
         (high, *inner), (low, *deeper) = (module.split(".")[1:] for module, _ in (caller, callee))
         if high == low == "engine":
             up = engine[deeper[0]] < engine[inner[0]]
         else:
-            up = rooms[low] < rooms[high]
+            up = packages[low] < packages[high]
         if up:
             yield caller, callee
 
 
-def test_it_was_a_burst_a_pass_and_a_step(road: list[tuple[Place, Place]]):
-    called = {function for _, (_, function) in road}
+def test_the_profile_covers_draft_verify_and_decode(calls: list[tuple[Place, Place]]):
+    called = {function for _, (_, function) in calls}
     assert {
-        "Iteration._launch_burst",
-        "Iteration._launch_pass",
-        "LaunchedPass.read",
-        "Rounds.judged",
-        "Iteration._launch_steps",
-        "Rounds.stepped",
+        "Schedule.plan_iteration",
+        "Step._draft",
+        "Verifier.verify",
+        "Verifier.decode",
+        "TargetForward.wait",
+        "Committer._commit_round",
+        "Committer._commit_decode",
+        "PendingResult.fill",
         "RequestState.write",
     } <= called
     assert {"TokenChunk._launch", "ParallelChunk._launch"} & called
-    assert len(road) > 100
+    assert len(calls) > 80
 
 
-def test_no_call_goes_up(road: list[tuple[Place, Place]]):
-    assert list(climbs(road)) == []
+def test_no_call_goes_up(calls: list[tuple[Place, Place]]):
+    assert list(upward(calls)) == []
 
 
-def test_a_climb_would_be_seen():
-    up = (("sglang_parse.engine.kv", "grant"), ("sglang_parse.engine.rounds", "decide"))
-    out = (("sglang_parse.core.request", "take"), ("sglang_parse.engine.kv", "grant"))
+def test_an_upward_call_is_found():
+    up = (("sglang_parse.engine.verify", "wait"), ("sglang_parse.engine.commit", "commit"))
+    out = (("sglang_parse.core.request", "take"), ("sglang_parse.engine.schedule", "apply"))
     down = (("sglang_parse.engine.worker", "launch"), ("sglang_parse.core.counters", "count"))
-    assert list(climbs([up, out, down])) == [up, out]
+    assert list(upward([up, out, down])) == [up, out]
+
+
+def test_the_engines_page_names_the_files_of_a_verify_iteration(calls: list[tuple[Place, Place]]):
+    """At most eight to read, all of them entered; every other one that is entered is listed too."""
+    source = (ROOT / "sglang_parse/engine/__init__.py").read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source)) or ""
+    to_read, others = (
+        re.findall(r"^ {4}(\w+) {2,}", part, re.M) for part in text.split("Beside them")
+    )
+    engine = [module.split(".")[2:3] for _, (module, _) in calls if ".engine." in module]
+    entered = {name for (name,) in engine}
+    # Calls from SGLang are not in the profile: it enters PARSE through these two.
+    entered |= {"worker", "overlap"}
+    assert len(to_read) <= 8
+    assert set(to_read) <= entered
+    assert entered - set(to_read) <= set(others)

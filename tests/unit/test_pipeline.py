@@ -14,7 +14,7 @@ class InFlight:
     """An iteration that only records when it finishes."""
 
     def __init__(self, log: list[str], name: str, *, may_wait: bool = False) -> None:
-        self.log, self.name, self.may_wait, self.result = log, name, may_wait, object()
+        self.log, self.name, self.may_wait = log, name, may_wait
 
     def finish(self) -> None:
         self.log.append(self.name)
@@ -44,8 +44,8 @@ def test_a_decode_step_stays_in_flight_until_its_result_is_processed(pipeline, l
     pipeline.before_planning([])
     pipeline.add(second)
     assert log == []
-    pipeline.finish(first.result)  # SGLang processes the first result while the second step runs
-    pipeline.finish(first.result)
+    pipeline.finish(first)  # SGLang processes the first result while the second step runs
+    pipeline.finish(first)
     assert log == ["first"]
     pipeline.before_planning([])
     assert log == ["first"]
@@ -62,5 +62,5 @@ def test_iterations_finish_in_order(pipeline, log):
     steps = [InFlight(log, name, may_wait=True) for name in ("first", "second")]
     for step in steps:
         pipeline.add(step)
-    pipeline.finish(steps[1].result)
+    pipeline.finish(steps[1])
     assert log == ["first", "second"]

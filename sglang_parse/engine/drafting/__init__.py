@@ -10,12 +10,14 @@
     drafter.choice.observe(stage_times)      learn what layouts cost
     drafter.model.kv                         marks of slots with draft KV: ``clear``, ``settle``
 
-Modules, from the top:
+Modules, callers first:
 
     drafter          chooses the layout, starts chunks
-    token_by_token   chunks of decode steps       parallel      chunks of mask-token blocks
-    draft_prefill    missing draft KV             chunk         what both kinds of chunk share
+    token_by_token   chunks of decode steps
+    parallel         chunks of mask-token blocks
+    chunk            common part of both kinds of chunk
+    draft_prefill    missing draft KV
     draft_model      the SGLang worker and its forwards
     step_graphs      several decode steps per CUDA graph
-    kv_marks         which KV slots hold the draft model's KV
+    kv_marks         KV slots that hold the draft model's KV
 """

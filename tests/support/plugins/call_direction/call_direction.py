@@ -1,7 +1,7 @@
 """Test-only SGLang plugin: which of PARSE's functions call which, while a server decodes.
 
-The test puts this folder on PYTHONPATH of a server and names a file in ``ROAD_FILE``; without that
-variable the plugin does nothing. While a file ``<ROAD_FILE>.on`` is there, every turn of the
+The test puts this folder on PYTHONPATH of a server and names a file in ``CALLS_FILE``; without that
+variable the plugin does nothing. While a file ``<CALLS_FILE>.on`` is there, every turn of the
 scheduler's loop is profiled, and each new call from one of PARSE's modules into another is a line
 of the file: caller and callee as [module, function].
 
@@ -23,18 +23,18 @@ OURS, THEIRS = "sglang_parse.", ("sglang.", "torch.")
 
 
 def register() -> None:
-    path = os.environ.get("ROAD_FILE")
+    path = os.environ.get("CALLS_FILE")
     if not path:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    road = Road(Path(path))
+    calls = Calls(Path(path))
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     for method in ("get_next_batch_to_run", "run_batch", "process_batch_result"):
-        HookRegistry.register(f"{scheduler}.{method}", road.profiled, HookType.AROUND)
+        HookRegistry.register(f"{scheduler}.{method}", calls.profiled, HookType.AROUND)
 
 
-class Road:
+class Calls:
     """The calls seen in one scheduler process."""
 
     def __init__(self, path: Path) -> None:
