@@ -146,7 +146,7 @@ def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]]
     last = {}
     for line in lines.read_text().splitlines():
         last |= {req["rid"]: req["phase"] for req in json.loads(line)}
-    phases = {"drafting", "verifying", *(["continuing"] if server != "token" else [])}
+    phases = {"drafting", "verifying", *(["decoding"] if server != "token" else [])}
     assert phases <= set(last.values())
     _assert_healthy(client, expected)
 

@@ -175,7 +175,7 @@ def test_bench(
     assert verify["rows"] == 1 + 32 + 16 * verify["question_tokens"]
     assert 0 < verify["prefill_ms"] < verify["ms"]
     log = (tmp_path / "logs" / "parse-0.5.log").read_text()
-    assert "PARSE: acceptance is simulated (SGLANG_PARSE_SIMULATE_ACCEPTANCE=0.5)" in log
+    assert "PARSE: simulated acceptance (SGLANG_PARSE_SIMULATE_ACCEPTANCE=0.5)" in log
     assert "simulated acceptance" in (tmp_path / "bench.html").read_text()
     assert_bench_keys_are_documented(content)
 
@@ -344,7 +344,7 @@ def test_log(server: Server):
     (line,) = find_block("grep PARSE: ").splitlines()
     command = shlex.split(line)
     printed = subprocess.check_output(command, cwd=server.log.parent, text=True)
-    assert "verification passes run in the layout" in printed
+    assert "verify passes use the layout" in printed
 
 
 def test_openai_program(server: Server):
@@ -398,13 +398,13 @@ def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
     assert run_program(server, before) == 0
     assert "SGLang and PARSE accept these settings" in " ".join(capsys.readouterr().out.split())
     assert run_program(server, [*running, "--requests", "2"]) == 0
-    assert "over the plain target" in " ".join(capsys.readouterr().out.split())
+    assert "over plain decoding" in " ".join(capsys.readouterr().out.split())
 
 
 def test_explain(server: Server, tmp_path: Path):
     words = shlex.split(find_block("sglang-parse explain"))
     assert run_program(server, [*words, "--output", str(tmp_path)]) == 0
-    assert "Verdict words" in (tmp_path / "explain.html").read_text(encoding="utf-8")
+    assert "Verdict tokens" in (tmp_path / "explain.html").read_text(encoding="utf-8")
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):

@@ -39,7 +39,7 @@ LINE = re.compile(
     r"rounds: (?P<rounds>\d+), drafted: (?P<drafted>\d+), verified: (?P<verified>\d+), "
     r"accepted: (?P<accepted>\d+) \((?P<accept_ratio>[\d.]+)\), target tokens: (?P<target>\d+), "
     r"#drafting: (?P<drafting>\d+), #verifying: (?P<verifying>\d+), "
-    r"#decoding: (?P<continuing>\d+), #plain: (?P<plain>\d+), .*gen throughput"
+    r"#decoding: (?P<decoding>\d+), #plain: (?P<plain>\d+), .*gen throughput"
 )
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:3", "--parse-draft-tokens", "20")
 CHUNKS = ("--parse-draft-chunk", "6", *SMALL_CHUNKS, *SEED, *EVERY_LINE)
@@ -457,7 +457,7 @@ def assert_lines_add_up(lines: list[re.Match[str]], infos: list[dict[str, Any]])
     for line in lines:
         ratio = int(line["accepted"]) / max(1, int(line["verified"]))
         assert line["accept_ratio"] == f"{ratio:.2f}"
-        phases = sum(int(line[name]) for name in ("drafting", "verifying", "continuing", "plain"))
+        phases = sum(int(line[name]) for name in ("drafting", "verifying", "decoding", "plain"))
         assert phases <= int(line["running"])
     for name in ("drafting", "verifying", "plain"):
         assert printed(lines, name) > 0
@@ -465,7 +465,7 @@ def assert_lines_add_up(lines: list[re.Match[str]], infos: list[dict[str, Any]])
 
 def test_decode_lines_add_up(seen: Seen):
     assert_lines_add_up(seen.lines, seen.infos)
-    assert printed(seen.lines, "continuing") > 0
+    assert printed(seen.lines, "decoding") > 0
 
 
 def test_the_line_does_not_need_metrics(unwatched: Watched):
@@ -478,6 +478,6 @@ def test_the_line_does_not_need_metrics(unwatched: Watched):
     client.wait_idle()
     lines = decode_lines(unwatched.lines()[num_lines:])
     assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
-    assert printed(lines, "continuing") == 0  # token mode resumes drafting at once
+    assert printed(lines, "decoding") == 0  # token mode resumes drafting at once
     assert HTTP.get(f"{client.url}/metrics", timeout=60).status_code == 404
     assert stage_seconds(Remote("parse", client.url)) == {}
