@@ -153,7 +153,7 @@ def test_explain_shows_an_answer(
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     flags = ["--url", semantic.url, "--prompt", QUESTIONS[6], "--max-tokens", str(LENGTH)]
     assert cli.main(["explain", *flags, "--output", str(tmp_path)]) == 0
-    assert "draft tokens kept" in capsys.readouterr().out
+    assert "draft tokens accepted" in capsys.readouterr().out
     (answer,) = json.loads((tmp_path / "answers.json").read_text())
     page = (tmp_path / "explain.html").read_text()
     for text in (answer["prompt"], *tokenizer.decode(answer["output_ids"]).split()[:5]):
