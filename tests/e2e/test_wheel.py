@@ -237,7 +237,8 @@ def test_explain_needs_no_extra_and_no_demo_pair(installation: Installation, tmp
     with installation.without("plotly"):
         done = installation.run("sglang-parse", "explain", str(answers), *flags)
     assert done.returncode == 0, done.stderr
-    assert "Round 1: 4 draft tokens after output token" in (output / "explain.html").read_text(encoding="utf-8")
+    page = (output / "explain.html").read_text(encoding="utf-8")
+    assert "Round 1: 4 draft tokens after output token" in page
 
 
 # -- a server ---------------------------------------------------------------------------
