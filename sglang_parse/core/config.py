@@ -216,6 +216,9 @@ class RequestOptions(BaseModel):
     """Minimum verdict that accepts a prefix."""
     trace: bool = False
     """Return one record per round in ``meta_info``."""
+    drafting: Literal["auto", "always"] = "auto"
+    """When to draft. 'auto': as --parse-drafting says. 'always': whatever speedup is expected, with
+    the configured values."""
 
     @classmethod
     def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:

@@ -63,6 +63,7 @@ class RequestPolicy:
     Attributes:
         threshold: smallest verdict that accepts a prefix.
         keep_trace: collect one record per round.
+        always_drafts: draft even if no speedup is expected.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
         decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
             the head cannot serve the request or would not pay for itself; else "".
@@ -75,6 +76,7 @@ class RequestPolicy:
 
     threshold: float
     keep_trace: bool = False
+    always_drafts: bool = False
     plain_reason: str = ""
     decode_accelerator: str = ""
     uses_eagle: bool = False

@@ -48,6 +48,7 @@ def policy_for(engine: Engine, req: Req) -> RequestPolicy:
     return RequestPolicy(
         threshold=options.threshold,
         keep_trace=options.trace,
+        always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
         decode_accelerator=fallback.decode_accelerator(feature, config, uses_eagle=uses_eagle),
         uses_eagle=uses_eagle,

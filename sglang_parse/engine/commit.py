@@ -233,7 +233,8 @@ class Committer:
 
     def _resume_drafting(self, state: RequestState, num_written: int) -> bool:
         """Starts a draft if it is expected to pay; else the target decodes one more segment."""
-        plan = self.controller.plan(state.policy.threshold, state.num_failed)
+        policy = state.policy
+        plan = self.controller.plan(policy.threshold, state.num_failed, always=policy.always_drafts)
         if plan:
             state.start_draft(plan)
         else:

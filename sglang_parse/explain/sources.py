@@ -39,7 +39,9 @@ def _asked(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Tra
     items = [Item(str(number), text, None) for number, text in enumerate(settings.prompt)]
     if not items or settings.prompts:
         items += prompts_for(settings.prompts, server.model_path(), settings.requests)
-    options = {} if settings.threshold is None else {"threshold": settings.threshold}
+    options: dict[str, Any] = {"drafting": "always"}
+    if settings.threshold is not None:
+        options["threshold"] = settings.threshold
     return trace_answers(
         server,
         items,

@@ -84,6 +84,23 @@ def test_never(never: Client, prompts: list[str]):
     assert ids_of(answers) == ids_of(never.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
 
 
+@pytest.mark.parametrize("server", ["never", "slow"])
+def test_a_request_may_ask_for_drafts_that_do_not_pay(
+    server: str, prompts: list[str], request: pytest.FixtureRequest
+):
+    """Beside requests that leave it to the server; both are exact in token mode."""
+    client: Client = request.getfixturevalue(server)
+    for options in ({}, OFF) * 4:  # until the server knows that it does not pay
+        client.generate(prompts[0], parse=options, **LIMIT)
+    ways = [{"drafting": "always"}, {}] * 2
+    with ThreadPoolExecutor(len(ways)) as pool:
+        answers = list(pool.map(lambda way: client.generate(prompts[0], parse=way, **LIMIT), ways))
+    assert len(set(map(tuple, ids_of(answers)))) == 1
+    assert total(answers[::2], "skipped_drafts") == 0 < total(answers[::2], "drafted_tokens")
+    assert total(answers[1::2], "skipped_drafts") > 0
+    client.assert_nothing_lost()
+
+
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_drafting_continues_where_it_pays(auto: Client, prompts: list[str], concurrency: int):
     limit = {"max_new_tokens": 200}

@@ -223,9 +223,9 @@ def test_a_request_without_options_uses_the_servers(custom_params):
 
 
 def test_request_options_override_the_servers():
-    options = {"parse": {"enabled": True, "threshold": 1, "trace": True}}
+    options = {"parse": {"enabled": True, "threshold": 1, "trace": True, "drafting": "always"}}
     read = RequestOptions.read(options, ParseConfig(default="off", threshold=0.2))
-    assert read == RequestOptions(enabled=True, threshold=1.0, trace=True)
+    assert read == RequestOptions(enabled=True, threshold=1.0, trace=True, drafting="always")
     assert isinstance(read.threshold, float)
 
 
@@ -239,6 +239,8 @@ def test_request_options_override_the_servers():
         ({"enabled": "no"}, "custom_params.parse.enabled is 'no'; use true or false"),
         ({"enabled": 0}, "custom_params.parse.enabled is 0"),
         ({"trace": None}, "custom_params.parse.trace is None"),
+        ({"drafting": "never"}, "custom_params.parse.drafting is 'never'; use one of auto, always"),
+        ({"drafting": True}, "custom_params.parse.drafting is True"),
         ({"threshold": "1"}, "custom_params.parse.threshold is '1'"),
         ({"threshold": True}, "custom_params.parse.threshold is True"),
         ({"threshold": 3}, "custom_params.parse.threshold is 3"),

@@ -78,6 +78,18 @@ def test_fixed_modes(mode: str, drafts: bool):
             assert (plan.draft_tokens, plan.max_prefixes, plan.draft_chunk) == (64, 16, 16)
 
 
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_a_request_may_ask_for_drafts_that_do_not_pay(mode: str):
+    controller = with_costs(Limits.of(ParseConfig(drafting=mode, draft_tokens=64), 20))
+    controller.mode = mode
+    observe(controller, BAD)
+    for threshold in (HALF, 1.5):
+        assert controller.plan(threshold) is None
+        plan = controller.plan(threshold, always=True)
+        assert plan is not None
+        assert (plan.draft_tokens, plan.max_prefixes, plan.speedup) == (64, 16, None)
+
+
 def test_a_threshold_above_one_never_drafts():
     assert with_costs().plan(1.5) is None
     assert with_costs().plan(1.0) is not None

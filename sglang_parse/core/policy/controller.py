@@ -175,15 +175,18 @@ class Controller:
         """Maximum draft tokens per iteration."""
         return self.last_plan.draft_chunk if self.last_plan else self.limits.initial_chunk
 
-    def plan(self, threshold: float, num_failed: int = 0) -> DraftPlan | None:
+    def plan(
+        self, threshold: float, num_failed: int = 0, *, always: bool = False
+    ) -> DraftPlan | None:
         """Plans the next draft of a request; None if it should decode instead.
 
         A returned probe counts as sent, so call this once per draft.
 
         Args:
             num_failed: consecutive failed drafts of this request so far.
+            always: the request asks for drafts whatever the expected speedup.
         """
-        plan = self._plan(threshold, num_failed)
+        plan = self._full_plan() if always else self._plan(threshold, num_failed)
         self.last_plan = plan or self.last_plan
         return plan
 
