@@ -14,6 +14,7 @@ COMPILED := import sglang.launch_server, sglang.srt.entrypoints.http_server, \
 PAIR ?= build/demo_pair
 DEMO_FLAGS ?=
 COMPARE_FLAGS ?=
+RESULTS ?=
 SOAK_FLAGS ?=
 GPU_TESTS ?= tests/gpu
 BENCH_FLAGS ?=
@@ -22,7 +23,7 @@ BENCH_FLAGS ?=
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare load docs test test-gpu test-real bench-gpu soak train-demo-pair
+.PHONY: help setup demo compare load docs generate test test-gpu test-real bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -48,9 +49,12 @@ demo: setup  ## run PARSE, the plain target and the draft alone side by side (DE
 compare: setup  ## PARSE beside stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
 	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)
 
-# Not --quiet: what is not said is not counted, and a broken link would pass.
+# Not --quiet: a warning that is not printed is not counted, and a broken link would pass.
 docs: setup  ## the documents, into build/docs; a broken link, anchor or reference fails
-	PYTHONPATH=tests NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+generate: setup  ## rewrite the generated tables and pictures in the documents (RESULTS='build/demo build/load')
+	PYTHONPATH=tests $(RUN) docs/gen/generate.py $(RESULTS)
 
 test: setup docs  ## every check: ruff, mypy, import-linter, documents, pytest (PYTEST_FLAGS='-m unit' runs a part)
 	$(RUN) -m ruff check .

@@ -129,7 +129,7 @@ def on_cpu_only() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Changes that belong together, with their entry in the ledger (``patches.ledger``).
+    """Changes that belong together, with their entry in the ledger (``patches/README.md``).
 
     Attributes:
         name: file name without ``.py``; its id in the ledger.

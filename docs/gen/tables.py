@@ -1,19 +1,21 @@
-"""Tables of the documentation, generated from the code.
+"""Tables of the documents, generated from the code.
 
-A line ``{{ name }}`` in a page stands for the table of that name in ``TABLES``. Texts of a record's
-fields come from the "Attributes:" section of its docstring.
+Texts of a record's fields come from the "Attributes:" section of its docstring.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import griffe
 
@@ -32,16 +34,6 @@ from support import question_rows  # tests: the chat-template families they know
 ROOT = Path(__file__).resolve().parents[2]
 GOAL = tuple(Goal("", 0.0, "at least", 0.0).as_json())
 KINDS = griffe.DocstringSectionKind
-MARK = re.compile(r"^\{\{ (.+) \}\}$", re.MULTILINE)
-
-
-def fill(markdown: str) -> str:
-    """Returns a page with its tables filled in.
-
-    Raises:
-        KeyError: a name is not in ``TABLES``.
-    """
-    return MARK.sub(lambda found: TABLES[found[1]](), markdown)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -292,8 +284,43 @@ def layers(package_name: str) -> str:
 
 
 def patches() -> str:
-    """Returns the patch ledger without its title."""
-    return (ROOT / "patches" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
+    """Returns what every patch changes, and how. Imports SGLang."""
+    from sglang_parse.patches import PATCHES
+
+    rows = [
+        (
+            f"`{patch.name}`",
+            ", ".join(f"`{'.'.join(path.split('.')[-2:])}`" for path in patch.changes),
+            one_line(patch.how),
+        )
+        for patch in PATCHES
+    ]
+    return table(("patch", "changes", "how"), rows)
+
+
+def ledger(name: str) -> str:
+    """Returns the entries of a package of patches: every field of every patch. Imports SGLang."""
+    package = importlib.import_module(f"sglang_parse.patches.{name}")
+    return "\n\n".join([package.__doc__ or "", *map(_entry, package.PATCHES)])
+
+
+def _entry(patch: Any) -> str:
+    fields = {
+        "Target": ", ".join(f"`{path}`" for path in patch.changes),
+        "SGLang versions": "the pinned one",
+        "Why": patch.why,
+        "How": patch.how,
+        "Upstream": patch.upstream,
+        "Removed when": patch.removed_when,
+    }
+    lines = (_wrapped(f"- {name}: {text}") for name, text in fields.items())
+    return "\n".join([f"### {patch.name}", "", *lines])
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(
+        line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 TABLES = {
@@ -313,4 +340,6 @@ TABLES = {
     "packages": partial(layers, "sglang_parse"),
     "engine modules": partial(layers, "sglang_parse.engine"),
     "patches": patches,
+    "ledger of parse": partial(ledger, "parse"),
+    "ledger of cpu": partial(ledger, "cpu"),
 }

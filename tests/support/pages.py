@@ -1,12 +1,13 @@
-"""The README, the pages of docs/, and their generated tables."""
+"""The README, the pages of docs/, and the functions that make their tables."""
 
 from __future__ import annotations
 
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = Path("README.md")
@@ -15,14 +16,11 @@ PAGES = {
     for path in (ROOT / README, *sorted((ROOT / "docs").glob("*.md")))
 }
 """Path from the root -> source."""
-_MADE = runpy.run_path(str(ROOT / "docs" / "gen" / "tables.py"))
-TABLES = _MADE["TABLES"]
-"""Name -> function that returns the table."""
 
 
 def page(name: str) -> str:
-    """Returns a page of docs/ with its tables filled in."""
-    return _MADE["fill"](PAGES[Path("docs") / f"{name}.md"])
+    """Returns a page of docs/."""
+    return PAGES[Path("docs") / f"{name}.md"]
 
 
 def report_keys(content: Any, path: str = "") -> Iterator[str]:
