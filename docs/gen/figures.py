@@ -41,6 +41,9 @@ TITLES = {
     PARSE: "PARSE",
     PARSE_EAGLE3: "PARSE + EAGLE-3",
 }
+KEY = ("server", "threshold", "off_fraction", "group")
+DEFAULTS = (None, 0.0, ALL)
+"""Of all parts of a key but the server."""
 MEASURED_CODE = ("sglang_parse", "patches", "examples/demo_pair")
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "e2e": "end-to-end latency"}
 
@@ -81,12 +84,12 @@ def reduced(results: dict[str, Any]) -> dict[str, Any]:
             **{name: conditions[name] for name in names},
             "runs": conditions["settings"]["runs"],
         },
-        "variants": [_variant(one) for one in results["variants"] if one["threshold"] is None],
+        "variants": [_variant(one) for one in results["variants"]],
     }
 
 
 def _variant(found: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: found[name] for name in ("server", "off_fraction", "group", "time")}
+    kept = {name: found[name] for name in KEY + ("time",)}
     quality = found["quality"]
     if quality is not None:
         test = quality["test"]
@@ -141,12 +144,12 @@ class Figures:
 
     @property
     def loads(self) -> list[dict[str, Any]]:
-        """The variants without requests that switch PARSE off."""
-        return [one for one in self.variants if not one["off_fraction"]]
+        """The variants at the server's threshold, without requests that switch PARSE off."""
+        return [one for one in self.variants if _key(one)[1:] == DEFAULTS]
 
     def find(self, server: str, off: float = 0.0, group: str = ALL) -> dict[str, Any] | None:
-        keys = (server, off, group)
-        return next((one for one in self.variants if _key(one) == keys), None)
+        key = (server, None, off, group)
+        return next((one for one in self.variants if _key(one) == key), None)
 
     def speed(
         self, server: str, concurrency: int, off: float = 0.0, group: str = ALL
@@ -166,8 +169,8 @@ class Figures:
         return max(rates, key=rates.__getitem__, default=None)
 
 
-def _key(found: dict[str, Any]) -> tuple[str, float, str]:
-    return found["server"], found["off_fraction"], found["group"]
+def _key(found: dict[str, Any]) -> tuple:
+    return tuple(found[name] for name in KEY)
 
 
 # -- cells ------------------------------------------------------------------------
@@ -354,6 +357,24 @@ def compare_ratios() -> str:
     return table(["same run", *map(str, figures.concurrencies)], ratios(figures, rows))
 
 
+def compare_thresholds() -> str:
+    """Returns PARSE's speed and accuracy by threshold, one request at a time."""
+    rows = []
+    for one in Figures("compare").variants:
+        if _key(one)[::2] == (PARSE, 0.0):
+            time, quality = one["time"], one["quality"]
+            rows.append(
+                [
+                    "the server's" if one["threshold"] is None else f"{one['threshold']:g}",
+                    percent(time["draft_fraction"]) if time else "",
+                    rate(one["speeds"][0], PLAIN),
+                    f"{percent(quality['score'])} of {quality['problems']}",
+                ]
+            )
+    headings = ("threshold", "accepted draft tokens / output", "output tokens/s", "exact answers")
+    return table(headings, rows)
+
+
 def load() -> str:
     figures = Figures("load")
     keys = [(one["server"],) for one in figures.loads]
@@ -437,6 +458,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "demo stages": demo_stages,
     "compare": compare,
     "compare ratios": compare_ratios,
+    "compare thresholds": compare_thresholds,
     "load": load,
     "load ratios": load_ratios,
     "load off": load_off,
