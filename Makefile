@@ -74,7 +74,7 @@ load: setup  ## what requests wait for while others are served: build/load/resul
 	$(RUN) -m sglang_parse.cli load $(LOAD_FLAGS)
 
 bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/bench.html (BENCH_FLAGS=...)
-	$(RUN) -m sglang_parse.cli bench --limit $(BENCH_FLAGS)
+	$(RUN) -m sglang_parse.cli bench $(BENCH_FLAGS)
 
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
 	PYTHONPATH=tests $(RUN) -m soak.run $(SOAK_FLAGS)

@@ -189,7 +189,6 @@ def bench_keys() -> str:
         **under("speeds", "limit.figures.SpeedAt"),
         **under("verify", "limit.figures.VerifyTime"),
         **under("memory", "limit.figures.Memory"),
-        **under("bounds", "limit.device.Bound"),
         **under("checks", "client.figures.Goal", GOAL),
     }
     return table(("key", "meaning"), rows_of(texts))

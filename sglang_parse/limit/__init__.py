@@ -1,6 +1,5 @@
 """``sglang-parse bench``: real shapes without weights, simulated acceptance, against the limit.
 
 ``shape`` and ``shapes/`` are the models, ``settings`` the command line and the servers, ``run`` the
-order of events, ``load`` the requests. ``device`` measures the machine and bounds a stage by it.
-``figures`` and ``report`` compute and show the results.
+order of events, ``load`` the requests. ``figures`` and ``report`` compute and show the results.
 """

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 from sglang_parse.client.figures import Goal, limit_of, per_token, stage_ms
 from sglang_parse.client.records import DRAFT, BenchError, BenchRun
-from sglang_parse.limit.device import Bound, Card
 from sglang_parse.limit.settings import LimitSettings, server_at
 
 SPEEDUPS = {1: 4.5, 8: 2.5}
@@ -40,7 +39,6 @@ class SpeedAt:
         limit_fraction: speedup / limit.
         accepted: accepted draft tokens per output token.
         drafted: draft tokens per output token.
-        request_ms: wall time of a request at its client.
         ms_per_request: a request's fraction of each stage's time on the server, by stage.
     """
 
@@ -57,7 +55,6 @@ class SpeedAt:
     limit_fraction: float
     accepted: float
     drafted: float
-    request_ms: float
     ms_per_request: dict[str, float]
 
 
@@ -102,22 +99,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class LimitFigures:
-    """All figures; ``card`` and ``bounds`` only with ``--limit``."""
+    """All figures."""
 
     speeds: tuple[SpeedAt, ...]
     verify: VerifyTime
     memory: tuple[Memory, ...]
-    card: Card | None
-    bounds: tuple[Bound, ...]
-
-
-def plain_tokens_per_s(
-    runs: Sequence[BenchRun], concurrency: int, settings: LimitSettings
-) -> tuple[str, float]:
-    """Returns the fastest server of the plain target, and its output tokens per second."""
-    rates = {name: tokens_per_s(runs_of(runs, name, concurrency)) for name in settings.plain_names}
-    best = max(rates, key=lambda name: rates[name])
-    return best, rates[best]
 
 
 def speed_at(
@@ -129,7 +115,9 @@ def speed_at(
     and accepted: it includes the tokens that the target decodes after rejections.
     """
     served = runs_of(runs, server_at(fraction), concurrency)
-    best, plain = plain_tokens_per_s(runs, concurrency, settings)
+    plain, best = max(
+        (tokens_per_s(runs_of(runs, name, concurrency)), name) for name in settings.plain_names
+    )
     draft = tokens_per_s(runs_of(runs, DRAFT, concurrency))
     costs = served if settings.has_rounds else runs_of(runs, settings.cost_server, concurrency)
     r, v = plain / draft, per_token(costs, "verify_ms") * plain / 1e3
@@ -150,21 +138,8 @@ def speed_at(
         limit_fraction=speedup / limit,
         accepted=accepted,
         drafted=drafted,
-        request_ms=request_ms(served),
         ms_per_request=stage_ms(served),
     )
-
-
-def stage_forward_ms(
-    runs: Sequence[BenchRun], concurrency: int, settings: LimitSettings
-) -> dict[str, float]:
-    """Returns the time of one forward of each stage with all requests in its batch."""
-    costs = runs_of(runs, settings.cost_server, concurrency)
-    return {
-        "draft step": concurrency * quotient(costs, "draft_ms", "drafted_tokens"),
-        "decode step": 1e3 * concurrency / plain_tokens_per_s(runs, concurrency, settings)[1],
-        "target verify": concurrency * quotient(costs, "verify_ms", "rounds"),
-    }
 
 
 def make_goals(figures: LimitFigures) -> tuple[Goal, ...]:
@@ -172,12 +147,11 @@ def make_goals(figures: LimitFigures) -> tuple[Goal, ...]:
     found = []
     for row in figures.speeds:
         name = f"acceptance {row.acceptance:g}, {row.concurrency} at a time"
-        goals = {0.0: NOTHING_ACCEPTED, 1.0: SPEEDUPS.get(row.concurrency)}
-        wanted = goals.get(row.acceptance)
+        wanted = {0.0: NOTHING_ACCEPTED, 1.0: SPEEDUPS.get(row.concurrency)}.get(row.acceptance)
         if wanted is not None:
             found.append(Goal(f"{name}: speedup", row.speedup, "at least", wanted))
-        fraction = row.limit_fraction
-        found.append(Goal(f"{name}: fraction of the limit", fraction, "at least", LIMIT_FRACTION))
+        name = f"{name}: fraction of the limit"
+        found.append(Goal(name, row.limit_fraction, "at least", LIMIT_FRACTION))
     verify = figures.verify
     if (verify.prefixes, verify.concurrency) == (VERIFY_PREFIXES, 1):
         name, ratio = "verify pass / prefill of as many rows", verify.ms / verify.prefill_rows_ms
@@ -186,13 +160,12 @@ def make_goals(figures: LimitFigures) -> tuple[Goal, ...]:
 
 
 def runs_of(runs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
-    """The timed runs of a server at a concurrency, in order.
+    """The timed runs of a server at a concurrency.
 
     Raises:
         BenchError: there is none, or one without answers.
     """
     found = [run for run in runs if (run.variant.server, run.concurrency) == (server, concurrency)]
-    found = sorted((run for run in found if run.run >= 0), key=lambda run: run.run)
     if not found or any(not run.output_tokens for run in found):
         raise BenchError(f"nothing was measured of {server} at {concurrency} requests at a time")
     return found
@@ -201,11 +174,6 @@ def runs_of(runs: Sequence[BenchRun], server: str, concurrency: int) -> list[Ben
 def tokens_per_s(runs: Sequence[BenchRun]) -> float:
     """Median over the runs."""
     return median(run.tokens_per_s for run in runs)
-
-
-def request_ms(runs: Sequence[BenchRun]) -> float:
-    """Wall time of a request at its client: mean of a run, median over the runs."""
-    return median(fmean(answer.wall_ms for answer in run.answers) for run in runs)
 
 
 def quotient(runs: Sequence[BenchRun], over: str, under: str) -> float:

@@ -13,10 +13,13 @@ import httpx
 
 from sglang_parse.client.ask import timed
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, one_object
-from sglang_parse.client.servers import Endpoint
+from sglang_parse.client.servers import Endpoint, ServerSpec
 from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
+from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.limit.settings import LimitSettings
 
+WARM_UP = -1
+"""The run that is not timed: a server's first requests are its slowest."""
 REQUEST_LIMIT_S = 1800.0
 PREFILL_REPEATS = 5
 MIN_REQUESTS = 2
@@ -27,14 +30,11 @@ WARM_UP_REQUESTS = {"auto": COLD_START_PROBES + 2, "always": 1}
 
 
 class Sender:
-    """Sends loads to one server; the prompts differ from request to request.
+    """Sends loads to one server; the prompts differ from request to request."""
 
-    Args:
-        fraction: simulated acceptance of the server; None without PARSE.
-    """
-
-    def __init__(self, endpoint: Endpoint, settings: LimitSettings, fraction: float | None) -> None:
-        self.endpoint, self.settings, self.fraction = endpoint, settings, fraction
+    def __init__(self, endpoint: Endpoint, spec: ServerSpec, settings: LimitSettings) -> None:
+        self.endpoint, self.settings = endpoint, settings
+        self._simulated = dict(spec.environment).get(SIMULATE)
         self._rng = random.Random(0)
         self._answer_s = 0.0  # of the previous run
 
@@ -44,8 +44,9 @@ class Sender:
         Raises:
             BenchError: a request failed, or PARSE did not serve it as asked.
         """
-        least = WARM_UP_REQUESTS[self.settings.drafting] if run < 0 else MIN_REQUESTS
-        is_staggered = self.settings.staggered and run >= 0
+        is_warm_up = run == WARM_UP
+        least = WARM_UP_REQUESTS[self.settings.drafting] if is_warm_up else MIN_REQUESTS
+        is_staggered = self.settings.staggered and not is_warm_up
         count = max(least, concurrency * (WAVES if is_staggered else 1))
         prompts = [self._tokens(self.settings.input_len) for _ in range(count)]
         apart_s = self._answer_s / concurrency if is_staggered else 0.0
@@ -84,14 +85,14 @@ class Sender:
         if meta["completion_tokens"] != self.settings.max_new_tokens:
             raise BenchError(f"{self.endpoint.name} generated {meta['completion_tokens']} tokens")
         answer = Answer(index, "", meta["completion_tokens"], wall_ms, meta)
-        if self.fraction is not None:
+        if self._simulated is not None:
             self._check_simulated(answer.parse)
         return answer
 
     def _check_simulated(self, parse: Mapping[str, Any]) -> None:
-        if (parse.get("mode"), parse.get("simulated")) != ("parse", self.fraction):
+        if (parse.get("mode"), parse.get("simulated")) != ("parse", float(self._simulated or 0)):
             raise BenchError(
-                f"{self.endpoint.name} should serve with PARSE and simulate {self.fraction}, its "
+                f"{self.endpoint.name} should serve with PARSE and simulate {self._simulated}, its "
                 f"meta_info['parse'] is {parse!r}"
             )
 

@@ -39,8 +39,6 @@ KEYS = {
     ),
     "conditions.servers": "each server's command line",
     "conditions.environment": "each server's own environment variables",
-    "card.copy_gb_per_s": "copy bandwidth of the device; null without `--limit`",
-    "card.matrix_tflop_per_s": "its rate of a matrix product; null without `--limit`",
 }
 """Keys of ``report`` that are no field of its figures -> meaning."""
 SPEEDS = {
@@ -61,14 +59,6 @@ MEMORY = {
     "used": "{0.used_gib:.2f}",
     "weights": "{0.weights_gib:.2f}",
     "KV": "{0.kv_gib:.2f}",
-}
-BOUNDS = {
-    "stage": "{0.stage}",
-    "at a time": "{0.concurrency}",
-    "bound by": "{0.by}",
-    "at least, ms": "{0.floor_ms:.3f}",
-    "measured": "{0.measured_ms:.3f}",
-    "fraction": "{0.fraction:.0%}",
 }
 
 
@@ -92,12 +82,8 @@ def report(
         "environment": {spec.name: dict(spec.environment) for spec in specs},
         "notes": NOTES,
     }
-    card = figures.card and {
-        "copy_gb_per_s": figures.card.bandwidth / 1e9,
-        "matrix_tflop_per_s": figures.card.rate / 1e12,
-    }
     checks = [goal.as_json() for goal in goals]
-    return rounded({"conditions": conditions, **asdict(figures), "card": card, "checks": checks})
+    return rounded({"conditions": conditions, **asdict(figures), "checks": checks})
 
 
 def limit_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
@@ -131,18 +117,14 @@ def show(
     console: Console, settings: LimitSettings, figures: LimitFigures, goals: Sequence[Goal]
 ) -> None:
     """Prints tables, the goals if any, and the paths of the files."""
-    card = figures.card
-    speed = f"{card.bandwidth / 1e9:.0f} GB/s, {card.rate / 1e12:.2f} Tflop/s" if card else ""
     for title, columns, rows in (
         ("output tokens/s without trained weights, simulated acceptance", SPEEDS, figures.speeds),
         ("memory, GiB", MEMORY, figures.memory),
-        (speed, BOUNDS, figures.bounds),
     ):
         table = make_table(title, tuple(columns))
         for row in rows:
             table.add_row(*(cell.format(row) for cell in columns.values()))
-        if rows:
-            console.print(table)
+        console.print(table)
     verify = figures.verify
     console.print(
         f"one verify pass: {verify.rows} rows, {verify.ms:.2f} ms; a plain prefill of its draft: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 import httpx
+import psutil
 import torch
 from rich.console import Console
 
@@ -16,8 +17,6 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
 from sglang_parse.client.servers import Server, ServerSpec, awake
-from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.limit import device
 from sglang_parse.limit.figures import (
     LimitFigures,
     Memory,
@@ -26,15 +25,11 @@ from sglang_parse.limit.figures import (
     quotient,
     runs_of,
     speed_at,
-    stage_forward_ms,
     tokens_per_s,
 )
-from sglang_parse.limit.load import Sender
+from sglang_parse.limit.load import WARM_UP, Sender
 from sglang_parse.limit.report import PLOT, RESULTS, limit_plot, report, show
 from sglang_parse.limit.settings import LimitSettings
-
-WARM_UP = -1
-"""The run that is not timed: a server's first requests are its slowest."""
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -49,18 +44,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             "--device is cuda and torch finds no GPU; use a machine with one, or try it with "
             "--device cpu --target tiny_target --draft tiny_draft"
         )
-    settings.check_memory(device.total_bytes(settings.device))
-    specs = settings.specs()
-    card = None
-    if settings.limit:
-        log(f"measure the {settings.device}")
-        card = device.measure_card(settings.device, getattr(torch, settings.dtype))
-        torch.cuda.empty_cache()  # the servers may need all of it
-    measuring = _Measuring(settings, log)
+    is_cpu = settings.device == "cpu"
+    gpus = sum(total for _, total in gpu_memory())
+    settings.check_memory(psutil.virtual_memory().total if is_cpu else gpus)
+    specs, measuring = settings.specs(), _Measuring(settings, log)
     for spec in specs:
         measuring.serve(spec)
-    figures = measuring.figures(card)
-    goals = make_goals(figures) if settings.device == "cuda" else ()
+    figures = measuring.figures()
+    goals = make_goals(figures) if settings.marks else ()
     content = report(settings, specs, figures, goals, log.seconds)
     write_json(settings.output / RESULTS, content, indent=1)
     limit_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
@@ -80,14 +71,13 @@ class _Measuring:
     def serve(self, spec: ServerSpec) -> None:
         """Starts a server, measures everything on it, stops it."""
         self.log(f"start {spec.name}")
-        used_before = device.used_bytes(self.settings.device)
-        simulated = dict(spec.environment).get(SIMULATE)
+        device = self.settings.device
+        used_before = _used_bytes(device, None)
         with Pool([spec], self.settings.output / "logs") as pool:
             server = pool.server(spec)
             with awake(server):
-                fraction = None if simulated is None else float(simulated)
-                self._send(Sender(server, self.settings, fraction))
-                used = device.used_bytes(self.settings.device, server) - used_before
+                self._send(Sender(server, spec, self.settings))
+                used = _used_bytes(device, server) - used_before
                 self.memory.append(_memory(server, used))
 
     def _send(self, sender: Sender) -> None:
@@ -95,15 +85,14 @@ class _Measuring:
         for concurrency in settings.concurrencies:
             sender.send(WARM_UP, concurrency)
         if name == settings.cost_server:
-            layout = settings.layout()
-            for rows in (layout.num_draft_rows, layout.num_rows):
+            for rows in (settings.num_draft_rows, settings.num_rows):
                 self.prefill_ms[rows] = sender.prefill_ms(rows)
         for concurrency in settings.concurrencies:
             found = [sender.send(run, concurrency) for run in range(settings.runs)]
             self.log(f"  {name}, {concurrency} at a time: {tokens_per_s(found):.1f} tokens/s")
             self.runs += found
 
-    def figures(self, card: device.Card | None) -> LimitFigures:
+    def figures(self) -> LimitFigures:
         """Raises: BenchError, when something was not measured."""
         settings = self.settings
         speeds = tuple(
@@ -111,40 +100,36 @@ class _Measuring:
             for concurrency in settings.concurrencies
             for fraction in settings.fractions
         )
-        bounds = self._bounds(card) if card else ()
-        return LimitFigures(speeds, self._verify_time(), tuple(self.memory), card, bounds)
-
-    def _verify_time(self) -> VerifyTime:
-        settings, layout = self.settings, self.settings.layout()
         fewest = settings.concurrencies[0]
-        return VerifyTime(
-            rows=layout.num_rows,
+        verify = VerifyTime(
+            rows=settings.num_rows,
             draft_tokens=settings.draft_len,
             prefixes=settings.prefixes,
             question_tokens=settings.question_len,
             concurrency=fewest,
             ms=quotient(runs_of(self.runs, settings.cost_server, fewest), "verify_ms", "rounds"),
-            prefill_ms=self.prefill_ms[layout.num_draft_rows],
-            prefill_rows_ms=self.prefill_ms[layout.num_rows],
+            prefill_ms=self.prefill_ms[settings.num_draft_rows],
+            prefill_rows_ms=self.prefill_ms[settings.num_rows],
         )
+        return LimitFigures(speeds, verify, tuple(self.memory))
 
-    def _bounds(self, card: device.Card) -> tuple[device.Bound, ...]:
-        settings, layout = self.settings, self.settings.layout()
-        context, size = settings.input_len + settings.max_new_tokens / 2, settings.item_bytes
-        num_logits = layout.num_draft_rows + settings.prefixes
-        found: list[device.Bound] = []
-        for concurrency in settings.concurrencies:
-            works = (
-                device.step_work(settings.draft, concurrency, context, size),
-                device.step_work(settings.target, concurrency, context, size),
-                device.verify_work(settings.target, layout, concurrency, num_logits, size),
-            )
-            times = stage_forward_ms(self.runs, concurrency, settings)
-            found += [
-                device.bound(stage, concurrency, work, card, ms)
-                for (stage, ms), work in zip(times.items(), works, strict=True)
-            ]
-        return tuple(found)
+
+def gpu_memory() -> list[tuple[int, int]]:
+    """(free, total) bytes of each GPU."""
+    return [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]
+
+
+def _used_bytes(device: str, server: Server | None) -> int:
+    """Memory in use: of all GPUs, or of the server's processes on a CPU.
+
+    SGLang's allocator keeps the GPU memory it once took, so the end of a run shows the peak. The
+    resident sets on a CPU count shared pages more than once.
+    """
+    if device != "cpu":
+        return sum(total - free for free, total in gpu_memory())
+    first = psutil.Process(server.pid) if server else None
+    processes = (first, *first.children(recursive=True)) if first else ()
+    return sum(process.memory_info().rss for process in processes)
 
 
 def _memory(server: Server, used: int) -> Memory:

@@ -10,13 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.flags import Flags, at_least, numbers, option, share, split_words
+from sglang_parse.client.flags import (
+    Flags,
+    at_least,
+    numbers,
+    option,
+    share,
+    split_names,
+    split_words,
+)
 from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
 from sglang_parse.client.targets import Models, parse_settings, server_specs
 from sglang_parse.core.config import ConfigError, ParseConfig
-from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.limit.shape import QUESTION, Shape, shape_names, tokenizer_folder
 
 ALWAYS = "parse-always"
@@ -51,11 +57,11 @@ class LimitSettings(Flags):
     device: str = option("cuda", "default %(default)s", choices=sorted(BACKENDS))
     attention_backend: str = option(None, f"default: {BACKENDS}")
     baselines: tuple[str, ...] = option(
-        None,
+        "",
         "attention backends of the plain target, the fastest counts (default: "
         "--attention-backend, and fa3 on a Hopper GPU that has it)",
         metavar="BACKEND,...",
-        read=lambda text: tuple(text.split(",")) if text else (),
+        read=split_names,
     )
     dtype: str = option(None, f"default: {DTYPES}", choices=sorted(ITEM_BYTES))
     concurrencies: tuple[int, ...] = option(
@@ -96,26 +102,23 @@ class LimitSettings(Flags):
     )
     flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=split_words)
     parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=split_words)
-    limit: bool = option(
-        False, "measure the device too, and what bounds each stage", action="store_true"
-    )
+    marks: bool = option(False, "check the project's marks for an H200", action="store_true")
     output: Path = option(Path("build/bench-gpu"), "folder of the results and logs", type=Path)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> LimitSettings:
         """Raises: BenchError, when settings do not fit together, or with this machine."""
         found = super().read(arguments)
+        backend = found.attention_backend or BACKENDS[found.device]
+        # Where FlashAttention 3 runs, it is stock SGLang's fastest.
+        fastest = ("fa3",) if found.device == "cuda" and backend != "fa3" and has_fa3() else ()
         settings = replace(
             found,
-            attention_backend=found.attention_backend or BACKENDS[found.device],
+            attention_backend=backend,
+            baselines=found.baselines or (backend, *fastest),
             dtype=found.dtype or DTYPES[found.device],
             draft_len=found.draft_len or found.output_len,
         )
-        if not settings.baselines:
-            backends = [settings.attention_backend]
-            if settings.device == "cuda" and "fa3" not in backends and has_fa3():
-                backends.append("fa3")  # where it runs, it is stock SGLang's fastest
-            settings = replace(settings, baselines=tuple(backends))
         settings._check()
         return settings
 
@@ -132,7 +135,7 @@ class LimitSettings(Flags):
                 "divide; use a multiple of it, so that all prefixes have one length"
             )
         try:
-            self.parse_config()
+            ParseConfig(**self.of_parse)
         except ConfigError as error:
             raise BenchError(f"--output-len or --prefixes: {error}") from error
 
@@ -141,16 +144,16 @@ class LimitSettings(Flags):
         """Whether an answer takes several drafts."""
         return self.draft_len < self.output_len
 
-    def parse_config(self) -> ParseConfig:
+    @property
+    def of_parse(self) -> dict[str, Any]:
         """PARSE's settings: prefixes of one length. After a rejection the target decodes to the
         end where one draft is an answer, and drafting resumes where it is not."""
-        return ParseConfig(
-            draft_tokens=self.draft_len,
-            max_prefixes=self.prefixes,
-            segment=f"tokens:{self.draft_len // self.prefixes}",
-            on_reject="redraft" if self.has_rounds else "decode",
-            question=str(QUESTION),
-        )
+        return {
+            "draft_tokens": self.draft_len,
+            "max_prefixes": self.prefixes,
+            "segment": f"tokens:{self.draft_len // self.prefixes}",
+            "on_reject": "redraft" if self.has_rounds else "decode",
+        }
 
     def check_memory(self, available: int) -> None:
         """Raises: BenchError, when the models do not fit into that many bytes."""
@@ -163,16 +166,11 @@ class LimitSettings(Flags):
             )
 
     @property
-    def item_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype]
-
-    @property
     def bytes_needed(self) -> float:
         """Memory of a PARSE server: both models' weights and KV."""
-        shapes = (self.target, self.draft)
-        weights = sum(shape.all_bytes(self.item_bytes) for shape in shapes)
-        kv = self.kv_slots * sum(shape.kv_per_token for shape in shapes)
-        return OVERHEAD * (weights + self.item_bytes * kv)
+        size, shapes = ITEM_BYTES[self.dtype], (self.target, self.draft)
+        kv = size * self.kv_slots * sum(shape.kv_per_token for shape in shapes)
+        return OVERHEAD * (kv + sum(shape.weights_bytes(size) for shape in shapes))
 
     @property
     def max_new_tokens(self) -> int:
@@ -181,7 +179,7 @@ class LimitSettings(Flags):
     @property
     def kv_slots(self) -> int:
         """Slots for one verify pass of all requests, 64 per request for partly filled pages."""
-        questions = self.prefixes * self.question_len
+        questions = self.num_rows - self.num_draft_rows
         return self.concurrencies[-1] * (self.input_len + 1 + self.max_new_tokens + 64 + questions)
 
     @cached_property
@@ -195,15 +193,15 @@ class LimitSettings(Flags):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
 
-    def layout(self) -> RequestLayout:
-        """One request's rows of a verify pass: the last token, the draft, the questions."""
-        length = self.draft_len // self.prefixes
-        return RequestLayout(
-            prefix_len=self.input_len,
-            num_draft_rows=1 + self.draft_len,
-            visible_lens=tuple(1 + length * k for k in range(1, self.prefixes + 1)),
-            question_lens=(self.question_len,) * self.prefixes,
-        )
+    @property
+    def num_draft_rows(self) -> int:
+        """Rows of a request's verify pass for the last token and the draft."""
+        return 1 + self.draft_len
+
+    @property
+    def num_rows(self) -> int:
+        """All rows of it: these and the questions."""
+        return self.num_draft_rows + self.prefixes * self.question_len
 
     # -- servers ----------------------------------------------------------------
 
@@ -225,40 +223,34 @@ class LimitSettings(Flags):
         that always drafts, PARSE at every simulated acceptance."""
         folder = self.output / "models"
         target, draft = (str(shape.write_model(folder)) for shape in (self.target, self.draft))
-        config, compiled = self.parse_config(), () if self.device == "cpu" else COMPILED
-        flags = parse_settings(
-            draft_tokens=config.draft_tokens,
-            max_prefixes=config.max_prefixes,
-            segment=config.segment,
-            on_reject=config.on_reject,
-        )
-        models = Models(target, draft, question=config.question, common=self._common())
+        common = self._common(self.attention_backend)
+        models = Models(target, draft, question=str(QUESTION), common=common)
+        compiled = () if self.device == "cpu" else COMPILED
 
-        def spec(models: Models, kind: str, name: str, simulate: str = "") -> ServerSpec:
-            environment = (*(((SIMULATE, simulate),) if simulate else ()), *compiled)
-            (found,) = server_specs(models, (kind,))
-            return replace(found, name=name, environment=environment)
+        def spec(name: str, kind: str, **changes: Any) -> ServerSpec:
+            (found,) = server_specs(replace(models, **changes), (kind,))
+            return replace(found, name=name, environment=(*found.environment, *compiled))
 
-        specs = [
-            spec(replace(models, common=self._common(backend)), PLAIN, name)
-            for name, backend in zip(self.plain_names, self.baselines, strict=True)
+        def parse_spec(name: str, fraction: float, drafting: str) -> ServerSpec:
+            flags = (*parse_settings(**self.of_parse, drafting=drafting), *self.parse_flags)
+            return spec(name, server_at(fraction), parse_flags=flags)
+
+        return [
+            *(
+                spec(name, PLAIN, common=self._common(backend))
+                for name, backend in zip(self.plain_names, self.baselines, strict=True)
+            ),
+            spec(DRAFT, DRAFT),
+            *([parse_spec(ALWAYS, 1, "always")] if self.cost_server == ALWAYS else ()),
+            *(parse_spec(server_at(one), one, self.drafting) for one in self.fractions),
         ]
-        specs.append(spec(models, DRAFT, DRAFT))
-        simulated = [(server_at(fraction), self.drafting, fraction) for fraction in self.fractions]
-        if self.cost_server == ALWAYS:
-            simulated.insert(0, (ALWAYS, "always", 1.0))
-        for name, drafting, fraction in simulated:
-            parse_flags = (*flags, *parse_settings(drafting=drafting), *self.parse_flags)
-            parse = replace(models, parse_flags=parse_flags)
-            specs.append(spec(parse, PARSE, name, f"{fraction:g}"))
-        return specs
 
-    def _common(self, backend: str = "") -> tuple[str, ...]:
-        """SGLang's flags for every server; ``backend`` instead of PARSE's."""
+    def _common(self, backend: str) -> tuple[str, ...]:
+        """SGLang's flags for every server."""
         # Else SGLang captures graphs of batch sizes that never occur: minutes per server.
         graphs = ("--cuda-graph-max-bs-decode", str(self.concurrencies[-1]))
         return (
-            *("--device", self.device, "--attention-backend", backend or self.attention_backend),
+            *("--device", self.device, "--attention-backend", backend),
             *(graphs if self.device == "cuda" else ()),
             *("--dtype", self.dtype, "--load-format", "dummy"),
             *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
@@ -282,7 +274,7 @@ def has_fa3() -> bool:
 
 def server_at(fraction: float) -> str:
     """Returns the name of the PARSE server with this simulated acceptance."""
-    return f"parse-{fraction:g}"
+    return f"{PARSE}@{fraction:g}"
 
 
 add_arguments = LimitSettings.add_arguments

@@ -8,30 +8,50 @@ over its rate. The card's two numbers are its makers'.
 
 from __future__ import annotations
 
+from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.policy.layout_choice import layouts_for
-from sglang_parse.limit.device import Card, Work, step_work, verify_work
 from sglang_parse.limit.shape import Shape, shape_names
 
-H100 = Card(bandwidth=3.35e12, rate=989e12)
-"""SXM, bf16 without sparsity."""
+BYTES_PER_S, FLOPS_PER_S = 3.35e12, 989e12
+"""H100 SXM, bf16 without sparsity."""
 BF16_BYTES = 2
 CONTEXT = 2048
 SIZES = (4, 8)
 REQUESTS = (1, 8, 32)
 
 
-def floor_ms(work: Work, card: Card = H100) -> float:
-    return 1e3 * max(work.bytes / card.bandwidth, work.flops / card.rate)
+def floor_ms(shape: Shape, rows: int, kv_tokens: int, pairs: int) -> float:
+    """Lower bound of a forward of a dense decoder, with logits of every row.
+
+    Args:
+        kv_tokens: tokens whose keys and values are read.
+        pairs: ones in the mask.
+    """
+    one = shape.config
+    inputs = 0 if one.tie_word_embeddings else shape.vocab * one.hidden_size
+    weights = shape.num_weights - inputs
+    num_bytes = BF16_BYTES * (weights + shape.kv_per_token * kv_tokens)
+    scores = 4 * one.num_hidden_layers * one.num_attention_heads * one.head_dim * pairs
+    return 1e3 * max(num_bytes / BYTES_PER_S, (2 * weights * rows + scores) / FLOPS_PER_S)
+
+
+def attended_pairs(layout: RequestLayout) -> int:
+    return sum(
+        rows.num_rows * rows.context_len + rows.num_rows * (rows.num_rows + 1) // 2
+        for rows in layout.pseudo_sequences()
+    )
 
 
 def ratios(shape: Shape, size: int, num_requests: int) -> dict[str, tuple[int, float]]:
     """Masks -> (rows of a forward, its floor over that of a step)."""
-    step = floor_ms(step_work(shape, num_requests, CONTEXT, BF16_BYTES))
+    step = floor_ms(shape, num_requests, *[CONTEXT * num_requests] * 2)
     found = {}
     for plan in layouts_for(size, allow_one_token=False):
         block = plan.rows(CONTEXT)
-        work = verify_work(shape, block, num_requests, block.num_rows, BF16_BYTES)
-        found[plan.masks.value] = (num_requests * block.num_rows, floor_ms(work) / step)
+        rows, kv, pairs = (
+            num_requests * count for count in (block.num_rows, block.kv_len, attended_pairs(block))
+        )
+        found[plan.masks.value] = (rows, floor_ms(shape, rows, kv, pairs) / step)
     return found
 
 

@@ -35,7 +35,7 @@ def test_sglang_takes_every_server_at_real_shapes(
     words = (*words, "--acceptance", "0.5", "--output", str(tmp_path))
     settings = LimitSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
-    assert list(specs) == ["plain", "draft", "parse-always", "parse-0.5"]
+    assert list(specs) == ["plain", "draft", "parse-always", "parse@0.5"]
     for spec in specs.values():
         for name, value in spec.environment:
             monkeypatch.setenv(name, value)
@@ -46,4 +46,4 @@ def test_sglang_takes_every_server_at_real_shapes(
         assert found == ("dummy", 64, tp_size)
     config = ParseConfig.from_env()  # the last server's
     assert (config.draft_tokens, config.segment, config.drafting) == (512, "tokens:32", "auto")
-    assert view.speculative_num_draft_tokens == settings.layout().num_rows
+    assert view.speculative_num_draft_tokens == settings.num_rows
