@@ -46,7 +46,7 @@ COMMANDS = (
         "real shapes without weights, simulated acceptance: speed against the limit",
         "Starts the plain target, the draft alone and PARSE at several simulated acceptances, one "
         "server after the other, and measures them: results.json, bench.html. Exit code 1 when "
-        "anything failed; a figure that misses its mark is reported and is no failure.",
+        "anything failed.",
         "limit.settings",
         "limit.run",
     ),
@@ -63,7 +63,7 @@ COMMANDS = (
         "PARSE versus stock SGLang on one page: speed, latency, accuracy",
         "Starts each server on this machine, or takes running ones; drives it with SGLang's "
         "bench_serving; grades its answers; writes results.json and report.html. Exit code 1 "
-        "when anything failed; a figure that misses its mark is reported and is no failure.",
+        "when anything failed.",
         "compare.settings",
         "compare.run",
     ),

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from goals import Goal
 from tables import table
 
-from sglang_parse.client.figures import Goal
 from sglang_parse.client.records import (
     ALL,
     DRAFT,
@@ -186,7 +186,7 @@ def graded(name: str, value: float, kind: str, mark: float | None, shown: str) -
         return shown
     goal = Goal(name, value, kind, mark)
     wanted = percent(mark, 0) if shown.endswith("%") else f"{mark:g}x"
-    missed = "" if goal.reached else f", **missed by {percent(goal.missed_by)}**"
+    missed = "" if goal.is_reached else f", **missed by {percent(goal.missed_by)}**"
     return f"{shown} (goal: {kind} {wanted}{missed})"
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import griffe
 
 from sglang_parse.calibrate.report import KEYS as CALIBRATE_KEYS
-from sglang_parse.client.figures import Goal
 from sglang_parse.client.records import STAGES
 from sglang_parse.compare import report as compare
 from sglang_parse.core import config
@@ -32,7 +31,6 @@ from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 from support import question_rows  # tests: the chat-template families they know
 
 ROOT = Path(__file__).resolve().parents[2]
-GOAL = tuple(Goal("", 0.0, "at least", 0.0).as_json())
 KINDS = griffe.DocstringSectionKind
 
 
@@ -189,14 +187,12 @@ def bench_keys() -> str:
         **under("speeds", "limit.figures.SpeedAt"),
         **under("verify", "limit.figures.VerifyTime"),
         **under("memory", "limit.figures.Memory"),
-        **under("checks", "client.figures.Goal", GOAL),
     }
     return table(("key", "meaning"), rows_of(texts))
 
 
 def compare_keys() -> str:
     """Keys of results.json of ``compare``, ``demo`` and ``load``."""
-    goal = (*GOAL, "missed_by")
     texts = {
         **compare.KEYS,
         **under("variants", "compare.figures.VariantFigures"),
@@ -205,7 +201,6 @@ def compare_keys() -> str:
         **under("variants.quality.test", "compare.quality.PairedTest"),
         **under("variants.time", "compare.figures.WhereTimeGoes"),
         **under("noise", "compare.quality.PairedTest"),
-        **under("checks", "client.figures.Goal", goal),
         **under("serving_runs", "client.records.ServingRun"),
     }
     return table(("key", "meaning"), rows_of(texts))

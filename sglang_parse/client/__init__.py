@@ -1,6 +1,6 @@
 """What programs share: servers, requests, answers, statistics, pages.
 
 Bottom up: records (variants, answers, runs) - servers (one process), targets (their flags) - ask
-(send, time, grade) - pool (servers that take turns) - figures (statistics, marks) - conditions,
+(send, time, grade) - pool (servers that take turns) - figures (statistics) - conditions,
 tables, page, program (output). demo_pair has the models that programs take by default.
 """

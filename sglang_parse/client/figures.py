@@ -1,4 +1,4 @@
-"""Statistics of runs, and marks. Notation of limits:
+"""Statistics of runs. Notation of limits:
 
     t  ms per output token of the plain target, prefill included
     r  ms of drafting per output token / t
@@ -11,52 +11,10 @@ own tokens took time. Each program documents how it measures r, v and a.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from sglang_parse.client.records import STAGES, BenchError, BenchRun, ServingRun, Variant
-
-SLACK = 1e-9
-"""Because 0.97 - 0.96 > 0.01 in floating point."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A figure and its mark. Missing a mark is no error of the program.
-
-    Attributes:
-        name: the figure.
-        value: as measured.
-        kind: "at least", "at most" or "above" the mark.
-        wanted: the mark in words.
-        reached: whether the value reaches the mark.
-        missed_by: distance from the mark as a fraction of it; 0 when reached.
-    """
-
-    name: str
-    value: float
-    kind: str
-    mark: float
-
-    @property
-    def wanted(self) -> str:
-        return f"{self.kind} {self.mark}"
-
-    @property
-    def reached(self) -> bool:
-        if self.kind == "above":
-            return self.value > self.mark
-        lacking = self.mark - self.value if self.kind == "at least" else self.value - self.mark
-        return lacking <= SLACK
-
-    @property
-    def missed_by(self) -> float:
-        return 0.0 if self.reached else abs(self.mark - self.value) / self.mark
-
-    def as_json(self) -> dict[str, Any]:
-        keys = ("name", "value", "wanted", "reached")
-        return {key: getattr(self, key) for key in keys}
 
 
 def limit_of(r: float, v: float, a: float) -> float:

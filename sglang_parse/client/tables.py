@@ -1,8 +1,8 @@
-"""Terminal output: tables, marks, progress bars."""
+"""Terminal output: tables, progress bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -16,8 +16,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from sglang_parse.client.figures import Goal
-
 NAMES = ("", "server", "stage")
 """Headings of first columns that hold names."""
 
@@ -29,13 +27,6 @@ def make_table(title: str, headings: Sequence[str]) -> Table:
         is_name = place == 0 and heading in NAMES
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
     return table
-
-
-def show_goals(console: Console, goals: Iterable[Goal]) -> None:
-    """Prints marks."""
-    for goal in goals:
-        mark = "[green]PASS[/]" if goal.reached else "[red]FAIL[/]"
-        console.print(f"{mark} {goal.name}: {goal.value:.3f}, wanted {goal.wanted}")
 
 
 def make_progress(console: Console) -> Progress:

@@ -7,16 +7,13 @@ minutes apart. Medians are over the runs; ranges are from the smallest run to th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from sglang_parse.client.figures import (
-    Goal,
     limit_of,
     per_request,
     per_token,
-    rounded,
     speedups,
     stage_ms,
 )
@@ -141,17 +138,10 @@ class Comparison:
 
     Attributes:
         noise: the baseline against itself, answered twice.
-        checks: the project's own marks; none unless they were asked for.
     """
 
     variants: tuple[VariantFigures, ...]
     noise: PairedTest | None
-    checks: tuple[Goal, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data, floats rounded to 4 places."""
-        checks = [goal.as_json() | {"missed_by": goal.missed_by} for goal in self.checks]
-        return rounded(asdict(self) | {"checks": checks})
 
     def find(self, variant: Variant) -> VariantFigures | None:
         return next((figures for figures in self.variants if figures.variant == variant), None)
@@ -162,7 +152,7 @@ class Comparison:
 
 
 def make_comparison(measured: Measured, servers: Sequence[str], baseline: str) -> Comparison:
-    """All figures of a comparison, without marks.
+    """All figures of a comparison.
 
     Args:
         servers: in the order of the page.

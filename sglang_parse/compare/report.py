@@ -51,7 +51,7 @@ def results(figures: Comparison, measured: Measured, facts: dict[str, Any]) -> d
     """Plain data: what the page shows, and what it was computed from."""
     return {
         "conditions": facts,
-        **figures.as_json(),
+        **rounded(asdict(figures)),
         "serving_runs": [rounded(asdict(run)) for run in measured.serving],
         "graded_runs": [
             {

@@ -33,7 +33,6 @@ from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpo
 from sglang_parse.client.targets import server_specs
 from sglang_parse.client.traced import Traced, answer_table, explain_answer
 from sglang_parse.compare.figures import Measured, make_comparison
-from sglang_parse.compare.marks import make_goals
 from sglang_parse.compare.page import render
 from sglang_parse.compare.report import conditions, results
 from sglang_parse.compare.serving import Load, bench, command_of
@@ -69,8 +68,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         measured = runner.measure()
         traced = runner.traced_answer() if preset == "demo" else None
     figures = make_comparison(measured, settings.servers, settings.baseline)
-    if settings.marks:
-        figures = replace(figures, checks=make_goals(figures, measured))
     command = command_of(runner.load(Variant(settings.baseline), 0, settings.concurrencies[0]))
     facts = conditions(settings, specs, task.title, command, log.seconds)
     write_json(settings.output / "results.json", results(figures, measured, facts), indent=1)

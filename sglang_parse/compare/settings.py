@@ -166,9 +166,6 @@ class CompareSettings(Flags):
     sweep_problems: int = _task(50, "per threshold", type=at_least(1))
     noise: bool = _task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
     max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
-    marks: bool = _task(
-        False, "check the project's own marks for the demo pair", action="store_true"
-    )
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> CompareSettings:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_parse.client.records import DRAFT, PARSE, PLAIN, STAGES, Variant, title_of
-from sglang_parse.client.tables import make_table, show_goals
+from sglang_parse.client.tables import make_table
 from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 from sglang_parse.compare.quality import Quality
 
@@ -20,12 +20,8 @@ Before you serve them: sglang-parse doctor (checks), explain (answers), calibrat
 
 
 def show_figures(console: Console, figures: Comparison, baseline: str, output: Path) -> None:
-    """The table, marks if they were asked for, stage times, paths of the files."""
+    """The table, stage times, paths of the files."""
     console.print(figures_table(figures, baseline))
-    show_goals(console, figures.checks)
-    for goal in figures.checks:
-        if not goal.reached:
-            console.print(f"missed by {goal.missed_by:.0%}: {goal.name}")
     for one in figures.variants:
         if one.time is not None:
             spent = ", ".join(f"{stage} {ms:.0f}" for stage, ms in one.time.ms_per_request.items())

@@ -12,14 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sglang_parse.client.figures import Goal, limit_of, per_token, stage_ms
+from sglang_parse.client.figures import limit_of, per_token, stage_ms
 from sglang_parse.client.records import DRAFT, BenchError, BenchRun
 from sglang_parse.limit.settings import LimitSettings, server_at
-
-SPEEDUPS = {1: 4.5, 8: 2.5}
-"""Goals on one H200 with all of every draft accepted: concurrency -> speedup. Beyond them the rows
-of a verify pass keep the device's arithmetic busy."""
-LIMIT_FRACTION, NOTHING_ACCEPTED, VERIFY_OVER_PREFILL, VERIFY_PREFIXES = 0.95, 0.98, 1.15, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +135,6 @@ def speed_at(
         drafted=drafted,
         ms_per_request=stage_ms(served),
     )
-
-
-def make_goals(figures: LimitFigures) -> tuple[Goal, ...]:
-    """Returns the goals on one H200, as far as they were measured."""
-    found = []
-    for row in figures.speeds:
-        name = f"acceptance {row.acceptance:g}, {row.concurrency} at a time"
-        wanted = {0.0: NOTHING_ACCEPTED, 1.0: SPEEDUPS.get(row.concurrency)}.get(row.acceptance)
-        if wanted is not None:
-            found.append(Goal(f"{name}: speedup", row.speedup, "at least", wanted))
-        name = f"{name}: fraction of the limit"
-        found.append(Goal(name, row.limit_fraction, "at least", LIMIT_FRACTION))
-    verify = figures.verify
-    if (verify.prefixes, verify.concurrency) == (VERIFY_PREFIXES, 1):
-        name, ratio = "verify pass / prefill of as many rows", verify.ms / verify.prefill_rows_ms
-        found.append(Goal(name, ratio, "at most", VERIFY_OVER_PREFILL))
-    return tuple(found)
 
 
 def runs_of(runs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:

@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 from rich.console import Console
 
 from sglang_parse.client.conditions import date, machine, versions
-from sglang_parse.client.figures import Goal, rounded
+from sglang_parse.client.figures import rounded
 from sglang_parse.client.page import PALETTE
 from sglang_parse.client.servers import ServerSpec
-from sglang_parse.client.tables import make_table, show_goals
+from sglang_parse.client.tables import make_table
 from sglang_parse.client.targets import command_of
 from sglang_parse.limit.figures import LimitFigures
 from sglang_parse.limit.settings import LimitSettings
@@ -66,7 +66,6 @@ def report(
     settings: LimitSettings,
     specs: Sequence[ServerSpec],
     figures: LimitFigures,
-    goals: Sequence[Goal],
     seconds: float,
 ) -> dict[str, Any]:
     """Returns the content of results.json; its keys are documented in docs/benchmark-keys.md."""
@@ -82,8 +81,7 @@ def report(
         "environment": {spec.name: dict(spec.environment) for spec in specs},
         "notes": NOTES,
     }
-    checks = [goal.as_json() for goal in goals]
-    return rounded({"conditions": conditions, **asdict(figures), "checks": checks})
+    return rounded({"conditions": conditions, **asdict(figures)})
 
 
 def limit_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
@@ -113,10 +111,8 @@ def limit_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
     return plot
 
 
-def show(
-    console: Console, settings: LimitSettings, figures: LimitFigures, goals: Sequence[Goal]
-) -> None:
-    """Prints tables, the goals if any, and the paths of the files."""
+def show(console: Console, settings: LimitSettings, figures: LimitFigures) -> None:
+    """Prints tables and the paths of the files."""
     for title, columns, rows in (
         ("output tokens/s without trained weights, simulated acceptance", SPEEDS, figures.speeds),
         ("memory, GiB", MEMORY, figures.memory),
@@ -131,6 +127,5 @@ def show(
         f"{verify.prefill_ms:.2f} ms, of as many rows: {verify.prefill_rows_ms:.2f} ms",
         highlight=False,
     )
-    show_goals(console, goals)
     for name in (RESULTS, PLOT):
         console.print(str(settings.output / name), highlight=False)

@@ -21,7 +21,6 @@ from sglang_parse.limit.figures import (
     LimitFigures,
     Memory,
     VerifyTime,
-    make_goals,
     quotient,
     runs_of,
     speed_at,
@@ -51,11 +50,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     for spec in specs:
         measuring.serve(spec)
     figures = measuring.figures()
-    goals = make_goals(figures) if settings.marks else ()
-    content = report(settings, specs, figures, goals, log.seconds)
+    content = report(settings, specs, figures, log.seconds)
     write_json(settings.output / RESULTS, content, indent=1)
     limit_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
-    show(console, settings, figures, goals)
+    show(console, settings, figures)
     return 0
 
 

@@ -102,7 +102,6 @@ class LimitSettings(Flags):
     )
     flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=split_words)
     parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=split_words)
-    marks: bool = option(False, "check the project's marks for an H200", action="store_true")
     output: Path = option(Path("build/bench-gpu"), "folder of the results and logs", type=Path)
 
     @classmethod

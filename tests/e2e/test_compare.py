@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from goals import goals_of
 from rich.console import Console
 
 from sglang_parse import cli
@@ -38,7 +39,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict:
     output = tmp_path_factory.mktemp("compare")
     urls = ("--url", f"plain={demo_plain.url}", "--url", f"parse={demo.url}")
-    words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--marks", "--output", str(output))
+    words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--output", str(output))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "start_process", nursery.start)
         run(parsed(*words), Console(quiet=True))
@@ -94,7 +95,7 @@ def test_conditions(results: dict):
     assert conditions["servers"]["PARSE"].startswith("http://")
     assert conditions["bench_serving"].startswith("python -m sglang.bench_serving --backend")
     assert {"sglang", "torch"} <= set(conditions["versions"])
-    names = {goal["name"] for goal in results["checks"]}
+    names = {goal.name for goal in goals_of(results)}
     assert {"PARSE over EAGLE3 at 1", "fraction of the limit"} <= names
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sglang_parse.client.records import (
     LATENCIES,
     PERCENTILES,
@@ -14,7 +12,6 @@ from sglang_parse.client.records import (
     Variant,
 )
 from sglang_parse.compare.figures import Comparison, Measured, make_comparison
-from sglang_parse.compare.marks import make_goals
 
 RATES = {
     Variant("plain"): 80.0,
@@ -110,10 +107,8 @@ def six_measured(runs: int = 3) -> Measured:
     )
 
 
-def six_servers(*, marks: bool = True) -> Comparison:
-    measured = six_measured()
-    figures = make_comparison(measured, SERVERS, "plain")
-    return replace(figures, checks=make_goals(figures, measured)) if marks else figures
+def six_servers() -> Comparison:
+    return make_comparison(six_measured(), SERVERS, "plain")
 
 
 def graded(variant: Variant, run: int = 0) -> BenchRun:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from goals import goals_of
 
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.limit.figures import LimitFigures, VerifyTime, make_goals, speed_at
+from sglang_parse.limit.figures import LimitFigures, VerifyTime, speed_at
 from sglang_parse.limit.settings import LimitSettings, add_arguments
 
 pytest.importorskip("transformers")
@@ -125,8 +126,8 @@ def test_goals():
         replace(row, acceptance=a, speedup=2.4, limit_fraction=0.96) for a in (0, 0.5, 1)
     )
     one = VerifyTime(1153, 512, 16, 40, 1, ms=14, prefill_ms=10, prefill_rows_ms=12)
-    figures = LimitFigures(speeds, one, ())
-    found = {check.name: check.reached for check in make_goals(figures)}
+    figures = asdict(LimitFigures(speeds, one, ()))
+    found = {goal.name: goal.is_reached for goal in goals_of(figures)}
     assert found == {
         "acceptance 0, 8 at a time: speedup": True,
         "acceptance 0, 8 at a time: fraction of the limit": True,
