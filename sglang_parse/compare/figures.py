@@ -91,7 +91,9 @@ class WhereTimeGoes:
 
     Attributes:
         ms_per_request: ms in each stage, medians over the runs.
-        draft_fraction: output tokens that are accepted draft tokens, 0 to 1.
+        draft_fraction: output tokens that are draft tokens accepted by a verdict, 0 to 1.
+        matched_fraction: output tokens after these that are draft tokens, too, because the target
+            chose the same.
         rounds_per_request: drafts verified per request.
         limit: speedup if nothing but drafting, verification and the target's tokens took time;
             null without the plain target.
@@ -99,6 +101,7 @@ class WhereTimeGoes:
 
     ms_per_request: dict[str, float]
     draft_fraction: float
+    matched_fraction: float
     rounds_per_request: float
     limit: float | None
 
@@ -230,6 +233,7 @@ def _where_time_goes(
     return WhereTimeGoes(
         ms_per_request=stage_ms(traced),
         draft_fraction=per_token(traced, "accepted_tokens"),
+        matched_fraction=per_token(traced, "matched_tokens"),
         rounds_per_request=per_request(traced, "rounds"),
         limit=median(limits) if limits else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -13,9 +14,12 @@ from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 from sglang_parse.compare.quality import Quality
 
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "max_itl": "max ITL", "e2e": "E2E"}
-NEXT = """\
-Your own models: sglang-parse compare --target TARGET --draft DRAFT --question FILE --problems 0
-Before you serve them: sglang-parse doctor (checks), explain (answers), calibrate (threshold)
+NEXT = """
+Next, for your own models (sglang-parse is in .venv/bin):
+  sglang-parse doctor SERVER_FLAGS      will the server work? Nothing is loaded
+  sglang-parse doctor --url URL         does PARSE pay on a running server, and if not, why?
+  sglang-parse explain --url URL        what is accepted and rejected, segment by segment
+  sglang-parse calibrate --help         which threshold keeps the error rate you allow
 """
 
 
@@ -36,16 +40,39 @@ def show_load(console: Console, figures: Comparison, baseline: str) -> None:
 
 
 def show_demo(console: Console, figures: Comparison) -> None:
-    """The result in a sentence, then the next steps."""
-    parse, plain, draft = (figures.find(Variant(name)) for name in (PARSE, PLAIN, DRAFT))
-    if parse and plain:
-        over = [(s.concurrency, s.over[PLAIN]) for s in parse.speeds if PLAIN in s.over]
-        times = ", ".join(f"{ratio.median:.1f}x at {c} at a time" for c, ratio in over)
-        found = [(one, *_quality(one.quality)) for one in (parse, plain, draft) if one]
-        exact = ", ".join(f"{one.variant.label} {text}" for one, text, _ in found if text)
-        console.print(f"PARSE's speed over the plain target: {times}", highlight=False)
-        console.print(f"Exact answers: {exact}\n", highlight=False)
-    console.print(NEXT, highlight=False)
+    """The result in sentences, then the next steps."""
+    for line in (*demo_summary(figures), NEXT):
+        console.print(line, highlight=False, markup=False)
+
+
+def demo_summary(figures: Comparison) -> Iterator[str]:
+    """How much faster, how right, and what limits it, as far as it was measured."""
+    parse = figures.find(Variant(PARSE))
+    if parse is None:
+        return
+    over = [(s.concurrency, s.over[PLAIN].median) for s in parse.speeds if PLAIN in s.over]
+    if over:
+        speedups = ", ".join(f"{ratio:.1f}x at {concurrency}" for concurrency, ratio in over)
+        yield f"PARSE's speed over the plain target: {speedups} requests at a time."
+    found = (figures.find(Variant(name)) for name in (PARSE, PLAIN, DRAFT))
+    graded = [f"{one.variant.label} {_quality(one.quality)[0]}" for one in found if one]
+    yield f"Right answers: {', '.join(graded)}."
+    time = parse.time
+    if time is not None:
+        limit = (
+            "" if time.limit is None else f" The upper bound of the speedup is {time.limit:.1f}x."
+        )
+        yield (
+            f"{time.draft_fraction + time.matched_fraction:.1%} of PARSE's output came from the "
+            f"draft model: {time.draft_fraction:.1%} accepted by a verdict, "
+            f"{time.matched_fraction:.1%} matched by the target's own choice.{limit}"
+        )
+    faster = [s.concurrency for s in parse.speeds if DRAFT in s.over and s.over[DRAFT].median > 1]
+    if faster:
+        yield (
+            f"It was faster than the draft alone at {' and '.join(map(str, faster))}: in PARSE a "
+            "parallel draft model writes several tokens per forward, in stock SGLang one."
+        )
 
 
 def figures_table(figures: Comparison, baseline: str) -> Table:
@@ -94,9 +121,7 @@ def _spread(value: Spread) -> str:
 
 
 def _quality(quality: Quality | None) -> tuple[str, str]:
-    if quality is None:
-        return "", ""
-    if quality.score is None:
+    if quality is None or quality.score is None:
         return "not graded", ""
     p = "" if quality.test is None else f"{quality.test.p_value:.2g}"
     return f"{quality.score:.1%} of {quality.problems}", p

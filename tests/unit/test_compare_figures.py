@@ -13,6 +13,7 @@ from sglang_parse.compare.figures import Measured, accept_length, make_compariso
 from sglang_parse.compare.page import render
 from sglang_parse.compare.quality import paired_test
 from sglang_parse.compare.report import results
+from sglang_parse.compare.show import demo_summary
 from support.comparison import (
     FACTS,
     RATES,
@@ -95,6 +96,27 @@ def test_goals_of_the_demo_pair():
     assert not reached["accuracy lost against the target"]  # one of 40 is 2.5 %
     assert reached["accuracy gained over the draft"]
     assert "fraction of the limit" in reached
+
+
+def test_the_demo_ends_with_the_result():
+    speed, answers, origin = demo_summary(six_servers())
+    assert speed == (
+        "PARSE's speed over the plain target: 3.1x at 1, 3.1x at 4, 3.1x at 16 requests at a time."
+    )
+    right = "PARSE 97.5% of 40, plain target 100.0% of 40, draft alone 75.0% of 40"
+    assert answers == f"Right answers: {right}."
+    assert origin.startswith(
+        "60.0% of PARSE's output came from the draft model: 60.0% accepted by a verdict, 0.0% "
+        "matched by the target's own choice. The upper bound of the speedup is "
+    )
+
+
+def test_a_demo_that_beats_its_draft_says_why():
+    measured = Measured([timed(Variant("parse"), 0, 1, 90.0), timed(Variant("draft"), 0, 1, 80.0)])
+    answers, draft = demo_summary(make_comparison(measured, ("parse", "draft"), "parse"))
+    assert answers == "Right answers: PARSE not graded, draft alone not graded."
+    assert draft.startswith("It was faster than the draft alone at 1: in PARSE a parallel draft")
+    assert list(demo_summary(make_comparison(Measured(), ("parse",), "parse"))) == []
 
 
 def test_limit_of_one_run_by_hand():
