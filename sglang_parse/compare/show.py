@@ -59,9 +59,7 @@ def demo_summary(figures: Comparison) -> Iterator[str]:
     yield f"Right answers: {', '.join(graded)}."
     time = parse.time
     if time is not None:
-        limit = (
-            "" if time.limit is None else f" The upper bound of the speedup is {time.limit:.1f}x."
-        )
+        limit = f" The upper bound of the speedup is {time.limit:.1f}x." if time.limit else ""
         yield (
             f"{time.draft_fraction + time.matched_fraction:.1%} of PARSE's output came from the "
             f"draft model: {time.draft_fraction:.1%} accepted by a verdict, "
