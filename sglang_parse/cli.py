@@ -16,18 +16,16 @@ class Command:
     """A subcommand.
 
     Attributes:
-        flags: the module whose ``add_arguments`` adds the flags.
-        program: the module whose ``run(arguments, console)`` returns the exit code; imported when
-            it runs, because it may need the packages of an extra.
-        extra: that extra.
+        package: its module ``settings`` has ``add_arguments`` for the flags; its module ``run`` has
+            ``run(arguments, console)``, which returns the exit code, and is imported when it runs,
+            because it may need the packages of ``extra``.
         takes_server_flags: whether other flags are passed on as ``arguments.server_flags``.
     """
 
     name: str
     help: str
     description: str
-    flags: str
-    program: str
+    package: str
     takes_server_flags: bool = False
     extra: str = "compare"
 
@@ -38,8 +36,7 @@ COMMANDS = (
         "PARSE, the plain target and the draft alone side by side, on the demo pair",
         "A preset of compare: three servers, the same problems; prints speeds, exact answers and "
         "one answer segment by segment. Exit code 1 when anything failed.",
-        "compare.settings",
-        "compare.run",
+        "compare",
     ),
     Command(
         "bench",
@@ -47,16 +44,14 @@ COMMANDS = (
         "Starts the plain target, the draft alone and PARSE at several simulated acceptances, one "
         "server after the other, and measures them: results.json, bench.html. Exit code 1 when "
         "anything failed.",
-        "limit.settings",
-        "limit.run",
+        "limit",
     ),
     Command(
         "load",
         "latencies under load, also of requests that switch PARSE off beside drafting ones",
         "A preset of compare: throughput, time to first token, inter-token latency and stages of "
         "each server at several concurrencies. Exit code 1 when anything failed.",
-        "compare.settings",
-        "compare.run",
+        "compare",
     ),
     Command(
         "compare",
@@ -64,8 +59,7 @@ COMMANDS = (
         "Starts each server on this machine, or takes running ones; drives it with SGLang's "
         "bench_serving; grades its answers; writes results.json and report.html. Exit code 1 "
         "when anything failed.",
-        "compare.settings",
-        "compare.run",
+        "compare",
     ),
     Command(
         "doctor",
@@ -73,8 +67,7 @@ COMMANDS = (
         "Checks this machine and, given the flags of python -m sglang.launch_server, the server "
         "they would start; with --url a running server, to which it sends a few prompts. Exit "
         "code 1 when a check fails.",
-        "doctor.settings",
-        "doctor.run",
+        "doctor",
         takes_server_flags=True,
     ),
     Command(
@@ -82,8 +75,7 @@ COMMANDS = (
         "an answer's drafts and verdicts on one page: what was accepted or rejected, and why",
         "Sends prompts to a running PARSE server, or reads answers saved with their traces; prints "
         "each answer segment by segment and writes explain.html with a movable threshold.",
-        "explain.settings",
-        "explain.run",
+        "explain",
     ),
     Command(
         "calibrate",
@@ -92,8 +84,7 @@ COMMANDS = (
         "answers other problems at the certified one; writes report.html and calibration.json "
         "for --parse-threshold. Exit code 1 when anything failed; that no threshold qualifies is "
         "a result.",
-        "calibrate.settings",
-        "calibrate.run",
+        "calibrate",
         extra="calibrate",
     ),
 )
@@ -107,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = subparsers.add_parser(
             command.name, help=command.help, description=command.description
         )
-        flags = _module(command.flags)
+        flags = _module(f"{command.package}.settings")
         flags.add_arguments(subparser)
         presets = getattr(flags, "PRESETS", {})
         subparser.set_defaults(chosen=command, **presets.get(command.name, {}))
@@ -140,7 +131,7 @@ def _module(name: str) -> ModuleType:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        run = _module(arguments.chosen.program).run
+        run = _module(f"{arguments.chosen.package}.run").run
     except ModuleNotFoundError as error:
         fix = f"pip install 'sglang-parse[{arguments.chosen.extra}]'"
         what = f"sglang-parse {arguments.command}: {error.name} is not installed"

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 import openai
 
 from sglang_parse.client.records import (
-    WITH_PARSE,
     Answer,
     BenchError,
     BenchRun,
     Grader,
     Item,
     Variant,
-    kind_of,
+    has_parse,
     title_of,
 )
 from sglang_parse.client.servers import MODEL_NAME, Endpoint
@@ -89,7 +88,7 @@ def ask(
     with _open_client(server, asking.limit_s) as client:
         calls = [partial(answer, index) for index in indices]
         bench_run = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
-    if kind_of(server.name) in WITH_PARSE:
+    if has_parse(server.name):
         for found in bench_run.answers:
             _check_served(server.name, found)
     return bench_run

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 from sglang_parse.client.records import BenchError
-from sglang_parse.client.targets import Models, parse_settings
 
 DEMO_PAIR = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
 WITHOUT = "a wheel comes without the demo pair"
@@ -43,24 +42,6 @@ def check_there(paths: Mapping[str, str]) -> None:
     if missing:
         which = f"{', '.join(missing)} would be in {DEMO_PAIR}"
         raise BenchError(f"{which}: {WITHOUT}; fix: give them, or {CHECKOUT}")
-
-
-def demo_models(pair: Path) -> Models:
-    """Models of the pair in a folder.
-
-    Raises:
-        BenchError: it is not there.
-    """
-    question = demo_path("question.json")
-    target, draft = pair / "target", pair / "draft"
-    for folder in (target, draft):
-        if not (folder / "config.json").is_file():
-            raise BenchError(
-                f"{folder} is not a model (no config.json); fix: give --pair a folder with "
-                "target/ and draft/, or make one with `make train-demo-pair`"
-            )
-    flags = parse_settings(segment="line")
-    return Models(str(target), str(draft), question=str(question), parse_flags=flags)
 
 
 def is_of_demo_pair(paths: Sequence[str]) -> bool:

@@ -13,13 +13,14 @@ PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
 TITLES = {
     PLAIN: "plain target",
-    DRAFT: "draft alone",
-    PARSE: "PARSE",
-    PARSE_ONE: "PARSE, draft token by token",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
+    PARSE_ONE: "PARSE, draft token by token",
+    PARSE: "PARSE",
     PARSE_EAGLE3: "PARSE+EAGLE3",
+    DRAFT: "draft alone",
 }
+"""Kind of server -> its name for people, in the order of pages."""
 WITH_PARSE = (PARSE, PARSE_ONE, PARSE_EAGLE3)
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
@@ -30,6 +31,11 @@ STAGES = ("prefill", "draft", "verify", "decode")
 def kind_of(server: str) -> str:
     """The server's name without its simulated acceptance."""
     return server.partition("@")[0]
+
+
+def has_parse(server: str) -> bool:
+    """Whether it is a server with PARSE."""
+    return kind_of(server) in WITH_PARSE
 
 
 def title_of(server: str) -> str:

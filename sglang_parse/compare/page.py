@@ -9,36 +9,13 @@ import plotly.graph_objects as go
 
 from sglang_parse.client import page
 from sglang_parse.client.page import PALETTE, error_bars
-from sglang_parse.client.records import (
-    DRAFT,
-    EAGLE3,
-    PARSE,
-    PARSE_EAGLE3,
-    PARSE_ONE,
-    PERCENTILES,
-    PLAIN,
-    STAGES,
-    STANDALONE,
-    kind_of,
-    title_of,
-)
+from sglang_parse.client.records import PERCENTILES, STAGES, TITLES, kind_of, title_of
 from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 
-COLOURS = {
-    PLAIN: PALETTE["grey"],
-    STANDALONE: PALETTE["orange"],
-    EAGLE3: PALETTE["green"],
-    PARSE_ONE: PALETTE["sky"],
-    PARSE: PALETTE["blue"],
-    PARSE_EAGLE3: PALETTE["purple"],
-    DRAFT: PALETTE["yellow"],
-}
-STAGE_COLOURS = {
-    "prefill": PALETTE["light grey"],
-    "draft": PALETTE["sky"],
-    "verify": PALETTE["red"],
-    "decode": PALETTE["grey"],
-}
+_NAMES = ("grey", "orange", "green", "sky", "blue", "purple", "yellow")
+COLOURS = {kind: PALETTE[name] for kind, name in zip(TITLES, _NAMES, strict=True)}
+_STAGE_NAMES = ("light grey", "sky", "red", "grey")
+STAGE_COLOURS = {stage: PALETTE[name] for stage, name in zip(STAGES, _STAGE_NAMES, strict=True)}
 LATENCY_TITLES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -111,7 +88,7 @@ def speed_plot(figures: Comparison, baseline: str) -> go.Figure:
             ranges = error_bars([(s.low, s.median, s.high) for s in over.values()])
             places = [f"{concurrency} at a time" for concurrency in over]
             _add_bars(plot, one, places, [s.median for s in over.values()], "%{y:.2f}x", ranges)
-    plot.add_hline(y=1, line={"color": COLOURS[PLAIN], "dash": "dash", "width": 1})
+    plot.add_hline(y=1, line={"color": PALETTE["grey"], "dash": "dash", "width": 1})
     plot.update_yaxes(title=f"speedup over {title_of(baseline)}", rangemode="tozero")
     return plot
 

@@ -21,12 +21,11 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import (
     PARSE,
-    WITH_PARSE,
     Assignment,
     BenchRun,
     Item,
     Variant,
-    kind_of,
+    has_parse,
     title_of,
 )
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
@@ -127,7 +126,7 @@ class Runner:
                 self._measured.serving.append(found)
                 at = f"{found.variant.label}, {concurrency} at a time"
                 self._log(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
-        if kind_of(endpoint.name) in WITH_PARSE and settings.traced:
+        if has_parse(endpoint.name) and settings.traced:
             indices = settings.indices(run, 1, len(self._task.items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):
                 self._measured.traced.append(self._ask(endpoint, variant, indices, run))

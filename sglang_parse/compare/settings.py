@@ -22,29 +22,24 @@ from sglang_parse.client.flags import (
 )
 from sglang_parse.client.records import (
     DRAFT,
-    EAGLE3,
-    PARSE,
-    PARSE_EAGLE3,
     PARSE_ONE,
     PLAIN,
-    STANDALONE,
     TITLES,
-    WITH_PARSE,
     BenchError,
     Variant,
+    has_parse,
     kind_of,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.client.targets import Models
 
-SERVERS = (PLAIN, STANDALONE, EAGLE3, PARSE_ONE, PARSE, PARSE_EAGLE3, DRAFT)
 OF_THE_PAIR = ("target", "draft", "eagle3", "question")
 WAVES = 4
 """Requests per place of a closed loop, at least: its beginning and end are the smaller part."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
-        "servers": (PLAIN, DRAFT, PARSE),
+        "servers": ("plain", "draft", "parse"),
         "concurrencies": (1, 8),
         "thresholds": (),
         "requests": 12,
@@ -52,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "output": Path("build/demo"),
     },
     "load": {
-        "servers": (PLAIN, STANDALONE, EAGLE3, PARSE, PARSE_EAGLE3),
+        "servers": ("plain", "standalone", "eagle3", "parse", "parse-eagle3"),
         "concurrencies": (1, 4, 8, 16),
         "thresholds": (),
         "off_fractions": (0.0, 0.5, 1.0),
@@ -112,7 +107,9 @@ class CompareSettings(Flags):
     standalone_steps: int = _models(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = _models(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = _models(
-        SERVERS, f"of {','.join(SERVERS)}; default: the command's, or those of --url", read=_servers
+        tuple(TITLES),
+        f"of {','.join(TITLES)}; default: the command's, or those of --url",
+        read=_servers,
     )
     remotes: dict[str, Remote] = _models(
         [],
@@ -194,7 +191,7 @@ class CompareSettings(Flags):
 
     def _names_of(self, kind: str) -> tuple[str, ...]:
         """A server per simulated acceptance, of the kinds with PARSE that are started here."""
-        if kind not in WITH_PARSE or kind in self.remotes or not self.acceptances:
+        if not has_parse(kind) or kind in self.remotes or not self.acceptances:
             return (kind,)
         return tuple(f"{kind}@{fraction:g}" for fraction in self.acceptances)
 
@@ -225,19 +222,18 @@ class CompareSettings(Flags):
     @property
     def stock_servers(self) -> tuple[str, ...]:
         """Servers without PARSE that answer as the target does."""
-        others = (*WITH_PARSE, DRAFT)
-        return tuple(name for name in self.servers if kind_of(name) not in others)
+        return tuple(name for name in self.servers if not has_parse(name) and name != DRAFT)
 
     def graded_variants(self, server: str) -> tuple[Variant, ...]:
         """A server's own threshold, then the others."""
         # Token by token the draft's text is the same: other thresholds add nothing.
-        has_others = kind_of(server) in WITH_PARSE and kind_of(server) != PARSE_ONE
+        has_others = has_parse(server) and kind_of(server) != PARSE_ONE
         others = self.thresholds if has_others else ()
         return (Variant(server), *(Variant(server, threshold) for threshold in others))
 
     def loads(self, server: str) -> list[tuple[Variant, int]]:
         """Variants and concurrencies that ``bench_serving`` measures, in this order."""
-        offs = self.off_fractions if kind_of(server) in WITH_PARSE else (0.0,)
+        offs = self.off_fractions if has_parse(server) else (0.0,)
         own = [Variant(server, off_fraction=off) for off in offs]
         found = [(variant, concurrency) for concurrency in self.concurrencies for variant in own]
         return [*found, *((variant, 1) for variant in self.graded_variants(server)[1:])]

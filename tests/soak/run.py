@@ -21,7 +21,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from sglang_parse.cli import end_on_sigterm
-from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models, load_problems
+from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import run_program, write_json
 from sglang_parse.client.records import PARSE, PLAIN
@@ -31,6 +31,7 @@ from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.core.config import flag
 from soak.drive import Outcome, drive, leaks_of, plain_answers
 from soak.load import Message, SoakRequest, make_request
+from support.pair_models import demo_models
 
 NUM_PROBLEMS = 2_000
 SHORT_ROUNDS = parse_settings(draft_tokens=24, draft_chunk=8, drafting="always")

@@ -24,7 +24,7 @@ from typing import Any
 
 from untrained import save_untrained  # examples/demo_pair
 
-from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.client.demo_pair import DEMO_PAIR
 from sglang_parse.client.records import PARSE
 from sglang_parse.client.servers import Server, free_ports
 from sglang_parse.client.targets import parse_settings, server_specs
@@ -34,6 +34,7 @@ from sglang_parse.core.policy.stage_cost import Stage
 from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info
 from support.demo_pair import held_out
+from support.pair_models import demo_models
 from support.loads import best_fixed, loads, recorded
 from support.servers import plugin
 

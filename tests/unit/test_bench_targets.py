@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.client.demo_pair import DEMO_PAIR, demo_models
+from sglang_parse.client.demo_pair import DEMO_PAIR
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.targets import Models, command_of, server_specs
+from support.pair_models import demo_models
 
 pytestmark = pytest.mark.unit
 

@@ -7,10 +7,10 @@ import argparse
 import pytest
 
 from sglang_parse import cli
-from sglang_parse.client.records import Variant, title_of
+from sglang_parse.client.records import TITLES, Variant, title_of
 from sglang_parse.client.targets import server_specs
 from sglang_parse.compare import settings as module
-from sglang_parse.compare.settings import PRESETS, SERVERS, CompareSettings, add_arguments
+from sglang_parse.compare.settings import PRESETS, CompareSettings, add_arguments
 from sglang_parse.core.simulation import ENV_VAR
 
 pytestmark = pytest.mark.unit
@@ -40,7 +40,7 @@ def test_a_flag_is_read_once_and_for_all():
 
 
 def test_presets():
-    assert settings().servers == SERVERS
+    assert settings().servers == tuple(TITLES)
     demo, load = settings(preset="demo"), settings(preset="load")
     assert (demo.servers, demo.concurrencies) == (("plain", "draft", "parse"), (1, 8))
     assert demo.loads("parse") == [(Variant("parse"), 1), (Variant("parse"), 8)]
