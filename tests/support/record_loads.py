@@ -34,8 +34,8 @@ from sglang_parse.core.policy.stage_cost import Stage
 from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info
 from support.demo_pair import held_out
-from support.pair_models import demo_models
 from support.loads import best_fixed, loads, recorded
+from support.pair_models import demo_models
 from support.servers import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
