@@ -76,21 +76,6 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedAt:
-    """A round's accepted length over a range of thresholds.
-
-    Attributes:
-        up_to: largest threshold of the range, which starts above the previous entry's.
-        accepted_len: draft tokens.
-        decided_by: as in ``TraceRecord``.
-    """
-
-    up_to: float
-    accepted_len: int
-    decided_by: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class ExplainedRound:
     """A draft, its verdicts, and the target's text after the accepted prefix.
 
@@ -98,7 +83,8 @@ class ExplainedRound:
         target_text: the target's text up to the next draft.
         num_matched: matched tokens in it.
         verdict_tokens: accept and reject token as text; () without questions.
-        accepted_at: ascending thresholds; () if verdicts did not set the accepted length.
+        accepted_at: (largest threshold of a range, accepted length there), ascending; () if
+            verdicts did not set the accepted length.
     """
 
     record: TraceRecord
@@ -106,7 +92,7 @@ class ExplainedRound:
     target_text: str
     num_matched: int
     verdict_tokens: tuple[str, ...]
-    accepted_at: tuple[AcceptedAt, ...]
+    accepted_at: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +236,7 @@ def num_matched(record: TraceRecord) -> int:
     return matching_tokens(verified[record["accepted_len"] :], record.get("bonus_token_ids", ()))
 
 
-def _accepted_at(record: TraceRecord) -> Iterator[AcceptedAt]:
+def _accepted_at(record: TraceRecord) -> Iterator[tuple[float, int]]:
     """By the round's own selection rule; the accepted length changes at verdicts only."""
     rule, verdicts = record["selection"], record["verdicts"]
     if rule is None:
@@ -259,7 +245,7 @@ def _accepted_at(record: TraceRecord) -> Iterator[AcceptedAt]:
         found = select(
             *(verdicts, record["prefix_ends"], threshold, rule), is_finished=record["finished"]
         )
-        yield AcceptedAt(threshold, found.accepted_len, found.decided_by)
+        yield threshold, found.accepted_len
 
 
 def answer_table(answer: ExplainedAnswer, title: str) -> Table:

@@ -1,7 +1,7 @@
 """explain.html: one self-contained file with a movable threshold.
 
 Accepted lengths at other thresholds come from the server's selection rule
-(``client.traced.AcceptedAt``); the page's script looks them up.
+(``client.traced.ExplainedRound``); the page's script looks them up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from sglang_parse.client.traced import (
     REJECTED,
     UNVERIFIED,
     ExplainedAnswer,
-    ExplainedRound,
 )
 
 _TEMPLATES = ("sglang_parse.explain", "sglang_parse.client")
@@ -49,7 +48,6 @@ def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
         "position": position,
         "level": level,
         "visible": visible,
-        "accepted_at": accepted_at,
         "stages": stages,
         "max_logit": MAX_LOGIT,
         "marks": MARKS,
@@ -88,11 +86,6 @@ def visible(text: str) -> str:
     """Strips line ends from a segment, or shows them as arrows if there is nothing else."""
     stripped = text.rstrip("\n")
     return stripped if stripped.strip() else stripped + "↵" * (len(text) - len(stripped))
-
-
-def accepted_at(one: ExplainedRound) -> list[list[float | None]]:
-    """Returns [[largest threshold, accepted length], ...] for the page's script."""
-    return [[entry.up_to, entry.accepted_len] for entry in one.accepted_at]
 
 
 def stages(answer: ExplainedAnswer) -> list[tuple[str, float, float]]:
