@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
+from sglang_parse.client import page
 from sglang_parse.client.records import STAGES
 from sglang_parse.client.traced import (
     ACCEPTED,
@@ -21,7 +20,6 @@ from sglang_parse.client.traced import (
     ExplainedAnswer,
 )
 
-_TEMPLATES = ("sglang_parse.explain", "sglang_parse.client")
 MARKS = {ACCEPTED: "✓", REJECTED: "✗", DROPPED: "–", UNVERIFIED: "…"}
 """Shown beside the colour, which not everybody can see."""
 MAX_LOGIT = 9.2
@@ -37,25 +35,19 @@ def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
     Args:
         facts: ``date`` and ``source``, for its head.
     """
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader(name, "templates") for name in _TEMPLATES]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {
-        "position": position,
-        "level": level,
-        "visible": visible,
-        "stages": stages,
-        "max_logit": MAX_LOGIT,
-        "marks": MARKS,
-    }
     thresholds = {
         one.record["threshold"] for answer in answers for one in answer.rounds if one.accepted_at
     }
-    return environment.get_template("explain.html.j2").render(
+    return page.render(
+        "sglang_parse.explain",
+        "explain.html.j2",
+        {},
+        position=position,
+        level=level,
+        visible=visible,
+        stages=stages,
+        max_logit=MAX_LOGIT,
+        marks=MARKS,
         answers=answers,
         facts=facts,
         ticks=TICKS,
