@@ -23,6 +23,8 @@ _COUNTERS = {
     "draft_forwards": ("draft_forwards_total", "", 1.0),
     "accepted_tokens": ("accepted_tokens_total", "", 1.0),
     "matched_tokens": ("matched_tokens_total", "", 1.0),
+    "matched_prefixes": ("matched_prefixes_total", "", 1.0),
+    "rejected_matched_prefixes": ("rejected_matched_prefixes_total", "", 1.0),
     "target_tokens": ("target_tokens_total", "parse", 1.0),
     "eagle3_steps": ("eagle3_steps_total", "", 1.0),
     "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),

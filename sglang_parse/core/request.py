@@ -78,6 +78,9 @@ class Stats:
         accepted_tokens: draft tokens accepted by the selection rule.
         matched_tokens: draft tokens after the accepted prefix that equal the target's choices and
             are output; counted in ``target_tokens``.
+        matched_prefixes: verified prefixes that the target would have written itself: all of their
+            tokens equal its choices. Counted in greedy requests under semantic verification.
+        rejected_matched_prefixes: those of them whose verdict is below the threshold.
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
         skipped_drafts: times that drafting was possible but not expected to pay (per segment; in
             token mode per token).
@@ -92,6 +95,8 @@ class Stats:
     draft_forwards: int = 0
     accepted_tokens: int = 0
     matched_tokens: int = 0
+    matched_prefixes: int = 0
+    rejected_matched_prefixes: int = 0
     kv_truncated_drafts: int = 0
     skipped_drafts: int = 0
     eagle3_steps: int = 0
@@ -118,6 +123,7 @@ class RequestState:
         segment_start: output length where the target's segment starts; drafting resumes when the
             segment is complete, if ``resumes``.
         drafting_suspended: a draft was due and did not start, because it was not expected to pay.
+        no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
         output_ids: output tokens on the host.
@@ -147,6 +153,7 @@ class RequestState:
     segment_start: int = 0
     resumes: bool = True
     drafting_suspended: bool = False
+    no_draft_reason: str = ""
     num_failed: int = 0
     eagle: object | None = None
     output_ids: list[int] = field(default_factory=list)
@@ -221,6 +228,7 @@ class RequestState:
             self.stats.kv_truncated_drafts += 1
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
             self.start_decode(len(self.output_ids))
+            self.no_draft_reason = "KV slots are short"
             self.action = Action.DECODE
 
     # -- draft ------------------------------------------------------------------
@@ -322,6 +330,11 @@ class RequestState:
         if record is not None:
             self.trace.append(record)
 
+    def count_matched_prefixes(self, num_matched: int, num_rejected: int) -> None:
+        """Counts verified prefixes that the target would have written itself."""
+        self.stats.matched_prefixes += num_matched
+        self.stats.rejected_matched_prefixes += num_rejected
+
     def finish_decode(self, num_tokens: int, *, num_beyond: int, is_eagle: bool) -> None:
         """Counts the tokens of a decode step.
 
@@ -349,9 +362,10 @@ class RequestState:
         self.phase, self.draft = Phase.DECODING, Draft()
         self.segment_start, self.resumes, self.drafting_suspended = segment_start, resumes, False
 
-    def skip_draft(self, segment_start: int) -> None:
-        """Drafting does not pay now: the target decodes one more segment."""
+    def skip_draft(self, segment_start: int, reason: str) -> None:
+        """Drafting does not pay now, for ``reason``: the target decodes one more segment."""
         self.start_decode(segment_start)
+        self.no_draft_reason = reason
         self.drafting_suspended = True
         self.stats.skipped_drafts += 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # Written as escapes: the wide marks look like "!?" in many fonts and editors.
 _WIDE_MARKS = "\u3002\uff01\uff1f"  # ideographic full stop, fullwidth ! and ?
@@ -135,3 +136,28 @@ def first_segment_end(pieces: Sequence[str], rule: SegmentRule, num_new: int) ->
         known -= 1
     ends = segment_ends(pieces[known:], rule)
     return known + ends[0] if ends else None
+
+
+class Segmenter:
+    """Cuts token ids into segments.
+
+    Args:
+        tokenizer: the target's.
+        rule: where segments end.
+    """
+
+    def __init__(self, tokenizer: Any, rule: SegmentRule) -> None:
+        self.rule, self._tokenizer = rule, tokenizer
+        self._pieces: dict[int, str] = {}
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns the text of each token inside a text; some tokenizers drop a leading space."""
+        for token in token_ids:
+            if token not in self._pieces:
+                once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
+                self._pieces[token] = twice[len(once) :]
+        return [self._pieces[token] for token in token_ids]
+
+    def first_end(self, token_ids: Sequence[int], num_new: int) -> int | None:
+        """Returns as ``first_segment_end``, for token ids."""
+        return first_segment_end(self.pieces(token_ids), self.rule, num_new)

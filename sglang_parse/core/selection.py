@@ -98,3 +98,18 @@ def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:
             break
         matched += 1
     return matched
+
+
+def matched_prefixes(
+    prefix_ends: Sequence[int], verdicts: Sequence[float], threshold: float, num_matched: int
+) -> tuple[int, int]:
+    """Counts the prefixes that the target would have written itself, and the rejected ones of them.
+
+    A verdict below the threshold on such a prefix contradicts the target's own choices.
+
+    Args:
+        prefix_ends, verdicts, threshold: as for ``select``.
+        num_matched: leading draft tokens that equal the target's choices.
+    """
+    matched = [v for end, v in zip(prefix_ends, verdicts, strict=True) if end <= num_matched]
+    return len(matched), sum(verdict < threshold for verdict in matched)

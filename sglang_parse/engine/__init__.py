@@ -22,6 +22,7 @@ Beside them:
     parts          the engine's parts
     requests       queries of a request
     batch          views of SGLang's batch
+    verdicts       what the target is asked about a draft, and its answers
     sampling       SGLang's sampler, row by row
     timing         stage times
     broadcast      one decision for all tensor-parallel ranks

@@ -14,6 +14,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.draft_model import DraftModel
@@ -23,6 +24,7 @@ from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.target import TargetModel
+from sglang_parse.engine.verdicts import QuestionJudge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import certified_server
@@ -64,6 +66,9 @@ def build_engine(
     counters.certificate_mismatch = certified.mismatch
     certificate = certified.certificate
     drift = DriftWatch(certificate.first_verdicts) if certificate else None
+    segments = Segmenter(tokenizer, config.segment_rule)
+    asks = (segments, config.max_prefixes, counters, drift)
+    judge = QuestionJudge(question, *asks) if question else None
     return Engine(
         config=config,
         drafter=Drafter(
@@ -78,8 +83,9 @@ def build_engine(
         ),
         draft_guard=DraftGuard(num_ranks=server_args.tp_size),
         eagle=EagleDecoder(*models, config.eagle3_path) if config.uses_eagle3 else None,
-        verifier=Verifier(target, question, is_masked=is_masked),
-        committer=Committer(config, tokenizer, question, controller, counters, drift),
+        judge=judge,
+        verifier=Verifier(target, judge, is_masked=is_masked),
+        committer=Committer(config, judge, controller, counters),
         schedule=Schedule(config, controller, max_question_len, parallel.size),
         controller=controller,
         counters=counters,

@@ -11,24 +11,21 @@ import logging
 from collections.abc import Container, Sequence
 from dataclasses import asdict
 from operator import ne
-from typing import Any
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Action, Phase, Questions, TraceRecord
+from sglang_parse.core.phases import Action, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.core.segment import evenly_spaced, first_segment_end, prefix_ends
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine.faults import NAN_IN_TARGET
-from sglang_parse.engine.requests import tokens_left
+from sglang_parse.engine.requests import draft_completes_answer, tokens_left
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.verdicts import QuestionJudge
 from sglang_parse.engine.verify import TargetResult
-from sglang_parse.telemetry.drift import DriftWatch
 
 logger = logging.getLogger(__name__)
 
@@ -38,28 +35,20 @@ class Committer:
 
     Args:
         config: the server's settings.
-        tokenizer: the target's.
-        question: the question of a verify pass; None in token mode.
+        judge: where verdicts come from; None in token mode.
         controller: decides about drafts, and observes every round.
         counters: the process's counters.
-        drift: compares verdicts with the certificate's.
     """
 
     def __init__(
         self,
         config: ParseConfig,
-        tokenizer: Any,
-        question: Question | None,
+        judge: QuestionJudge | None,
         controller: Controller,
         counters: Counters,
-        drift: DriftWatch | None = None,
     ) -> None:
-        self.config, self.question, self.drift = config, question, drift
+        self.config, self.judge = config, judge
         self.controller, self.counters = controller, counters
-        self.rule = config.segment_rule
-        self._tokenizer = tokenizer
-        self._pieces: dict[int, str] = {}
-        self._low_mass_reported = False
         self._simulated = SimulatedAcceptance.from_env(config)
         if self._simulated is not None:
             self._report_simulation(self._simulated)
@@ -96,49 +85,15 @@ class Committer:
 
     # -- drafts -----------------------------------------------------------------
 
-    def questions(self, req: Req) -> Questions | None:
-        """Questions about a complete draft; None while it is incomplete, and in token mode."""
-        state, question = req.parse_state, self.question
-        if state.phase is not Phase.VERIFYING or question is None:
-            return None
-        draft = state.draft
-        pieces = [self._piece(token) for token in draft.token_ids]
-        all_ends = prefix_ends(pieces, self.rule, finished=_is_whole(req), max_prefixes=len(pieces))
-        ends = evenly_spaced(
-            all_ends, state.plan.max_prefixes if state.plan else self.config.max_prefixes
-        )
-        was_thinking = self._is_thinking(req, question)
-        ids = [
-            question.ids_for(
-                draft.token_ids[:end],
-                complete=draft.finished and end == state.num_drafted,
-                was_thinking=was_thinking,
-                ends_line=pieces[end - 1].endswith("\n"),
-            )
-            for end in ends
-        ]
-        return Questions(ends, ids, len(all_ends), was_thinking)
-
-    def _is_thinking(self, req: Req, question: Question) -> bool:
-        """Whether a think block is open after the output; scans only what is new."""
-        state, thinking = req.parse_state, question.thinking
-        if thinking is None:
-            return False
-        before = state.is_thinking
-        if not state.num_scanned:
-            before = thinking.is_open_after(req.origin_input_ids)
-        return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
-
     def _commit_round(self, req: Req, result: TargetResult) -> Sequence[int]:
         state, draft = req.parse_state, req.parse_state.draft
-        self._watch_mass(result)
         selection = self._select(state, result)
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
         record = None
         if state.policy.keep_trace:
-            record = trace_record(state, result, selection, bonus, self.question)
+            record = trace_record(state, result, selection, bonus, self.judge)
         has_failed = self._observe(req, result, accepted_len, matched)
         tokens = (*draft.token_ids[:accepted_len], *bonus)
         state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
@@ -149,7 +104,7 @@ class Committer:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
         which is exact for greedy and sampled output."""
         draft, threshold = state.draft, state.policy.threshold
-        if self.question is None:
+        if self.judge is None:
             matched = matching_tokens(draft.token_ids, result.target_tokens)
             return Selection(0 if threshold > 1 else matched)
         if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
@@ -174,10 +129,9 @@ class Committer:
         state = req.parse_state
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
         self.counters.observe_verify(state.num_drafted, accepted_len, result.verdicts)
-        if self.drift is not None and not state.stats.rounds:
-            if self.drift.observe(result.verdicts):
-                self.counters.count("drifted_windows_total")
-            self.counters.verdict_drift = self.drift.distance
+        if self.judge is not None:
+            seen = result.verdicts, result.verdict_mass, result.target_tokens
+            self.judge.observe(req, *seen, decides=self._simulated is None)
         threshold = state.policy.threshold
         self.controller.observe_round(threshold, outcome, num_failed=state.num_failed)
         return outcome.has_failed
@@ -224,9 +178,9 @@ class Committer:
         Args:
             segment: the tokens from ``segment_start`` on, the last ``num_new`` of them new.
         """
-        if self.question is None:
+        if self.judge is None:
             return len(segment)
-        end = first_segment_end([self._piece(token) for token in segment], self.rule, num_new)
+        end = self.judge.segments.first_end(segment, num_new)
         if end is not None and not state.drafting_suspended:
             self.controller.observe_decoded_segment(state.policy.threshold, end)
         return end
@@ -238,33 +192,8 @@ class Committer:
         if plan:
             state.start_draft(plan)
         else:
-            state.skip_draft(num_written)
+            state.skip_draft(num_written, self.controller.no_draft_reason)
         return bool(plan)
-
-    # -- logs -------------------------------------------------------------------
-
-    def _piece(self, token_id: int) -> str:
-        """A token's text inside a text; some tokenizers drop a leading space."""
-        if token_id not in self._pieces:
-            once, twice = (self._tokenizer.decode([token_id] * count) for count in (1, 2))
-            self._pieces[token_id] = twice[len(once) :]
-        return self._pieces[token_id]
-
-    def _watch_mass(self, result: TargetResult) -> None:
-        """Warns once if the target does not answer the question with the verdict tokens."""
-        if self._low_mass_reported or not result.verdict_mass:
-            return
-        mean = sum(result.verdict_mass) / len(result.verdict_mass)
-        if mean < LOW_VERDICT_MASS:
-            self._low_mass_reported = True
-            logger.warning(
-                "PARSE: the verdict tokens get only %.3f of the probability on average in one "
-                "verify pass (below %.1f), so verdicts mean little. Fix: give --parse-question a "
-                "wording that this model answers with the verdict words, or another pair of words "
-                "(such as Yes and No), and take --parse-threshold from sglang-parse calibrate.",
-                mean,
-                LOW_VERDICT_MASS,
-            )
 
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
         self.counters.simulated_accept_ratio = simulated.fraction
@@ -293,7 +222,7 @@ def _verify_outcome(
         num_segments=state.draft.num_segments or drafted,
         accepted_len=accepted_len,
         reject_end=rejected,
-        is_finished=_is_whole(req),
+        is_finished=draft_completes_answer(req),
         num_matched=matched,
         num_mismatched=sum(map(ne, state.draft.token_ids[:accepted_len], target_tokens)),
     )
@@ -304,7 +233,7 @@ def trace_record(
     result: TargetResult,
     selection: Selection,
     bonus: Sequence[int],
-    question: Question | None,
+    judge: QuestionJudge | None,
 ) -> TraceRecord:
     draft = state.draft
     return {
@@ -314,8 +243,8 @@ def trace_record(
         "finished": draft.finished,
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],
-        "accept_token_id": question.accept_id if question else None,
-        "reject_token_id": question.reject_id if question else None,
+        "accept_token_id": judge.question.accept_id if judge else None,
+        "reject_token_id": judge.question.reject_id if judge else None,
         "verdicts": list(result.verdicts),
         "verdict_mass": list(result.verdict_mass),
         "threshold": state.policy.threshold,
@@ -327,12 +256,6 @@ def trace_record(
         "target_token_ids": list(result.target_tokens),
         "plan": asdict(state.plan) if state.plan else {},
     }
-
-
-def _is_whole(req: Req) -> bool:
-    """Whether the answer ends with the draft: by a stop token or at its length limit."""
-    state = req.parse_state
-    return state.draft.finished or state.num_drafted >= tokens_left(req)
 
 
 def _ends_answer(req: Req, accepted_len: int) -> bool:

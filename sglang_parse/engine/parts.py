@@ -13,18 +13,21 @@ from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.timing import StageTimer
+from sglang_parse.engine.verdicts import QuestionJudge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup.certificates import Certified
 
 
 @dataclass(slots=True)
 class Engine:
-    """Everything that an iteration works with; ``eagle`` is None without an EAGLE-3 head."""
+    """Everything that an iteration works with; ``eagle`` is None without an EAGLE-3 head,
+    ``judge`` in token mode."""
 
     config: ParseConfig
     drafter: Drafter
     draft_guard: DraftGuard
     eagle: EagleDecoder | None
+    judge: QuestionJudge | None
     verifier: Verifier
     committer: Committer
     schedule: Schedule

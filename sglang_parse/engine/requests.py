@@ -30,6 +30,17 @@ def decodes_with_eagle(req: Req) -> bool:
     return state.phase in TARGET_DECODES and state.eagle is not None and tokens_left(req) > 1
 
 
+def draft_completes_answer(req: Req) -> bool:
+    """Whether the answer ends with the draft: by a stop token or at its length limit."""
+    state = req.parse_state
+    return state.draft.finished or state.num_drafted >= tokens_left(req)
+
+
+def is_greedy(req: Req) -> bool:
+    """Whether the target's choices are its most likely tokens."""
+    return req.sampling_params.top_k <= 1
+
+
 def needs_hidden_states(reqs: Sequence[Req]) -> bool:
     """Whether the EAGLE-3 head runs for any of the requests, so that the target captures."""
     return any(req.parse_state.policy.uses_eagle for req in reqs)

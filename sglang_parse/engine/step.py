@@ -123,8 +123,11 @@ class Step:
 
     def _ask(self, rows: Sequence[int]) -> None:
         """Attaches the questions to complete drafts."""
+        judge = self.engine.judge
+        if judge is None:
+            return
         for req in self._reqs(rows):
-            questions = None if is_gone(req) else self.engine.committer.questions(req)
+            questions = None if is_gone(req) else judge.questions(req)
             if questions is not None:
                 req.parse_state.ask(questions)
 

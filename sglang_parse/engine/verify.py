@@ -16,7 +16,6 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
-from sglang_parse.core.question import Question
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import nan_rows
@@ -31,6 +30,7 @@ from sglang_parse.engine.requests import needs_hidden_states
 from sglang_parse.engine.sampling import RowSampler
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
+from sglang_parse.engine.verdicts import QuestionJudge
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +151,14 @@ class Verifier:
 
     Args:
         target: the target model.
-        question: the question of a verify pass; None in token mode.
+        judge: where verdicts come from; None in token mode.
         is_masked: verify in the layout ``mask``, otherwise in ``alias``.
     """
 
-    def __init__(self, target: TargetModel, question: Question | None, *, is_masked: bool) -> None:
-        self.target, self.question, self.is_masked = target, question, is_masked
+    def __init__(
+        self, target: TargetModel, judge: QuestionJudge | None, *, is_masked: bool
+    ) -> None:
+        self.target, self.judge, self.is_masked = target, judge, is_masked
 
     def decode(
         self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
@@ -199,7 +201,7 @@ class Verifier:
             proposals: by index, what an EAGLE-3 head proposes.
             decoding: indices of the requests that decode one token.
         """
-        reqs, semantic = batch.reqs, self.question is not None
+        reqs, semantic = batch.reqs, self.judge is not None
         decoding = sorted(decoding, key=lambda row: bool(reqs[row].lora_id))
         riding = [row for row in decoding if not reqs[row].lora_id]
         alone = decoding[len(riding) :]
@@ -238,7 +240,7 @@ class Verifier:
         has_logprobs = False
         if decoding:
             tokens, sampled, has_logprobs = self._sample(batch, decoding, torch.cat(decode_logits))
-            width = 1 if self.question is None else 2
+            width = 1 if self.judge is None else 2
             values.append(torch.nn.functional.pad(tokens[:, None], (0, width - 1)))
         return TargetForward(
             [Action.VERIFY] * len(drafted)
@@ -260,7 +262,7 @@ class Verifier:
         """float64 [rows, 1 or 2] of verified rows; see ``TargetForward``. Overwrites the logits."""
         is_bad = nan_rows(logits)
         sampler = RowSampler(self.target.runner, batch)
-        if self.question is None:
+        if self.judge is None:
             values = _choose(parts, logits, sampler).double()[:, None]
         else:
             token_index, verdict_index = _logits_places(parts)
@@ -269,7 +271,7 @@ class Verifier:
             values[tokens, 0] = _choose(parts, logits, sampler, tokens).double()
             if verdict_index:
                 asked = on_device(verdict_index, logits.device)
-                values[asked] = read_verdicts(logits[asked], self.question).double()
+                values[asked] = self.judge.read(logits[asked]).double()
         return values.masked_fill_(is_bad[:, None], float("nan"))
 
     def _sample(
@@ -289,14 +291,6 @@ class Verifier:
         sampler = RowSampler(self.target.runner, batch)
         tokens, output = sampler.sample(logits, rows, positions, return_logprob=has_logprobs)
         return tokens.double().masked_fill(is_bad, float("nan")), output, has_logprobs
-
-
-def read_verdicts(logits: torch.Tensor, question: Question) -> torch.Tensor:
-    """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
-    # Column by column: indexing with a list would wait for the device.
-    pair = torch.stack([logits[:, question.accept_id], logits[:, question.reject_id]], -1).float()
-    mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
-    return torch.stack([pair.softmax(-1)[:, 0], mass], dim=-1)
 
 
 def _choose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.forward import verify_rows
+from sglang_parse.engine.verdicts import WINDOW, QuestionJudge
 from sglang_parse.engine.verify import TargetResult
 
 pytestmark = pytest.mark.compat
@@ -39,8 +42,10 @@ class Round:
         self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
+        segments = Segmenter(Tokens(), config.segment_rule)
+        self.question_judge = QuestionJudge(QUESTION, segments, config.max_prefixes, Counters())
         self.committer = Committer(
-            config, Tokens(), QUESTION, Controller(mode="always"), Counters()
+            config, self.question_judge, Controller(mode="always"), Counters()
         )
         self.state = RequestState(
             RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
@@ -53,11 +58,11 @@ class Round:
         self.req = SimpleNamespace(
             parse_state=self.state,
             origin_input_ids=list(range(100, 119)),
-            sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit),
+            sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit, top_k=1),
         )
 
     def ask(self) -> Questions:
-        questions = self.committer.questions(self.req)
+        questions = self.question_judge.questions(self.req)
         assert questions is not None
         self.state.ask(questions)
         return questions
@@ -248,3 +253,47 @@ def test_no_draft_no_tail():
     one.judge([0.9], choice=16)
     assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
     assert one.state.draft_kv_len <= one.state.committed
+
+
+# -- verdicts against the target's own choices -------------------------------------------
+
+
+def prefixes_of(one: Round) -> tuple[int, int]:
+    stats = one.state.stats
+    return stats.matched_prefixes, stats.rejected_matched_prefixes
+
+
+def test_prefixes_that_the_target_would_have_written_are_counted_and_the_rejected_ones_of_them():
+    one = Round([11, 12, 13, 14, 15, 16])
+    one.agree([0.9, 0.4, 0.1], but_at=4)  # the third prefix is not the target's own
+    assert prefixes_of(one) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "threshold", "simulated"), [(40, 0.5, ""), (1, 1.1, ""), (1, 0.5, "0.5")]
+)
+def test_nothing_is_counted_where_verdicts_or_choices_are_no_evidence(
+    top_k: int, threshold: float, simulated: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Sampled choices, a threshold that rejects everything, verdicts that decide nothing."""
+    if simulated:
+        monkeypatch.setenv(SIMULATION, simulated)
+    one = Round([11, 12, 13, 14])
+    one.req.sampling_params.top_k = top_k
+    one.state.policy = replace(one.state.policy, threshold=threshold)
+    one.agree([0.1, 0.1])
+    assert prefixes_of(one) == (0, 0)
+
+
+@pytest.mark.parametrize(("verdict", "warnings"), [(0.1, 1), (0.9, 0)])
+def test_a_question_that_contradicts_the_target_is_reported_once(
+    verdict: float, warnings: int, caplog: pytest.LogCaptureFixture
+):
+    one = Round([11, 12])
+    one.ask()
+    for count in range(2 * WINDOW):
+        assert len(caplog.records) == warnings * (count >= WINDOW)
+        one.question_judge.observe(one.req, [verdict], [1.0], [11, 12])
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == warnings
+    assert all("16 of 16 prefixes (100 %)" in text for text in texts)

@@ -33,7 +33,7 @@ QUOTED = {
     "are not in force": "sglang_parse/patches/__init__.py",
     "question file": "sglang_parse/core/question.py",
     "chat template": "sglang_parse/core/question.py",
-    "the verdict tokens get only": "sglang_parse/engine/commit.py",
+    "the verdict tokens get only": "sglang_parse/engine/verdicts.py",
     "verify passes use the layout": "sglang_parse/engine/build.py",
     "NaN in the target model's logits": "sglang_parse/engine/faults.py",
     "the draft model": "sglang_parse/engine/faults.py",

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Phase, RequestPolicy
-from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import QuestionError, QuestionWording, render_question
 from sglang_parse.core.request import Draft, RequestState
-from sglang_parse.engine.commit import Committer
+from sglang_parse.core.segment import Segmenter
+from sglang_parse.engine.verdicts import QuestionJudge
 from sglang_parse.startup.models import AdmissionError
 from sglang_parse.startup.questions import question_for
 from support.chat_families import FAMILIES, QUESTIONS
@@ -162,10 +162,11 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     config = ParseConfig(question=str(QUESTIONS / f"{family.question}.json"), segment="sentence")
     tokenizer = family.tokenizer()
     question = render_question(tokenizer, family.wording)
-    committer = Committer(config, tokenizer, question, Controller(), Counters())
+    segments = Segmenter(tokenizer, config.segment_rule)
+    judge = QuestionJudge(question, segments, config.max_prefixes, Counters())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
-    questions = committer.questions(request_of(state))
+    questions = judge.questions(request_of(state))
     texts = [tokenizer.decode(draft[:end]) for end in questions.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
 
@@ -176,14 +177,15 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     tokenizer = FAMILIES["qwen3-thinking"].tokenizer()
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
     assert question is not None
-    committer = Committer(config, tokenizer, question, Controller(), Counters())
+    segments = Segmenter(tokenizer, config.segment_rule)
+    judge = QuestionJudge(question, segments, config.max_prefixes, Counters())
     state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING)
     req = request_of(state, 5, 6)
 
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:
         state.output_ids += tokenizer.encode(output)
         state.draft = Draft(tokenizer.encode(draft), finished=finished)
-        state.ask(committer.questions(req))
+        state.ask(judge.questions(req))
         return state.draft.question_ids
 
     inside, behind = question.thinking.suffix_ids, question.partial_ids

@@ -246,6 +246,7 @@ def engine_for(
     from sglang_parse.engine.faults import DraftGuard
     from sglang_parse.engine.parts import Engine
     from sglang_parse.engine.target import TargetModel
+    from sglang_parse.engine.verdicts import QuestionJudge
     from sglang_parse.engine.verify import Verifier
 
     table = batch.req_to_token_pool.req_to_token
@@ -273,9 +274,11 @@ def engine_for(
         ),
         draft_guard=DraftGuard(1),
         eagle=None,
-        verifier=Verifier(target, question, is_masked=is_masked),
+        judge=None,
+        verifier=Verifier(
+            target, question and QuestionJudge(question, None, 1, None), is_masked=is_masked
+        ),
         committer=SimpleNamespace(
-            questions=lambda _: None,
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
         ),
         schedule=SimpleNamespace(invalidate=lambda: None),

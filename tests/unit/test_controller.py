@@ -91,7 +91,9 @@ def test_a_request_may_ask_for_drafts_that_do_not_pay(mode: str):
 
 
 def test_a_threshold_above_one_never_drafts():
-    assert with_costs().plan(1.5) is None
+    controller = with_costs()
+    assert controller.plan(1.5) is None
+    assert controller.no_draft_reason == "a threshold above 1 accepts no draft"
     assert with_costs().plan(1.0) is not None
 
 
@@ -113,6 +115,8 @@ def test_bad_probes_suspend_drafting():
     assert controller.plan(HALF) is None
     assert controller.speedup is not None
     assert controller.speedup < 1
+    reason = f"drafting suspended: expected speedup {controller.speedup:.2f}, below 1.1"
+    assert controller.no_draft_reason == reason
 
 
 def test_draft_length_follows_acceptance():
@@ -350,6 +354,7 @@ def test_the_decode_cost_is_measured_again(draft_ms: float, factor: int):
     controller = Controller()
     observe(controller, GOOD)
     assert controller.plan(HALF) is None  # the decode cost is unknown
+    assert controller.no_draft_reason.startswith("plain decoding is being timed")
     controller.observe(
         [StageTime(Stage.DECODE, 1, 1, 8.0), StageTime(Stage.DRAFT, 1, 16, draft_ms)]
     )

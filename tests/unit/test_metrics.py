@@ -129,6 +129,16 @@ def test_requests_that_never_started_are_not_counted():
     assert response_info(req) == {"mode": "plain", "reason": "not started"}
 
 
+def test_a_response_without_a_draft_has_a_reason():
+    req = request()
+    assert response_info(req)["reason"] == "the request ended before its first draft"
+    req.parse_state.skip_draft(1, "drafting suspended: expected speedup 0.63, below 1.1")
+    reason = response_info(req)["reason"]
+    assert reason == "drafting suspended: expected speedup 0.63, below 1.1"
+    req.parse_state.stats.drafted_tokens = 3
+    assert "reason" not in response_info(req)
+
+
 def test_simulated_acceptance_is_in_every_response():
     unstarted = Request(parse_state=None)
     for req in (request(), request("grammar"), unstarted):

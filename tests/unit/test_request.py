@@ -90,9 +90,9 @@ def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv(resumes):
 
 def test_a_skipped_draft_suspends_drafting_until_one_starts():
     changed = busy()
-    changed.skip_draft(3)
+    changed.skip_draft(3, "too slow")
     assert (changed.phase, changed.drafting_suspended) == (Phase.DECODING, True)
-    assert changed.stats.skipped_drafts == 1
+    assert (changed.stats.skipped_drafts, changed.no_draft_reason) == (1, "too slow")
     changed.start_draft(DraftPlan(8, 1, 8))
     assert (changed.phase, changed.drafting_suspended) == (Phase.DRAFTING, False)
 

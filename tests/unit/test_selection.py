@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sglang_parse.core.selection import (
     SELECTIONS,
     Selection,
+    matched_prefixes,
     matching_tokens,
     select,
 )
@@ -145,3 +146,10 @@ def test_the_deciding_verdict_determines_the_accepted_prefix(
 )
 def test_matching_tokens(draft, target_choice, matched):
     assert matching_tokens(draft, target_choice) == matched
+
+
+@pytest.mark.parametrize(
+    ("num_matched", "counts"), [(0, (0, 0)), (1, (0, 0)), (2, (1, 0)), (4, (2, 1)), (6, (3, 2))]
+)
+def test_matched_prefixes_are_those_within_the_matching_tokens(num_matched, counts):
+    assert matched_prefixes([2, 4, 6], [0.5, 0.2, 0.4], 0.5, num_matched) == counts

@@ -68,6 +68,7 @@ class Controller:
         mode: "auto" decides; "always" and "never" follow ``limits`` or never draft.
         num_running: running requests, including the one that queries.
         last_plan: None before the first plan.
+        no_draft_reason: why ``plan`` returned None the last time.
         speedup: last expected speedup of drafting; None until stage costs are known.
         eagle_gate: decides whether the EAGLE-3 head runs for a request.
     """
@@ -76,6 +77,7 @@ class Controller:
     mode: str = "auto"
     num_running: int = 1
     last_plan: DraftPlan | None = None
+    no_draft_reason: str = ""
     speedup: float | None = None
     eagle_gate: EagleGate = field(default_factory=EagleGate)
     _costs: StageCosts = field(default_factory=StageCosts)
@@ -178,7 +180,8 @@ class Controller:
     def plan(
         self, threshold: float, num_failed: int = 0, *, always: bool = False
     ) -> DraftPlan | None:
-        """Plans the next draft of a request; None if it should decode instead.
+        """Plans the next draft of a request; None if it should decode instead, for
+        ``no_draft_reason``.
 
         A returned probe counts as sent, so call this once per draft.
 
@@ -191,23 +194,33 @@ class Controller:
         return plan
 
     def _plan(self, threshold: float, num_failed: int) -> DraftPlan | None:
+        if self.mode == "always":
+            return self._full_plan()
         if self.mode != "auto":
-            return self._full_plan() if self.mode == "always" else None
+            return self._no_draft("drafting is off (--parse-drafting never)")
         if threshold > 1:
-            return None  # accepts nothing
+            return self._no_draft("a threshold above 1 accepts no draft")
         key = stats_key(threshold, num_failed)
         stats = self._stats.get(key)
         if stats.cold_start_probes == COLD_START_PROBES:
             return self._cold_start_probe(stats)
         if self._needs_decode_cost():
-            return None
+            return self._no_draft("plain decoding is being timed, to compare drafting with it")
         best = self._best_plan(stats, self._not_drafting.total() - self._not_drafting[key])
         self.speedup = best.speedup
         required = RESUME_SPEEDUP if stats.is_suspended else SUSPEND_SPEEDUP
         stats.is_suspended = (best.speedup or 0.0) < required
         if not stats.is_suspended:
             return best
-        return self._cold_start_probe(stats) if stats.cold_start_probes else self._reprobe(stats)
+        if stats.cold_start_probes:
+            return self._cold_start_probe(stats)
+        return self._reprobe(stats) or self._no_draft(
+            f"drafting suspended: expected speedup {best.speedup or 0.0:.2f}, below {required}"
+        )
+
+    def _no_draft(self, reason: str) -> DraftPlan | None:
+        self.no_draft_reason = reason
+        return None
 
     def _needs_decode_cost(self) -> bool:
         """Counts a draft and decides whether to decode instead, to measure the decode cost."""
@@ -220,7 +233,7 @@ class Controller:
         """Sends a probe unless one is in flight."""
         if stats.num_waiting is not None and stats.num_waiting < PROBE_TIMEOUT:
             stats.num_waiting += 1
-            return None
+            return self._no_draft("drafting not yet tried: another request's probe is running")
         stats.num_waiting = 0
         return self._probe_plan()
 

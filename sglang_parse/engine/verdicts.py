@@ -1,0 +1,160 @@
+"""Verdicts by a question: what the target is asked about a draft, and how its answers are read.
+
+A verdict is a number per prefix of a draft. Everything that depends on where it comes from is here:
+the rows that a verify pass needs for it, reading it from the forward, and watching whether it can
+be trusted. The rest of the engine sees prefix ends and numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import Phase, Questions
+from sglang_parse.core.question import LOW_VERDICT_MASS, Question
+from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
+from sglang_parse.core.selection import matched_prefixes, matching_tokens
+from sglang_parse.engine.requests import draft_completes_answer, is_greedy
+from sglang_parse.engine.sglang_types import Req
+from sglang_parse.telemetry.drift import DriftWatch
+
+logger = logging.getLogger(__name__)
+
+WINDOW, HIGH_REJECT_RATIO = 16, 0.5
+"""Of how many matched prefixes the rejected ones are reported, if they are this large a part."""
+
+
+class QuestionJudge:
+    """Asks the target about every prefix of a draft.
+
+    Args:
+        question: the rendered question.
+        segments: cuts drafts into segments.
+        max_prefixes: most prefixes of a draft without a plan.
+        counters: the process's counters.
+        drift: compares verdicts with the certificate's.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        segments: Segmenter,
+        max_prefixes: int,
+        counters: Counters,
+        drift: DriftWatch | None = None,
+    ) -> None:
+        self.question, self.segments, self.max_prefixes = question, segments, max_prefixes
+        self.counters, self.drift = counters, drift
+        self._num_matched = self._num_rejected = 0
+        self._reported: set[str] = set()
+
+    def questions(self, req: Req) -> Questions | None:
+        """Questions about a complete draft; None while it is incomplete."""
+        state, question = req.parse_state, self.question
+        if state.phase is not Phase.VERIFYING:
+            return None
+        draft, pieces = state.draft, self.segments.pieces(state.draft.token_ids)
+        all_ends = prefix_ends(
+            pieces,
+            self.segments.rule,
+            finished=draft_completes_answer(req),
+            max_prefixes=len(pieces),
+        )
+        ends = evenly_spaced(all_ends, state.plan.max_prefixes if state.plan else self.max_prefixes)
+        was_thinking = self._is_thinking(req)
+        ids = [
+            question.ids_for(
+                draft.token_ids[:end],
+                complete=draft.finished and end == state.num_drafted,
+                was_thinking=was_thinking,
+                ends_line=pieces[end - 1].endswith("\n"),
+            )
+            for end in ends
+        ]
+        return Questions(ends, ids, len(all_ends), was_thinking)
+
+    def read(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
+        accept_id, reject_id = self.question.accept_id, self.question.reject_id
+        # Column by column: indexing with a list would wait for the device.
+        pair = torch.stack([logits[:, accept_id], logits[:, reject_id]], -1).float()
+        mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
+        return torch.stack([pair.softmax(-1)[:, 0], mass], dim=-1)
+
+    def observe(
+        self,
+        req: Req,
+        verdicts: Sequence[float],
+        verdict_mass: Sequence[float],
+        target_tokens: Sequence[int],
+        *,
+        decides: bool = True,
+    ) -> None:
+        """Watches the verdicts on a draft.
+
+        Args:
+            target_tokens: the target's choice after each token.
+            decides: acceptance depends on the verdicts.
+        """
+        state = req.parse_state
+        self._watch_mass(verdict_mass)
+        if self.drift is not None and not state.stats.rounds:
+            if self.drift.observe(verdicts):
+                self.counters.count("drifted_windows_total")
+            self.counters.verdict_drift = self.drift.distance
+        threshold = state.policy.threshold
+        if decides and is_greedy(req) and threshold <= 1:  # above 1 is to reject everything
+            num_matched = matching_tokens(state.draft.token_ids, target_tokens)
+            matched = matched_prefixes(state.draft.prefix_ends, verdicts, threshold, num_matched)
+            state.count_matched_prefixes(*matched)
+            self._watch_matched(*matched)
+
+    # -- helpers ----------------------------------------------------------------
+
+    def _is_thinking(self, req: Req) -> bool:
+        """Whether a think block is open after the output; scans only what is new."""
+        state, thinking = req.parse_state, self.question.thinking
+        if thinking is None:
+            return False
+        before = state.is_thinking
+        if not state.num_scanned:
+            before = thinking.is_open_after(req.origin_input_ids)
+        return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
+
+    def _watch_mass(self, verdict_mass: Sequence[float]) -> None:
+        """Warns if the target does not answer the question with the verdict tokens."""
+        mean = sum(verdict_mass) / len(verdict_mass) if verdict_mass else 1.0
+        if mean < LOW_VERDICT_MASS:
+            self._warn_once(
+                "PARSE: the verdict tokens get only %.3f of the probability on average in one "
+                "verify pass (below %.1f), so verdicts mean little. Fix: give --parse-question a "
+                "wording that this model answers with the verdict words, or another pair of words "
+                "(such as Yes and No), and take --parse-threshold from sglang-parse calibrate.",
+                *(mean, LOW_VERDICT_MASS),
+            )
+
+    def _watch_matched(self, num_matched: int, num_rejected: int) -> None:
+        """Warns if verdicts reject what the target would have written itself."""
+        self._num_matched += num_matched
+        self._num_rejected += num_rejected
+        if self._num_matched < WINDOW:
+            return
+        ratio = self._num_rejected / self._num_matched
+        if ratio >= HIGH_REJECT_RATIO:
+            self._warn_once(
+                "PARSE: the question does not work for this model: %d of %d prefixes (%.0f %%) "
+                "that the target would have written itself, token for token, got a verdict below "
+                "the threshold and were rejected. Fix: choose another --parse-question or "
+                "--parse-threshold with sglang-parse calibrate, or compare tokens instead with "
+                "--parse-verification token.",
+                *(self._num_rejected, self._num_matched, 100 * ratio),
+            )
+        self._num_matched = self._num_rejected = 0
+
+    def _warn_once(self, text: str, *values: float) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            logger.warning(text, *values)
