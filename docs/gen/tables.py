@@ -58,7 +58,7 @@ def attributes(path: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for section in docstring.parse("google") if docstring else ():
         for item in section.value if section.kind is KINDS.attributes else ():
-            # Of "a, b: text" griffe takes the names behind the first one for a type.
+            # Of "a, b: text" griffe takes the names after the first one for a type.
             names = f"{item.name} {item.annotation}" if item.name.endswith(",") else item.name
             found |= dict.fromkeys(re.findall(r"\w+", names), one_line(item.description))
     return found
@@ -77,7 +77,7 @@ def one_line(text: str) -> str:
 
 
 def rows_of(texts: dict[str, str]) -> list[tuple[str, str]]:
-    """Returns (names, text) rows; adjacent names with the same text share a row: `a.b`, `.c`."""
+    """Returns (names, text) rows; adjacent names with the same text are one row: `a.b`, `.c`."""
     rows = []
     for text, group in groupby(texts, key=lambda name: texts[name]):
         first, *others = group
@@ -208,14 +208,14 @@ def compare_keys() -> str:
 
 def calibrate_keys() -> str:
     """Keys of ``sglang-parse calibrate``'s calibration.json."""
-    own = attributes("core.certificate.Certificate")
-    own |= {
+    certificate = attributes("core.certificate.Certificate")
+    certificate |= {
         f"fingerprint.{name}": text
         for name, text in attributes("core.certificate.Fingerprint").items()
     }
-    del own["fingerprint"]
+    del certificate["fingerprint"]
     texts = {
-        **own,
+        **certificate,
         **CALIBRATE_KEYS,
         **under("results", "calibrate.figures.Calibration"),
         **under("results.selections.<selection>", "calibrate.figures.AtThreshold"),

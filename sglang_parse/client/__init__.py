@@ -1,4 +1,4 @@
-"""What programs share: servers, requests, answers, statistics, pages.
+"""Code that several programs use: servers, requests, answers, statistics, pages.
 
 Bottom up: records (variants, answers, runs) - servers (one process), targets (their flags) - ask
 (send, time, grade) - pool (servers that take turns) - figures (statistics) - conditions,

@@ -220,7 +220,7 @@ class ServingRun:
         requests_per_s: answers per second.
         latency_ms: latency -> percentile -> ms. ``itl`` is the time between two chunks of an
             answer, ``max_itl`` an answer's longest; a chunk may hold a whole accepted draft.
-        accept_length: the server's own average at that moment, None without speculation.
+        accept_length: SGLang's average at that moment, None without speculation.
         stages: stage -> fraction of the run's time, all requests of the server together; empty
             where the server publishes no metrics of PARSE.
     """

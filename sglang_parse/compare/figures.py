@@ -112,7 +112,7 @@ class VariantFigures:
 
     Attributes:
         server: its name; NAME@FRACTION with simulated acceptance.
-        threshold: of its requests; null for the server's own, or without PARSE.
+        threshold: of its requests; null for ``--parse-threshold``, or without PARSE.
         off_fraction: fraction of the load's requests that switch PARSE off.
         group: "all" requests of the load; of a mixed load, "drafting" or "off".
         accept_length: tokens per verify pass, from the graded answers; None without speculation.

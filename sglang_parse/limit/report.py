@@ -38,7 +38,7 @@ KEYS = {
         (f"conditions.{name}" for name in ("target", "draft", *_SETTINGS)), "from the command line"
     ),
     "conditions.servers": "each server's command line",
-    "conditions.environment": "each server's own environment variables",
+    "conditions.environment": "environment variables, by server",
 }
 """Keys of ``report`` that are no field of its figures -> meaning."""
 SPEEDS = {
