@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 demo: setup  ## run PARSE, the plain target and the draft alone side by side (DEMO_FLAGS=...)
 	$(RUN) -m sglang_parse.cli demo $(DEMO_FLAGS)
 
-compare: setup  ## PARSE beside stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
+compare: setup  ## PARSE versus stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
 	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)
 
 # Not --quiet: a warning that is not printed is not counted, and a broken link would pass.

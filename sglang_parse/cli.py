@@ -48,7 +48,7 @@ COMMANDS = (
     ),
     Command(
         "load",
-        "latencies under load, also of requests that switch PARSE off beside drafting ones",
+        "latencies under load, also of requests that switch PARSE off while others draft",
         "A preset of compare: throughput, time to first token, inter-token latency and stages of "
         "each server at several concurrencies. Exit code 1 when anything failed.",
         "compare",

@@ -84,13 +84,19 @@ def ask(
     def answer(index: int) -> Answer:
         return _ask(client, server, index, items[index], asking)
 
-    # A client per run: servers close connections while they are suspended.
-    with _open_client(server, asking.limit_s) as client:
+    # A client per run: servers close connections while they are suspended. Failures are reported.
+    url = f"{server.url}/v1"
+    with openai.OpenAI(
+        base_url=url, api_key="none", max_retries=0, timeout=asking.limit_s
+    ) as client:
         calls = [partial(answer, index) for index in indices]
         bench_run = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
-    if has_parse(server.name):
-        for found in bench_run.answers:
-            _check_served(server.name, found)
+    for found in bench_run.answers if has_parse(server.name) else ():
+        if found.parse.get("mode") != "parse":
+            raise BenchError(
+                f"{title_of(server.name)} did not serve problem {found.problem} with PARSE: "
+                f"meta_info['parse'] is {found.parse!r}"
+            )
     return bench_run
 
 
@@ -155,21 +161,6 @@ def run_together(
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return [future.result() for future in futures]
-
-
-def _open_client(server: Endpoint, limit_s: float) -> openai.OpenAI:
-    """Opens a client without retries: failures are reported."""
-    return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=limit_s
-    )
-
-
-def _check_served(name: str, answer: Answer) -> None:
-    if answer.parse.get("mode") != "parse":
-        raise BenchError(
-            f"{title_of(name)} did not serve problem {answer.problem} with PARSE: "
-            f"meta_info['parse'] is {answer.parse!r}"
-        )
 
 
 def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:

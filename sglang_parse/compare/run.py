@@ -143,7 +143,7 @@ class Runner:
         return range(min(count, len(self._task.items)))
 
     def _grade(self, names: Sequence[str]) -> None:
-        """Several servers answer beside one another."""
+        """Several servers answer at the same time."""
         self._log(f"graded answers: {', '.join(map(title_of, names))}")
 
         def answer(endpoint: Endpoint) -> list[BenchRun]:
@@ -200,7 +200,6 @@ class Runner:
             max_tokens=[self._max_tokens(problem) for problem in problems],
             tokenizer=settings.tokenizer,
             asking=self._asking,
-            seed=settings.seed,
         )
 
     def _max_tokens(self, item: Item) -> int:

@@ -62,7 +62,6 @@ class Load:
     max_tokens: Sequence[int]
     tokenizer: str
     asking: Asking
-    seed: int
 
     @property
     def stem(self) -> str:
@@ -115,7 +114,7 @@ def flags(url: str, load: Load, requests: Path, output: Path) -> list[str]:
         *("--tokenizer", load.tokenizer),
         *("--dataset-name", "openai", "--dataset-path", str(requests)),
         *("--num-prompts", str(len(load.problems)), "--max-concurrency", str(load.concurrency)),
-        *("--warmup-requests", "0", "--flush-cache", "--disable-tqdm", "--seed", str(load.seed)),
+        *("--warmup-requests", "0", "--flush-cache", "--disable-tqdm"),
         *("--output-details", "--output-file", str(output)),
     ]
 

@@ -86,7 +86,7 @@ class CompareSettings(Flags):
 
     Attributes:
         servers: names, in the order of the page; ``remotes`` are those of them that run already.
-        thresholds: of requests to servers with PARSE, beside the server's own.
+        thresholds: of requests to servers with PARSE, in addition to the server's.
         requests: per run; ``WAVES`` per place at higher concurrencies.
         traced: answers per run and variant whose stage times are read.
         problems: graded per server; ``sweep_problems`` at each other threshold.
@@ -140,7 +140,7 @@ class CompareSettings(Flags):
     )
     thresholds: tuple[float, ...] = _load(
         (0.0, 0.998, 0.999, 0.9995, 1.5),
-        "of requests to servers with PARSE, one at a time, beside the server's own; '' for none",
+        "of requests to servers with PARSE, one at a time; the server's is always in; '' for none",
         type=numbers(float),
     )
     off_fractions: tuple[float, ...] = _load(
@@ -153,7 +153,6 @@ class CompareSettings(Flags):
     requests: int = _load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
     warmup: int = _load(8, "requests before the first run of a server", type=at_least(1))
     traced: int = _load(4, "requests per run for stage times", type=at_least(0))
-    seed: int = _load(1, "of bench_serving", type=int)
     output: Path = _load(Path("build/compare"), "folder (default %(default)s)", type=Path)
     task_file: Path | None = _task(
         None, "JSONL file of prompts (default: the demo pair's problems)", type=Path

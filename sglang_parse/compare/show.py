@@ -78,7 +78,7 @@ def figures_table(figures: Comparison, baseline: str) -> Table:
     is_graded = any(one.quality for one in figures.variants)
     headings = ["", *(f"{concurrency} at a time" for concurrency in figures.concurrencies)]
     title = f"output tokens/s and speedup over {title_of(baseline)}"
-    table = make_table(title, [*headings, *(("exact", "p") if is_graded else ())])
+    table = make_table(title, [*headings, *(("right answers", "p, paired") if is_graded else ())])
     for one in figures.variants:
         speeds = [_speed(one, concurrency, baseline) for concurrency in figures.concurrencies]
         table.add_row(one.variant.label, *speeds, *(_quality(one.quality) if is_graded else ()))

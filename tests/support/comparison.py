@@ -47,7 +47,7 @@ FACTS = {
     "environment": {"OMP_NUM_THREADS": "1"},
     "bench_serving": "python -m sglang.bench_serving --backend sglang-oai-chat --base-url URL",
     "task": "held-out problems of the demo pair",
-    "settings": {"runs": 3, "problems": 40, "sweep_problems": 40, "seed": 1},
+    "settings": {"runs": 3, "problems": 40, "sweep_problems": 40},
     "requests_per_run": {"1": 12, "4": 16, "16": 64},
     "baseline": "plain",
     "stock": ["plain", "standalone", "eagle3"],

@@ -23,7 +23,7 @@ from sglang_parse.compare import serving
 from sglang_parse.compare.serving import Load, bench
 
 ITEMS = [Item("0", "one", None), Item("1", "two", None)]
-LOAD = Load(Variant("parse", 0.9), 0, 2, ITEMS, [256, 99], "models/target", Asking(), 7)
+LOAD = Load(Variant("parse", 0.9), 0, 2, ITEMS, [256, 99], "models/target", Asking())
 STAND_IN = """
 import json, os, sys, time
 from pathlib import Path
