@@ -68,7 +68,7 @@ class Pool:
         while self._alive:
             self._alive.popitem()[1].stop(self._stop_limit_s)
 
-    def start_all(self, on_ready: Callable[[], None] = lambda: None) -> None:
+    def start_all(self) -> None:
         """Starts every server, ``STARTS_AT_ONCE`` at a time.
 
         Raises:
@@ -76,19 +76,12 @@ class Pool:
         """
         ports = free_ports(len(self._specs))
         starting: deque[Server] = deque()
-
-        def settle() -> None:
-            server = starting.popleft()
-            server.wait_ready()
-            server.suspend()
-            on_ready()
-
         for spec, port in zip(self._specs.values(), ports, strict=True):
             if len(starting) == STARTS_AT_ONCE:
-                settle()
+                _settle(starting.popleft())
             starting.append(self._start(spec, port))
-        while starting:
-            settle()
+        for server in starting:
+            _settle(server)
 
     def server(self, spec: ServerSpec) -> Server:
         """Returns the server of that name; starts and suspends it if it does not run.
@@ -101,10 +94,8 @@ class Pool:
             self._alive[spec.name] = server
             return server
         self._make_room()
-        (port,) = free_ports(1)
-        server = self._start(spec, port)
-        server.wait_ready()
-        server.suspend()
+        server = self._start(spec, *free_ports(1))
+        _settle(server)
         return server
 
     @contextlib.contextmanager
@@ -139,3 +130,8 @@ class Pool:
         suspended = [name for name, server in self._alive.items() if server.is_suspended]
         for name in suspended[: max(0, len(self._alive) - self._max_alive + 1)]:
             self._alive.pop(name).stop(self._stop_limit_s)
+
+
+def _settle(server: Server) -> None:
+    server.wait_ready()
+    server.suspend()
