@@ -14,7 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from goals import MIN_LIMIT_FRACTION, MIN_OVER_PLAIN, MIN_OVER_PLAIN_CONCURRENT, Goal
+from goals import (
+    MAX_ACCURACY_LOSS,
+    MIN_ACCURACY_GAIN,
+    MIN_LIMIT_FRACTION,
+    MIN_OVER_PLAIN,
+    MIN_OVER_PLAIN_CONCURRENT,
+    Goal,
+)
 from tables import table
 
 from sglang_parse.client.records import (
@@ -174,22 +181,37 @@ def _key(found: dict[str, Any]) -> tuple:
 # -- cells ------------------------------------------------------------------------
 
 
-def graded(name: str, value: float, kind: str, mark: float | None, shown: str) -> str:
+def graded(value: float, kind: str, mark: float | None, show: Callable[[float], str]) -> str:
     """Returns a figure, and where it has a goal whether it was reached.
 
     Args:
         kind: "at least" or "at most" ``mark``.
+        show: formats the figure and the mark.
     """
     if mark is None:
-        return shown
-    goal = Goal(name, value, kind, mark)
-    wanted = percent(mark, 0) if shown.endswith("%") else f"{mark:g}x"
+        return show(value)
+    goal = Goal("", value, kind, mark)
     missed = "" if goal.is_reached else f", **missed by {percent(goal.missed_by)}**"
-    return f"{shown} (goal: {kind} {wanted}{missed})"
+    return f"{show(value)} (goal: {kind} {show(mark)}{missed})"
 
 
 def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}x"
+
+
+def points(value: float) -> str:
+    return f"{100 * value:.1f} points"
+
+
+def drafted(time: dict[str, Any]) -> str:
+    """Returns the accepted and the matched fraction of the output."""
+    matched = time.get("matched_fraction")
+    text = f"{percent(time['draft_fraction'])} accepted"
+    return text if matched is None else f"{text}, {percent(matched)} matched"
 
 
 def rate(speed: dict[str, Any] | None, baseline: str) -> str:
@@ -230,7 +252,7 @@ def ratios(
             yield [
                 title,
                 *(
-                    graded(title, value, kind, marks.get(c), f"{value:.2f}x") if value else ""
+                    graded(value, kind, marks.get(c), times) if value else ""
                     for c, value in found.items()
                 ),
             ]
@@ -275,7 +297,7 @@ def _over_stock(
 
 def accuracy() -> str:
     """Returns the demo's accuracy in a sentence."""
-    graded = [one for one in Figures("demo").variants if one["quality"]]
+    graded = [one for one in Figures("demo").loads if one["quality"]]
     scores = ", ".join(
         f"{TITLES[one['server']]} {percent(one['quality']['score'])}" for one in graded
     )
@@ -287,7 +309,7 @@ def accuracy() -> str:
 
 def demo() -> str:
     figures = Figures("demo")
-    found = figures.variants
+    found = [one for one in figures.loads if one["quality"]]
     problems = found[0]["quality"]["problems"]
     rows = [
         [
@@ -303,26 +325,44 @@ def demo() -> str:
 
 
 def demo_stages() -> str:
-    """Returns where PARSE's time goes, the upper bound, and the demo's goals."""
-    figures = Figures("demo")
-    time = figures.find(PARSE)["time"]
+    """Returns where the time of PARSE's requests goes, in a sentence."""
+    time = Figures("demo").find(PARSE)["time"]
     spent = ", ".join(f"{stage} {ms:.0f}" for stage, ms in time["ms_per_request"].items())
-    reached = [
-        f"{graded('', ratio, 'at least', mark, f'{ratio:.2f}x')} at concurrency {c}"
-        for c, mark in ((1, MIN_OVER_PLAIN), (8, MIN_OVER_PLAIN_CONCURRENT))
-        if (ratio := over(PARSE, PLAIN, figures, c))
-    ]
-    text = (
+    return (
         f"One request at a time, a request of PARSE takes {time['rounds_per_request']:.2f} verify "
-        f"passes, and in ms: {spent}. Accepted draft tokens are "
-        f"{percent(time['draft_fraction'])} of the output. "
-        f"Speedup over the plain target: {', '.join(reached)}."
+        f"passes, and in ms: {spent}. Draft tokens are this part of the output: {drafted(time)}."
     )
-    if time["limit"]:
-        fraction = over(PARSE, PLAIN, figures, 1) / time["limit"]
-        shown = graded("", fraction, "at least", MIN_LIMIT_FRACTION, percent(fraction, 0))
-        text += f" The upper bound is {time['limit']:.2f}x, of which PARSE reaches {shown}."
-    return text
+
+
+def demo_goals() -> str:
+    """Returns PARSE's figures for which there are goals."""
+    figures = Figures("demo")
+    scores = {one["server"]: one["quality"]["score"] for one in figures.loads if one["quality"]}
+    rows = [
+        [
+            f"speedup over the plain target at concurrency {c}",
+            graded(found, "at least", mark, times),
+        ]
+        for c, mark in ((1, MIN_OVER_PLAIN), (8, MIN_OVER_PLAIN_CONCURRENT))
+        if (found := over(PARSE, PLAIN, figures, c))
+    ]
+    loss, gain = scores[PLAIN] - scores[PARSE], scores[PARSE] - scores[DRAFT]
+    rows += [
+        [
+            "accuracy lost against the plain target",
+            graded(loss, "at most", MAX_ACCURACY_LOSS, points),
+        ],
+        [
+            "accuracy gained over the draft alone",
+            graded(gain, "at least", MIN_ACCURACY_GAIN, points),
+        ],
+    ]
+    limit = figures.find(PARSE)["time"]["limit"]
+    if limit:
+        fraction = over(PARSE, PLAIN, figures, 1) / limit
+        reached = graded(fraction, "at least", MIN_LIMIT_FRACTION, percent)
+        rows.append([f"of the upper bound, {times(limit)}, at concurrency 1", reached])
+    return table(("PARSE", ""), rows)
 
 
 def compare() -> str:
@@ -364,12 +404,12 @@ def compare_thresholds() -> str:
             rows.append(
                 [
                     "the server's" if one["threshold"] is None else f"{one['threshold']:g}",
-                    percent(time["draft_fraction"]) if time else "",
+                    drafted(time) if time else "",
                     rate(one["speeds"][0], PLAIN),
                     f"{percent(quality['score'])} of {quality['problems']}",
                 ]
             )
-    headings = ("threshold", "accepted draft tokens / output", "output tokens/s", "exact answers")
+    headings = ("threshold", "draft tokens / output", "output tokens/s", "exact answers")
     return table(headings, rows)
 
 
@@ -454,6 +494,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "demo": demo,
     "demo stages": demo_stages,
+    "demo goals": demo_goals,
     "compare": compare,
     "compare ratios": compare_ratios,
     "compare thresholds": compare_thresholds,

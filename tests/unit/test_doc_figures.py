@@ -1,6 +1,7 @@
 """Tables of measurements in the documents, from results of comparisons."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import figures
@@ -67,16 +68,23 @@ def test_the_conditions_name_the_build():
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "mark", "shown", "expected"),
+    ("value", "kind", "mark", "show", "expected"),
     [
-        (1.6, "at least", 1.5, "1.60x", "1.60x (goal: at least 1.5x)"),
-        (1.2, "at least", 1.5, "1.20x", "1.20x (goal: at least 1.5x, **missed by 20.0 %**)"),
-        (1.4, "at most", 1.3, "1.40x", "1.40x (goal: at most 1.3x, **missed by 7.7 %**)"),
-        (0.88, "at least", 0.9, "88 %", "88 % (goal: at least 90 %, **missed by 2.2 %**)"),
-        (1.4, "at most", None, "1.40x", "1.40x"),
+        (1.6, "at least", 1.5, figures.times, "1.60x (goal: at least 1.50x)"),
+        (1.2, "at least", 1.5, figures.times, "1.20x (goal: at least 1.50x, **missed by 20.0 %**)"),
+        (1.4, "at most", 1.3, figures.times, "1.40x (goal: at most 1.30x, **missed by 7.7 %**)"),
+        (
+            0.8,
+            "at least",
+            0.9,
+            figures.percent,
+            "80.0 % (goal: at least 90.0 %, **missed by 11.1 %**)",
+        ),
+        (-0.01, "at most", 0.01, figures.points, "-1.0 points (goal: at most 1.0 points)"),
+        (1.4, "at most", None, figures.times, "1.40x"),
     ],
 )
-def test_a_missed_goal_is_said(
-    value: float, kind: str, mark: float | None, shown: str, expected: str
+def test_a_missed_goal_is_reported(
+    value: float, kind: str, mark: float | None, show: Callable[[float], str], expected: str
 ):
-    assert figures.graded("", value, kind, mark, shown) == expected
+    assert figures.graded(value, kind, mark, show) == expected
