@@ -19,7 +19,7 @@ SOAK_FLAGS ?=
 GPU_TESTS ?= tests/gpu
 BENCH_FLAGS ?=
 # Two files of tests at a time: a server under test keeps one core busy.
-# In the order they are collected: files with servers first, the longest of them before all.
+# In the order of tests/conftest.py: what takes longest first.
 PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

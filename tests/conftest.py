@@ -5,6 +5,7 @@ Fixtures here import what they need when they are asked for: some tests run with
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,42 @@ settings.load_profile("busy")
 # Two threads that wait for each other are slower than one when a server runs beside them.
 torch.set_num_threads(1)
 KINDS = ("unit", "compat", "e2e", "gpu")
-LONG = (
-    "test_eagle3_continuation",
-    "test_documents",
-    "test_compare",
-    "test_sampling",
-    "test_stock_speculative",
-    "test_weight_updates",
-)
-"""Files that take minutes come first: with two at a time, none is left alone in the end."""
+SAME_SERVERS = {
+    "random pair": (
+        *("test_sampling", "test_radix", "test_blocks", "test_exact", "test_fallbacks"),
+        *("test_lengths", "test_requests", "test_aborts", "test_malformed", "test_overlap"),
+        *("test_multi_turn", "test_stops"),
+    ),
+    "demo pair": (
+        *("test_documents", "test_compare", "test_load", "test_demo_programs", "test_demo_pair"),
+        *("test_security", "test_as_on_a_gpu", "test_public_benchmark", "test_soak"),
+    ),
+}
+"""Files that use the same servers run one after another in one process of tests, in an order that
+starts each server once."""
+LONG = ("test_eagle3_continuation", "test_stock_speculative", "test_weight_updates")
+ORDER = (*chain(*SAME_SERVERS.values()), *LONG)
+"""What takes minutes comes first: with two processes of tests, none works alone in the end."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By files, as ``--dist loadfile``, and by ``SAME_SERVERS``."""
+    from xdist.scheduler import LoadFileScheduling
+
+    group_of = {stem: group for group, stems in SAME_SERVERS.items() for stem in stems}
+
+    class ByServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return group_of.get(Path(file).stem, file)
+
+    return ByServers(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: Path(item.path).stem not in LONG)
+    ranks = {stem: rank for rank, stem in enumerate(ORDER)}
+    items.sort(key=lambda item: ranks.get(Path(item.path).stem, len(ranks)))
     for item in items:
         folder = Path(item.path).parent.name
         if folder in KINDS:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from support.paged_pass import BLOCKS, LAYOUT, UNREAD, PagedPass
+from support.paged_pass import BLOCKS, LAYOUT, ON_DEVICE, PagedPass
 
 pytestmark = pytest.mark.compat
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, BLOCKS, UNREAD], ids=["pass", "blocks", "unread"])
+@pytest.mark.parametrize("layout", [LAYOUT, BLOCKS, ON_DEVICE], ids=["pass", "blocks", "on-device"])
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 def test_torch_native(is_masked: bool, layout: VerifyLayout):
     from sglang_parse.attention.native import MaskedTorchNativeBackend

@@ -25,19 +25,26 @@ def flags_of(recipe: str) -> dict[str, int]:
 
 
 # Requests in SGLang's largest decode graph on 80 and 141 GB: 256, from 4 ranks on 512
-# (arg_groups/memory_hook.py).
-@pytest.mark.parametrize(
-    ("recipe", "max_bs", "mask_gib"),
-    [("serve_qwen3_32b.sh", 256, 9.8), ("serve_llama3_70b.sh", 512, 17.5)],
-)
-def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, max_bs: int, mask_gib: float):
-    """SGLang's mask, of the longest pass for every request of a graph, would fill the GPU."""
+# (arg_groups/memory_hook.py); and GiB of the mask.
+RECIPES = {"serve_qwen3_32b.sh": (256, 9.8), "serve_llama3_70b.sh": (512, 17.5)}
+
+
+def sizes_of(recipe: str) -> list[int]:
+    """Tokens of the longest verify pass, context length, requests."""
     flags = flags_of(recipe)
     questions = flags["parse-max-prefixes"] * QUESTION_LEN
-    longest_pass = 1 + flags["parse-draft-tokens"] + questions
-    sizes = map(str, (longest_pass, flags["context-length"], max_bs))
+    return [
+        1 + flags["parse-draft-tokens"] + questions,
+        flags["context-length"],
+        RECIPES[recipe][0],
+    ]
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, list[int]]]:
+    """Recipe -> backend -> bytes: one process for all, because it imports SGLang."""
     done = subprocess.run(
-        [sys.executable, "-m", "support.graph_memory", *sizes],
+        [sys.executable, "-m", "support.graph_memory", json.dumps([*map(sizes_of, RECIPES)])],
         env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
@@ -45,11 +52,17 @@ def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, max_bs: int, mas
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    kept = json.loads(done.stdout.splitlines()[-1])
-    stock, parse = kept["triton"]
+    return dict(zip(RECIPES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, measured: dict):
+    """SGLang's mask, of the longest pass for every request of a graph, would fill the GPU."""
+    max_bs, mask_gib = RECIPES[recipe]
+    stock, parse = measured[recipe]["triton"]
     assert stock - parse > mask_gib * GIB
     assert parse < 0.3 * GIB
-    stock, parse = kept["fa3"]
+    stock, parse = measured[recipe]["fa3"]
     assert stock - parse > 0.4 * GIB
     # Page tables of the steps that are captured, four bytes a column.
-    assert parse < 1.1 * 4 * max_bs * flags["context-length"]
+    assert parse < 1.1 * 4 * max_bs * flags_of(recipe)["context-length"]

@@ -40,11 +40,11 @@ def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["target-prefill", "draft-fill", "draft-burst", "target-pass", "target-step"]
+    "place", ["target-prefill", "draft-prefill", "draft-chunk", "target-verify", "target-decode"]
 )
 def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
     """Aborts during a forward of that kind; other requests in the batch continue."""
-    is_first = place in ("target-prefill", "draft-fill")
+    is_first = place in ("target-prefill", "draft-prefill")
     with (
         semantic.probe.fault(place, "slow", seconds=0.4, skip=0 if is_first else 2) as slow,
         ThreadPoolExecutor(2) as pool,
@@ -65,7 +65,7 @@ def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
     _assert_healthy(semantic, expected)
 
 
-@pytest.mark.parametrize("place", ["draft-burst", "target-pass", "target-step"])
+@pytest.mark.parametrize("place", ["draft-chunk", "target-verify", "target-decode"])
 def test_disconnect_while(semantic: Client, expected: list[list[int]], place: str):
     body = {
         "input_ids": PROMPTS[0],

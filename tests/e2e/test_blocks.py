@@ -1,9 +1,9 @@
-"""A draft that writes several tokens a forward: its text is what it writes one at a time.
+"""Parallel drafts (several tokens per draft forward) equal drafts token by token.
 
-The random pair's draft never learned to fill masks: of its candidates most are wrong, some right
-by chance. The demo pair's did. Servers of other modules write in blocks too: ``token``, ``equal``,
-those with two ranks, with adapters, with an EAGLE-3 head, and some short of KV slots; there each
-block is read before the next one is launched, here as on a GPU they follow one another unread.
+The random pair's draft never learned to fill masks: most of its candidates are wrong, some right
+by chance. The demo pair's draft did. Servers of other modules draft in parallel too: ``token``,
+``equal``, those with two ranks, adapters or an EAGLE-3 head, and some short of KV slots. There the
+host waits for each block before it launches the next; here it does not, as on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.models import load_model
 PROMPTS = random_prompts(8, seed=131)
 LONG = {"max_new_tokens": 72, "ignore_eos": True}
 WHOLE = {"threshold": 0.0, "trace": True}
-"""Every draft is kept: the answer is the draft's own, but for the target's token behind each."""
+"""Every draft is accepted: only the bonus tokens are the target's."""
 
 
 NEAR_TIE = 1e-4
@@ -83,7 +83,7 @@ def test_drafts_are_those_written_one_token_at_a_time(
         assert one["draft_forwards"] <= one["drafted_tokens"]
         per_forward = one["drafted_tokens"] / one["draft_forwards"]
         assert one["tokens_per_draft_forward"] == pytest.approx(per_forward, abs=1e-3)
-    # Not vacuous: some candidates were right, and masks were behind the last row and behind every.
+    # Not vacuous: some candidates were right, and masks followed the last row, or every row.
     assert sum(info["draft_forwards"] for info in infos[0]) < sum(
         info["drafted_tokens"] for info in infos[0]
     )
@@ -91,7 +91,7 @@ def test_drafts_are_those_written_one_token_at_a_time(
     assert grown["none"] == 0
     assert sum(grown.values()) > 0
     assert all(forwards(blocks)[masks] > 0 for masks in ("last", "every"))
-    assert blocks.look()["overlap"]["bursts_unread"] > 0
+    assert blocks.look()["overlap"]["async_chunks"] > 0
     blocks.assert_nothing_lost()
 
 
@@ -113,14 +113,14 @@ def test_the_demo_draft_writes_what_its_weights_say(
         assert answer["meta_info"]["finish_reason"]["type"] == "stop"
         for record in parse_info(answer)["trace"]:
             before = [*prompt, *answer["output_ids"][: record["output_start"]]]
-            assert_own_choices(demo_draft_model, before, record["draft_token_ids"])
+            assert_greedy(demo_draft_model, before, record["draft_token_ids"])
     infos = [parse_info(answer) for answer in answers]
     assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
     demo.assert_nothing_lost()
 
 
-def assert_own_choices(model: Any, before: list[int], draft: list[int]) -> None:
-    """Every token is the model's likeliest behind those before it, or nearly ties with it."""
+def assert_greedy(model: Any, before: list[int], draft: list[int]) -> None:
+    """Every token is the model's likeliest after those before it, or nearly ties with it."""
     with torch.no_grad():
         logits = model(torch.tensor([[*before, *draft]])).logits[0, len(before) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(draft)[:, None])[:, 0]
@@ -175,7 +175,7 @@ def test_greedy_and_sampled_requests_share_a_block(blocks: Client, semantic: Cli
 )
 def test_a_fault_in_a_block_ends_its_requests(blocks: Client, kind: str, named: str):
     expected = blocks.generate(PROMPTS[0], parse=WHOLE, **LONG)["output_ids"]
-    with blocks.probe.fault("draft-burst", kind, skip=4, times=1) as fault:
+    with blocks.probe.fault("draft-chunk", kind, skip=4, times=1) as fault:
         body = {"temperature": 0, "custom_params": {"parse": WHOLE}, **LONG}
         response = blocks.post("/generate", {"input_ids": PROMPTS[0], "sampling_params": body})
         assert fault.num_fired() == 1

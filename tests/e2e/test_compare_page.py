@@ -11,7 +11,7 @@ from sglang_parse.calibrate.page import render as render_calibration
 from sglang_parse.compare.page import render
 from support import calibration
 from support.comparison import FACTS, six_servers
-from support.open_page import look_at
+from support.open_page import assert_fits, look_at
 
 WIDTHS = (1280, 400)
 
@@ -32,15 +32,9 @@ def calibration_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def looks_right(page: Path, width: int) -> dict:
-    """What the browser observe, if nothing is wrong with how the page looks."""
+    """Returns the browser's report on a page that it shows whole."""
     found = look_at(page, width)
-    assert found["loaded"]
-    assert found["console"] == []
-    assert found["page_width"] <= found["inner_width"] == width
-    assert (found["outside"], found["cut"]) == ([], [])
-    # Self-contained: the page itself is all that was asked for.
-    urls = [url for url in found["requests"] if not url.startswith("data:")]
-    assert urls == [page.resolve().as_uri()]
+    assert_fits(found, page, width)
     return found
 
 

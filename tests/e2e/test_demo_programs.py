@@ -23,8 +23,9 @@ from sglang_parse.explain import sources
 from sglang_parse.frontend import ParseEndpoint
 from support.client import Client
 from support.demo_pair import DEMO
-from support.explained import assert_fits, assert_says, shown
+from support.explained import assert_says, shown
 from support.models import load_tokenizer
+from support.open_page import assert_fits
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frontend"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import runpy
 import shlex
@@ -139,6 +138,7 @@ def test_make_demo_runs_a_small_demo(
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     flags = ["--problems", "12", "--requests", "2", "--runs", "1", "--concurrency", "1,2"]
+    flags += ["--warmup", "4", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for text in ("PARSE's speed over the plain target: ", "Right answers: PARSE ", "sglang-parse"):
@@ -183,7 +183,7 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     assert documented_keys("bench keys") == keys
 
 
-def test_parallel_draft(tmp_path: Path):
+def test_parallel_draft(tmp_path: Path, nursery: Nursery):
     """Two training steps of a tiny draft on its own answers save a draft of the same shape."""
     draft = make_pair(tmp_path / "pair", PairShape(num_layers=2))[1]
     data, out = tmp_path / "conversations.jsonl", tmp_path / "out"
@@ -191,16 +191,10 @@ def test_parallel_draft(tmp_path: Path):
     data.write_text("".join(json.dumps({"messages": some}) + "\n" for some in turns))
     words = shlex.split(find_block("examples/parallel_draft.py").replace("\\\n", " "))
     # The last value of a flag counts; the demo tokenizer has no unused id for the mask.
-    own = f"--model {draft} --data {data} --output-dir {out} --mask-token \u00ff"
+    own = ["--model", draft, "--data", data, "--output-dir", out, "--mask-token", "\u00ff"]
     small = "--max_new_tokens 12 --held_out 2 --max_steps 2 --use_cpu"
-    done = subprocess.run(
-        [sys.executable, *words[1:], *own.split(), *small.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    figures = json.loads(done.stdout[done.stdout.index("{\n") :])
+    printed = nursery.run(*words[1:], *own, *small.split())
+    figures, _ = json.JSONDecoder().raw_decode(printed, printed.index("{\n"))
     assert figures["texts"] == 2
     assert len(figures["right_by_depth"]) == 8
     config = AutoConfig.from_pretrained(out)
@@ -218,9 +212,10 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     first, second = find_block("examples/demo_pair/untrained.py").replace("\\\n", " ").splitlines()
     draft, output = tmp_path / "untrained", tmp_path / "load"
-    python, program, _ = shlex.split(first)
-    subprocess.run([sys.executable, program, draft], cwd=ROOT, check=True, capture_output=True)
-    words = shlex.split(second.replace("build/untrained ", f"{draft} "))
+    _, program, place = shlex.split(first)
+    nursery.run(program, draft)
+    words = [str(draft) if word == place else word for word in shlex.split(second)]
+    assert str(draft) in words
     few = ("--concurrency", "1", "--requests", "6", "--runs", "1", "--max-tokens", "48")
     assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["variants"]
@@ -230,7 +225,7 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Server]:
     """Launches the server of the documents, on a free port, and with ``--parse-drafting always``
     so that it also drafts on a busy machine."""
     words = shlex.split(find_block("-m sglang.launch_server").replace("\\\n", " "))
@@ -241,7 +236,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert flags[place + 1] == PORT
     flags = (*flags[:place], *flags[place + 2 :], "--parse-drafting", "always")
     spec = ServerSpec("documents", flags, common=())
-    server = Server(spec, port, tmp_path_factory.mktemp("documents") / "server.log")
+    log = tmp_path_factory.mktemp("documents") / "server.log"
+    server = Server(spec, port, log, nursery.start)
     try:
         server.wait_ready()
         server.suspend()
@@ -250,26 +246,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-def run(server: Server, command: list[str], limit_s: float) -> str:
-    """Returns the standard output of a program, run in the repository root, that must succeed."""
-    command = [word.replace(PORT, str(server.port)) for word in command]
+def run(server: Server, mark: str) -> str:
+    """Returns the standard output of a shell's block that must succeed."""
+    command = ["bash", "-c", find_block(mark).replace(PORT, str(server.port))]
     with awake(server):
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
+            command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
         )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_curl(server: Server):
-    answer = json.loads(run(server, ["bash", "-c", find_block("30000/v1/chat/completions")], 120))
+    answer = json.loads(run(server, "30000/v1/chat/completions"))
     (choice,) = answer["choices"]
     assert choice["message"]["content"]
     assert choice["meta_info"]["parse"][0]["mode"] == "parse"
 
 
 def test_metrics(server: Server):
-    printed = run(server, ["bash", "-c", find_block("30000/metrics")], 120)
+    printed = run(server, "30000/metrics")
     for metric in METRICS:
         assert PREFIX + metric.name in printed or metric.is_gauge or not metric.label_values
 
@@ -312,7 +308,8 @@ def test_calibrate_with_math_verify(
     assert install == "pip install math-verify"
     rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(4)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = make.replace("python ", f"{sys.executable} ").replace("examples/", f"{ROOT}/examples/")
+    words = make.replace("python ", f"{shlex.quote(sys.executable)} ")
+    words = words.replace("examples/", f"{shlex.quote(str(ROOT))}/examples/")
     subprocess.run(["bash", "-c", words], cwd=tmp_path, check=True)
     program, command, *flags, rest = shlex.split(calibrate)
     assert (program, command, rest) == ("sglang-parse", "calibrate", "...")
@@ -342,14 +339,15 @@ def test_log(server: Server):
     assert "verify passes use the layout" in printed
 
 
-def test_openai_program(server: Server):
-    printed = run(server, [sys.executable, "-c", find_block("openai.OpenAI(")], 120)
+def test_openai_program(server: Server, nursery: Nursery):
+    program = find_block("openai.OpenAI(").replace(PORT, str(server.port))
+    with awake(server):
+        printed = nursery.run("-c", program)
     assert "'mode': 'parse'" in printed
     assert "'reason': 'switched off'" in printed
 
 
-def test_frontend_programs(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """Runs the first program as a command and the others in this process, to import SGLang once."""
+def test_frontend_programs(server: Server, nursery: Nursery):
     expected = {
         "gen": "'mode': 'parse'",
         "fork": "most: [('Answer: ",
@@ -361,13 +359,10 @@ def test_frontend_programs(server: Server, monkeypatch: pytest.MonkeyPatch, caps
     lines = [shlex.split(x, comments=True) for x in find_block("examples/frontend/").splitlines()]
     assert {Path(path).stem for _, path, _ in lines} == set(expected)
     assert set(expected) == {path.stem for path in (ROOT / "examples" / "frontend").glob("*.py")}
-    (_, first, url), *others = lines
-    assert expected[Path(first).stem] in run(server, [sys.executable, first, url], 240)
-    for _, path, url in others:
-        monkeypatch.setattr(sys, "argv", [path, url.replace(PORT, str(server.port))])
+    for _, path, url in lines:
         with awake(server):
-            runpy.run_path(str(ROOT / path), run_name="__main__")
-        assert expected[Path(path).stem] in capsys.readouterr().out
+            printed = nursery.run(path, url.replace(PORT, str(server.port)))
+        assert expected[Path(path).stem] in printed
 
 
 def test_recomputed_verdicts(server: Server, tmp_path: Path, capsys: Any):
@@ -404,10 +399,6 @@ def test_explain(server: Server, tmp_path: Path):
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):
     # A file, because the engine's processes import the main module.
-    program, printed = tmp_path / "engine.py", tmp_path / "printed"
+    program = tmp_path / "engine.py"
     program.write_text(find_block("sgl.Engine("), encoding="utf-8")
-    environment = {**servers.DEFAULTS, **os.environ, **servers.ENVIRONMENT}
-    with printed.open("wb") as output:
-        process = nursery.start([sys.executable, str(program)], environment, output)
-    assert process.wait(600) == 0, printed.read_text()
-    assert "'mode': 'parse'" in printed.read_text()
+    assert "'mode': 'parse'" in nursery.run(program)

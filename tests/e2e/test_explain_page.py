@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.explain.page import render
-from support.explained import assert_fits, assert_says, shown
+from support.explained import assert_says, shown
+from support.open_page import assert_fits
 from support.traces import three_answers
 
 FACTS = {"date": "2026-11-22 18:00 UTC", "source": "http://127.0.0.1:30000"}

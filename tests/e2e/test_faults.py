@@ -124,16 +124,16 @@ def test_nan_logits(faulty: Client, token_id: int, whose: str, temperature: floa
 @pytest.mark.parametrize(
     ("place", "kind", "named"),
     [
-        ("target-pass", "nan", "NaN in the target model's logits"),
-        ("draft-burst", "nan", "NaN in the draft model's logits"),
-        ("draft-burst", "raise", "the draft model failed: InjectedError"),
-        ("draft-fill", "raise", "the draft model failed: InjectedError"),
+        ("target-verify", "nan", "NaN in the target model's logits"),
+        ("draft-chunk", "nan", "NaN in the draft model's logits"),
+        ("draft-chunk", "raise", "the draft model failed: InjectedError"),
+        ("draft-prefill", "raise", "the draft model failed: InjectedError"),
     ],
 )
 def test_only_the_affected_requests_end(
     faulty: Client, expected: list[list[int]], place: str, kind: str, named: str
 ):
-    skip = 0 if place == "draft-fill" else 4
+    skip = 0 if place == "draft-prefill" else 4
     with faulty.probe.fault(place, kind, skip=skip, times=1) as fault:
         responses = _send_all(faulty)
         assert fault.num_fired() == 1
@@ -151,7 +151,7 @@ def test_only_the_affected_requests_end(
 def test_a_failed_draft_prefill_is_repeated(faulty: Client, expected: list[list[int]]):
     """The radix cache has the prompt; only its draft KV is missing."""
     faulty.flush()
-    with faulty.probe.fault("draft-fill", "raise", times=1) as fault:
+    with faulty.probe.fault("draft-prefill", "raise", times=1) as fault:
         assert "the draft model failed" in _error(_send(faulty, PROMPTS[0], **LIMIT))
         assert fault.num_fired() == 1
     (path,) = faulty.look()["tree"]
@@ -191,7 +191,7 @@ def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Serv
     server = doomed["failing"]
     client = Client.of(server)
     server.resume()
-    with client.probe.fault("draft-burst", "raise"):
+    with client.probe.fault("draft-chunk", "raise"):
         for prompt in PROMPTS[:2]:
             assert "the draft model failed" in _error(_send(client, prompt))
         _assert_ends(server, client, "InjectedError('injected')); 3 times in a row")
@@ -202,7 +202,7 @@ def test_an_attention_error_in_a_verify_pass_ends_the_server(doomed: dict[str, S
     server = doomed["broken"]
     client = Client.of(server)
     server.resume()
-    with client.probe.fault("target-pass", "attention", skip=3):
+    with client.probe.fault("target-verify", "attention", skip=3):
         _assert_ends(server, client, "injected into the attention backend")
 
 
@@ -211,9 +211,9 @@ def test_a_hanging_verify_pass_ends_the_server(doomed: dict[str, Server]):
     server = doomed["hanging"]
     client = Client.of(server)
     server.resume()
-    with client.probe.fault("draft-burst", "slow", seconds=1, times=10):
+    with client.probe.fault("draft-chunk", "slow", seconds=1, times=10):
         assert not _error(_send(client, PROMPTS[0]))
-    with client.probe.fault("target-pass", "slow", seconds=10 * LIMIT_S, skip=3):
+    with client.probe.fault("target-verify", "slow", seconds=10 * LIMIT_S, skip=3):
         _assert_ends(server, client, "watchdog timeout")
 
 
@@ -223,7 +223,7 @@ def test_sigterm_under_load(doomed: dict[str, Server], expected: list[list[int]]
     client = Client.of(server)
     server.resume()
     with (
-        client.probe.fault("target-pass", "slow", seconds=0.3),
+        client.probe.fault("target-verify", "slow", seconds=0.3),
         ThreadPoolExecutor(len(PROMPTS)) as pool,
     ):
         jobs = [pool.submit(_send, client, prompt) for prompt in PROMPTS]

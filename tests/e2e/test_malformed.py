@@ -181,7 +181,7 @@ def text_prompt(plain: Client) -> list[int]:
 def unharmed(semantic: Client, text_prompt: list[int]) -> Iterator[Client]:
     """Runs a request in parallel and one afterwards: both get their usual output."""
     exact = {"parse": EXACT, "ignore_eos": True}
-    with ThreadPoolExecutor(1) as pool, semantic.probe.fault("target-pass", "slow", seconds=0.02):
+    with ThreadPoolExecutor(1) as pool, semantic.probe.fault("target-verify", "slow", seconds=0.02):
         beside = pool.submit(semantic.generate, PROMPT, max_new_tokens=60, **exact)
         wait_until(lambda: semantic.look()["running"], "the other request to run")
         yield semantic

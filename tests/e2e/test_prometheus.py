@@ -137,7 +137,7 @@ def stream(client: Client, prompt: list[int]) -> dict[str, Any]:
 def aborted(client: Client, prompt: list[int]) -> dict[str, Any]:
     """Returns the response of a request that is aborted while it drafts."""
     with (
-        client.probe.fault("draft-burst", "slow", seconds=0.2, skip=8) as fault,
+        client.probe.fault("draft-chunk", "slow", seconds=0.2, skip=8) as fault,
         ThreadPoolExecutor(1) as pool,
     ):
         options = {"parse": ACCEPT_SOME, "max_new_tokens": 400, "ignore_eos": True}
@@ -369,7 +369,7 @@ def test_faults_are_counted(watched: Watched):
     client = watched.client
     settle(client)
     before = samples(client)
-    with client.probe.fault("target-pass", "nan"):
+    with client.probe.fault("target-verify", "nan"):
         body = {"input_ids": PROMPTS[0], "sampling_params": {"temperature": 0, **LENGTH}}
         assert client.post("/generate", body).status_code == 500
     settle(client)

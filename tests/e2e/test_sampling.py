@@ -5,55 +5,20 @@ Both use the request's temperature, top-p, top-k and min-p; seeds reproduce runs
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from scipy import stats
 
 from sglang_parse.client.servers import awake
 from support.client import EXACT, Client, parse_info, random_prompts
+from support.distribution import ACCEPTABLE_P, Places, Rule
 from support.models import load_model
 from support.servers import SEED, Start, parse_flags
 
 PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160
 NUM_TOKENS = 3
-ACCEPTABLE_P = 1e-4
-"""About thirty samples are tested per run: one false alarm in three hundred runs."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A request's sampling parameters."""
-
-    temperature: float = 0.8
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """[n, vocab] of logits [n, vocab]: which tokens stay is decided on the distribution
-        before any is dropped, as SGLang's sampler documents it."""
-        full = torch.softmax(logits.double() / self.temperature, dim=-1)
-        kept = torch.tensor([self._kept(row) for row in full.tolist()])
-        full[~kept] = 0
-        return full / full.sum(-1, keepdim=True)
-
-    def _kept(self, row: list[float]) -> list[bool]:
-        kept = [False] * len(row)
-        before, most = 0.0, max(row)
-        # The sum of all but the last few tokens may round to more than 1.
-        top_p = self.top_p if self.top_p < 1 else math.inf
-        for rank, token in enumerate(sorted(range(len(row)), key=row.__getitem__, reverse=True)):
-            in_top = (self.top_k < 0 or rank < self.top_k) and before <= top_p
-            kept[token] = in_top and row[token] >= self.min_p * most
-            before += row[token]
-        return kept
 
 
 RULES = {
@@ -72,40 +37,6 @@ def target_model(pair: tuple[Path, Path]):
 @pytest.fixture(scope="module")
 def draft_model(pair: tuple[Path, Path]):
     return load_model(pair[1])
-
-
-class Places:
-    """Each sampled token's place in its exact distribution: uniform if and only if it is right.
-
-    Randomised probability integral transform, the likeliest token first: the probability of all
-    likelier ones + u * its own, given the tokens before it.
-    """
-
-    def __init__(self, model, rule: Rule) -> None:
-        self.model, self.rule = model, rule
-        self.rng = random.Random(0)
-        self.known: dict[tuple[int, ...], torch.Tensor] = {}
-        self.values: list[float] = []
-
-    def add(self, before: Sequence[int], sampled: Sequence[int]) -> None:
-        """``sampled`` follow ``before``."""
-        for place, token in enumerate(sampled):
-            row = self._row((*before, *sampled[:place]), (*before, *sampled))
-            assert row[token] > 0, f"token {token} is outside {self.rule}"
-            below = float(row[row > row[token]].sum())
-            self.values.append(below + self.rng.random() * float(row[token]))
-
-    def _row(self, context: tuple[int, ...], sequence: tuple[int, ...]) -> torch.Tensor:
-        if context not in self.known:
-            with torch.no_grad():
-                logits = self.model(torch.tensor([sequence])).logits[0]
-            first = len(context) - 1
-            for place, row in enumerate(self.rule.probabilities(logits[first:-1]), first):
-                self.known[sequence[: place + 1]] = row
-        return self.known[context]
-
-    def pvalue(self) -> float:
-        return stats.kstest(self.values, "uniform").pvalue
 
 
 def _uniform_values(model, answers: list[list[int]], temperature: float) -> list[float]:

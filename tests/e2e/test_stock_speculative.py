@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from eagle3_head import EagleHead, head_config, save_head
-from scipy import stats
 
 from support.client import Client, greedy_ids, ids_of, random_prompts
 from support.demo_pair import DEMO
+from support.distribution import ACCEPTABLE_P, Places, Rule
 from support.models import load_model
 from support.servers import SEED, Start, served
 
 HEAD = DEMO / "eagle3"
 SEEDS = (61, 62)
-ACCEPTABLE_P = 1e-4
-"""About thirty samples are tested per run: one false alarm in three hundred runs."""
 CHAIN = ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 TREE = ("--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "12")
 
@@ -111,40 +109,18 @@ def target_model(pair: tuple[Path, Path]):
     return load_model(pair[0])
 
 
-def _places(model, answers: list[list[int]], temperature: float, top_k: int) -> list[float]:
-    """Each token's place in its exact distribution: uniform if and only if it is right.
-
-    Randomised probability integral transform: F(t-1) + u * p(t), given the tokens before it. An
-    answer's first token is left out: prefill samples it.
-    """
-    torch.manual_seed(0)
-    tokens = torch.tensor(answers)
-    with torch.no_grad():
-        texts = torch.cat((torch.tensor([PROMPT] * len(answers)), tokens), dim=1)
-        logits = model(texts).logits[:, len(PROMPT) : -1]
-    if top_k:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
-    chances = torch.softmax(logits.double() / temperature, dim=-1)
-    sampled = tokens[:, 1:, None]
-    chance = chances.gather(-1, sampled)
-    below = chances.cumsum(-1).gather(-1, sampled) - chance
-    return (below + torch.rand_like(below) * chance).flatten().tolist()
-
-
-@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("top_k", [-1, 5])
 def test_sampled_output_has_the_targets_distribution(speculative: Client, target_model, top_k: int):
     params = {"temperature": 0.8, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
-    answers = speculative.generate_all([PROMPT] * 120, 16, top_k=top_k or -1, **params)
-    assert len({tuple(ids) for ids in ids_of(answers)}) > 20
-    assert (
-        stats.kstest(_places(target_model, ids_of(answers), 0.8, top_k), "uniform").pvalue
-        > ACCEPTABLE_P
-    )
+    answers = ids_of(speculative.generate_all([PROMPT] * 120, 16, top_k=top_k, **params))
+    assert len({tuple(ids) for ids in answers}) > 20
+    right, wrong = (Places(target_model, Rule(t, top_k)) for t in (0.8, 0.2))
+    for first, *rest in answers:  # prefill samples the first token
+        right.add((*PROMPT, first), rest)
+        wrong.add((*PROMPT, first), rest)
+    assert right.pvalue() > ACCEPTABLE_P
     # Not vacuous: the same samples do not fit another temperature.
-    assert (
-        stats.kstest(_places(target_model, ids_of(answers), 0.2, top_k), "uniform").pvalue
-        < ACCEPTABLE_P
-    )
+    assert wrong.pvalue() < ACCEPTABLE_P
 
 
 def test_greedy_and_sampled_requests_share_a_batch(speculative: Client, expected: dict):

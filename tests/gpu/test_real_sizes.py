@@ -1,8 +1,8 @@
-"""PARSE on a GPU at the sizes and in the ways it is used: 64 requests, long prompts, passes of more
-rows than a chunk of prefill, sampling, few slots, many turns, other kernels, NaN. And what only a
-GPU shows of a launch: that graphs are replayed, and that a burst waits for nothing.
+"""PARSE on a GPU at real sizes: 64 requests, long prompts, passes of more rows than a prefill
+chunk, sampling, few slots, many turns, other kernels, NaN. Also checks that graphs are replayed and
+that launching a draft chunk waits for nothing.
 
-Answers are judged as in ``test_servers``, against the plain target on the same attention backend.
+Answers are compared as in ``test_servers``, against the plain target on the same attention backend.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def plain(start_server: Start, random_pair: tuple[Path, Path], setup: Setup) -> 
 
 @pytest.fixture
 def token(start_server: Start, random_pair: tuple[Path, Path], setup: Setup) -> Iterator[Any]:
-    """Drafts of 64 in bursts of 16."""
+    """Drafts of 64 in chunks of 16."""
     flags = parse_flags(random_pair, *TOKEN, *setup.on_gpu)
     yield from served(start_server, f"token {setup}".replace(" ", "-"), *flags)
 
 
 @pytest.fixture
 def strict(start_server: Start, random_pair: tuple[Path, Path], setup: Setup) -> Iterator[Any]:
-    """As ``token``; a burst that waits for the GPU while it is launched fails."""
+    """As ``token``; a draft chunk whose launch waits for the GPU fails."""
     flags = parse_flags(random_pair, *TOKEN, *setup.on_gpu)
     yield from served(start_server, f"strict {setup}".replace(" ", "-"), *flags, **STRICT)
 
@@ -94,16 +94,16 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 
 @only(*(Setup(backend, "auto") for backend in DTYPES), *CHAINS)
-def test_steps_replay_graphs_and_bursts_wait_for_nothing(plain: Any, strict: Any, setup: Setup):
-    """Behind an accepted draft too, where draft KV is caught up with."""
+def test_steps_replay_graphs_and_chunks_wait_for_nothing(plain: Any, strict: Any, setup: Setup):
+    """Also after an accepted draft, when the draft extends its KV."""
     prompts = random_prompts(16, 92)
     answers = strict.generate_all(prompts, 16, max_new_tokens=96, ignore_eos=True)
     assert_the_targets(plain, setup, prompts, answers)
     seen = strict.look()
-    assert seen["forwards"]["draft-burst graph"] > 20
-    assert not seen["forwards"].get("draft-burst eager")
-    assert not seen["forwards"].get("target-step eager")
-    assert seen["overlap"]["bursts_unread"] > 0
+    assert seen["forwards"]["draft-chunk graph"] > 20
+    assert not seen["forwards"].get("draft-chunk eager")
+    assert not seen["forwards"].get("target-decode eager")
+    assert seen["overlap"]["async_chunks"] > 0
     strict.assert_nothing_lost()
 
 
@@ -114,9 +114,9 @@ def test_blocks_replay_graphs_and_wait_for_nothing(plain: Any, strict_blocks: An
     answers = strict_blocks.generate_all(prompts, 16, max_new_tokens=96, ignore_eos=True)
     assert_the_targets(plain, setup, prompts, answers)
     seen = strict_blocks.look()
-    assert seen["forwards"]["draft-burst graph"] > 20
-    assert not seen["forwards"].get("draft-burst eager")
-    assert seen["overlap"]["bursts_unread"] > 0
+    assert seen["forwards"]["draft-chunk graph"] > 20
+    assert not seen["forwards"].get("draft-chunk eager")
+    assert seen["overlap"]["async_chunks"] > 0
     strict_blocks.assert_nothing_lost()
 
 
@@ -130,7 +130,7 @@ def test_64_at_a_time_in_passes_of_many_rows(plain: Any, semantic: Any, setup: S
     answers = semantic.generate_all(prompts, 64, parse=EXACT, max_new_tokens=48, ignore_eos=True)
     assert_the_targets(plain, setup, prompts[::8], answers[::8])
     assert all(parse_info(answer)["rounds"] > 1 for answer in answers)
-    assert not semantic.look()["forwards"].get("draft-burst eager")
+    assert not semantic.look()["forwards"].get("draft-chunk eager")
     semantic.assert_nothing_lost()
 
 
@@ -218,7 +218,7 @@ def test_kv_in_fp8(start_server: Start, setup: Setup, problems: list):
 
 
 @only(*(Setup(backend, "auto") for backend in DTYPES))
-@pytest.mark.parametrize("place", ["draft-burst", "target-pass"])
+@pytest.mark.parametrize("place", ["draft-chunk", "target-verify"])
 def test_nan_ends_one_request(token: Any, place: str):
     """On the device it is only marked: the others' tokens are theirs."""
     prompts = random_prompts(6, 99)

@@ -107,7 +107,7 @@ class Client:
         """Empty the radix cache; SGLang's idle check fails the server on a lost slot.
 
         An answer is sent while its last batch still counts as running (stock SGLang's overlap
-        too), and without a time to wait SGLang refuses the flush that comes right behind it.
+        too), and without a time to wait SGLang refuses the flush that follows at once.
         """
         response = HTTP.post(f"{self.url}/flush_cache", params={"timeout": 20}, timeout=60)
         assert response.status_code == 200, response.text

@@ -71,13 +71,3 @@ def assert_says(found: dict[str, Any], answers: Sequence[ExplainedAnswer]) -> No
         )
         drafted = sum(len(record["draft_token_ids"]) for record in verified)
         assert f": {accepted} of {drafted} draft tokens accepted" in text
-
-
-def assert_fits(found: dict[str, Any], page: Path, width: int) -> None:
-    """Nothing is clipped or outside, nothing was requested, nothing failed."""
-    assert found["loaded"]
-    assert found["console"] == []
-    assert found["page_width"] <= found["inner_width"] == width
-    assert (found["outside"], found["cut"]) == ([], [])
-    urls = [url for url in found["requests"] if not url.startswith("data:")]
-    assert urls == [page.resolve().as_uri()]

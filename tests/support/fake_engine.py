@@ -155,7 +155,7 @@ def request(
     draft: int = 0,
     allocated: int = PROMPT + 8,
 ) -> Any:
-    """A running request behind a prompt and one output token."""
+    """A running request with a prompt and one output token."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 

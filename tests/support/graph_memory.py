@@ -2,8 +2,8 @@
 numbers.
 
 Run by ``test_graph_memory`` in a process of its own, because SGLang's FlashAttention module wants
-the kernels' library, which is stood in for. Prints a JSON object: backend -> bytes by the settings
-as they are, and bytes under PARSE.
+the kernels' library, which is stood in for. Takes a JSON list of sizes and prints one of objects:
+backend -> bytes by the settings as they are, and bytes under PARSE.
 """
 
 from __future__ import annotations
@@ -121,17 +121,16 @@ def stand_in_for_a_server(spec: Any) -> None:
     flashattention_backend._should_disable_scheduler_metadata_precompute = lambda: False
 
 
-def main(longest_pass: int, context: int, max_bs: int) -> None:
+def measure(longest_pass: int, context: int, max_bs: int) -> dict[str, tuple[int, int]]:
     stand_in_for_a_server(settings(longest_pass))
     ranks = {"attn_tp_size": 1, "attn_dcp_size": 1, "attn_dcp_rank": 0, "attn_cp_size": 1}
     with get_parallel().override(**ranks):
         runner = target(context, max_bs)
-        kept = {
+        return {
             "triton": bytes_of(triton_backend.TritonAttnBackend, runner),
             "fa3": bytes_of(flashattention_backend.FlashAttentionBackend, runner),
         }
-    print(json.dumps(kept))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    print(json.dumps([measure(*sizes) for sizes in json.loads(sys.argv[1])]))

@@ -36,7 +36,7 @@ from support.paged_pass import (  # noqa: E402
     HEADS,
     KV_HEADS,
     LAYOUT,
-    UNREAD,
+    ON_DEVICE,
     PagedPass,
 )
 
@@ -113,19 +113,19 @@ class Wrapper:
         assert len(qo_indptr) == len(kv_indptr) == len(last_page_len) + 1
         assert all(t.dtype == torch.int32 for t in (qo_indptr, kv_indptr, kv_indices))
         assert (last_page_len == 1).all()
-        self.told = (qo_indptr, kv_indptr, kv_indices, last_page_len, custom_mask)
+        self.known = (qo_indptr, kv_indptr, kv_indices, last_page_len, custom_mask)
 
     is_cuda_graph_enabled = False
 
     def forward(self, q: torch.Tensor, kv: Any, *, causal: bool, **_: object) -> torch.Tensor:
         assert causal
-        return attend(paged(q, kv, *self.told))
+        return attend(paged(q, kv, *self.known))
 
 
-def paged(q: torch.Tensor, kv: Any, *told: Any) -> PagedInputs:
+def paged(q: torch.Tensor, kv: Any, *known: Any) -> PagedInputs:
     """Attention by the kernel's arguments, with page size 1."""
     keys, values = (cache.unsqueeze(1) for cache in kv)
-    return PagedInputs(q, keys, values, *told)
+    return PagedInputs(q, keys, values, *known)
 
 
 def flashinfer_pass(given: PagedPass) -> torch.Tensor:
@@ -172,14 +172,14 @@ def fa3_pass(given: PagedPass) -> torch.Tensor:
     with mock.patch.object(FlashAttentionBackend, "init_forward_metadata", stock):
         backend.init_forward_metadata(given.forward_batch)
     given.pool.set_kv_buffer(given.layer, SimpleNamespace(loc=given.new_slots), given.k, given.v)
-    told = backend.forward_metadata
-    starts, lengths = told.cu_seqlens_q.tolist(), told.cache_seqlens_int32.tolist()
-    assert told.cu_seqlens_k.tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    assert told.page_table.dtype == told.cache_seqlens_int32.dtype == torch.int32
-    assert told.page_table.shape == (len(lengths), told.max_seq_len_k)
-    assert told.max_seq_len_q == max(b - a for a, b in zip(starts, starts[1:], strict=False))
-    pages = [row[:length] for row, length in zip(told.page_table, lengths, strict=True)]
-    offsets = told.cu_seqlens_q, told.cu_seqlens_k
+    known = backend.forward_metadata
+    starts, lengths = known.cu_seqlens_q.tolist(), known.cache_seqlens_int32.tolist()
+    assert known.cu_seqlens_k.tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    assert known.page_table.dtype == known.cache_seqlens_int32.dtype == torch.int32
+    assert known.page_table.shape == (len(lengths), known.max_seq_len_k)
+    assert known.max_seq_len_q == max(b - a for a, b in zip(starts, starts[1:], strict=False))
+    pages = [row[:length] for row, length in zip(known.page_table, lengths, strict=True)]
+    offsets = known.cu_seqlens_q, known.cu_seqlens_k
     ones = torch.ones(len(lengths), dtype=torch.int32)
     q, kv = given.q.view(-1, HEADS, DIM), (given.keys, given.values)
     return attend(paged(q, kv, *offsets, torch.cat(pages), ones)).view(len(q), -1)
@@ -209,8 +209,8 @@ LAYER = {
 def main() -> None:
     for name, (run, layouts) in PASSES.items():
         for is_masked in layouts:
-            unread = (UNREAD,) if SUPPORT[name].plans_on_device else ()
-            for layout in (LAYOUT, BLOCKS, *unread):
+            on_device = (ON_DEVICE,) if SUPPORT[name].plans_on_device else ()
+            for layout in (LAYOUT, BLOCKS, *on_device):
                 given = PagedPass(is_masked, layout)
                 vars(given.layer).update(LAYER)
                 given.check(run(given))

@@ -31,3 +31,13 @@ def look_at(
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def assert_fits(found: dict[str, Any], page: Path, width: int) -> None:
+    """Nothing is clipped or outside, nothing failed, and only the page itself was requested."""
+    assert found["loaded"]
+    assert found["console"] == []
+    assert found["page_width"] <= found["inner_width"] == width
+    assert (found["outside"], found["cut"]) == ([], [])
+    urls = [url for url in found["requests"] if not url.startswith("data:")]
+    assert urls == [page.resolve().as_uri()]

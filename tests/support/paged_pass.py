@@ -34,7 +34,7 @@ BLOCKS = VerifyLayout.of(
     ]
 )
 """Forwards of a parallel draft."""
-UNREAD = VerifyLayout.of([block(length, Masks.EVERY, 3) for length in (9, 0, 20, 7)])
+ON_DEVICE = VerifyLayout.of([block(length, Masks.EVERY, 3) for length in (9, 0, 20, 7)])
 """Such forwards of one width, launched without a sync in between."""
 UNKNOWN = 6
 """By how much the host's upper bounds exceed their context lengths."""
@@ -43,7 +43,7 @@ UNKNOWN = 6
 class PagedPass:
     """Pools, tables and inputs of one pass, in the form of SGLang's backends.
 
-    ``UNREAD``: only the device knows the lengths of its contexts.
+    ``ON_DEVICE``: only the device knows the lengths of its contexts.
     """
 
     def __init__(self, is_masked: bool, layout: VerifyLayout = LAYOUT) -> None:
@@ -90,18 +90,18 @@ class PagedPass:
         requests = self.layout.requests
         lens = torch.tensor([r.kv_len for r in requests])
         prefix_lens = [r.prefix_len for r in requests]
-        told, starts, mask = self.layout, None, flat_mask(self.layout)
-        if self.layout is UNREAD:
-            told = self.layout.at([length + UNKNOWN for length in prefix_lens])
+        on_host, starts, mask = self.layout, None, flat_mask(self.layout)
+        if self.layout is ON_DEVICE:
+            on_host = self.layout.at([length + UNKNOWN for length in prefix_lens])
             starts = torch.tensor(prefix_lens)
-            mask = flat_mask_at(told, starts, qlen_only_mask(told.requests[0]))
+            mask = flat_mask_at(on_host, starts, qlen_only_mask(on_host.requests[0]))
         spec_info = ParseVerifyInput(
-            layout=told,
+            layout=on_host,
             custom_mask=mask if is_masked else None,
             select_index=torch.tensor([0]),
             starts=starts,
         )
-        known = torch.tensor([r.kv_len for r in told.requests])
+        known = torch.tensor([r.kv_len for r in on_host.requests])
         batch = ForwardBatch(
             forward_mode=VERIFY_MODE,
             batch_size=len(requests),
@@ -113,7 +113,7 @@ class PagedPass:
             out_cache_loc=self.new_slots,
             spec_info=spec_info,
         )
-        batch.extend_prefix_lens_cpu = [r.prefix_len for r in told.requests]
+        batch.extend_prefix_lens_cpu = [r.prefix_len for r in on_host.requests]
         batch.extend_seq_lens_cpu = [r.num_rows for r in requests]
         batch.extend_prefix_lens = torch.tensor(prefix_lens)
         batch.extend_seq_lens = torch.tensor(batch.extend_seq_lens_cpu)

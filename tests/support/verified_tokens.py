@@ -12,14 +12,14 @@ def gaps(
 ) -> list[float]:
     """[len(output)] by how much the best token beats each of these, in log probability.
 
-    All zero for greedy tokens. Every token is judged behind the ones before it, so one difference
-    does not hide what follows it.
+    All zero for greedy tokens. Every token is compared given the tokens before it, so one
+    difference does not hide the next.
 
     Args:
         plain: a server of the target, without PARSE.
         top: of the requests; their adapter, say.
     """
-    start = len(prompt) - 1  # of the first token SGLang looks at, nothing is said
+    start = len(prompt) - 1  # SGLang returns no log probability of the first token
     answer = plain.generate(
         [*prompt, *output],
         max_new_tokens=0,

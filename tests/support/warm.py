@@ -1,10 +1,10 @@
 """Servers that start from a process which has imported SGLang already.
 
-Of a server's start, most is imports: three processes, each up to 20 seconds of a CPU. Here one
-process imports once and is forked for each process of each server; everything behind the imports
-is the real thing: ``python -m sglang.launch_server`` with its own arguments and environment, and
+Most of a server's start is imports: three processes, each up to 20 seconds of a CPU. Here one
+process imports once and is forked for each process of each server; everything after the imports
+is real: ``python -m sglang.launch_server`` with its own arguments and environment, and
 the processes it starts, each its child, with the arguments and environment multiprocessing's
-"spawn" gives them. The documents' server starts without this.
+"spawn" gives them. The wheel's server starts without this.
 
 What it saves, on two cores of November 2026 that others used too, in CPU seconds of pytest and
 everything it started (and by the clock): ``test_exact``, 3 servers, 84 (84 s) with it, 173 (195 s)
@@ -32,13 +32,14 @@ import site
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.servers import Process, start_process
+from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, Process, start_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED = (
@@ -105,6 +106,16 @@ class Nursery:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the nursery ended with {self._process.returncode}")
             time.sleep(0.1)
+
+    def run(self, *words: object, limit_s: float = 600) -> str:
+        """What ``python words`` prints, run in the repository's root; it must succeed."""
+        with tempfile.NamedTemporaryFile() as output:
+            command = [sys.executable, *map(str, words)]
+            process = self.start(command, {**DEFAULTS, **os.environ, **ENVIRONMENT}, output)
+            code = process.wait(limit_s)
+            printed = Path(output.name).read_text()
+        assert code == 0, printed
+        return printed
 
     def python(self, path: Path) -> Path:
         """Writes a program that stands for ``python`` in scripts: servers start from here."""

@@ -1,16 +1,16 @@
-"""Test-only SGLang plugin: a look into a real scheduler, and ways to disturb it.
+"""Test-only SGLang plugin: shows and disturbs a real scheduler.
 
-The tests put this folder on PYTHONPATH of the servers they start, with a folder of its own for
-each in ``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
+The tests put this folder on PYTHONPATH of the servers they start and give each a folder in
+``PARSE_PROBE_DIR``; without that variable the plugin does nothing.
 
-- ``/server_info`` answers with ``internal_states[0]["probe"]``: the radix tree (slots, the tokens
-  whose KV was written there and its fingerprint, in every model, and PARSE's marks of what the
-  draft model has written) and the running requests.
+- ``/server_info`` answers with ``internal_states[0]["probe"]``: the running requests and the radix
+  tree (for every model the slots, the tokens whose KV was written there and its fingerprint; and
+  PARSE's marks of what the draft model has written).
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
-- With ``PARSE_PROBE_STRICT`` set, a burst that waits for a GPU while it is launched fails.
-- With ``PARSE_PROBE_AHEAD`` set, bursts run as on a GPU: nobody looks at their tokens meanwhile,
-  the next may be launched behind one that is not read, and small gaps are caught up with by steps.
+- With ``PARSE_PROBE_STRICT`` set, a draft chunk whose launch waits for a GPU fails.
+- With ``PARSE_PROBE_AHEAD`` set, draft chunks run as on a GPU: the next may be launched before the
+  host has the tokens of the last one, and decode steps catch up with small gaps.
 - Requests that all give a ``sampling_seed`` are sampled with it. SGLang does that only under
   ``--enable-deterministic-inference``, which it refuses on a CPU for lack of kernels; the noise
   comes from another hash of the same three numbers.
@@ -28,17 +28,15 @@ from typing import Any
 
 PLACES = (
     "target-prefill",
-    "target-pass",
-    "target-step",
-    "draft-fill",
-    "draft-burst",
+    "target-verify",
+    "target-decode",
+    "draft-prefill",
+    "draft-chunk",
     "head-prefill",
-    "head-propose",
-    "head-follow",
+    "head-draft",
+    "head-extend",
 )
-"""Whose forward, and when: a burst's steps, a verification pass, a target step without a draft,
-a prefill, and what the draft model reads of a sequence before it writes on it. An EAGLE-3 head
-proposes, and follows what was written."""
+"""Model and kind of forward. An EAGLE-3 head drafts, and extends its KV by accepted tokens."""
 
 
 class InjectedError(RuntimeError):
@@ -60,11 +58,15 @@ def register() -> None:
         (f"{scheduler}.process_batch_result", probe.process_result, HookType.BEFORE),
         (
             "sglang_parse.engine.verify.TargetForward.last_tokens",
-            probe.step_unread,
+            probe.count_async_decode,
             HookType.BEFORE,
         ),
-        (f"{drafting}.token_by_token.TokenChunk.last_tokens", probe.burst_unread, HookType.BEFORE),
-        (f"{drafting}.parallel.ParallelChunk.state_of", probe.burst_unread, HookType.BEFORE),
+        (
+            f"{drafting}.token_by_token.TokenChunk.last_tokens",
+            probe.count_async_chunk,
+            HookType.BEFORE,
+        ),
+        (f"{drafting}.parallel.ParallelChunk.state_of", probe.count_async_chunk, HookType.BEFORE),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
@@ -111,17 +113,17 @@ class Probe:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.stage = "fill"
+        self.stage = "idle"
         self.seen: Counter[str] = Counter()
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
-        self.num_late = self.num_inflight = self.num_bursts_unread = 0
+        self.num_late = self.num_async_decodes = self.num_async_chunks = 0
         self.forwards: Counter[str] = Counter()
-        """By place, and whether a CUDA graph was replayed: "draft-burst graph"."""
+        """By place, and whether a CUDA graph was replayed: "draft-chunk graph"."""
         self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
         """Model -> slot -> token whose KV was written there last."""
 
-    # -- looking ----------------------------------------------------------------
+    # -- state ------------------------------------------------------------------
 
     def run_batch(self, original: Callable, scheduler: Any, batch: Any, *args: Any) -> Any:
         self.num_launched += 1
@@ -132,17 +134,17 @@ class Probe:
         try:
             return original(scheduler, batch, *args)
         finally:
-            self.stage = "fill"
+            self.stage = "idle"
 
     def process_result(self, *_: Any) -> None:
         self.num_processed += 1
         self.num_late += self.num_launched > self.num_processed
 
-    def step_unread(self, _: Any, reqs: Any) -> None:
-        self.num_inflight += any(req.parse_state.num_inflight for req in reqs)
+    def count_async_decode(self, _: Any, reqs: Any) -> None:
+        self.num_async_decodes += any(req.parse_state.num_inflight for req in reqs)
 
-    def burst_unread(self, *_: Any) -> None:
-        self.num_bursts_unread += 1
+    def count_async_chunk(self, *_: Any) -> None:
+        self.num_async_chunks += 1
 
     def add_state(self, result: Any, scheduler: Any, *_: Any) -> Any:
         result.internal_state["probe"] = {
@@ -152,8 +154,8 @@ class Probe:
             "overlap": {
                 "launched": self.num_launched,
                 "processed_late": self.num_late,  # when the next one had been launched
-                "allow_async_decode": self.num_inflight,  # launched before the last token was read
-                "bursts_unread": self.num_bursts_unread,
+                "async_decodes": self.num_async_decodes,  # launched before the last token came
+                "async_chunks": self.num_async_chunks,
             },
             "forwards": dict(self.forwards),
             "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
@@ -211,11 +213,12 @@ class Probe:
         if model_of(runner) == "head":
             if self.stage == "prefill":
                 return "head-prefill"
-            return f"head-{'propose' if forward_batch.forward_mode.is_decode() else 'follow'}"
+            return f"head-{'draft' if forward_batch.forward_mode.is_decode() else 'extend'}"
         if runner.is_draft_worker:
-            return f"draft-{'fill' if forward_batch.forward_mode.name == 'EXTEND' else 'burst'}"
+            is_prefill = forward_batch.forward_mode.name == "EXTEND"
+            return "draft-prefill" if is_prefill else "draft-chunk"
         if self.stage == "decode":
-            return "target-step" if forward_batch.forward_mode.is_decode() else "target-pass"
+            return "target-decode" if forward_batch.forward_mode.is_decode() else "target-verify"
         return f"target-{self.stage}"
 
     def _take_fault(self, place: str) -> dict[str, Any] | None:
@@ -260,7 +263,7 @@ def model_of(runner: Any) -> str:
 
 
 def held_by(req: Any) -> dict[str, Any]:
-    """Which phase a request is in, and how many slots it holds behind its final ones."""
+    """Returns a request's phase, and its KV slots: committed, and held beyond those."""
     state = getattr(req, "parse_state", None)
     committed = state.committed_len if state else req.kv.kv_committed_len
     return {
