@@ -71,7 +71,7 @@ class Collector:
     """Sends a task's problems to one server.
 
     Attributes:
-        asking: what all requests share; each method sets its own ``custom_params``.
+        asking: parameters of all requests; each method sets ``custom_params``.
         decode: token ids to text.
     """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sglang_parse.calibrate.first_draft import LOSSES, Loss
 from sglang_parse.client.demo_pair import check_there, short_path
-from sglang_parse.client.flags import Flags, at_least, numbers, option, share, split_words
+from sglang_parse.client.flags import Flags, at_least, numbers, option, split_words
 from sglang_parse.client.records import PARSE, BenchError
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.client.targets import Models
@@ -22,7 +22,7 @@ _task = partial(option, group="task")
 
 
 def _level(text: str) -> float:
-    value = share(text)
+    value = fraction(text)
     if value in (0, 1):
         raise ArgumentTypeError(f"{text} is no level; use a number between 0 and 1")
     return value
@@ -65,7 +65,7 @@ class CalibrateSettings(Flags):
         choices=LOSSES,
     )
     thresholds: tuple[float, ...] = _guarantee(
-        (), "thresholds to serve, certified or not: 0.5,0.9", type=numbers(share)
+        (), "thresholds to serve, certified or not: 0.5,0.9", type=numbers(fraction)
     )
     concurrency: int = _load(16, "requests at a time (default %(default)s)", type=at_least(1))
     output: Path = _load(

@@ -85,11 +85,11 @@ def at_least(low: int) -> Callable[[str], int]:
     return number
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """An argparse type: a number from 0 to 1."""
     value = float(text)
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share; use a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text} is no fraction; use a number from 0 to 1")
     return value
 
 

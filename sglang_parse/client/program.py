@@ -23,7 +23,7 @@ Run = Callable[[argparse.Namespace, Console], int]
 def run_program(name: str, run: Run, arguments: argparse.Namespace) -> int:
     """Runs a program; returns its exit code, or 1 after printing a ``BenchError`` to stderr."""
     try:
-        # Output to a file has no width of its own; tables need this much.
+        # Output to a file has no width; tables need this much.
         return run(arguments, Console(width=None if sys.stdout.isatty() else 140))
     except BenchError as error:
         print(f"sglang-parse {name}: {error}", file=sys.stderr)

@@ -94,7 +94,7 @@ class Variant:
 
     Attributes:
         server: its name.
-        threshold: of the requests; None for the server's own, or without PARSE.
+        threshold: of the requests; None for ``--parse-threshold``, or without PARSE.
         off_fraction: fraction of the load's requests that switch PARSE off, 0 to 1.
         group: "all" requests of the load; of a mixed load, "drafting" or "off".
     """

@@ -72,7 +72,7 @@ class Process(Protocol):
 
 
 def start_process(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
-    """Starts a process in a group of its own, which Ctrl-C does not reach."""
+    """Starts a process in a separate process group, which Ctrl-C does not reach."""
     return subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
     )

@@ -237,7 +237,7 @@ def num_matched(record: TraceRecord) -> int:
 
 
 def _accepted_at(record: TraceRecord) -> Iterator[tuple[float, int]]:
-    """By the round's own selection rule; the accepted length changes at verdicts only."""
+    """By the round's selection rule; the accepted length changes at verdicts only."""
     rule, verdicts = record["selection"], record["verdicts"]
     if rule is None:
         return

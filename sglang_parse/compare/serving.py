@@ -1,6 +1,6 @@
 """SGLang's own ``bench_serving`` against one server.
 
-It runs as ``python -m sglang.bench_serving ...`` does, in a process of its own. Importing it takes
+It runs as ``python -m sglang.bench_serving ...`` does, in a separate process. Importing it takes
 half a minute on a small machine, so the standard library's fork server imports it once and every
 run is a fork of that.
 """
@@ -52,7 +52,7 @@ class Load:
         problems: one request each, sent in this order.
         max_tokens: of each.
         tokenizer: path or name; used to count prompt tokens.
-        asking: what all requests share, but for the length.
+        asking: parameters of all requests, but for the length.
     """
 
     variant: Variant

@@ -14,9 +14,9 @@ from sglang_parse.client.demo_pair import check_there, short_path
 from sglang_parse.client.flags import (
     Flags,
     at_least,
+    fraction,
     numbers,
     option,
-    share,
     split_names,
     split_words,
 )
@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "output": Path("build/load"),
     },
 }
-"""Command -> its own defaults."""
+"""Command -> its defaults."""
 
 _models = partial(option, group="models and servers")
 _load = partial(option, group="load")
@@ -124,7 +124,7 @@ class CompareSettings(Flags):
         "simulated acceptance: servers with PARSE are started once for each fraction of every "
         "draft that is accepted; on all servers answers then end where right ones do",
         name="--acceptance",
-        type=numbers(share),
+        type=numbers(fraction),
     )
     max_alive: int = _models(
         5,
@@ -147,7 +147,7 @@ class CompareSettings(Flags):
         (0.0,),
         "fractions of the requests that switch PARSE off, where there is PARSE",
         name="--off",
-        type=numbers(share),
+        type=numbers(fraction),
     )
     runs: int = _load(3, "medians are reported", type=at_least(1))
     requests: int = _load(8, "per run, one at a time (default %(default)s)", type=at_least(1))

@@ -58,7 +58,7 @@ class DraftLayout:
 
     @property
     def lookahead_rows(self) -> int:
-        """Rows of a forward after the last accepted token, each with a KV slot of its own."""
+        """Rows of a forward after the last accepted token, each with a KV slot."""
         return lookahead_rows(self.size, self.masks)
 
     def rows(self, prefix_len: int, num_pending: int = 1) -> RequestLayout:

@@ -17,7 +17,7 @@ _SENTENCE_END = re.compile(f"[.!?{_WIDE_MARKS}][{_CLOSING}]*$")
 _WIDE_END = re.compile(f"[{_WIDE_MARKS}][{_CLOSING}]*$")
 _SENTENCE_CONTINUES = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
 _MARK_PIECES = 3
-"""Pieces searched for a sentence's end: a closing quote may be a token of its own."""
+"""Pieces searched for a sentence's end: a closing quote may be a separate token."""
 
 
 @dataclass(frozen=True, slots=True)

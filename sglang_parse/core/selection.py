@@ -105,7 +105,7 @@ def matched_prefixes(
 ) -> tuple[int, int]:
     """Counts the prefixes that the target would have written itself, and the rejected ones of them.
 
-    A verdict below the threshold on such a prefix contradicts the target's own choices.
+    A verdict below the threshold on such a prefix contradicts the target's choices.
 
     Args:
         prefix_ends, verdicts, threshold: as for ``select``.

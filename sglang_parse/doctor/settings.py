@@ -24,7 +24,7 @@ class DoctorSettings(Flags):
     prompts: Path | None = option(
         None,
         'prompts to send: lines of JSON, each a text or an object with "prompt" (default: problems '
-        "of the demo pair for a target of its own, a few questions for others)",
+        "of the demo pair for its target, a few questions for others)",
         type=Path,
         metavar="FILE",
     )

@@ -292,7 +292,7 @@ class Start:
 
     @staticmethod
     def _or_none(load: Callable[[], Any]) -> Any:
-        """Returns None on an error, which a check of its own reports."""
+        """Returns None on an error, which another check reports."""
         try:
             return load()
         except Exception:  # noqa: BLE001 - see ``run_check``

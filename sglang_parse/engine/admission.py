@@ -1,8 +1,8 @@
 """Admission: decides how a request is served, before SGLang looks up its prompt in the radix cache.
 
 With an EAGLE-3 head there are two kinds of KV, with and without the head's in the same slots. A
-request that the head runs for must not hit a prefix without it. So the other requests use a part of
-the radix cache of their own, by SGLang's ``extra_key``.
+request that the head runs for must not hit a prefix without it. So the other requests use a
+separate part of the radix cache, by SGLang's ``extra_key``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def admit(engine: Engine, req: Req) -> None:
     if getattr(req, "parse_policy", None) is not None:
         return
     policy = req.parse_policy = policy_for(engine, req)
-    # Requests with an adapter have a part of the radix cache of their own anyway.
+    # Requests with an adapter use a separate part of the radix cache anyway.
     if engine.eagle is not None and not policy.uses_eagle and not req.lora_id:
         req.extra_key = "|".join(filter(None, (BYPASS_KEY, req.extra_key)))
         engine.counters.count("eagle_bypassed_requests_total")

@@ -1,7 +1,7 @@
 """Commits a target forward's results: accepts draft tokens and moves requests to their next phase.
 
 A round is a draft and its verify pass. After the accepted prefix, draft tokens that match the
-target's own choices are accepted too, followed by one bonus token; then drafting resumes, or the
+target's choices are accepted too, followed by one bonus token; then drafting resumes, or the
 target decodes the rest of its segment first.
 """
 

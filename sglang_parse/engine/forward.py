@@ -88,7 +88,7 @@ class ForwardOutput:
     Attributes:
         logits: [sum of len(part.logits_rows), vocab], in order; the model's next forward may
             overwrite it.
-        hidden: [rows, width] captured hidden states of all rows, in memory of their own; or None.
+        hidden: [rows, width] captured hidden states of all rows, in separate memory; or None.
         replays: whether a CUDA graph was replayed.
     """
 

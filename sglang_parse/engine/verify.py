@@ -193,7 +193,7 @@ class Verifier:
     ) -> TargetForward:
         """One verify pass; several, where one would take too much memory.
 
-        Requests with a LoRA adapter decode in a forward of their own: SGLang's LoRA kernels do not
+        Requests with a LoRA adapter decode in a separate forward: SGLang's LoRA kernels do not
         support ragged verify rows.
 
         Args:

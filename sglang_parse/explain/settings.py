@@ -43,7 +43,7 @@ class ExplainSettings(Flags):
     prompts: Path | None = option(
         None,
         'lines of JSON, each a text or an object with "prompt" (default: problems of the demo pair '
-        "for a target of its own, a few questions for others)",
+        "for its target, a few questions for others)",
         type=Path,
         metavar="FILE",
     )

@@ -13,9 +13,9 @@ from typing import Any
 from sglang_parse.client.flags import (
     Flags,
     at_least,
+    fraction,
     numbers,
     option,
-    share,
     split_names,
     split_words,
 )
@@ -77,7 +77,7 @@ class LimitSettings(Flags):
         "simulated accepted fractions of every draft (default 0,0.25,0.5,0.75,1)",
         name="--acceptance",
         metavar="ACCEPTANCE",
-        type=numbers(share),
+        type=numbers(fraction),
         read=_sorted,
     )
     input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
@@ -90,7 +90,7 @@ class LimitSettings(Flags):
     staggered: bool = option(
         False,
         "stagger the requests, several in a row, so that prefills, draft chunks, verify passes "
-        "and decode steps share iterations",
+        "and decode steps run in the same iterations",
         action="store_true",
     )
     prefixes: int = option(16, "per draft (default %(default)s)", type=at_least(1))

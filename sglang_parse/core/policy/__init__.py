@@ -11,5 +11,5 @@
     eagle_gate        whether the EAGLE-3 head runs for a request
     lru               bounded map for keys that clients choose
 
-Numbers only: no tensors, and no clock of its own.
+Numbers only: no tensors, and no clock.
 """

@@ -1,4 +1,4 @@
-"""Estimates how many draft tokens after a rejection point match the target's own choices.
+"""Estimates how many draft tokens after a rejection point match the target's choices.
 
 The verify pass computes the target's choice at every verified position. Draft tokens after the
 accepted prefix that equal it are output together with the accepted tokens. In correct text the

@@ -1,7 +1,7 @@
 """Finds the fastest draft plan from stage costs at the current load.
 
 A round takes its draft iterations, its verify pass and the decode steps after a reject, and emits
-their tokens. Running requests share iterations: drafting requests draft together, all others share
+their tokens. Requests run in the same iterations: drafting requests draft together, all others use
 one target forward. With n requests that follow one plan, each spends known fractions of its
 iterations drafting, verifying and decoding, which gives the mean iteration time and
 

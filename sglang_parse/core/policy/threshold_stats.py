@@ -1,6 +1,6 @@
 """Keeps acceptance statistics and the drafting state per threshold.
 
-Requests whose last drafts failed have statistics of their own. Clients may send any threshold, so
+Requests whose last drafts failed have separate statistics. Clients may send any threshold, so
 only the most recently used entries are kept, and a new entry starts from its neighbours.
 """
 

@@ -1,7 +1,7 @@
 """Draft chunks of blocks: several tokens per forward, from a draft model that fills mask tokens.
 
 ``core.block`` defines a forward's rows, ``core.block_accept`` what is accepted of it. A forward
-runs like a verify pass, in the requests' own KV slots. The KV of accepted candidates stays; the
+runs like a verify pass, in the requests' KV slots. The KV of accepted candidates stays; the
 next forward overwrites what follows it.
 
 Every block of a layout has the same rows, wherever it starts, and its acceptance stays on the
