@@ -14,8 +14,6 @@ from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 
 _NAMES = ("grey", "orange", "green", "sky", "blue", "purple", "yellow")
 COLOURS = {kind: PALETTE[name] for kind, name in zip(TITLES, _NAMES, strict=True)}
-_STAGE_NAMES = ("light grey", "sky", "red", "grey")
-STAGE_COLOURS = {stage: PALETTE[name] for stage, name in zip(STAGES, _STAGE_NAMES, strict=True)}
 LATENCY_TITLES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -27,12 +25,11 @@ LATENCY_TITLES = {
 
 def render(figures: Comparison, facts: dict[str, Any]) -> str:
     """report.html: one file that needs nothing else."""
-    plots = {"speed": speed_plot(figures, facts["baseline"]), "latency": latency_plot(figures)}
-    optional = {"trade": trade_plot(figures), "time": time_plot(figures)}
+    plots = {"speed": speed_plot(figures, facts["baseline"]), "trade": trade_plot(figures)}
     return page.render(
         "sglang_parse.compare",
         "report.html.j2",
-        plots | {name: plot for name, plot in optional.items() if plot.data},
+        {name: plot for name, plot in plots.items() if plot.data},
         figures=figures,
         facts=facts,
         kinds=LATENCY_TITLES,
@@ -84,61 +81,17 @@ def speed_plot(figures: Comparison, baseline: str) -> go.Figure:
     plot = go.Figure()
     for one in figures.variants:
         over = {s.concurrency: s.over[baseline] for s in one.speeds if baseline in s.over}
-        if one.threshold is None and over:
-            ranges = error_bars([(s.low, s.median, s.high) for s in over.values()])
-            places = [f"{concurrency} at a time" for concurrency in over]
-            _add_bars(plot, one, places, [s.median for s in over.values()], "%{y:.2f}x", ranges)
+        if one.threshold is not None or not over:
+            continue
+        plot.add_bar(
+            name=one.variant.label,
+            x=[f"{concurrency} at a time" for concurrency in over],
+            y=[s.median for s in over.values()],
+            error_y=error_bars([(s.low, s.median, s.high) for s in over.values()]),
+            marker_color=COLOURS[kind_of(one.server)],
+            opacity=1 - 0.5 * one.off_fraction,
+            hovertemplate="%{fullData.name}, %{x}: %{y:.2f}x<extra></extra>",
+        )
     plot.add_hline(y=1, line={"color": PALETTE["grey"], "dash": "dash", "width": 1})
     plot.update_yaxes(title=f"speedup over {title_of(baseline)}", rangemode="tozero")
-    return plot
-
-
-def latency_plot(figures: Comparison) -> go.Figure:
-    """Whole-request latency percentiles at the highest concurrency."""
-    plot = go.Figure()
-    most = max(figures.concurrencies, default=1)
-    for one in figures.variants:
-        speed = one.speed_at(most)
-        if speed is not None and one.threshold is None:
-            latencies = speed.latency_ms["e2e"]
-            _add_bars(plot, one, list(latencies), list(latencies.values()), "%{y:.0f} ms")
-    plot.update_yaxes(title=f"whole request, ms, {most} at a time")
-    return plot
-
-
-def _add_bars(
-    plot: go.Figure,
-    one: VariantFigures,
-    places: list[str],
-    values: list[float],
-    text: str,
-    error_y: dict[str, Any] | None = None,
-) -> None:
-    plot.add_bar(
-        name=one.variant.label,
-        x=places,
-        y=values,
-        error_y=error_y,
-        marker_color=COLOURS[kind_of(one.server)],
-        opacity=1 - 0.5 * one.off_fraction,
-        hovertemplate=f"%{{fullData.name}}, %{{x}}: {text}<extra></extra>",
-    )
-
-
-def time_plot(figures: Comparison) -> go.Figure:
-    """Stacked stage times per request, one at a time, a bar per variant with PARSE."""
-    found = [(one.variant.label, one.time) for one in figures.variants if one.time is not None]
-    plot = go.Figure(layout={"height": 150 + 34 * len(found)})
-    for stage in STAGES if found else ():
-        plot.add_bar(
-            name=stage,
-            orientation="h",
-            y=[label for label, _ in found[::-1]],
-            x=[time.ms_per_request[stage] for _, time in found[::-1]],
-            marker_color=STAGE_COLOURS[stage],
-            hovertemplate="%{y}, %{fullData.name}: %{x:.0f} ms<extra></extra>",
-        )
-    plot.update_xaxes(title="ms per request, 1 request")
-    plot.update_yaxes(automargin=True)
-    plot.update_layout(barmode="stack")
     return plot
