@@ -186,7 +186,6 @@ def bench_keys() -> str:
         **limit.KEYS,
         **under("speeds", "limit.figures.SpeedAt"),
         **under("verify", "limit.figures.VerifyTime"),
-        **under("memory", "limit.figures.Memory"),
     }
     return table(("key", "meaning"), rows_of(texts))
 

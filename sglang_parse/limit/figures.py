@@ -77,28 +77,11 @@ class VerifyTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory of one server.
-
-    Attributes:
-        server: its name.
-        used_gib: in use at the end of its run.
-        weights_gib, kv_gib: the target's weights and KV, as SGLang reports them.
-    """
-
-    server: str
-    used_gib: float
-    weights_gib: float
-    kv_gib: float
-
-
-@dataclass(frozen=True, slots=True)
 class LimitFigures:
     """All figures."""
 
     speeds: tuple[SpeedAt, ...]
     verify: VerifyTime
-    memory: tuple[Memory, ...]
 
 
 def speed_at(

@@ -1,4 +1,4 @@
-"""Output of ``sglang-parse bench``: results.json, bench.html, tables on the terminal."""
+"""Output of ``sglang-parse bench``: results.json, bench.html, a table on the terminal."""
 
 from __future__ import annotations
 
@@ -53,13 +53,7 @@ SPEEDS = {
     "limit": "{0.limit:.2f}x",
     "of it": "{0.limit_fraction:.0%}",
 }
-"""Heading -> format of a cell, as of the tables below."""
-MEMORY = {
-    "server": "{0.server}",
-    "used": "{0.used_gib:.2f}",
-    "weights": "{0.weights_gib:.2f}",
-    "KV": "{0.kv_gib:.2f}",
-}
+"""Heading -> format of a cell."""
 
 
 def report(
@@ -112,15 +106,12 @@ def limit_plot(settings: LimitSettings, figures: LimitFigures) -> go.Figure:
 
 
 def show(console: Console, settings: LimitSettings, figures: LimitFigures) -> None:
-    """Prints tables and the paths of the files."""
-    for title, columns, rows in (
-        ("output tokens/s without trained weights, simulated acceptance", SPEEDS, figures.speeds),
-        ("memory, GiB", MEMORY, figures.memory),
-    ):
-        table = make_table(title, tuple(columns))
-        for row in rows:
-            table.add_row(*(cell.format(row) for cell in columns.values()))
-        console.print(table)
+    """Prints the table, the verify pass and the paths of the files."""
+    title = "output tokens/s without trained weights, simulated acceptance"
+    table = make_table(title, tuple(SPEEDS))
+    for row in figures.speeds:
+        table.add_row(*(cell.format(row) for cell in SPEEDS.values()))
+    console.print(table)
     verify = figures.verify
     console.print(
         f"one verify pass: {verify.rows} rows, {verify.ms:.2f} ms; a plain prefill of its draft: "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 
-import httpx
 import psutil
 import torch
 from rich.console import Console
@@ -16,10 +15,9 @@ from rich.console import Console
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
-from sglang_parse.client.servers import Server, ServerSpec, awake
+from sglang_parse.client.servers import ServerSpec, awake
 from sglang_parse.limit.figures import (
     LimitFigures,
-    Memory,
     VerifyTime,
     quotient,
     runs_of,
@@ -32,7 +30,7 @@ from sglang_parse.limit.settings import LimitSettings
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measures, writes results.json and bench.html, prints tables.
+    """Measures, writes results.json and bench.html, prints a table.
 
     Raises:
         BenchError: a server or a request failed, or this machine cannot run the benchmark.
@@ -43,9 +41,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             "--device is cuda and torch finds no GPU; use a machine with one, or try it with "
             "--device cpu --target tiny_target --draft tiny_draft"
         )
+    gpus = [torch.cuda.mem_get_info(gpu)[1] for gpu in range(torch.cuda.device_count())]
     is_cpu = settings.device == "cpu"
-    gpus = sum(total for _, total in gpu_memory())
-    settings.check_memory(psutil.virtual_memory().total if is_cpu else gpus)
+    settings.check_memory(psutil.virtual_memory().total if is_cpu else sum(gpus))
     specs, measuring = settings.specs(), _Measuring(settings, log)
     for spec in specs:
         measuring.serve(spec)
@@ -63,20 +61,15 @@ class _Measuring:
     def __init__(self, settings: LimitSettings, log: ProgressLog) -> None:
         self.settings, self.log = settings, log
         self.runs: list[BenchRun] = []
-        self.memory: list[Memory] = []
         self.prefill_ms: dict[int, float] = {}
 
     def serve(self, spec: ServerSpec) -> None:
         """Starts a server, measures everything on it, stops it."""
         self.log(f"start {spec.name}")
-        device = self.settings.device
-        used_before = _used_bytes(device, None)
         with Pool([spec], self.settings.output / "logs") as pool:
             server = pool.server(spec)
             with awake(server):
                 self._send(Sender(server, spec, self.settings))
-                used = _used_bytes(device, server) - used_before
-                self.memory.append(_memory(server, used))
 
     def _send(self, sender: Sender) -> None:
         settings, name = self.settings, sender.endpoint.name
@@ -109,28 +102,4 @@ class _Measuring:
             prefill_ms=self.prefill_ms[settings.num_draft_rows],
             prefill_rows_ms=self.prefill_ms[settings.num_rows],
         )
-        return LimitFigures(speeds, verify, tuple(self.memory))
-
-
-def gpu_memory() -> list[tuple[int, int]]:
-    """(free, total) bytes of each GPU."""
-    return [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]
-
-
-def _used_bytes(device: str, server: Server | None) -> int:
-    """Memory in use: of all GPUs, or of the server's processes on a CPU.
-
-    SGLang's allocator keeps the GPU memory it once took, so the end of a run shows the peak. The
-    resident sets on a CPU count shared pages more than once.
-    """
-    if device != "cpu":
-        return sum(total - free for free, total in gpu_memory())
-    first = psutil.Process(server.pid) if server else None
-    processes = (first, *first.children(recursive=True)) if first else ()
-    return sum(process.memory_info().rss for process in processes)
-
-
-def _memory(server: Server, used: int) -> Memory:
-    info = httpx.get(f"{server.url}/server_info", timeout=60).raise_for_status().json()
-    usage = info["internal_states"][0]["memory_usage"]
-    return Memory(server.name, used / 2**30, usage["weight"], usage["kvcache"])
+        return LimitFigures(speeds, verify)

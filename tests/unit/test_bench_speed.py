@@ -126,7 +126,7 @@ def test_goals():
         replace(row, acceptance=a, speedup=2.4, limit_fraction=0.96) for a in (0, 0.5, 1)
     )
     one = VerifyTime(1153, 512, 16, 40, 1, ms=14, prefill_ms=10, prefill_rows_ms=12)
-    figures = asdict(LimitFigures(speeds, one, ()))
+    figures = asdict(LimitFigures(speeds, one))
     found = {goal.name: goal.is_reached for goal in goals_of(figures)}
     assert found == {
         "acceptance 0, 8 at a time: speedup": True,
