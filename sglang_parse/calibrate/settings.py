@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sglang_parse.calibrate.first_draft import LOSSES, Loss
 from sglang_parse.client.demo_pair import check_there, short_path
-from sglang_parse.client.flags import Flags, at_least, numbers, option, split_words
+from sglang_parse.client.flags import Flags, at_least, fraction, numbers, option, split_words
 from sglang_parse.client.records import PARSE, BenchError
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
 from sglang_parse.client.targets import Models
