@@ -35,8 +35,8 @@ from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.questions import question_for
 
 SMALL_RATIO = 4.0
-"""Target / draft weights below which little speedup is possible: PARSE is never faster than its
-draft model, and verification comes on top."""
+"""Target / draft weights below which little speedup is possible: every token is drafted first,
+and verification comes on top."""
 
 
 def findings(flags: Sequence[str]) -> list[Finding]:
@@ -238,7 +238,7 @@ class Start:
         )
         if ratio < SMALL_RATIO:
             raise Problem(
-                f"{found}; PARSE is never faster than its draft model",
+                f"{found}; the time to draft limits the speedup",
                 f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target",
                 WARNING,
             )
