@@ -22,9 +22,11 @@ class Pipeline(Protocol):
     In the launcher, before any process starts:
 
         flags and settings                 patches/parse/cli_flags.py
-        the draft model's path             patches/parse/draft_path.py
+        errors of the start                patches/parse/start_errors.py
+        paths and kinds of the models      patches/parse/model_kinds.py
         LoRA with PARSE                    patches/parse/lora_admitted.py
         ``plugin.validate_server_args``    SGLang's registry of algorithms
+        the server's port                  patches/parse/port.py
 
     In the scheduler, once:
 

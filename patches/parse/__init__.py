@@ -9,23 +9,25 @@ from sglang_parse.patches.parse import (
     decode_graphs,
     decode_log,
     draft_kv_pool,
-    draft_path,
     head_prefixes,
     kv_by_phase,
     lora_admitted,
     memory_release,
     meta_info,
+    model_kinds,
+    port,
     request_bounds,
     request_options,
     sampling_mask,
+    start_errors,
     stop_order,
     weight_updates,
     whole_batches,
 )
 
 MODULES = (
-    *(arrivals, cli_flags, decode_graphs, decode_log, draft_kv_pool, draft_path, head_prefixes),
-    *(kv_by_phase, lora_admitted, memory_release, meta_info, request_bounds),
-    *(request_options, sampling_mask, stop_order, weight_updates, whole_batches),
+    *(arrivals, cli_flags, decode_graphs, decode_log, draft_kv_pool, head_prefixes, kv_by_phase),
+    *(lora_admitted, memory_release, meta_info, model_kinds, port, request_bounds),
+    *(request_options, sampling_mask, start_errors, stop_order, weight_updates, whole_batches),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sglang_parse.startup.report import parts
+
 OK, WARNING, FAILS, NOT_CHECKED = "ok", "warning", "fails", "not checked"
 
 
@@ -48,11 +50,6 @@ def run_check(name: str, check: Callable[[], str]) -> Finding:
 
 
 def failure(name: str, error: Exception) -> Finding:
-    """Makes a finding of an error of ``startup``.
-
-    Its text has the fix after "Fix:", or, for settings and questions, after the last semicolon.
-    """
-    found, _, fix = str(error).removeprefix("PARSE: ").partition("Fix: ")
-    if not fix and "; " in found:
-        found, _, fix = found.rpartition("; ")
-    return Finding(name, FAILS, found.strip().removesuffix(".") or repr(error), fix.strip())
+    """Makes a finding of an error of ``startup``."""
+    found, fix = parts(error)
+    return Finding(name, FAILS, found, fix)

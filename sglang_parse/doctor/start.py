@@ -30,7 +30,7 @@ from sglang_parse.doctor.finding import (
     failure,
     run_check,
 )
-from sglang_parse.startup import checks, compat, models
+from sglang_parse.startup import checks, compat, fallback, models
 from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.questions import question_for
 
@@ -118,6 +118,7 @@ class Start:
         yield run_check("vocabularies", partial(self.vocabularies, *pair))
         yield run_check("context lengths", partial(self.contexts, *pair))
         yield run_check("draft forward", partial(self.block, pair[1]))
+        yield run_check("default requests", partial(self.default_requests, pair[0]))
         if config and config.uses_eagle3:
             yield run_check("EAGLE-3 head", partial(self.head, config, pair[0]))
         paths = args.model_path, args.speculative_draft_model_path
@@ -224,6 +225,12 @@ class Start:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"
 
+    def default_requests(self, target: Any) -> str:
+        """Raises: Problem, if requests that set no sampling parameters are served plainly."""
+        for found, fix in fallback.plain_defaults(self.args, target):
+            raise Problem(found, fix, WARNING)
+        return "requests that set no sampling parameters are drafted for"
+
     def head(self, config: ParseConfig, target: Any) -> str:
         """Raises: AdmissionError, if the head does not fit the target."""
         steps = models.check_head(self.given, config, target)
@@ -304,6 +311,7 @@ PAIR_LINES = (
     "vocabularies",
     "context lengths",
     "draft forward",
+    "default requests",
     "size ratio",
     "memory",
 )

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
+from sglang.srt.utils.network import try_bind_socket
 
 from sglang_parse.attention.support import check_backends, choose_layout
 from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.startup import compat
+from sglang_parse.startup import compat, fallback
 from sglang_parse.startup.models import (
     ParallelDraft,
     check_head,
@@ -28,6 +31,8 @@ from sglang_parse.startup.models import (
 )
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.prometheus import with_parse_metrics
+
+logger = logging.getLogger(__name__)
 
 _NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -93,6 +98,8 @@ def validate_server_args(server_args: Any) -> None:
     block = parallel_draft(config, draft)
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
+    for found, fix in fallback.plain_defaults(server_args, target):
+        logger.warning("PARSE: %s. Fix: %s", found, fix)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # Sets the width of each ``req_to_token`` row (4 bytes a column); slots are allocated by phase.
     server_args.speculative_num_draft_tokens = max(
@@ -117,10 +124,22 @@ def check_settings(args: Any) -> None:
     if args.cuda_graph_config.prefill.backend == Backend.FULL:
         # Attention inside the graph supports neither masks nor pseudo-sequences.
         refuse("--cuda-graph-backend-prefill", Backend.FULL, f"use {Backend.BREAKABLE}")
+    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
+        name = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.name
+        refuse(name, True, "set it to 0: it sizes the KV pool without the draft model's KV")
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name, allowed[0])
         if value not in allowed:
             refuse(flag_of(name), value, fix)
+
+
+def check_port(args: Any) -> None:
+    """Raises AdmissionError if the server could not listen; SGLang binds after loading."""
+    try:
+        try_bind_socket(args.host, args.port).close()
+    except OSError:
+        where = f"{args.port}, on which --host {args.host} cannot listen (in use?)"
+        refuse("--port", where, "use a free port, or stop the other server")
 
 
 def check_draft_graphs(args: Any, config: ParseConfig) -> None:

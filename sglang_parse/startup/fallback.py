@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.core.config import ParseConfig, RequestOptions
 
@@ -42,6 +45,49 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
 def unsupported_feature(req: Any) -> str:
     """Returns the feature for which a request needs plain decode steps; "" for none."""
     return next((reason for reason, asks in _PLAIN_REASONS if asks(req)), "")
+
+
+@dataclass
+class _Ordinary:
+    """A request with these sampling parameters and nothing else."""
+
+    sampling_params: SamplingParams
+
+    def __getattr__(self, _name: str) -> None:
+        """Everything else is unset."""
+
+
+def plain_defaults(args: Any, target: Any) -> Iterator[tuple[str, str]]:
+    """Finds the server's defaults that make ordinary requests fall back to plain decoding.
+
+    Args:
+        args: SGLang's settings.
+        target: the target's ``ModelConfig``, which has its generation_config.json.
+
+    Yields:
+        (what was found, the fix).
+    """
+    of_model = target.get_default_sampling_params()
+    others = ", ".join(f"{k} {v}" for k, v in of_model.items() if not _feature_of(k, v))
+    drops = f", which also drops the file's {others}" if others else ""
+    sources = (
+        ("the target's generation_config.json", of_model, "chat", "--sampling-defaults openai"),
+        ("--preferred-sampling-params", args.preferred_sampling_params or {}, "/generate", ""),
+    )
+    for where, defaults, requests, flags in sources:
+        for name, value in defaults.items():
+            if feature := _feature_of(name, value):
+                yield (
+                    f"{name} is {value!r} in {where}: {requests} requests that do not set it are "
+                    f"served by plain decoding ({feature})",
+                    f"start with {flags}{drops}, or set {name} in the requests"
+                    if flags
+                    else f"leave {name} out of {where}",
+                )
+
+
+def _feature_of(name: str, value: Any) -> str:
+    return unsupported_feature(_Ordinary(SamplingParams(**{name: value})))
 
 
 def plain_reason(feature: str, options: RequestOptions) -> str:

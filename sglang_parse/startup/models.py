@@ -87,10 +87,20 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
         )
 
 
-def check_attention(_args: Any, target: Any, draft: Any) -> None:
-    """Raises AdmissionError for attention that verify passes do not support."""
-    from sglang.srt.configs.model_config import AttentionArch
-
+def check_attention(args: Any, target: Any, draft: Any) -> None:
+    """Raises AdmissionError for attention that verify passes or drafts do not support."""
+    models = (
+        ("--model-path", args.model_path, target),
+        ("--speculative-draft-model-path", args.speculative_draft_model_path, draft),
+    )
+    for setting, path, model in models:
+        if kind := _special_attention(model):
+            refuse(
+                setting,
+                f"{path}, a {model.hf_config.architectures[0]} with {kind}",
+                "use a model with multi-head or grouped-query attention in every layer, such as "
+                "Qwen3, Llama 3 or GLM-4.5, or start without --speculative-algorithm PARSE",
+            )
     window = getattr(target.hf_text_config, "sliding_window", None)
     uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
     if target.is_hybrid_swa or (window and uses_window):
@@ -99,10 +109,25 @@ def check_attention(_args: Any, target: Any, draft: Any) -> None:
             window,
             "use a target with full attention; custom masks are wrong upstream with windows",
         )
-    for model, name in ((target, "target"), (draft, "draft")):
-        if model.attention_arch is not AttentionArch.MHA:
-            fix = "use models with ordinary (multi-head or grouped-query) attention"
-            refuse(f"attention of the {name} model", model.attention_arch.name, fix)
+
+
+def _special_attention(model: Any) -> str:
+    """Describes what SGLang runs with other KV than one entry per token; "" for none."""
+    from sglang.srt.configs import model_config as sglang
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    config, latent = model.hf_config, sglang.AttentionArch.MLA
+    is_sparse = (sglang.is_deepseek_dsa, sglang.is_deepseek_v4, sglang.is_minimax_sparse)
+    text = model.hf_text_config
+    layers = {*(getattr(text, "layer_types", 0) or getattr(text, "layers_block_type", 0) or ())}
+    is_ssm = mambaish_config(model) or model.attention_arch is sglang.AttentionArch.SSM
+    if is_ssm or layers & {"linear_attention", "mamba"}:  # transformers' names
+        return "linear attention or Mamba layers, whose state cannot return to an earlier token"
+    if any(is_kind(config) for is_kind in is_sparse):
+        return "sparse attention, which selects other tokens for a question than for the answer"
+    if getattr(config, "has_minicpm_sparse_attention", False):
+        return "sparse attention"
+    return "latent attention (MLA)" if model.attention_arch is latent else ""
 
 
 PAIR_CHECKS = (check_attention, check_vocabularies, check_heads, check_contexts)
@@ -258,6 +283,7 @@ def _model_config(args: Any, path: str, context_length: int | None, setting: str
             context_length=context_length,
             model_override_args=args.json_model_override_args,
             dtype=args.dtype,
+            sampling_defaults=args.sampling_defaults,
         )
     except (OSError, ValueError, KeyError) as error:
         raise AdmissionError(

@@ -77,6 +77,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
             speculative_draft_model_path=str(DEMO / "draft"),
             trust_remote_code=False,
             json_model_override_args="{}",
+            sampling_defaults="model",
             dtype="float32",
         ),
     )

@@ -6,7 +6,6 @@ then resolves, before any process starts), so nothing here needs a server.
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -208,20 +207,49 @@ def test_unreadable_draft_model(pair, tmp_path: Path):
         launch(pair, "--speculative-draft-model-path", str(tmp_path))
 
 
-def test_draft_with_unsupported_attention(pair, monkeypatch):
-    """Latent attention (DeepSeek's) has another KV layout."""
-    from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
+LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+DSA = {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 4, **LATENT}
+GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16}
+HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
 
-    original = ModelConfig.__init__
 
-    @functools.wraps(original)  # its parameters are looked at
-    def latent(self, *args, model_path: str, **kwargs):
-        original(self, *args, model_path=model_path, **kwargs)
-        if model_path == str(pair[1]):
-            self.attention_arch = AttentionArch.MLA
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "config", "kind"),
+    [
+        ("qwen3_next", "Qwen3NextForCausalLM", {"full_attention_interval": 4}, HYBRID),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM", {}, HYBRID),
+        ("falcon_h1", "FalconH1ForCausalLM", {}, HYBRID),
+        ("nemotron_h", "NemotronHForCausalLM", {"hybrid_override_pattern": "M-*-"}, HYBRID),
+        ("granitemoehybrid", "GraniteMoeHybridForCausalLM", GRANITE, HYBRID),
+        ("jamba", "JambaForCausalLM", {}, HYBRID),
+        ("minimax", "MiniMaxText01ForCausalLM", {}, HYBRID),
+        ("llama", "MiniMaxM3SparseForCausalLM", {}, SPARSE),
+        ("deepseek_v32", "DeepseekV32ForCausalLM", DSA, SPARSE),
+        ("deepseek_v2", "DeepseekV2ForCausalLM", LATENT, "latent attention"),
+    ],
+)
+def test_models_that_are_refused_by_their_attention(
+    pair, tmp_path: Path, role: str, model_type: str, architecture: str, config: dict, kind: str
+):
+    """By config.json alone, before SGLang looks for what such a model needs of the device."""
+    folder = tmp_path / "other"
+    shutil.copytree(pair[0], folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 384}
+    names = {"model_type": model_type, "architectures": [architecture], "dtype": "float32"}
+    length = {"max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(sizes | names | length | config))
+    models = (folder, pair[1]) if role == "target" else (pair[0], folder)
+    setting = "--model-path" if role == "target" else "--speculative-draft-model-path"
+    with pytest.raises(Exception, match=rf"{setting} is .*a {architecture} with {kind}.*Fix: use"):
+        launch(models)
 
-    monkeypatch.setattr(ModelConfig, "__init__", latent)
-    with pytest.raises(Exception, match="attention of the draft model is 'MLA'. Fix: use models"):
+
+def test_kv_sizing_after_capture(pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
+    with pytest.raises(Exception, match="POST_CAPTURE_KV_SIZING is True. Fix: set it to 0"):
         launch(pair)
 
 

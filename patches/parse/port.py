@@ -1,0 +1,34 @@
+"""A port that is in use is found before models are loaded (ledger: port)."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import resolving_view
+
+from sglang_parse.algorithm import NAME
+from sglang_parse.patches.base import Patch, before
+from sglang_parse.startup.checks import check_port
+
+
+def _check_port(server_args: Any, *_: Any, **__: Any) -> None:
+    settings = resolving_view(server_args)
+    if (settings.speculative_algorithm or "").upper() == NAME:
+        check_port(settings)
+
+
+def _in_launcher() -> bool:
+    return multiprocessing.parent_process() is None
+
+
+PATCH = Patch(
+    "port",
+    {"sglang.srt.entrypoints.http_server.launch_server": before(_check_port)},
+    why="SGLang binds the server's port after it has loaded the models, minutes later for large "
+    "ones.",
+    how="binds and releases the port first, for PARSE only. Offline engines, which use no port, do "
+    "not call the function.",
+    removed_when="SGLang checks the port before it loads models.",
+    is_needed=_in_launcher,
+)
