@@ -31,7 +31,8 @@ pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 HEAD = DEMO / "eagle3"
 LINES = (
     *("algorithm", "settings", "device", "attention", "models"),
-    *("tokenizers", "vocabularies", "context lengths", "draft forward", "size ratio", "memory"),
+    *("tokenizers", "vocabularies", "context lengths", "draft forward", "default requests"),
+    *("size ratio", "memory"),
     *("question", "verify pass", "start"),
 )
 
@@ -219,6 +220,16 @@ def test_context_lengths(good: dict[str, Finding], tmp_path: Path):
     draft = changed(DEMO / "draft", tmp_path / "draft", max_position_embeddings=64)
     line = check(speculative_draft_model_path=draft)["context lengths"]
     assert (line.status, "or --context-length 64" in line.fix) == (FAILS, True)
+
+
+def test_default_requests(good: dict[str, Finding], tmp_path: Path):
+    assert good["default requests"].status == OK
+    target = changed(DEMO / "target", tmp_path / "target")
+    (target / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
+    line = check(model_path=target)["default requests"]
+    assert (line.status, "--sampling-defaults openai" in line.fix) == (WARNING, True)
+    line = check(model_path=target, sampling_defaults="openai")["default requests"]
+    assert line.status == OK
 
 
 def test_draft_forward(tmp_path: Path):
