@@ -119,7 +119,8 @@ def _special_attention(model: Any) -> str:
     config, latent = model.hf_config, sglang.AttentionArch.MLA
     is_sparse = (sglang.is_deepseek_dsa, sglang.is_deepseek_v4, sglang.is_minimax_sparse)
     text = model.hf_text_config
-    layers = {*(getattr(text, "layer_types", 0) or getattr(text, "layers_block_type", 0) or ())}
+    named = (getattr(text, name, None) for name in ("layer_types", "layers_block_type"))
+    layers = {layer for layers in named for layer in layers or ()}
     is_ssm = mambaish_config(model) or model.attention_arch is sglang.AttentionArch.SSM
     if is_ssm or layers & {"linear_attention", "mamba"}:  # transformers' names
         return "linear attention or Mamba layers, whose state cannot return to an earlier token"

@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import NoReturn
 
-from sglang_parse.algorithm import NAME
 from sglang_parse.core.config import flag
 
 
@@ -46,7 +45,7 @@ def show_uncaught(
 def usage_error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Replaces ``parser.error``: SGLang's usage of 40,000 characters is left out for PARSE."""
     words = f"{message} {' '.join(sys.argv)}"
-    if flag("") not in words and NAME not in words.upper().split():
+    if flag("") not in words and "PARSE" not in words.upper().split():
         argparse.ArgumentParser.error(parser, message)
     flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
     known = [*parser._option_string_actions]
