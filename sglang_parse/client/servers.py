@@ -86,6 +86,9 @@ class Server:
 
     Args:
         start: starts its first process; None: ``start_process``.
+
+    Attributes:
+        process: its first process.
     """
 
     def __init__(
@@ -101,12 +104,7 @@ class Server:
         with log.open("wb") as output:
             environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
             start = start or start_process
-            self._process = start([*command, "--port", str(port)], environment, output)
-
-    @property
-    def pid(self) -> int:
-        """Process id of its first process."""
-        return self._process.pid
+            self.process = start([*command, "--port", str(port)], environment, output)
 
     @property
     def url(self) -> str:
@@ -127,17 +125,9 @@ class Server:
 
     def check_alive(self) -> None:
         """Raises: BenchError, when the server has ended."""
-        code = self._process.poll()
+        code = self.process.poll()
         if code is not None:
             raise self._error(f"ended with exit code {code}")
-
-    def ask_to_end(self) -> None:
-        """Sends SIGTERM to the main process, as a container runtime does."""
-        self._process.terminate()
-
-    def wait_ended(self, limit_s: float) -> int:
-        """The exit code. Raises: subprocess.TimeoutExpired."""
-        return self._process.wait(limit_s)
 
     def suspend(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -154,14 +144,14 @@ class Server:
         if limit_s:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(limit_s)
+                self.process.wait(limit_s)
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        self.process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         # The group exists as long as one process does, also without its leader.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)
 
     def _error(self, what: str) -> BenchError:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]

@@ -179,7 +179,7 @@ def _assert_ends(server: Server, client: Client, reason: str) -> None:
     """Under load, every client gets a response, and the server exits with the reason in its log."""
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         jobs = [pool.submit(_send, client, prompt) for prompt in PROMPTS]
-        assert server.wait_ended(LIMIT_S) != 0
+        assert server.process.wait(LIMIT_S) != 0
         for job in jobs:
             with contextlib.suppress(httpx.TransportError):
                 assert _error(job.result(LIMIT_S))
@@ -228,7 +228,7 @@ def test_sigterm_under_load(doomed: dict[str, Server], expected: list[list[int]]
     ):
         jobs = [pool.submit(_send, client, prompt) for prompt in PROMPTS]
         wait_until(lambda: len(client.look()["running"]) == len(PROMPTS), "all to run")
-        server.ask_to_end()
+        server.process.terminate()  # as a container runtime does
         responses = [job.result(LIMIT_S) for job in jobs]
     assert [response.json()["output_ids"] for response in responses] == expected
-    assert server.wait_ended(LIMIT_S) == 0
+    assert server.process.wait(LIMIT_S) == 0
