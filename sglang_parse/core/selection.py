@@ -108,7 +108,9 @@ def matched_prefixes(
     A verdict below the threshold on such a prefix contradicts the target's choices.
 
     Args:
-        prefix_ends, verdicts, threshold: as for ``select``.
+        prefix_ends: [K] ascending draft offsets.
+        verdicts: [K] in [0, 1].
+        threshold: minimum verdict that accepts.
         num_matched: leading draft tokens that equal the target's choices.
     """
     matched = [v for end, v in zip(prefix_ends, verdicts, strict=True) if end <= num_matched]
