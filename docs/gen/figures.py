@@ -265,11 +265,12 @@ def conditions(name: str) -> str:
     """Returns commit, day, machine and runs in a sentence."""
     found = Figures(name).conditions
     machine = found["machine"]
+    runs = "one run" if found["runs"] == 1 else f"medians of {found['runs']} runs"
     day = datetime.strptime(found["date"][:10], "%Y-%m-%d")
     return (
         f"Commit `{found['commit']}`, {day.day} {day:%B %Y}, SGLang {found['versions']['sglang']}; "
         f"{machine['cpus']} CPUs ({machine['processor']}, {machine['system']}, "
-        f"{machine['memory_gib']} GiB), medians of {found['runs']} runs, "
+        f"{machine['memory_gib']} GiB), {runs}, "
         f"{found['minutes']:.0f} minutes in all."
     )
 
