@@ -269,8 +269,7 @@ def conditions(name: str) -> str:
     day = datetime.strptime(found["date"][:10], "%Y-%m-%d")
     return (
         f"Commit `{found['commit']}`, {day.day} {day:%B %Y}, SGLang {found['versions']['sglang']}; "
-        f"{machine['cpus']} CPUs ({machine['processor']}, {machine['system']}, "
-        f"{machine['memory_gib']} GiB), {runs}, "
+        f"{machine['cpus']} CPUs ({machine['processor']}, {machine['system']}), {runs}, "
         f"{found['minutes']:.0f} minutes in all."
     )
 

@@ -62,7 +62,7 @@ def test_every_part_can_be_made(name: str):
 @pytest.mark.usefixtures("taken_over")
 def test_the_conditions_name_the_build():
     assert figures.conditions("load") == (
-        "Commit `0123456789`, 25 November 2026, SGLang 1.2.3; 2 CPUs (P, Linux x86_64, 8 GiB), "
+        "Commit `0123456789`, 25 November 2026, SGLang 1.2.3; 2 CPUs (P, Linux x86_64), "
         "medians of 3 runs, 12 minutes in all."
     )
 
