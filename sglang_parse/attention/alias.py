@@ -42,7 +42,7 @@ def paged_rows(
     """
     device = slots.device
     kv_lens = [s.kv_len if with_own else s.context_len for s in sequences]
-    kv_indptr = indptr(kv_lens, device) if starts is None else _indptr(kv_lens, sequences, starts)
+    kv_indptr = _indptr(kv_lens, sequences, device, starts)
     columns = torch.arange(sum(kv_lens), dtype=torch.int32, device=device)
     owner = torch.searchsorted(kv_indptr[1:], columns, right=True).clamp_(max=len(sequences) - 1)
     request, column = _columns(sequences, owner, columns - kv_indptr[owner], starts)
@@ -77,14 +77,18 @@ def kv_offsets(
     sequences: Sequence[PseudoSequence], device: torch.device, starts: torch.Tensor | None
 ) -> torch.Tensor:
     """Returns int32 [n + 1], the CSR offsets of the columns that the last rows attend to."""
-    kv_lens = [s.kv_len for s in sequences]
-    return indptr(kv_lens, device) if starts is None else _indptr(kv_lens, sequences, starts)
+    return _indptr([s.kv_len for s in sequences], sequences, device, starts)
 
 
 def _indptr(
-    lengths: Sequence[int], sequences: Sequence[PseudoSequence], starts: torch.Tensor
+    lengths: Sequence[int],
+    sequences: Sequence[PseudoSequence],
+    device: torch.device,
+    starts: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``indptr`` of lengths whose context length only the device knows."""
+    """``indptr`` of lengths whose context length, with ``starts``, only the device knows."""
+    if starts is None:
+        return indptr(lengths, device)
     requests = [s.request for s in sequences]
     beyond = [length - s.prefix_len for length, s in zip(lengths, sequences, strict=True)]
     owner, after = _sent([*requests, *beyond], starts.device).view(2, -1).unbind()

@@ -6,6 +6,7 @@ Each derives from the stock backend and differs in PARSE's verify passes only.
 from __future__ import annotations
 
 import pkgutil
+from functools import partial
 from typing import Any
 
 from sglang.srt.layers.attention.attention_registry import (
@@ -18,19 +19,14 @@ from sglang_parse.attention.support import SUPPORT, BackendError, check_kv
 _PACKAGE = __package__
 
 
-class _Factory:
-    """Creates one backend; imports its kernels only then."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, runner: Any) -> Any:
-        if not runner.is_draft_worker:  # a draft may run no verify passes
-            check_kv(self.name, runner.kv_cache_dtype)
-        return pkgutil.resolve_name(SUPPORT[self.name].factory)(runner)
+def _create(name: str, runner: Any) -> Any:
+    """Creates a backend; imports its kernels only then."""
+    if not runner.is_draft_worker:  # a draft may run no verify passes
+        check_kv(name, runner.kv_cache_dtype)
+    return pkgutil.resolve_name(SUPPORT[name].factory)(runner)
 
 
-_FACTORIES = {name: _Factory(name) for name in SUPPORT}
+_FACTORIES = {name: partial(_create, name) for name in SUPPORT}
 
 
 def register_backends(*names: str) -> None:

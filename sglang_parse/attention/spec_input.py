@@ -81,16 +81,8 @@ class ParseVerifyInput(SpecInput):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns the arguments with which SGLang's FlashInfer backend plans a masked pass.
 
-        Args:
-            req_pool_indices: [n] the requests' rows of ``req_to_token``.
-            paged_kernel_lens: [n] their lengths, the pass's rows included.
-            paged_kernel_lens_sum: sum of the lengths.
-            translator, plan, kind: SGLang's translation of rows to slot numbers.
-
-        Returns:
-            int32 kv_indices [sum of lengths], kv_indptr [n + 1], qo_indptr [n + 1], and the mask.
-
-        Source: ``EagleVerifyInput.generate_attn_arg_prefill``.
+        As ``EagleVerifyInput.generate_attn_arg_prefill``: int32 kv_indices [sum of lengths],
+        kv_indptr [n + 1], qo_indptr [n + 1], and the mask.
         """
         device = req_pool_indices.device
         kv_indptr = on_device(self.layout.kv_indptr, device, torch.int32)

@@ -52,7 +52,7 @@ SUPPORT = {
         plans_on_device=False,
     ),
     "triton": Support(
-        f"{_PACKAGE}.triton:create_backend",
+        f"{_PACKAGE}.triton:ParseTritonBackend",
         (MASK, ALIAS),
         "its tiles hold rows of one head, so separate questions would fill half of each; its mask "
         "covers the new rows only",

@@ -48,8 +48,3 @@ def _mask_indptr(spec_info: ParseVerifyInput, device: torch.device) -> torch.Ten
     num_rows = spec_info.layout.requests[0].num_rows
     sizes = num_rows * (spec_info.starts + num_rows)
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-
-
-def create_backend(runner: Any) -> ParseTritonBackend:
-    """Like ``attention_registry.create_triton_backend``."""
-    return ParseTritonBackend(runner)

@@ -43,14 +43,15 @@ def policy_for(engine: Engine, req: Req) -> RequestPolicy:
     config, certified = engine.config, engine.certified
     options = RequestOptions.read(req.sampling_params.custom_params, config)
     feature = fallback.unsupported_feature(req)
-    plain_reason = fallback.plain_reason(feature, options)
+    plain_reason = feature if options.enabled else "switched off"
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
+    accelerator = "eagle3" if uses_eagle and not feature else "none"
     return RequestPolicy(
         threshold=options.threshold,
         keep_trace=options.trace,
         always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
-        decode_accelerator=fallback.decode_accelerator(feature, config, uses_eagle=uses_eagle),
+        decode_accelerator=accelerator if config.uses_eagle3 else "",
         uses_eagle=uses_eagle,
         allow_async_decode=not feature,
         stop_ids=stop_ids_of(req),

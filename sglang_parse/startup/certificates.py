@@ -86,14 +86,10 @@ def fingerprint_of(
     args: Any, config: ParseConfig, question: Question | None, dtype: str
 ) -> Fingerprint:
     """Returns a server's fingerprint; ``dtype`` is the target's."""
-    models = (
-        (args.model_path, args.revision),
-        (args.speculative_draft_model_path, args.speculative_draft_model_revision),
-    )
-    target, draft = (model_digest(*model, args.download_dir) for model in models)
+    draft, cache = args.speculative_draft_model_path, args.download_dir
     return Fingerprint(
-        target=target,
-        draft=draft,
+        target=model_digest(args.model_path, args.revision, cache),
+        draft=model_digest(draft, args.speculative_draft_model_revision, cache),
         question=_question_ids(question),
         segment=str(config.segment_rule),
         draft_tokens=config.draft_tokens,
@@ -127,7 +123,8 @@ def model_digest(path: str, revision: str | None = None, cache: str | None = Non
     if folder is None:
         return f"{path}@{revision or 'main'}"
     digest = hashlib.sha256()
-    for file in (folder / "config.json", *_weights(folder)):
+    weights = sorted(path for kind in _WEIGHTS for path in folder.glob(kind))
+    for file in (folder / "config.json", *weights):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         for part in _slices(file):
             digest.update(part)
@@ -142,10 +139,6 @@ def _folder(path: str, revision: str | None, cache: str | None) -> Path | None:
     except (OSError, HFValidationError):  # not there, or no name of the hub's
         return None
     return Path(found)
-
-
-def _weights(folder: Path) -> list[Path]:
-    return sorted(path for kind in _WEIGHTS for path in folder.glob(kind))
 
 
 def _slices(path: Path) -> Iterator[bytes]:

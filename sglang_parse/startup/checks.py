@@ -27,6 +27,7 @@ from sglang_parse.startup.models import (
     flag_of,
     parallel_draft,
     refuse,
+    require,
     tokenizer_of,
 )
 from sglang_parse.startup.questions import question_for
@@ -119,18 +120,17 @@ def check_settings(args: Any) -> None:
     if args.attention_backend in _NOT_WITH:
         name, is_wrong, fix = _NOT_WITH[args.attention_backend]
         value = getattr(args, name, None)
-        if is_wrong(value):
-            refuse(f"{flag_of(name)} with {args.attention_backend}", value, fix)
-    if args.cuda_graph_config.prefill.backend == Backend.FULL:
-        # Attention inside the graph supports neither masks nor pseudo-sequences.
-        refuse("--cuda-graph-backend-prefill", Backend.FULL, f"use {Backend.BREAKABLE}")
-    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
-        name = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.name
-        refuse(name, True, "set it to 0: it sizes the KV pool without the draft model's KV")
+        where = f"{flag_of(name)} with {args.attention_backend}"
+        require(not is_wrong(value), where, value, fix)
+    # Attention inside a full graph supports neither masks nor pseudo-sequences.
+    graphs, fix = args.cuda_graph_config.prefill.backend, f"use {Backend.BREAKABLE}"
+    require(graphs != Backend.FULL, "--cuda-graph-backend-prefill", graphs, fix)
+    sizing = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING
+    fix = "set it to 0: it sizes the KV pool without the draft model's KV"
+    require(not sizing.get(), sizing.name, sizing.get(), fix)
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name, allowed[0])
-        if value not in allowed:
-            refuse(flag_of(name), value, fix)
+        require(value in allowed, flag_of(name), value, fix)
 
 
 def check_port(args: Any) -> None:
@@ -144,17 +144,15 @@ def check_port(args: Any) -> None:
 
 def check_draft_graphs(args: Any, config: ParseConfig) -> None:
     """Raises AdmissionError if several draft steps cannot be one CUDA graph."""
-    if not config.draft_graph_steps:
+    if not (steps := config.draft_graph_steps):
         return
-    setting, fix = flag("draft_graph_steps"), "leave it out"
-    if args.attention_backend not in GRAPHS_OF_STEPS:
-        where = f"{setting} with --attention-backend {args.attention_backend}"
-        refuse(where, config.draft_graph_steps, f"{fix}, or use fa3 or triton")
-    if args.tp_size > 1:
-        # Rank 0 broadcasts its choice at every step, which is untested inside a graph.
-        refuse(f"{setting} with --tp-size {args.tp_size}", config.draft_graph_steps, fix)
-    if args.device != "cpu" and args.cuda_graph_config.decode.backend == Backend.DISABLED:
-        refuse(f"{setting} without CUDA graphs", config.draft_graph_steps, fix)
+    setting, fix, backend = flag("draft_graph_steps"), "leave it out", args.attention_backend
+    where = f"{setting} with --attention-backend {backend}"
+    require(backend in GRAPHS_OF_STEPS, where, steps, f"{fix}, or use fa3 or triton")
+    # Rank 0 broadcasts its choice at every step, which is untested inside a graph.
+    require(args.tp_size == 1, f"{setting} with --tp-size {args.tp_size}", steps, fix)
+    has_graphs = args.cuda_graph_config.decode.backend != Backend.DISABLED
+    require(args.device == "cpu" or has_graphs, f"{setting} without CUDA graphs", steps, fix)
 
 
 def longest_draft_rows(config: ParseConfig, block: ParallelDraft) -> int:
@@ -185,8 +183,8 @@ def overlaps(args: Any, config: ParseConfig) -> bool:
     is_confidential = is_confidential_compute()
     if config.overlap == "auto":
         return args.device != "cpu" and not args.disable_overlap_schedule and not is_confidential
-    if args.disable_overlap_schedule:
-        refuse("--disable-overlap-schedule", True, f"leave it out, or use {flag('overlap')} auto")
-    if is_confidential:
-        refuse(flag("overlap"), "on", "use auto: not with NVIDIA Confidential Computing")
+    fix = f"leave it out, or use {flag('overlap')} auto"
+    require(not args.disable_overlap_schedule, "--disable-overlap-schedule", True, fix)
+    fix = "use auto: not with NVIDIA Confidential Computing"
+    require(not is_confidential, flag("overlap"), "on", fix)
     return True

@@ -8,8 +8,6 @@ from typing import Any
 
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_parse.core.config import ParseConfig, RequestOptions
-
 # (reason, whether a request has it)
 _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("log probabilities", lambda req: req.return_logprob),
@@ -67,36 +65,20 @@ def plain_defaults(args: Any, target: Any) -> Iterator[tuple[str, str]]:
     Yields:
         (what was found, the fix).
     """
-    of_model = target.get_default_sampling_params()
-    others = ", ".join(f"{k} {v}" for k, v in of_model.items() if not _feature_of(k, v))
+    in_file, flag = target.get_default_sampling_params(), "--preferred-sampling-params"
+    others = ", ".join(f"{k} {v}" for k, v in in_file.items() if not _feature_of(k, v))
     drops = f", which also drops the file's {others}" if others else ""
+    openai = f"start with --sampling-defaults openai{drops}, or set it in the requests"
     sources = (
-        ("the target's generation_config.json", of_model, "chat", "--sampling-defaults openai"),
-        ("--preferred-sampling-params", args.preferred_sampling_params or {}, "/generate", ""),
+        ("the target's generation_config.json", in_file, "chat", openai),
+        (flag, args.preferred_sampling_params or {}, "/generate", f"leave it out of {flag}"),
     )
-    for where, defaults, requests, flags in sources:
+    for where, defaults, requests, fix in sources:
         for name, value in defaults.items():
             if feature := _feature_of(name, value):
-                yield (
-                    f"{name} is {value!r} in {where}: {requests} requests that do not set it are "
-                    f"served by plain decoding ({feature})",
-                    f"start with {flags}{drops}, or set {name} in the requests"
-                    if flags
-                    else f"leave {name} out of {where}",
-                )
+                found = f"{name} is {value!r} in {where}: {requests} requests that do not set it"
+                yield f"{found} are served by plain decoding ({feature})", fix
 
 
 def _feature_of(name: str, value: Any) -> str:
     return unsupported_feature(_Ordinary(SamplingParams(**{name: value})))
-
-
-def plain_reason(feature: str, options: RequestOptions) -> str:
-    """Returns why a request with this feature is served by plain decoding; "" if it is not."""
-    return feature if options.enabled else "switched off"
-
-
-def decode_accelerator(feature: str, config: ParseConfig, *, uses_eagle: bool) -> str:
-    """Returns ``RequestPolicy.decode_accelerator``."""
-    if not config.uses_eagle3:
-        return ""
-    return "eagle3" if uses_eagle and not feature else "none"

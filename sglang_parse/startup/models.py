@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from sglang_parse.core.block import USUAL_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
 
+TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
+
 
 class AdmissionError(ValueError):
     """An unsupported server configuration: setting, value found, fix."""
@@ -16,6 +18,11 @@ class AdmissionError(ValueError):
 
 def refuse(setting: str, value: object, fix: str) -> NoReturn:
     raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
+
+
+def require(is_met: object, setting: str, value: object, fix: str) -> None:
+    if not is_met:
+        refuse(setting, value, fix)
 
 
 def flag_of(field: str) -> str:
@@ -28,10 +35,9 @@ def check_draft_path(path: str | None) -> None:
 
     A name that is no local path is left to SGLang, which may download it.
     """
-    setting = "--speculative-draft-model-path"
     if not path:
-        refuse(setting, path, "give a small model with the target's tokenizer")
-    _check_folder(path, setting)
+        refuse(DRAFT, path, "give a small model with the target's tokenizer")
+    _check_folder(path, DRAFT)
 
 
 def _check_folder(path: str, setting: str) -> None:
@@ -52,55 +58,43 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 def read_pair(args: Any) -> tuple[Any, Any]:
     """Returns the ``ModelConfig`` of target and draft, unchecked."""
-    setting, draft_path = "--speculative-draft-model-path", args.speculative_draft_model_path
+    draft_path = args.speculative_draft_model_path
     check_draft_path(draft_path)
-    target = _model_config(args, args.model_path, args.context_length, "--model-path")
-    return target, _model_config(args, draft_path, None, setting)
+    target = _model_config(args, args.model_path, args.context_length, TARGET)
+    return target, _model_config(args, draft_path, None, DRAFT)
 
 
 def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
-    if target.vocab_size != draft.vocab_size:
-        refuse(
-            "--speculative-draft-model-path",
-            f"{args.speculative_draft_model_path} with {draft.vocab_size} tokens, "
-            f"the target has {target.vocab_size}",
-            "use a draft model with the target's vocabulary",
-        )
+    found, wanted = draft.vocab_size, target.vocab_size
+    value = f"{args.speculative_draft_model_path} with {found} tokens, the target has {wanted}"
+    require(found == wanted, DRAFT, value, "use a draft model with the target's vocabulary")
 
 
-def check_heads(args: Any, _target: Any, draft: Any) -> None:
-    if draft.num_attention_heads % args.tp_size:
-        refuse(
-            "--tp-size",
-            args.tp_size,
-            f"use one that divides the draft model's {draft.num_attention_heads} attention heads",
-        )
+def check_heads(args: Any, _target: Any, model: Any, name: str = "draft model") -> None:
+    """``model``: any with KV on every rank; ``name`` is for the error."""
+    num = model.num_attention_heads
+    fix = f"use one that divides the {name}'s {num} attention heads"
+    require(num % args.tp_size == 0, "--tp-size", args.tp_size, fix)
 
 
 def check_contexts(args: Any, target: Any, draft: Any) -> None:
-    if draft.context_len < target.context_len:
-        refuse(
-            "--speculative-draft-model-path",
-            f"{args.speculative_draft_model_path} with context length {draft.context_len}, "
-            f"the target has {target.context_len}",
-            f"use a longer draft model, or --context-length {draft.context_len}",
-        )
+    found, wanted = draft.context_len, target.context_len
+    path = args.speculative_draft_model_path
+    value = f"{path} with context length {found}, the target has {wanted}"
+    fix = f"use a longer draft model, or --context-length {found}"
+    require(found >= wanted, DRAFT, value, fix)
 
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
     """Raises AdmissionError for attention that verify passes or drafts do not support."""
-    models = (
-        ("--model-path", args.model_path, target),
-        ("--speculative-draft-model-path", args.speculative_draft_model_path, draft),
+    fix = (
+        "use a model with multi-head or grouped-query attention in every layer, such as Qwen3, "
+        "Llama 3 or GLM-4.5, or start without --speculative-algorithm PARSE"
     )
-    for setting, path, model in models:
-        if kind := _special_attention(model):
-            refuse(
-                setting,
-                f"{path}, a {model.hf_config.architectures[0]} with {kind}",
-                "use a model with multi-head or grouped-query attention in every layer, such as "
-                "Qwen3, Llama 3 or GLM-4.5, or start without --speculative-algorithm PARSE",
-            )
+    paths = args.model_path, args.speculative_draft_model_path
+    for setting, path, model in zip((TARGET, DRAFT), paths, (target, draft), strict=True):
+        kind = _special_attention(model)
+        require(not kind, setting, f"{path}, a {model.hf_config.architectures[0]} with {kind}", fix)
     window = getattr(target.hf_text_config, "sliding_window", None)
     uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
     if target.is_hybrid_swa or (window and uses_window):
@@ -202,27 +196,19 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
     if size == 1 or (size is None and mask_id is None):
         return ParallelDraft()
     if mask_id is None:
-        refuse(
-            setting,
-            config.draft_parallel_tokens,
-            f"use 1, or a draft that was trained to fill mask tokens: its config.json has "
-            f"{' or '.join(MASK_TOKEN_KEYS)}",
-        )
-    if (
-        isinstance(mask_id, bool)
-        or not isinstance(mask_id, int)
-        or mask_id not in range(draft.vocab_size)
-    ):
-        fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
-        refuse(f"{key} in the draft's config.json", mask_id, fix)
+        keys = " or ".join(MASK_TOKEN_KEYS)
+        fix = f"use 1, or a draft trained to fill mask tokens: its config.json has {keys}"
+        refuse(setting, config.draft_parallel_tokens, fix)
+    fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
+    is_token = type(mask_id) is int and mask_id in range(draft.vocab_size)
+    require(is_token, f"{key} in the draft's config.json", mask_id, fix)
     return ParallelDraft(size or USUAL_BLOCK, mask_id, allow_one_token=size is None)
 
 
 def slot_sharers(args: Any) -> list[Any]:
     """Returns the ``ModelConfig`` of every model with KV under the target's slot numbers."""
     config = ParseConfig.from_env()
-    setting = "--speculative-draft-model-path"
-    sharers = [_model_config(args, args.speculative_draft_model_path, None, setting)]
+    sharers = [_model_config(args, args.speculative_draft_model_path, None, DRAFT)]
     if config.uses_eagle3:
         sharers.append(_model_config(args, config.eagle3_path, None, flag("eagle3_path")))
     return sharers
@@ -232,46 +218,38 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     """Checks the EAGLE-3 head; returns the number of tokens that it proposes."""
     steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
     tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
-    if steps < 1:
-        refuse("--speculative-num-steps", steps, "use 1 or more")
-    if topk not in (None, 1):
-        refuse("--speculative-eagle-topk", topk, "use 1: PARSE's EAGLE-3 proposes a chain")
-    if tokens not in (None, steps + 1):
-        fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
-        refuse("--speculative-num-draft-tokens", tokens, fix)
-    if value := args.enable_hierarchical_cache:
-        name = flag_of("enable_hierarchical_cache")
-        refuse(name, value, f"leave it out with {flag('continuation')} eagle3")
+    require(steps >= 1, "--speculative-num-steps", steps, "use 1 or more")
+    fix = "use 1: PARSE's EAGLE-3 proposes a chain"
+    require(topk in (None, 1), "--speculative-eagle-topk", topk, fix)
+    fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
+    require(tokens in (None, steps + 1), "--speculative-num-draft-tokens", tokens, fix)
+    has_tiers, setting = args.enable_hierarchical_cache, flag_of("enable_hierarchical_cache")
+    fix = f"leave it out with {flag('decode_accelerator')} eagle3"
+    require(not has_tiers, setting, has_tiers, fix)
     path, setting = config.eagle3_path, flag("eagle3_path")
     _check_folder(path, setting)
     head = _model_config(args, path, None, setting)
     _check_head_fits(head, target, f"{setting} {path}")
-    if head.num_attention_heads % args.tp_size:
-        fix = f"use one that divides the head's {head.num_attention_heads} attention heads"
-        refuse("--tp-size", args.tp_size, fix)
+    check_heads(args, target, head, "head")
     return steps
 
 
 def _check_head_fits(head: Any, target: Any, name: str) -> None:
     """Raises AdmissionError if a head does not fit the target's hidden states."""
-    config = head.hf_config
-    if not any("eagle3" in arch.lower() for arch in config.architectures or ()):
-        refuse(f"architectures of {name}", config.architectures, "give an EAGLE-3 head")
+    config, made = head.hf_config, "use a head made for this target,"
+    kinds = config.architectures or ()
+    is_head = any("eagle3" in kind.lower() for kind in kinds)
+    require(is_head, f"architectures of {name}", kinds, "give an EAGLE-3 head")
     width = getattr(config, "target_hidden_size", None) or head.hidden_size
-    layer_ids = (getattr(config, "eagle_config", None) or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
     for what, value, wanted in (
         ("hidden size", width, target.hidden_size),
         ("vocabulary", head.vocab_size, target.vocab_size),
     ):
-        if value != wanted:
-            fix = f"use a head made for this target, whose {what} is {wanted}"
-            refuse(f"{what} of {name}", value, fix)
-    num_layers = target.num_hidden_layers
-    if any(not 0 <= layer < num_layers for layer in layer_ids or ()):
-        fix = f"use a head made for this target, which has {num_layers} layers"
-        refuse(f"eagle_aux_hidden_state_layer_ids of {name}", layer_ids, fix)
+        require(value == wanted, f"{what} of {name}", value, f"{made} whose {what} is {wanted}")
+    key, num_layers = "eagle_aux_hidden_state_layer_ids", target.num_hidden_layers
+    layer_ids = (getattr(config, "eagle_config", None) or {}).get(key) or ()
+    fit = all(0 <= layer < num_layers for layer in layer_ids)
+    require(fit, f"{key} of {name}", layer_ids, f"{made} which has {num_layers} layers")
 
 
 def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
@@ -308,15 +286,10 @@ def check_tokenizers(args: Any, target: Any) -> None:
         draft = tokenizer_of(args, draft_path)
     except (OSError, ValueError) as error:
         raise AdmissionError(
-            f"PARSE: --speculative-draft-model-path is {draft_path!r}, without a readable "
-            f"tokenizer ({error}). Fix: put the draft's tokenizer files into its folder; "
-            "they are compared with the target's"
+            f"PARSE: {DRAFT} is {draft_path!r}, without a readable tokenizer ({error}). Fix: put "
+            "the draft's tokenizer files into its folder; they are compared with the target's"
         ) from error
     different = sorted(target.get_vocab().items() ^ draft.get_vocab().items())
-    if different:
-        refuse(
-            "--speculative-draft-model-path",
-            f"{draft_path}, whose tokenizer differs from the target's in {len(different)} "
-            f"entries, such as {different[:2]}",
-            "use a draft model with the target's tokenizer",
-        )
+    count, some = len(different), different[:2]
+    value = f"{draft_path}, whose tokenizer differs from the target's in {count} entries: {some}"
+    require(not different, DRAFT, value, "use a draft model with the target's tokenizer")

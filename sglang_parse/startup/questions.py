@@ -19,7 +19,7 @@ from sglang_parse.core.question import (
     question_file,
     render_question,
 )
-from sglang_parse.startup.models import AdmissionError, refuse
+from sglang_parse.startup.models import AdmissionError, require
 
 logger = logging.getLogger(__name__)
 SETTING = flag("question")
@@ -35,63 +35,57 @@ def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | N
     """
     if not config.is_semantic:
         return None
-    if config.question:
-        question = _given(args, tokenizer, config.question)
-    else:
-        question = _found(args, tokenizer)
-    if question.max_len > MAX_LEN:
-        refuse(SETTING, f"{question.max_len} tokens long", "use a shorter wording")
+    name = config.question
+    question = _given(args, tokenizer, name) if name else _found(args, tokenizer)
+    length = f"{question.max_len} tokens long"
+    require(question.max_len <= MAX_LEN, SETTING, length, "use a shorter wording")
     return question
 
 
 def _given(args: Any, tokenizer: Any, name: str) -> Question:
     """Returns the question of that name; the error of an unfit one names fitting built-in ones."""
-    wording = QuestionWording.read(question_file(name))
     try:
-        return _rendered(args, tokenizer, wording)
+        return _rendered(args, tokenizer, QuestionWording.read(question_file(name)))
     except QuestionError as error:
-        fitting = ", ".join(_fitting(args, tokenizer)) or "none"
+        fitting = ""
+        with contextlib.suppress(AdmissionError):  # the template cannot render any question
+            fitting = ", ".join(_built_in(args, tokenizer)[0])
         raise QuestionError(
-            f"{SETTING} is {name!r}: {error}. Built-in questions that fit this model: {fitting}"
+            f"{SETTING} is {name!r}: {error}. Built-in questions that fit this model: "
+            f"{fitting or 'none'}"
         ) from error
 
 
 def _found(args: Any, tokenizer: Any) -> Question:
     """Returns the built-in question that fits best, and logs the choice."""
-    template = _template(args, tokenizer)
-    problems = []
-    for name in built_in_for(template):
-        wording = QuestionWording.read(question_file(name))
+    fitting, problems = _built_in(args, tokenizer)
+    if not fitting:
+        raise QuestionError(
+            f"{SETTING} is not set, and no built-in question fits this model ({problems[0]}); "
+            "give it a question file"
+        )
+    name, question = next(iter(fitting.items()))
+    wording, mark = QuestionWording.read(question_file(name)), FAMILY_MARKS.get(name)
+    has_mark = mark is not None and mark in _template(args, tokenizer)
+    logger.info(
+        "PARSE: built-in question '%s': %s, and %r and %r are single tokens of this model. "
+        "Set another with %s.",
+        name,
+        f"the chat template has {mark!r}" if has_mark else "no family's question fits better",
+        *(wording.accept, wording.reject, SETTING),
+    )
+    return question
+
+
+def _built_in(args: Any, tokenizer: Any) -> tuple[dict[str, Question], list[str]]:
+    """Returns the built-in questions that fit, the best first, and the problems of the others."""
+    fitting, problems = {}, []
+    for name in built_in_for(_template(args, tokenizer)):
         try:
-            question = _rendered(args, tokenizer, wording)
+            fitting[name] = _rendered(args, tokenizer, QuestionWording.read(question_file(name)))
         except QuestionError as error:
             problems.append(f"{name}: {error}")
-            continue
-        mark = FAMILY_MARKS.get(name)
-        has_mark = mark is not None and mark in template
-        logger.info(
-            "PARSE: built-in question '%s': %s, and %r and %r are single tokens of this model. "
-            "Set another with %s.",
-            name,
-            f"the chat template has {mark!r}" if has_mark else "no family's question fits better",
-            *(wording.accept, wording.reject, SETTING),
-        )
-        return question
-    raise QuestionError(
-        f"{SETTING} is not set, and no built-in question fits this model ({problems[0]}); give it "
-        "a question file"
-    )
-
-
-def _fitting(args: Any, tokenizer: Any) -> list[str]:
-    """Returns the names of built-in questions that fit, the best first."""
-    names: list[str] = []
-    with contextlib.suppress(AdmissionError):  # the template cannot render any question
-        for name in built_in_for(_template(args, tokenizer)):
-            with contextlib.suppress(QuestionError):
-                _rendered(args, tokenizer, QuestionWording.read(question_file(name)))
-                names.append(name)
-    return names
+    return fitting, problems
 
 
 def _rendered(args: Any, tokenizer: Any, wording: QuestionWording) -> Question:
@@ -119,11 +113,8 @@ def _served_template(setting: str | None) -> str | None:
     """
     if not setting:
         return None
-    if not setting.endswith(".jinja") or not os.path.isfile(setting):
-        refuse(
-            "--chat-template",
-            setting,
-            f"give a .jinja file, or set 'suffix' in the file given to {flag('question')}",
-        )
+    is_template = setting.endswith(".jinja") and os.path.isfile(setting)
+    fix = f"give a .jinja file, or set 'suffix' in the file given to {SETTING}"
+    require(is_template, "--chat-template", setting, fix)
     with open(setting, encoding="utf-8") as file:
         return file.read().strip("\n").replace("\\n", "\n")

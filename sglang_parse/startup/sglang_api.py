@@ -59,14 +59,8 @@ _ATTENTION = "sglang.srt.layers.attention"
 BACKEND_METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "flashinfer": {
         f"{_ATTENTION}.flashinfer_backend.FlashInferIndicesUpdaterPrefill.update_single_wrapper": (
-            *(
-                "req_pool_indices",
-                "seq_lens",
-                "prefill_wrappers",
-                "use_ragged",
-                "spec_info",
-                "plan",
-            ),
+            *("req_pool_indices", "seq_lens", "prefill_wrappers"),
+            *("use_ragged", "spec_info", "plan"),
         ),
         f"{_ATTENTION}.flashinfer_backend.FlashInferAttnBackend.init_forward_metadata_out_graph": (
             *("forward_batch", "in_capture"),

@@ -474,7 +474,7 @@ def test_draft_extend_is_causal(cache, monkeypatch, mode):
 
 
 def test_draft_steps_attend_to_the_prefix_and_their_branch(cache):
-    from sglang_parse.attention.draft_steps import DraftStepsBackend
+    from sglang_parse.patches.cpu.draft_steps_cpu import DraftStepsBackend
 
     requests, lengths, topk, steps = [2, 1], [6, 3], 2, 3
     backends = DraftStepsBackend(cache, topk, steps)

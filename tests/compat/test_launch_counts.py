@@ -31,7 +31,7 @@ from support.launch_counts import Launches
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
-BURST = 16
+CHUNK = 16
 MAX_STEPS, STEPS_AHEAD = 3, 4
 """``draft_prefill``'s and ``token_by_token``'s."""
 DRAFTED = 5
@@ -77,7 +77,7 @@ def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
     return req
 
 
-def bursting(*reqs: Any, num_steps: int = BURST) -> tuple[Any, Any]:
+def drafting_batch(*reqs: Any, num_steps: int = CHUNK) -> tuple[Any, Any]:
     """A batch of them, and its engine."""
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=num_steps)
@@ -85,10 +85,10 @@ def bursting(*reqs: Any, num_steps: int = BURST) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("num_reqs", [1, 8])
-def test_a_burst_of_16(count: Count, num_reqs: int):
-    batch, engine = bursting(*map(drafting, range(num_reqs)))
+def test_a_chunk_of_16(count: Count, num_reqs: int):
+    batch, engine = drafting_batch(*map(drafting, range(num_reqs)))
     found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": BURST}
+    assert found.forwards == {"DECODE": CHUNK}
     assert found.waits == 0
 
 
@@ -97,29 +97,29 @@ def test_draft_kv_catches_up_by_steps(count: Count, gap: int, extends: int):
     """After an accepted draft one token lacks draft KV."""
     behind = drafting(0, gap=gap)
     behind.parse_state.prefilled_len -= gap  # the answer's tokens, not the prompt's
-    batch, engine = bursting(behind, drafting(1))
+    batch, engine = drafting_batch(behind, drafting(1))
     found = count(lambda: launched(batch, engine))
     assert found.forwards["EXTEND"] == extends
-    assert found.forwards["DECODE"] == BURST + (-1 if extends else gap)
+    assert found.forwards["DECODE"] == CHUNK + (-1 if extends else gap)
     assert found.waits == 0
 
 
-def test_a_burst_behind_one_that_is_not_read(count: Count):
+def test_a_chunk_after_one_in_flight(count: Count):
     """The device is never without work."""
     reqs = [drafting(0), drafting(1)]
-    batch, engine = bursting(*reqs)
+    batch, engine = drafting_batch(*reqs)
     first, _ = launched(batch, engine)
     engine.schedule.all_draft = lambda *_: True
 
-    def next_burst() -> None:
+    def next_chunk() -> None:
         assert can_launch_before_sync(first, reqs)
         launched(batch, engine, first)
         first.chunk.wait()
 
-    found = count(next_burst)
-    assert found.forwards == {"DECODE": BURST}
+    found = count(next_chunk)
+    assert found.forwards == {"DECODE": CHUNK}
     assert (found.waits, found.drains) == (2, 0)
-    assert [req.parse_state.num_drafted for req in reqs] == [BURST] * 2
+    assert [req.parse_state.num_drafted for req in reqs] == [CHUNK] * 2
 
 
 # -- blocks ---------------------------------------------------------------------------
@@ -130,7 +130,7 @@ SIZE, BLOCKS = 8, 4
 def in_blocks(
     *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
 ) -> tuple[Any, Any]:
-    """As ``bursting``: bursts of blocks."""
+    """As ``drafting_batch``: chunks of blocks."""
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
@@ -146,25 +146,25 @@ def in_blocks(
     ids=["last", "every-alias", "every-mask"],
 )
 @pytest.mark.parametrize("num_reqs", [1, 8])
-def test_a_burst_of_blocks(count: Count, num_reqs: int, masks: str, is_masked: bool):
+def test_a_chunk_of_blocks(count: Count, num_reqs: int, masks: str, is_masked: bool):
     batch, engine = in_blocks(*map(drafting, range(num_reqs)), masks=masks, is_masked=is_masked)
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
     assert found.waits == 0
 
 
-def test_a_burst_of_blocks_behind_one_that_is_not_read(count: Count):
+def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
     """The device is never without work."""
     reqs = [drafting(0), drafting(1)]
     batch, engine = in_blocks(*reqs)
     first, _ = launched(batch, engine)
 
-    def next_burst() -> None:
+    def next_chunk() -> None:
         assert can_launch_before_sync(first, reqs)
         launched(batch, engine, first)
         first.chunk.wait()
 
-    found = count(next_burst)
+    found = count(next_chunk)
     assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
     assert (found.waits, found.drains) == (2, 0)
     # Of each block five tokens were kept, and as many proposed.
@@ -176,7 +176,7 @@ def test_a_burst_of_blocks_behind_one_that_is_not_read(count: Count):
 
 @pytest.mark.usefixtures("count")
 def test_blocks_behind_what_ended_a_draft_are_dropped():
-    """At a stop token inside a block, others of its burst and the next burst behind it."""
+    """At a stop token inside a block, others of its chunk and the next chunk after it."""
     req = drafting(0)
     batch, engine = in_blocks(req)
     first, _ = launched(batch, engine)
@@ -194,7 +194,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
 
 
 @pytest.mark.parametrize(("num_drafted", "blocks"), [(0, 4), (20, 2), (29, 1)])
-def test_a_burst_has_no_more_blocks_than_the_longest_budget(
+def test_a_chunk_has_no_more_blocks_than_the_longest_budget(
     count: Count, num_drafted: int, blocks: int
 ):
     """29 tokens are left of the answer; a draft that is whole already takes one block."""
@@ -211,14 +211,14 @@ def test_a_burst_has_no_more_blocks_than_the_longest_budget(
 
 @pytest.mark.usefixtures("count")
 @pytest.mark.parametrize("ends", ["budget", "stop", "abort", "room"])
-def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
+def test_no_chunk_after_one_that_may_end_a_draft(ends: str):
     """All of it is read before the next plan then."""
     req = drafting(0)
-    batch, engine = bursting(req)
+    batch, engine = drafting_batch(req)
     engine.schedule.all_draft = lambda *_: ends != "room"
     first, _ = launched(batch, engine)
     if ends == "budget":
-        req.sampling_params.max_new_tokens = 1 + BURST
+        req.sampling_params.max_new_tokens = 1 + CHUNK
     elif ends == "stop":
         policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))
         req.parse_state.policy = policy
@@ -228,13 +228,13 @@ def test_no_burst_behind_one_that_may_end_a_draft(ends: str):
 
 
 @pytest.mark.parametrize(("num_drafted", "steps"), [(0, 16), (27, 2), (29, 1)])
-def test_a_burst_is_no_longer_than_the_longest_budget(count: Count, num_drafted: int, steps: int):
+def test_a_chunk_is_no_longer_than_the_longest_budget(count: Count, num_drafted: int, steps: int):
     """29 tokens are left of the answer; a draft that is whole already takes one step."""
     req = drafting(0)
     req.sampling_params.max_new_tokens = 30
     req.parse_state.draft.token_ids = [DRAFTED] * num_drafted
     req.parse_state.draft_kv_len += num_drafted
-    batch, engine = bursting(req)
+    batch, engine = drafting_batch(req)
     found = count(lambda: launched(batch, engine)[0].chunk.wait())
     assert found.forwards == {"DECODE": steps}
     expected = (Phase.DRAFTING, Phase.VERIFYING)[num_drafted > 0]
@@ -242,46 +242,46 @@ def test_a_burst_is_no_longer_than_the_longest_budget(count: Count, num_drafted:
 
 
 @pytest.mark.parametrize(("free", "has_room"), [(100, True), (30, False)])
-def test_room_for_a_burst_and_for_judging_it(free: int, has_room: bool):
-    """A draft that is unread counts as drafted: 16 more for each, and a pass's questions."""
+def test_room_for_a_chunk_and_its_verification(free: int, has_room: bool):
+    """A chunk in flight counts as drafted: 16 more for each, and a pass's questions."""
     from sglang_parse.engine.schedule import Schedule
 
     reqs = [drafting(i) for i in range(2)]
-    batch, _ = bursting(*reqs)
+    batch, _ = drafting_batch(*reqs)
     for req in reqs:
-        req.kv.kv_allocated_len = PROMPT + BURST
-        req.parse_state.launch_draft(BURST)
+        req.kv.kv_allocated_len = PROMPT + CHUNK
+        req.parse_state.launch_draft(CHUNK)
     pool = SimpleNamespace(available_size=lambda: free, page_size=1)
     batch.token_to_kv_pool_allocator = pool
     batch.tree_cache = SimpleNamespace(
         token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
     )
-    config = ParseConfig(draft_chunk=BURST, max_prefixes=1)
+    config = ParseConfig(draft_chunk=CHUNK, max_prefixes=1)
     schedule = Schedule(config, Controller(Limits.of(config, 5)), max_question_len=5)
     assert schedule.all_draft(batch, reqs) == has_room
 
 
 @pytest.mark.parametrize(("block_size", "rows"), [(1, 0), (4, 16)])
-def test_slots_for_a_block_behind_the_last_token_of_a_burst(block_size: int, rows: int):
+def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows: int):
     """One slot fewer, and a block in vain would stand on KV of the draft that counts."""
     from sglang_parse.engine.schedule import Schedule
 
     req = drafting(0)
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
-    config = ParseConfig(draft_chunk=BURST)
+    config = ParseConfig(draft_chunk=CHUNK)
     schedule = Schedule(config, Controller(Limits.of(config, 0)), 0, block_size)
-    assert schedule._demand(req).lookahead_slots == 3 + 4 + BURST + rows
+    assert schedule._demand(req).lookahead_slots == 3 + 4 + CHUNK + rows
 
 
 @pytest.mark.usefixtures("count")
-def test_a_bursts_time_is_not_a_passes(monkeypatch: pytest.MonkeyPatch):
-    """Both under way: the burst's began with its own launch, the forward's when that was read."""
+def test_the_time_of_a_chunk_is_not_a_verify_passes(monkeypatch: pytest.MonkeyPatch):
+    """Both under way: the chunk's began with its own launch, the forward's when that was read."""
     from sglang_parse.engine import timing
 
     now = 0.0
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    batch, engine = bursting(drafting(0), request(1, Phase.DECODING, Action.DECODE))
+    batch, engine = drafting_batch(drafting(0), request(1, Phase.DECODING, Action.DECODE))
     step, _ = launched(batch, engine)
     now = 0.020
     step._finish_draft()
@@ -291,10 +291,10 @@ def test_a_bursts_time_is_not_a_passes(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("count")
-def test_a_burst_behind_what_ended_a_draft_is_dropped():
+def test_a_chunk_after_the_end_of_a_draft_is_dropped():
     """The draft ended in the steps that were read late."""
     req = drafting(0)
-    batch, engine = bursting(req)
+    batch, engine = drafting_batch(req)
     engine.schedule.all_draft = lambda *_: True
     first, _ = launched(batch, engine)
     assert can_launch_before_sync(first, [req])
@@ -304,14 +304,14 @@ def test_a_burst_behind_what_ended_a_draft_is_dropped():
         iteration.chunk.wait()
     state = req.parse_state
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
-    assert state.num_drafted == BURST - STEPS_AHEAD + 1
+    assert state.num_drafted == CHUNK - STEPS_AHEAD + 1
     assert (first.chunk.finished, second.chunk.finished) == ([0], [])
 
 
-def test_a_burst_beside_steps_is_read_behind_them(count: Count):
-    batch, engine = bursting(drafting(0), request(1, Phase.DECODING, Action.DECODE))
+def test_a_chunk_beside_steps_is_read_after_them(count: Count):
+    batch, engine = drafting_batch(drafting(0), request(1, Phase.DECODING, Action.DECODE))
     found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": BURST + 1}
+    assert found.forwards == {"DECODE": CHUNK + 1}
     assert found.waits == 0
 
 
@@ -341,7 +341,7 @@ def test_what_drafts_begin_with(count: Count, monkeypatch: Any):
     reqs = [drafting(i, gap=PROMPT) for i in range(8)]
     for req in reqs:
         req.parse_state.draft_kv_found = False
-    batch, engine = bursting(*reqs)
+    batch, engine = drafting_batch(*reqs)
     found = count(lambda: engine.drafter.prefill_missing(batch.reqs))
     assert found.forwards == {"EXTEND": 1}
     assert found.waits == 1
@@ -353,7 +353,9 @@ def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: 
 
     monkeypatch.setattr(draft_prefill, "max_forward_rows", lambda: 20)
     monkeypatch.setattr(draft_prefill, "MAX_PENDING", 3)
-    batch, engine = bursting(*(drafting(i, gap=gap) for i, gap in enumerate((2, 12, 10, 10, 20))))
+    batch, engine = drafting_batch(
+        *(drafting(i, gap=gap) for i, gap in enumerate((2, 12, 10, 10, 20)))
+    )
     read = []
 
     def until_all_draft() -> None:
@@ -372,11 +374,11 @@ GRAPH_STEPS = 5
 
 @pytest.fixture
 def chained(count: Count) -> Callable[..., tuple[Any, Any]]:
-    """As ``bursting``, with graphs of ``GRAPH_STEPS`` steps; what is in a graph is not counted."""
+    """As ``drafting_batch``, with graphs of ``GRAPH_STEPS`` steps, which do not count."""
     from sglang_parse.engine.drafting.step_graphs import StepGraphs
 
     def build(*reqs: Any) -> tuple[Any, Any]:
-        batch, engine = bursting(*reqs)
+        batch, engine = drafting_batch(*reqs)
         runner = engine.drafter.model.draft_runner
         runner.decode_cuda_graph_runner = None
         graphs = engine.drafter.model.step_graphs = object.__new__(StepGraphs)
@@ -402,14 +404,14 @@ def chained(count: Count) -> Callable[..., tuple[Any, Any]]:
     return build
 
 
-def test_a_burst_in_graphs_of_steps(count: Count, chained: Callable):
+def test_a_chunk_in_graphs_of_steps(count: Count, chained: Callable):
     """Of 16 steps 15 are in three graphs."""
     batch, engine = chained(*map(drafting, range(8)))
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DECODE": 1, "graph": 15 // GRAPH_STEPS}
     assert found.waits == 0
     steps = engine.drafter.model.draft_runner.forwards
-    assert len(steps) == BURST
+    assert len(steps) == CHUNK
 
 
 def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
@@ -432,7 +434,7 @@ def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
 
 
 @pytest.mark.parametrize("why", ["sampled", "past its slots", "more than captured"])
-def test_a_burst_that_no_graph_of_steps_fits(count: Count, chained: Callable, why: str):
+def test_a_chunk_that_no_graph_of_steps_fits(count: Count, chained: Callable, why: str):
     req = drafting(0, top_k=5 if why == "sampled" else 1)
     batch, engine = chained(req)
     if why == "past its slots":
@@ -440,4 +442,4 @@ def test_a_burst_that_no_graph_of_steps_fits(count: Count, chained: Callable, wh
     elif why == "more than captured":
         engine.drafter.model.step_graphs.graphs.max_bs = 0
     found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": BURST}
+    assert found.forwards == {"DECODE": CHUNK}

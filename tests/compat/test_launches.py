@@ -55,7 +55,7 @@ def test_what_the_fake_gpu_refuses():
         values + torch.zeros(3)
 
 
-def test_a_burst():
+def test_a_chunk():
     """Requests that begin, go on, need their draft KV completed, sample, or end before the rest."""
     begins, goes_on = (request(i, Phase.DRAFTING, Action.DRAFT, draft=2 * i) for i in (0, 1))
     samples = request(2, Phase.DRAFTING, Action.DRAFT, top_k=5)
@@ -77,7 +77,7 @@ def test_a_burst():
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
-    """The first of a burst, of which the host knows all: it brings tokens without KV along."""
+    """The first of a chunk, of which the host knows all: it brings tokens without KV along."""
     begins = request(0, Phase.DRAFTING, Action.DRAFT)
     goes_on = request(1, Phase.DRAFTING, Action.DRAFT, draft=2)
     goes_on.parse_state.draft_kv_len = PROMPT + 1
@@ -102,10 +102,10 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 @pytest.mark.parametrize("seeds", [False, True], ids=["", "seeded"])
-def test_blocks_behind_unread_blocks(
+def test_blocks_after_blocks_in_flight(
     monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool, seeds: bool
 ):
-    """Nothing waits within a burst, nor between two; all have the same rows, wherever they are."""
+    """Nothing waits within a chunk, nor between two; all have the same rows, wherever they are."""
     reqs = [
         request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH),
         request(1, Phase.DRAFTING, Action.DRAFT, draft=2, top_k=5, allocated=WIDTH - 10),
@@ -147,7 +147,7 @@ def test_blocks_behind_unread_blocks(
 
 
 def test_blocks_where_attention_plans_on_the_host():
-    """Each is read before the next is launched; so is a burst before the next one."""
+    """Each is read before the next is launched; so is a chunk before the next one."""
     req = request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH)
     req.sampling_params.max_new_tokens = 1000
     batch = batch_of(req)
@@ -158,7 +158,7 @@ def test_blocks_where_attention_plans_on_the_host():
     assert not first.chunk.can_follow([req])
 
 
-def test_steps_behind_unread_steps():
+def test_steps_after_steps_in_flight():
     reqs = [request(i, Phase.PLAIN, Action.DECODE, top_k=1 + 4 * i) for i in range(3)]
     batch = batch_of(*reqs)
     first, engine = launched(batch)

@@ -141,7 +141,7 @@ def test_a_refused_start_ends_with_its_line():
                 "PARSE: repetition_penalty is 1.1 in the target's generation_config.json: chat "
                 "requests that do not set it are served by plain decoding (penalties). Fix: start "
                 "with --sampling-defaults openai, which also drops the file's temperature 0.7, or "
-                "set repetition_penalty in the requests"
+                "set it in the requests"
             ],
         ),
         ({"repetition_penalty": 1.1}, ("--sampling-defaults", "openai"), []),
@@ -152,7 +152,7 @@ def test_a_refused_start_ends_with_its_line():
             [
                 "PARSE: min_new_tokens is 4 in --preferred-sampling-params: /generate requests "
                 "that do not set it are served by plain decoding (min_new_tokens). Fix: leave "
-                "min_new_tokens out of --preferred-sampling-params"
+                "it out of --preferred-sampling-params"
             ],
         ),
     ],

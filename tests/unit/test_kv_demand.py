@@ -21,7 +21,7 @@ from sglang_parse.core.phases import Action, Phase
 
 pytestmark = pytest.mark.unit
 
-BURST, QUESTION, BUDGET = 4, 3, 12
+CHUNK, QUESTION, BUDGET = 4, 3, 12
 
 
 def moves(grants: list[KvGrant]) -> list[Action]:
@@ -29,7 +29,7 @@ def moves(grants: list[KvGrant]) -> list[Action]:
 
 
 def drafter(num_drafted: int = 0, committed: int = 20, allocated: int = 20) -> KvDemand:
-    tail = num_drafted + BURST
+    tail = num_drafted + CHUNK
     return KvDemand(
         Phase.DRAFTING, committed, allocated, tail, 1 + tail + QUESTION * tail, num_drafted
     )
@@ -69,7 +69,7 @@ def test_short_of_slots_others_wait_for_those_of_an_ended_request():
     assert moves(allocate_kv_slots([judged(), ended()], 0)) == [Action.WAIT, Action.WAIT]
 
 
-def test_a_burst_leaves_room_to_judge_it():
+def test_a_chunk_leaves_room_to_verify_it():
     need = 4 + 1 + 3 * 4
     assert moves(allocate_kv_slots([drafter()], need)) == [Action.DRAFT]
     assert moves(allocate_kv_slots([drafter()], need - 1)) == [Action.DROP_DRAFT]
@@ -181,7 +181,7 @@ class Simulated:
 
     def holding(self) -> KvDemand:
         drafting = self.phase is Phase.DRAFTING
-        tail = min(self.drafted + BURST, BUDGET) if drafting else 1
+        tail = min(self.drafted + CHUNK, BUDGET) if drafting else 1
         if self.phase is Phase.VERIFYING:
             tail = 1 + self.drafted + QUESTION * 2
         return KvDemand(
@@ -201,7 +201,7 @@ class Simulated:
             self.allocated = max(self.allocated, wanted)
         self.waited = self.waited + 1 if grant.action is Action.WAIT else 0
         if grant.action is Action.DRAFT:
-            self.drafted = min(self.drafted + BURST, BUDGET)
+            self.drafted = min(self.drafted + CHUNK, BUDGET)
             self.phase = Phase.VERIFYING if self.drafted == BUDGET else Phase.DRAFTING
         elif grant.action is Action.END_DRAFT:
             self.phase = Phase.VERIFYING

@@ -15,12 +15,12 @@ def state(phase: Phase, draft: Draft | None = None) -> RequestState:
 
 
 @pytest.mark.parametrize(
-    ("drafted", "burst", "budget", "expected"),
+    ("drafted", "chunk", "budget", "expected"),
     [(0, 16, 128, 16), (16, 16, 128, 32), (120, 16, 128, 128), (0, 16, 5, 5), (0, 1, 1, 1)],
 )
-def test_drafting_asks_for_the_draft_so_far_and_one_burst(drafted, burst, budget, expected):
+def test_drafting_asks_for_the_draft_so_far_and_one_chunk(drafted, chunk, budget, expected):
     drafting = state(Phase.DRAFTING, Draft(token_ids=[7] * drafted))
-    assert lookahead_slots(drafting, burst, budget) == expected
+    assert lookahead_slots(drafting, chunk, budget) == expected
 
 
 def test_verifying_asks_for_exactly_the_rows_of_its_layout():
