@@ -204,6 +204,13 @@ def test_unusable_inputs_are_a_400_with_the_reason(unharmed: Client):
         assert (is_400, text in answer.text) == (True, True), (request, answer.text)
 
 
+def test_streamed_chats_return_no_meta_info(semantic: Client):
+    """As docs/response-metadata.md says; /generate streams it."""
+    answer = send(semantic, chat(stream=True, return_meta_info=True))
+    assert answer.status_code == 400
+    assert "return_meta_info is not supported with streaming" in answer.text
+
+
 @pytest.mark.parametrize("api", ODD)
 def test_the_server_stays_up(unharmed: Client, api: str):
     assert len(ODD[api]) >= 20
