@@ -39,6 +39,6 @@ def assert_applied(*, cpu_only: bool = False) -> None:
     wanted = [patch for patch in needed() if patch.is_needed is on_cpu_only or not cpu_only]
     if failed := [patch.name for patch in wanted if not patch.is_applied()]:
         raise PatchError(
-            f"PARSE: patches {failed} are not in force; SGLang would run unpatched. "
-            "The log above has the reason (search 'Failed to apply hooks')"
+            f"PARSE: patches {failed} are not in force: SGLang would run unpatched. "
+            "Fix: see the reason in the log above (search 'Failed to apply hooks')"
         )

@@ -37,8 +37,6 @@ def create_backend(runner: Any) -> ParseFlashAttentionBackend:
     """Like ``attention_registry.create_flashattention_v3_backend``."""
     capability = get_device_capability()
     if not (8, 0) <= capability < (10, 0):
-        raise BackendError(
-            f"PARSE: --attention-backend is 'fa3' on a device of compute capability {capability}. "
-            "Fix: use flashinfer or triton; FlashAttention 3 runs on 8.0 to 9.0"
-        )
+        found = f"--attention-backend is 'fa3' on a device of compute capability {capability}"
+        raise BackendError(found, "use flashinfer or triton; FlashAttention 3 runs on 8.0 to 9.0")
     return ParseFlashAttentionBackend(runner)

@@ -43,13 +43,9 @@ def assert_used(runner: Any, model: str = "target") -> None:
     """Raises BackendError if a model's attention would not run PARSE's verify passes."""
     backend = runner.attn_backend
     if not type(backend).__module__.startswith(_PACKAGE):
-        raise BackendError(
-            f"PARSE: the {model}'s attention backend is {type(backend).__name__}, which "
-            "ignores the layout of PARSE's verify passes. Fix: --attention-backend "
-            f"{', '.join(SUPPORT)}"
-        )
+        found = f"the {model}'s attention backend is {type(backend).__name__}"
+        found = f"{found}, which ignores the layout of PARSE's verify passes"
+        raise BackendError(found, f"--attention-backend {', '.join(SUPPORT)}")
     if runner.kv_index_translator.reads_are_translated:
-        raise BackendError(
-            "PARSE: the KV pool is a unified memory pool, whose slot numbers are virtual. "
-            "Fix: start without SGLang's unified memory pool"
-        )
+        found = "the KV pool is a unified memory pool, whose slot numbers are virtual"
+        raise BackendError(found, "start without SGLang's unified memory pool")

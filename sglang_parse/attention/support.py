@@ -69,7 +69,10 @@ SUPPORT = {
 
 
 class BackendError(ValueError):
-    """An attention backend that cannot run verify passes: setting, value found, fix."""
+    """An attention backend that cannot run verify passes."""
+
+    def __init__(self, found: str, fix: str) -> None:
+        super().__init__(f"PARSE: {found}. Fix: {fix}")
 
 
 def check_backends(
@@ -85,23 +88,16 @@ def check_backends(
     Raises:
         BackendError: one of them cannot run verify passes, or they differ.
     """
-    known = ", ".join(SUPPORT)
+    found, known = f"--attention-backend is {attention!r}", ", ".join(SUPPORT)
     if device == "cpu" and attention != ON_CPU:
-        raise BackendError(
-            f"PARSE: --attention-backend is {attention!r} with --device cpu. Fix: use {ON_CPU}, "
-            "the only one that runs there"
-        )
+        fix = f"use {ON_CPU}, the only one that runs there"
+        raise BackendError(f"{found} with --device cpu", fix)
     if attention not in SUPPORT:
-        raise BackendError(
-            f"PARSE: --attention-backend is {attention!r}. "
-            f"Fix: set it to one that can run PARSE's verify passes: {known}"
-        )
+        raise BackendError(found, f"set it to one that can run PARSE's verify passes: {known}")
     for setting, value in others.items():
         if value not in (None, attention):
-            raise BackendError(
-                f"PARSE: {setting} is {value!r} with --attention-backend {attention}. "
-                "Fix: leave it unset; PARSE uses one for everything"
-            )
+            found = f"{setting} is {value!r} with --attention-backend {attention}"
+            raise BackendError(found, "leave it unset; PARSE uses one for everything")
 
 
 def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
@@ -117,10 +113,8 @@ def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
     """
     if dtype.itemsize < 2 and not SUPPORT[backend].reads_fp8:
         others = " or ".join(name for name in SUPPORT if name != ON_CPU and SUPPORT[name].reads_fp8)
-        raise BackendError(
-            f"PARSE: the {model}'s KV is {dtype} (by its checkpoint or --kv-cache-dtype) with "
-            f"--attention-backend {backend}. Fix: use {others}"
-        )
+        found = f"the {model}'s KV is {dtype} (by its checkpoint or --kv-cache-dtype)"
+        raise BackendError(f"{found} with --attention-backend {backend}", f"use {others}")
 
 
 def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]:
@@ -143,10 +137,9 @@ def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]
     wanted = support.layouts[0] if setting == "auto" else setting
     obstacle = _obstacle(support, wanted, page_size) or support.why
     fix = f"use --parse-layout {possible[0]}" if possible else "use --page-size 1"
-    raise BackendError(
-        f"PARSE: --parse-layout is {setting!r} with --attention-backend {backend} and "
-        f"--page-size {page_size}: {obstacle}. Fix: {fix}, or another --attention-backend"
-    )
+    found = f"--parse-layout is {setting!r} with --attention-backend {backend}"
+    found = f"{found} and --page-size {page_size}: {obstacle}"
+    raise BackendError(found, f"{fix}, or another --attention-backend")
 
 
 def _obstacle(support: Support, layout: str, page_size: int) -> str:

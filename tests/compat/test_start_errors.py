@@ -98,14 +98,14 @@ def test_the_scheduler_logs_errors_of_parse_without_traceback():
 
     prepared()
     scheduler = "sglang.srt.managers.scheduler"
-    text = "PARSE: --x is 'y'. Fix: z"
+    error_of_parse = BackendError("--x is 'y'", "z")
     with logged(scheduler) as messages:
-        for error in (BackendError(text), ValueError(text)):
+        for error in (error_of_parse, ValueError(str(error_of_parse))):
             try:
                 raise error
             except ValueError:
                 logging.getLogger(scheduler).error("Scheduler hit an exception: Traceback ...")
-    assert messages == [text, "Scheduler hit an exception: Traceback ..."]
+    assert messages == ["PARSE: --x is 'y'. Fix: z", "Scheduler hit an exception: Traceback ..."]
 
 
 def test_a_used_port_is_refused_before_models_are_loaded():
