@@ -22,8 +22,9 @@ EDGE = 1e-6
 """Verdicts are clipped to this distance from 0 and 1, so that their logits are finite."""
 LOW_QUANTILE = 0.02
 """Quantile of the pilot's verdicts at which the grid begins."""
-DEFAULT_THRESHOLD = 0.5
-"""The server's default, always part of the grid."""
+CHANCE, WEAK = 0.5, 0.7
+"""Areas under the ROC curve: of verdicts that know nothing, and that hardly help."""
+NORMAL_975 = float(stats.norm.ppf(0.975))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +51,64 @@ class Proportion:
         return cls(count, total, count / total, float(interval.low), float(interval.high))
 
 
-def make_grid(pilot_verdicts: Iterable[float], size: int) -> tuple[float, ...]:
-    """Returns thresholds over the pilot's verdicts, evenly spaced in the logit, strictest first.
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """How well verdicts on complete drafts separate right from wrong ones.
 
-    A pair's verdicts may all lie between 0.998 and 0.9995, where a linear grid has no point.
+    Attributes:
+        right, wrong: numbers of drafts.
+        auroc: probability that a right draft has a higher verdict than a wrong one, ties counted
+            half: 1 is perfect, 0.5 is chance; null without drafts of both kinds.
+        low, high: 95 % interval (Newcombe's method 5); 0 and 1 where ``auroc`` is null.
     """
-    verdicts = np.clip(sorted(pilot_verdicts), EDGE, 1 - EDGE)
+
+    right: int
+    wrong: int
+    auroc: float | None
+    low: float
+    high: float
+
+    @property
+    def is_none(self) -> bool:
+        """Whether right and wrong drafts get the same verdicts, as far as anyone would care."""
+        return self.auroc is not None and self.low <= CHANCE and self.high < WEAK
+
+    @classmethod
+    def of(cls, right: Sequence[float], wrong: Sequence[float]) -> Separation:
+        """Compares the verdicts of right and wrong drafts.
+
+        Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney
+        statistic, part 2" (2006): the areas whose own Hanley-McNeil error reaches the measured one.
+        """
+        n, m = len(right), len(wrong)
+        if not n or not m:
+            return cls(n, m, None, 0.0, 1.0)
+        area = float(stats.mannwhitneyu(right, wrong).statistic) / (n * m)
+        areas = np.linspace(0, 1, 10_001)
+        spread = 1 + ((n + m) / 2 - 1) * ((1 - areas) / (2 - areas) + areas / (1 + areas))
+        error = np.sqrt(areas * (1 - areas) * spread / (n * m))
+        inside = areas[np.abs(areas - area) <= NORMAL_975 * error + 1e-4]
+        return cls(n, m, area, float(inside[0]), float(inside[-1]))
+
+
+def make_grid(
+    pilot_verdicts: Iterable[float], size: int, given: Iterable[float]
+) -> tuple[float, ...]:
+    """Returns thresholds over the pilot's verdicts, evenly spaced in the logit, and those given.
+
+    A pair's verdicts may all lie between 0.998 and 0.9995, where a linear grid has no point. The
+    strictest comes first.
+    """
+    verdicts = np.clip(list(pilot_verdicts), EDGE, 1 - EDGE)
     if not len(verdicts):
         raise BenchError("the pilot requests have no verdicts; fix: give a larger --pilot")
-    low = min(DEFAULT_THRESHOLD, float(np.quantile(verdicts, LOW_QUANTILE)))
-    high = max(DEFAULT_THRESHOLD, float(verdicts[-1]))
-    spaced = special.expit(np.linspace(special.logit(low), special.logit(high), size))
-    return tuple(sorted({DEFAULT_THRESHOLD, *np.round(spaced, 6).tolist()}, reverse=True))
+    low, high = special.logit(np.quantile(verdicts, (LOW_QUANTILE, 1)))
+    spaced = np.round(special.expit(np.linspace(low, high, size)), 6)
+    return tuple(sorted({*given, *spaced.tolist()}, reverse=True))
 
 
 def learn_then_test(
-    errors: Sequence[int], requests: int, alpha: float, delta: float
+    errors: Sequence[int] | np.ndarray, requests: int, alpha: float, delta: float
 ) -> tuple[list[float], list[bool]]:
     """Tests every threshold.
 
@@ -113,5 +156,5 @@ def paired_difference(better: int, worse: int, total: int) -> tuple[float, float
     """
     up, down = (better + 1) / (total + 2), (worse + 1) / (total + 2)
     middle = up - down
-    half = float(stats.norm.ppf(0.975)) * math.sqrt((up + down - middle**2) / (total + 2))
+    half = NORMAL_975 * math.sqrt((up + down - middle**2) / (total + 2))
     return (better - worse) / total, max(-1.0, middle - half), min(1.0, middle + half)

@@ -1,6 +1,14 @@
 """First drafts and graded answers to figures. Pure.
 
-Intervals are exact (Clopper and Pearson), 95 % and two-sided, unless stated otherwise.
+A request counts once, by its first draft: the prefixes of a draft are nested, and later rounds
+depend on the threshold. There are two losses:
+
+    token    the first wrong token of the draft is accepted
+    answer   a finished draft is accepted whole and its answer is wrong (for graders that cannot
+             locate an error)
+
+Each can only fall as the threshold rises. Intervals are exact (Clopper and Pearson), 95 % and
+two-sided, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -8,16 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
 
 from sglang_parse.calibrate.certify import (
     Proportion,
+    Separation,
     learn_then_test,
     paired_difference,
     upper_bound,
 )
-from sglang_parse.calibrate.first_draft import FirstDraft, Loss
-from sglang_parse.client.figures import limit_of
-from sglang_parse.core.selection import SELECTIONS
+from sglang_parse.core.certificate import TOKEN, Loss
+from sglang_parse.core.selection import SELECTIONS, select
+from sglang_parse.tasks.collect import FirstDraft
 
 NUM_BINS = 12
 
@@ -35,8 +47,6 @@ class AtThreshold:
         false_rejects: drafts without an error that are not accepted whole, of those without one.
         wrong_answers: drafts accepted whole whose answer is wrong, of all.
         accept_ratio: accepted fraction of the drafted tokens.
-        speedup: expected over the plain target, if all rounds went like the first; null where the
-            plain target was not measured.
     """
 
     threshold: float
@@ -47,29 +57,6 @@ class AtThreshold:
     false_rejects: Proportion
     wrong_answers: Proportion
     accept_ratio: float
-    speedup: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class GradedAnswer:
-    """One graded answer.
-
-    Attributes:
-        problem: index into the list of items.
-        variant: "plain", or the selection and the threshold.
-        score: 0 or 1.
-        output_tokens, accepted_tokens: as the server counted them.
-        seconds: the request's fraction of the time that its wave took.
-        decode_ms: the request's fraction of the target's decode steps.
-    """
-
-    problem: int
-    variant: str
-    score: float
-    output_tokens: int
-    accepted_tokens: int
-    seconds: float
-    decode_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +65,15 @@ class ServedFigures:
 
     Attributes:
         threshold: the requests' threshold.
-        problems: number of problems.
         accuracy, plain_accuracy: right answers with PARSE and of the plain target.
         regressions: wrong answers, of the problems that the plain target answers right.
         regression_bound: exact one-sided upper bound, with confidence 1 - delta, of the fraction
             of all requests that regress.
         difference, difference_low, difference_high: accuracy minus the plain target's, with its
             paired 95 % interval (Bonett and Price).
-        speedup: output tokens per second over the plain target's, at this concurrency.
-        draft_ratio: fraction of the output tokens that are accepted draft tokens.
     """
 
     threshold: float
-    problems: int
     accuracy: Proportion
     plain_accuracy: Proportion
     regressions: Proportion
@@ -98,8 +81,6 @@ class ServedFigures:
     difference: float
     difference_low: float
     difference_high: float
-    speedup: float
-    draft_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +103,18 @@ class Calibration:
     """The figures beside the certificate.
 
     Attributes:
+        served_threshold: the server's.
         errors_allowed: the most errors with which a threshold passes; -1 where none passes.
-        wrong_drafts: first drafts with an error.
+        separation: of the verdicts on complete first drafts.
         selections: selection -> its thresholds, strictest first. All are about the same drafts,
             and each selection is tested by itself.
-        served: one per threshold that was served.
+        served: one per threshold that answered whole problems.
         bins: verified prefixes by verdict: is a verdict of 0.9 right nine times of ten?
     """
 
+    served_threshold: float
     errors_allowed: int
-    wrong_drafts: Proportion
+    separation: Separation
     selections: dict[str, tuple[AtThreshold, ...]]
     served: tuple[ServedFigures, ...]
     bins: tuple[Bin, ...]
@@ -142,24 +125,23 @@ def loosest_certified(rows: Sequence[AtThreshold]) -> AtThreshold | None:
     return next((row for row in reversed(rows) if row.certified), None)
 
 
-def relative_costs(
-    drafts: Sequence[FirstDraft], plain: Sequence[GradedAnswer]
-) -> tuple[float, float] | None:
-    """Returns r and v per drafted token (see ``client.figures``); None without plain answers."""
-    if not plain:
-        return None
-    plain_ms = sum(answer.decode_ms for answer in plain) / _num_tokens(plain)
-    unit = plain_ms * max(1, sum(draft.num_drafted for draft in drafts))
-    r, v = sum(draft.draft_ms for draft in drafts), sum(draft.verify_ms for draft in drafts)
-    return r / unit, v / unit
+def error_len(draft: FirstDraft, loss: Loss) -> float:
+    """Returns the number of accepted tokens from which a loss occurs; infinite without an error."""
+    if loss == TOKEN:
+        return math.inf if draft.first_wrong is None else draft.prefix_ends[draft.first_wrong]
+    return draft.prefix_ends[-1] if draft.is_answer_right is False else math.inf
+
+
+def accepted_len(draft: FirstDraft, selection: str, threshold: float) -> int:
+    """Returns the number of accepted draft tokens."""
+    found = select(
+        *(draft.verdicts, draft.prefix_ends, threshold, selection), is_finished=draft.finished
+    )
+    return found.accepted_len
 
 
 def make_selections(
-    drafts: Sequence[FirstDraft],
-    grid: Sequence[float],
-    loss: Loss,
-    levels: tuple[float, float],
-    costs: tuple[float, float] | None,
+    drafts: Sequence[FirstDraft], grid: Sequence[float], loss: Loss, levels: tuple[float, float]
 ) -> dict[str, tuple[AtThreshold, ...]]:
     """Tests every selection at every threshold.
 
@@ -167,47 +149,43 @@ def make_selections(
         drafts: the calibration set's.
         grid: thresholds, strictest first.
         levels: alpha and delta.
-        costs: r and v.
     """
+    limits = np.array([error_len(draft, loss) for draft in drafts])
+    ends = np.array([draft.prefix_ends[-1] for draft in drafts])
+    bad = np.array([draft.is_answer_right is False for draft in drafts])
+    is_wrong = np.isfinite(limits)
+    total, num_wrong = len(drafts), int(is_wrong.sum())
+
+    def at(threshold: float, accepted: np.ndarray, p_value: float, certified: bool) -> AtThreshold:
+        errors = int((accepted >= limits).sum())
+        rejected = int(((accepted < ends) & ~is_wrong).sum())
+        return AtThreshold(
+            threshold=threshold,
+            p_value=p_value,
+            certified=certified,
+            error_rate=Proportion.of(errors, total),
+            false_accepts=Proportion.of(errors, num_wrong),
+            false_rejects=Proportion.of(rejected, total - num_wrong),
+            wrong_answers=Proportion.of(int(((accepted == ends) & bad).sum()), total),
+            accept_ratio=float(accepted.sum() / sum(draft.num_drafted for draft in drafts)),
+        )
+
     found = {}
     for selection in SELECTIONS:
-        scores = [draft.score(selection, loss) for draft in drafts]
-        errors = [sum(score >= threshold for score in scores) for threshold in grid]
-        tests = learn_then_test(errors, len(drafts), *levels)
-        found[selection] = tuple(
-            _at_threshold(drafts, selection, loss, costs, *test)
-            for test in zip(grid, errors, *tests, strict=True)
-        )
+        # [thresholds, drafts]
+        accepted = np.array([[accepted_len(draft, selection, t) for draft in drafts] for t in grid])
+        tests = learn_then_test((accepted >= limits).sum(axis=1), total, *levels)
+        found[selection] = tuple(map(at, grid, accepted, *tests))
     return found
 
 
-def _at_threshold(
-    drafts: Sequence[FirstDraft],
-    selection: str,
-    loss: Loss,
-    costs: tuple[float, float] | None,
-    threshold: float,
-    errors: int,
-    p_value: float,
-    certified: bool,
-) -> AtThreshold:
-    accepted = [draft.accepted_len(selection, threshold) for draft in drafts]
-    whole = [n == draft.prefix_ends[-1] for n, draft in zip(accepted, drafts, strict=True)]
-    rejected = [not draft.is_wrong(loss) and not w for w, draft in zip(whole, drafts, strict=True)]
-    bad = [draft.is_answer_right is False and w for w, draft in zip(whole, drafts, strict=True)]
-    num_wrong = sum(draft.is_wrong(loss) for draft in drafts)
-    accept_ratio = sum(accepted) / max(1, sum(draft.num_drafted for draft in drafts))
-    return AtThreshold(
-        threshold=threshold,
-        p_value=p_value,
-        certified=certified,
-        error_rate=Proportion.of(errors, len(drafts)),
-        false_accepts=Proportion.of(errors, num_wrong),
-        false_rejects=Proportion.of(sum(rejected), len(drafts) - num_wrong),
-        wrong_answers=Proportion.of(sum(bad), len(drafts)),
-        accept_ratio=accept_ratio,
-        speedup=limit_of(*costs, accept_ratio) if costs else None,
-    )
+def separation(drafts: Sequence[FirstDraft], loss: Loss) -> Separation:
+    """Compares the verdicts on complete drafts; those that the loss cannot grade do not count."""
+    groups: tuple[list[float], list[float]] = [], []
+    for draft in drafts:
+        if loss == TOKEN or draft.is_answer_right is not None:
+            groups[error_len(draft, loss) < math.inf].append(draft.verdicts[-1])
+    return Separation.of(*groups)
 
 
 def reliability(drafts: Sequence[FirstDraft]) -> tuple[Bin, ...]:
@@ -219,41 +197,27 @@ def reliability(drafts: Sequence[FirstDraft]) -> tuple[Bin, ...]:
         for draft in drafts
         for place, verdict in enumerate(draft.verdicts)
     )
-    size = math.ceil(len(verified) / NUM_BINS)
     bins = []
-    for start in range(0, len(verified), size):
-        verdicts, is_right = zip(*verified[start : start + size], strict=True)
-        right = Proportion.of(sum(is_right), len(verdicts))
-        bins.append(Bin(verdicts[0], verdicts[-1], sum(verdicts) / len(verdicts), right))
+    for part in np.array_split(verified, min(NUM_BINS, len(verified))):
+        verdicts, right = part[:, 0].tolist(), Proportion.of(int(part[:, 1].sum()), len(part))
+        bins.append(Bin(verdicts[0], verdicts[-1], fmean(verdicts), right))
     return tuple(bins)
 
 
 def compare_served(
-    threshold: float, answers: Sequence[GradedAnswer], plain: Sequence[GradedAnswer], delta: float
+    threshold: float, scores: Sequence[int], plain: Sequence[int], delta: float
 ) -> ServedFigures:
-    """Compares answers with the plain target's to the same problems, in the same order."""
-    total = len(answers)
-    pairs = [(ours.score, theirs.score) for ours, theirs in zip(answers, plain, strict=True)]
-    both, better, worse = (pairs.count(pair) for pair in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)))
+    """Compares grades, 0 or 1, with the plain target's of the same problems, in the same order."""
+    pairs, total = list(zip(scores, plain, strict=True)), len(plain)
+    better, worse = pairs.count((1, 0)), pairs.count((0, 1))
     difference, low, high = paired_difference(better, worse, total)
     return ServedFigures(
         threshold=threshold,
-        problems=total,
-        accuracy=Proportion.of(both + better, total),
-        plain_accuracy=Proportion.of(both + worse, total),
-        regressions=Proportion.of(worse, both + worse),
+        accuracy=Proportion.of(sum(scores), total),
+        plain_accuracy=Proportion.of(sum(plain), total),
+        regressions=Proportion.of(worse, sum(plain)),
         regression_bound=upper_bound(worse, total, delta),
         difference=difference,
         difference_low=low,
         difference_high=high,
-        speedup=_tokens_per_s(answers) / _tokens_per_s(plain),
-        draft_ratio=sum(answer.accepted_tokens for answer in answers) / _num_tokens(answers),
     )
-
-
-def _num_tokens(answers: Sequence[GradedAnswer]) -> int:
-    return max(1, sum(answer.output_tokens for answer in answers))
-
-
-def _tokens_per_s(answers: Sequence[GradedAnswer]) -> float:
-    return _num_tokens(answers) / sum(answer.seconds for answer in answers)

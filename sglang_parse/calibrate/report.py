@@ -1,14 +1,13 @@
-"""Figures in words and tables: calibration.json, the terminal, and what the page shows too."""
+"""Figures in words: calibration.json, the terminal, and the sentences that the page shows too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from sglang_parse.calibrate.certify import DEFAULT_THRESHOLD, Proportion
+from sglang_parse.calibrate.certify import CHANCE, Proportion
 from sglang_parse.calibrate.figures import AtThreshold, Calibration, loosest_certified
 from sglang_parse.client.tables import make_table
 from sglang_parse.core.certificate import Certificate
@@ -23,114 +22,111 @@ EVENTS = {
     "token": "have their first wrong token accepted",
     "answer": "are accepted whole with a wrong answer",
 }
-_CONDITIONS = (
-    *("date", "minutes", "machine", "versions", "server"),
-    *("max_tokens", "pilot", "served", "concurrency"),
-)
 KEYS = {
     "guarantee": "the certificate in words",
-    **dict.fromkeys((f"conditions.{name}" for name in _CONDITIONS), "conditions of the run"),
+    "conditions": "date, machine, versions, server and sizes of the run",
 }
 """Keys of ``content`` beside the certificate's and the figures' -> meaning."""
-Table = tuple[Sequence[str], list[tuple[str, ...]]]
-"""Headings and rows; a cell's further lines, if any, qualify its first."""
 
 
 def content(
     figures: Calibration, certificate: Certificate, conditions: dict[str, Any]
 ) -> dict[str, Any]:
     """``calibration.json`` as plain data; not rounded, verdicts differ in the fourth place."""
-    return {
-        **certificate.model_dump(),
-        "guarantee": guarantee(certificate),
-        "conditions": conditions,
-        "results": asdict(figures),
-    }
+    words = {"guarantee": guarantee(certificate), "conditions": conditions}
+    return {**certificate.model_dump(), **words, "results": asdict(figures)}
 
 
 def guarantee(certificate: Certificate) -> str:
     if certificate.threshold is None:
         return "No threshold qualifies: there is no guarantee."
-    return GUARANTEE.format(
-        confidence=1 - certificate.delta,
-        alpha=certificate.alpha,
-        event=EVENTS[certificate.loss],
-    )
+    confidence, event = 1 - certificate.delta, EVENTS[certificate.loss]
+    return GUARANTEE.format(confidence=confidence, alpha=certificate.alpha, event=event)
 
 
-def summary(figures: Calibration, certificate: Certificate) -> str:
-    """States the result in one sentence."""
-    allowed, requests = figures.errors_allowed, certificate.requests
+def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
+    """A selection at the thresholds that matter: the served ones, and its certified one."""
+    rows = figures.selections[selection]
+    served = {figures.served_threshold, *(one.threshold for one in figures.served)}
+    return [row for row in rows if row.threshold in served or row is loosest_certified(rows)]
+
+
+def summary(figures: Calibration, certificate: Certificate) -> list[str]:
+    """States the result: the certified threshold, the served one, the verdicts; bad news first."""
+    results = [_certified(figures, certificate), _served(figures, certificate)]
+    separation = _separation(figures)
+    return [separation, *results] if figures.separation.is_none else [*results, separation]
+
+
+def _certified(figures: Calibration, certificate: Certificate) -> str:
+    rows = figures.selections[certificate.fingerprint.selection]
     levels = f"alpha {100 * certificate.alpha:g} %, delta {100 * certificate.delta:g} %"
-    event = f"of {requests} first drafts {EVENTS[certificate.loss]}"
-    if certificate.threshold is not None:
-        return (
-            f"Threshold {certificate.threshold:g} is certified ({levels}): {certificate.errors} "
-            f"{event}, {allowed} are allowed."
-        )
-    strictest = figures.selections[certificate.fingerprint.selection][0]
-    too_few = f"{requests} requests are too few to certify anything"
+    if row := loosest_certified(rows):
+        return f"Threshold {row.threshold:g} is certified ({levels}): {_fares(row, certificate)}."
+    few = f"{certificate.requests} requests are too few to certify anything"
+    allowed = f"{figures.errors_allowed} are allowed" if figures.errors_allowed >= 0 else few
     return (
-        f"No threshold qualifies ({levels}): even at {strictest.threshold:g}, the strictest one, "
-        f"{strictest.error_rate.count} {event}, and "
-        f"{too_few if allowed < 0 else f'{allowed} are allowed'}. More requests, a larger alpha, "
-        "another question, or a target with better verdicts may help."
+        f"No threshold qualifies ({levels}): even at {rows[0].threshold:g}, the strictest one, "
+        f"{_fares(rows[0], certificate)}; {allowed}. More requests, a larger alpha, another "
+        "question, or a target with better verdicts may help."
     )
 
 
-_COSTS = ("error rate", "false accepts", "false rejects", "wrong answers", "accepted", "speedup")
+def _served(figures: Calibration, certificate: Certificate) -> str:
+    rows = figures.selections[certificate.fingerprint.selection]
+    (row,) = (row for row in rows if row.threshold == figures.served_threshold)
+    verdict = "is certified, too" if row.certified else "is NOT certified"
+    return f"The server's threshold {row.threshold:g} {verdict}: {_fares(row, certificate)}."
 
 
-def _costs(row: AtThreshold) -> tuple[str, ...]:
-    rates = (row.error_rate, row.false_accepts, row.false_rejects, row.wrong_answers)
-    speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
-    return (*map(_percent, rates), f"{row.accept_ratio:.1%}", speedup)
+def _fares(row: AtThreshold, certificate: Certificate) -> str:
+    risk = row.error_rate
+    return (
+        f"{risk.count} of {risk.total} first drafts {EVENTS[certificate.loss]} "
+        f"({100 * risk.ratio:.1f} %, 95 % interval {100 * risk.low:.1f} to {100 * risk.high:.1f}), "
+        f"and {100 * row.accept_ratio:.1f} % of the drafted tokens are accepted"
+    )
 
 
-def _percent(found: Proportion) -> str:
-    interval = f"{100 * found.low:.2f} to {100 * found.high:.2f}"
-    return f"{found.ratio:.2%}\n{interval}\n{found.count}/{found.total}" if found.total else ""
-
-
-def thresholds_table(rows: Sequence[AtThreshold]) -> Table:
-    """Every threshold of one selection."""
-    cells = [(f"{row.threshold:.6g}", *_costs(row), "yes" if row.certified else "") for row in rows]
-    return ("threshold", *_COSTS, "certified"), cells
-
-
-def selections_table(figures: Calibration) -> Table:
-    """Every selection at the default threshold and at its certified one."""
-    cells = []
-    for selection, rows in figures.selections.items():
-        certified = loosest_certified(rows)
-        for row in rows:
-            if row is certified or row.threshold == DEFAULT_THRESHOLD:
-                name = f"{selection}, certified" if row is certified else selection
-                cells.append((name, f"{row.threshold:.6g}", *_costs(row)))
-    return ("", "threshold", *_COSTS), cells
-
-
-def served_table(figures: Calibration) -> Table:
-    """Whole answers compared with the plain target's; the difference in points."""
-    headings = ("threshold", "accuracy", "plain target's", "regressions", "bound", "difference")
-    cells = []
-    for row in figures.served:
-        interval = (row.difference, row.difference_low, row.difference_high)
-        middle, low, high = (f"{100 * value:+.2f}" for value in interval)
-        rates = map(_percent, (row.accuracy, row.plain_accuracy, row.regressions))
-        bounds = (f"{row.regression_bound:.2%}", f"{middle}\n{low} to {high}")
-        gain = (f"{row.speedup:.2f}x", f"{row.draft_ratio:.0%}")
-        cells.append((f"{row.threshold:.6g}", *rates, *bounds, *gain))
-    return (*headings, "speedup", "from the draft"), cells
+def _separation(figures: Calibration) -> str:
+    found = figures.separation
+    counts = f"{found.right} right and {found.wrong} wrong first drafts"
+    if found.auroc is None:
+        return f"Whether verdicts tell right from wrong is unknown: there were {counts}."
+    interval = f"95 % interval {found.low:.2f} to {found.high:.2f}, 0.5 is a coin toss"
+    area = f"AUROC {found.auroc:.2f}, {interval}; {counts}"
+    if found.low > CHANCE:
+        return f"Right drafts get higher verdicts than wrong ones ({area})."
+    if not found.is_none:
+        return f"Whether right drafts get higher verdicts is open ({area}): give more --requests."
+    verdicts = "LOWER verdicts than" if found.high < CHANCE else "the SAME verdicts as"
+    return (
+        f"Right drafts get {verdicts} wrong ones ({area}). The question does not work for this "
+        "model, and no threshold can mend that: do not serve it. Fix: another question "
+        "(--parse-question), or --parse-verification token, which accepts only what the target "
+        "would have written."
+    )
 
 
 def show(console: Console, figures: Calibration, certificate: Certificate) -> None:
-    """Prints one row per selection and per served threshold, and the summary."""
-    titled = {"first drafts": selections_table(figures), "whole answers": served_table(figures)}
-    for title, (headings, rows) in titled.items():
-        table = make_table(title, headings)
-        for row in rows:
-            table.add_row(*row)
-        if rows:
-            console.print(table)
-    console.print(summary(figures, certificate), highlight=False)
+    """Prints the thresholds that matter, at most 80 characters wide, and the summary."""
+    selection = certificate.fingerprint.selection
+    headings = ("threshold", "certified", "accepted tokens", "error rate", "refused if right")
+    table = make_table(f"first drafts, {selection}", headings)
+    for row in chosen(figures, selection):
+        rates = _percent(row.error_rate, "drafts"), _percent(row.false_rejects, "right")
+        certified = "yes" if row.certified else "no"
+        table.add_row(f"{row.threshold:.6g}", certified, f"{row.accept_ratio:.1%}", *rates)
+    console.print(table)
+    answers = [
+        f"Whole answers at {one.threshold:g}: {one.accuracy.ratio:.1%} right, the plain target's "
+        f"{one.plain_accuracy.ratio:.1%}; at most {one.regression_bound:.2%} of requests regress."
+        for one in figures.served
+    ]
+    for sentence in (*answers, *summary(figures, certificate)):
+        console.print(sentence, highlight=False)
+
+
+def _percent(found: Proportion, of: str) -> str:
+    interval = f"{100 * found.low:.2f} to {100 * found.high:.2f}"
+    return f"{found.ratio:.2%}\n{interval}\n{found.count} of {found.total} {of}"

@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 NUM_QUANTILES = 513
 """Verdicts of the calibration set that a certificate stores, to compare a server's with."""
+Loss = Literal["token", "answer"]
+TOKEN: Loss = "token"
+ANSWER: Loss = "answer"
 
 
 class CertificateError(ValueError):
@@ -74,7 +77,7 @@ class Certificate(BaseModel):
     threshold: float | None
     alpha: float
     delta: float
-    loss: Literal["token", "answer"]
+    loss: Loss
     requests: int
     errors: int | None
     data_set: str

@@ -5,56 +5,32 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_parse.core.certificate import Certificate
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.question import Question, QuestionWording, render_question
+from sglang_parse.core.question import Question
 from sglang_parse.startup.certificates import Certified, certified_server, model_digest
+from support.calibration import demo_args, demo_fingerprint, demo_question, write_certificate
 from support.demo_pair import DEMO
-from support.models import load_tokenizer
 
 pytestmark = pytest.mark.compat
 
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    wording = QuestionWording.read(DEMO / "question.json")
-    return render_question(load_tokenizer(DEMO / "target"), wording)
+    return demo_question()
 
 
 def server(question: Question | None, draft: Path = DEMO / "draft", **settings: Any) -> Certified:
-    args = SimpleNamespace(
-        model_path=str(DEMO / "target"),
-        revision=None,
-        speculative_draft_model_path=str(draft),
-        speculative_draft_model_revision=None,
-        download_dir=None,
-    )
-    return certified_server(args, ParseConfig(**settings), question, "torch.float32")
+    return certified_server(demo_args(draft), ParseConfig(**settings), question, "torch.float32")
 
 
 @pytest.fixture
-def file(tmp_path: Path, question: Question) -> str:
+def file(tmp_path: Path) -> str:
     """A certificate for the demo pair."""
-    certificate = Certificate(
-        threshold=0.9,
-        alpha=0.01,
-        delta=0.05,
-        loss="token",
-        requests=500,
-        errors=0,
-        data_set="problems",
-        sampling="greedy",
-        fingerprint=server(question).fingerprint,
-        first_verdicts=[0.5],
-    )
-    path = tmp_path / "calibration.json"
-    path.write_text(certificate.model_dump_json())
-    return str(path)
+    return str(write_certificate(tmp_path, fingerprint=demo_fingerprint().model_dump()))
 
 
 def test_the_server_it_was_made_for(file: str, question: Question, caplog: Any):

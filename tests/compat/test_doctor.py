@@ -9,22 +9,19 @@ import json
 import shutil
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_parse import cli, patches
-from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.question import QuestionWording, render_question
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.doctor import machine, memory, served, start
 from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
 from sglang_parse.startup import compat
-from sglang_parse.startup.certificates import fingerprint_of
 from sglang_parse.startup.sglang_api import Symbol
+from support.calibration import demo_fingerprint, write_certificate
 from support.demo_pair import DEMO
-from support.models import load_model, load_tokenizer
+from support.models import load_model
 from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
@@ -293,19 +290,7 @@ def test_pass(good: dict[str, Finding]):
 def certificate_for(folder: Path, **others: Any) -> Path:
     """What calibrate would have written for the demo pair's server, or for one with another
     fingerprint."""
-    tokenizer = load_tokenizer(DEMO / "target")
-    question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
-    args = SimpleNamespace(
-        model_path=str(DEMO / "target"), speculative_draft_model_path=str(DEMO / "draft")
-    )
-    args.revision = args.speculative_draft_model_revision = args.download_dir = None
-    fingerprint = fingerprint_of(args, ParseConfig(), question, "torch.float32")
-    numbers = {"threshold": 0.9, "alpha": 0.01, "delta": 0.05, "requests": 500, "errors": 0}
-    path = folder / "calibration.json"
-    words = {"loss": "token", "data_set": "problems", "sampling": "greedy"}
-    content = {**numbers, **words, "fingerprint": fingerprint.model_dump() | others}
-    path.write_text(json.dumps({**content, "first_verdicts": [0.5]}))
-    return path
+    return write_certificate(folder, fingerprint=demo_fingerprint().model_dump() | others)
 
 
 def test_certificate(good: dict[str, Finding], tmp_path: Path):
@@ -313,8 +298,7 @@ def test_certificate(good: dict[str, Finding], tmp_path: Path):
     path = certificate_for(tmp_path)
     line = check(parse_threshold=path)["certificate"]
     assert (line.status, line.found) == (OK, f"{path} was made for this server: 0.9")
-    (tmp_path / "other").mkdir()  # a file is read once
-    other = certificate_for(tmp_path / "other", draft_tokens=7)
+    other = certificate_for(tmp_path / "other", draft_tokens=7)  # a file is read once
     line = check(parse_threshold=other)["certificate"]
     assert (line.status, "draft_tokens 7, here 128" in line.found) == (WARNING, True)
     assert line.fix == "run sglang-parse calibrate for this one"

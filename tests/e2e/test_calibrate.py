@@ -1,19 +1,20 @@
-"""A server with the selection of the paper and a certified threshold."""
+"""A server with the selection of the paper and a certified threshold, and calibrate on servers."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_parse.core.certificate import Certificate
-from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.question import QuestionWording, render_question
+from sglang_parse import cli
+from sglang_parse.calibrate.run import NO_SEPARATION
 from sglang_parse.core.selection import select
-from sglang_parse.startup.certificates import fingerprint_of
+from support.calibration import demo_fingerprint, write_certificate
 from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem
 from support.servers import QUESTION, Start, parse_flags, served
@@ -23,36 +24,17 @@ THRESHOLD = 0.4
 
 
 @pytest.fixture(scope="module")
-def certificate(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Makes the certificate of the server below, before that starts."""
-    args = SimpleNamespace(
-        model_path=str(DEMO / "target"),
-        speculative_draft_model_path=str(DEMO / "draft"),
-        **dict.fromkeys(("revision", "speculative_draft_model_revision", "download_dir")),
-    )
-    question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
-    fingerprint = fingerprint_of(args, ParseConfig(selection=SELECTION), question, "torch.float32")
-    made = Certificate(
-        threshold=THRESHOLD,
-        alpha=0.01,
-        delta=0.05,
-        loss="token",
-        requests=500,
-        errors=0,
-        data_set="problems",
-        sampling="greedy",
-        fingerprint=fingerprint,
-        first_verdicts=[0.1, 0.9],
-    )
-    path = tmp_path_factory.mktemp("certificate") / "calibration.json"
-    path.write_text(made.model_dump_json())
-    return path, made
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of the server below, before that starts."""
+    fingerprint = demo_fingerprint(selection=SELECTION).model_dump()
+    folder = tmp_path_factory.mktemp("certificate")
+    return write_certificate(folder, threshold=THRESHOLD, fingerprint=fingerprint)
 
 
 @pytest.fixture(scope="module")
-def client(start_server: Start, certificate: tuple[Path, Any]) -> Iterator[Client]:
+def client(start_server: Start, certificate: Path) -> Iterator[Client]:
     pair = (DEMO / "target", DEMO / "draft")
-    flags = ("--parse-selection", SELECTION, "--parse-threshold", str(certificate[0]))
+    flags = ("--parse-selection", SELECTION, "--parse-threshold", str(certificate))
     yield from served(start_server, "certified", *parse_flags(pair, *QUESTION, *flags))
 
 
@@ -122,16 +104,13 @@ def test_after_a_rejected_answer_the_prefixes_decide(
 
 
 def test_the_server_uses_its_certificate(
-    client: Client, problems: list[RenderedProblem], certificate: tuple[Path, Any]
+    client: Client, problems: list[RenderedProblem], certificate: Path
 ):
     info = parse_info(ask(client, problems[0]))
     assert {record["threshold"] for record in info["trace"]} == {THRESHOLD}
     assert info["certified"] is True
     # Computed here and by the server: nothing differs.
-    assert (
-        Certificate(**certificate[1].model_dump() | {"fingerprint": info["fingerprint"]})
-        == certificate[1]
-    )
+    assert info["fingerprint"] == json.loads(certificate.read_text())["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -149,3 +128,61 @@ def test_a_request_that_overrides_something_is_not_certified(
 ):
     info = parse_info(ask(client, problems[0], max_new_tokens=8, **options))
     assert info["certified"] is certified
+
+
+# -- sglang-parse calibrate ----------------------------------------------------------------
+
+
+def calibrate(client: Client, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Returns the exit code and calibration.json of a small run on a server."""
+    sizes = ("--requests", "100", "--pilot", "8", "--served", "0", "--concurrency", "16")
+    own = ("--url", client.url, "--model-name", "default", "--output", str(folder))
+    code = cli.main(["calibrate", *sizes, *own, *flags])
+    return code, json.loads((folder / "calibration.json").read_text())
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Returns what was printed since, each run of white space as a space."""
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    return lambda: " ".join(capsys.readouterr().out.split())
+
+
+def test_calibrate_tests_the_threshold_that_is_served(client: Client, tmp_path: Path, printed: Any):
+    code, found = calibrate(client, tmp_path, "--requests", "40", "--alpha", "0.1")
+    said = printed()
+    assert code == 0
+    assert found["results"]["served_threshold"] == THRESHOLD
+    rows = {row["threshold"]: row for row in found["results"]["selections"][SELECTION]}
+    verdict = "is certified, too" if rows[THRESHOLD]["certified"] else "is NOT certified"
+    assert f"The server's threshold 0.4 {verdict}: " in said
+    assert "Right drafts get higher verdicts than wrong ones" in said
+
+
+COIN = """
+import json, sys, zlib
+for line in sys.stdin:
+    right = zlib.crc32(json.loads(line)["prompt"].encode()) % 2
+    print(json.dumps({"score": right, "right_chars": None if right else 0}), flush=True)
+"""
+
+
+def test_calibrate_says_that_right_and_wrong_get_the_same_verdicts(
+    semantic: Client, tmp_path: Path, printed: Any
+):
+    """A random model knows nothing; a coin says which of its drafts are right."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = ({"prompt": f"What is {n} + {n * n}?"} for n in range(108))
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grader = shlex.join([sys.executable, "-c", COIN])
+    task = ("--task-file", str(prompts), "--grader", grader, "--max-tokens", "24")
+    code, found = calibrate(semantic, tmp_path / "out", *task)
+    said = printed()
+    assert code == NO_SEPARATION == 3
+    separation = found["results"]["separation"]
+    assert separation["low"] <= 0.5 < separation["high"] < 0.7
+    assert separation["right"] + separation["wrong"] == 100
+    assert f"SAME verdicts as wrong ones (AUROC {separation['auroc']:.2f}, 95 % interval" in said
+    assert "--parse-verification token" in said
+    assert "serve with it" not in said
+    assert "SAME verdicts as wrong ones" in (tmp_path / "out" / "report.html").read_text()

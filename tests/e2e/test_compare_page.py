@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -46,6 +47,21 @@ def test_a_calibrations_page(calibration_page: Path, width: int):
     assert min(marks) > 10
     for text in ("is certified (alpha 5 %, delta 5 %)", "With confidence 0.95", "answer-first"):
         assert text in found["text"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_calibrations_certified_column_is_seen_without_scrolling(
+    calibration_page: Path, width: int
+):
+    """Also on a phone; on a laptop the whole tables are."""
+    right = "[...document.querySelectorAll('th')].filter(th => th.textContent == 'certified')"
+    right += ".map(th => th.getBoundingClientRect().right)"
+    boxes = "[...document.querySelectorAll('.wide')].map(box => box.scrollWidth - box.clientWidth)"
+    found = look_at(calibration_page, width, [{"js": f"JSON.stringify([{right}, {boxes}])"}])
+    columns, hidden = json.loads(found["steps"][0])
+    assert len(columns) == 2
+    assert max(columns) <= width
+    assert width < 1000 or hidden == [0, 0, 0]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

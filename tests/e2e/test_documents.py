@@ -280,12 +280,14 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert cli.main([*words[3:], *few, *own]) == 0
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "calibration.json").read_text())
-    asked = [len((tmp_path / f"{n}.jsonl").read_text().splitlines()) for n in ("drafts", "answers")]
+    names = ("first-drafts", "plain-answers", "answers-first-reject-0.5")
+    files = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
     # 24 requests cannot certify 5 %: a result, no error.
     assert found["threshold"] is None
     assert "No threshold qualifies" in printed
-    assert asked == [1 + 32, 1 + 12]  # plain, and at 0.5
-    assert found["results"]["served"][0]["problems"] == 6
+    assert [len(file["results"]) for file in files] == [32, 6, 6]
+    assert found["results"]["served"][0]["accuracy"]["total"] == 6
+    assert "The server's threshold 0.5 is NOT certified" in printed
     assert "No threshold qualifies" in (tmp_path / "report.html").read_text()
     looser = [*few, *own, "--alpha", "0.5"]
     with awake(server):
@@ -293,7 +295,7 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "is certified" in capsys.readouterr().out
     again = json.loads((tmp_path / "calibration.json").read_text())
     assert again["fingerprint"] == found["fingerprint"]
-    assert len((tmp_path / "drafts.jsonl").read_text().splitlines()) == asked[0]
+    assert json.loads((tmp_path / "first-drafts.json").read_text()) == files[0]
     config = ParseConfig(threshold=str(tmp_path / "calibration.json"))
     assert config.accept_threshold == again["threshold"]
 

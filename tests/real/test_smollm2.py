@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from sglang_parse import cli
+from sglang_parse.calibrate.run import NO_SEPARATION
 from support.client import HTTP, Client, parse_info
 from support.judged_again import judged_again
 
@@ -135,12 +136,11 @@ def test_calibrate_says_what_its_judging_is_worth(
     flags += ["--task-file", str(problems), "--grader", grader, "--loss", "answer"]
     flags += ["--requests", str(GRADED), "--pilot", "10", "--served", "0", "--max-tokens", "48"]
     flags += ["--alpha", "0.1", "--concurrency", "8", "--output", str(tmp_path / "out")]
-    assert cli.main(["calibrate", *flags]) == 0
+    assert cli.main(["calibrate", *flags]) in (0, NO_SEPARATION)
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "calibration.json").read_text())
-    wrong = found["results"]["wrong"]
     print(printed)
-    assert wrong["count"] > 0
+    assert found["results"]["separation"]["wrong"] > 0
     if found["threshold"] is None:
         assert "No threshold qualifies" in printed
     else:

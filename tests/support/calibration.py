@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_parse.calibrate import figures
-from sglang_parse.calibrate.certify import Proportion, errors_allowed, make_grid
-from sglang_parse.calibrate.first_draft import TOKEN, FirstDraft
-from sglang_parse.core.certificate import Certificate, Fingerprint, spread_out
+from sglang_parse.calibrate.certify import errors_allowed, make_grid
+from sglang_parse.core.certificate import TOKEN, Certificate, Fingerprint, spread_out
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.question import Question, QuestionWording, render_question
+from sglang_parse.startup.certificates import fingerprint_of
+from sglang_parse.tasks.collect import FirstDraft
 from support.comparison import FACTS as COMPARED
+from support.demo_pair import DEMO
+from support.models import load_tokenizer
 
-ALPHA, DELTA, REQUESTS = 0.05, 0.05, 400
+ALPHA, DELTA, REQUESTS, SERVED = 0.05, 0.05, 400, 0.5
 FINGERPRINT = Fingerprint(
     target="0123456789abcdef",
     draft="fedcba9876543210",
@@ -21,6 +30,18 @@ FINGERPRINT = Fingerprint(
     max_prefixes=16,
     selection="first-reject",
     dtype="torch.float32",
+)
+CERTIFICATE = Certificate(
+    threshold=0.9,
+    alpha=0.01,
+    delta=0.05,
+    loss="token",
+    requests=2000,
+    errors=9,
+    data_set="problems",
+    sampling="greedy",
+    fingerprint=FINGERPRINT,
+    first_verdicts=[0.1, 0.9],
 )
 CONDITIONS: dict[str, Any] = {
     **{name: COMPARED[name] for name in ("date", "minutes", "machine")},
@@ -32,6 +53,41 @@ CONDITIONS: dict[str, Any] = {
     "served": 200,
     "concurrency": 16,
 }
+
+
+def write_certificate(folder: Path, **changes: object) -> Path:
+    """What calibrate would have written: ``CERTIFICATE`` with changes, and more keys."""
+    content = {**CERTIFICATE.model_dump(), "guarantee": "in words", "results": {}, **changes}
+    folder.mkdir(exist_ok=True)
+    path = folder / "calibration.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+# -- the demo pair's server ---------------------------------------------------------------
+
+
+def demo_question() -> Question:
+    wording = QuestionWording.read(DEMO / "question.json")
+    return render_question(load_tokenizer(DEMO / "target"), wording)
+
+
+def demo_args(draft: Path = DEMO / "draft") -> SimpleNamespace:
+    """The server arguments that a fingerprint depends on."""
+    return SimpleNamespace(
+        model_path=str(DEMO / "target"),
+        speculative_draft_model_path=str(draft),
+        **dict.fromkeys(("revision", "speculative_draft_model_revision", "download_dir")),
+    )
+
+
+def demo_fingerprint(**settings: Any) -> Fingerprint:
+    """The fingerprint of the demo pair's server with these settings."""
+    config = ParseConfig(**settings)
+    return fingerprint_of(demo_args(), config, demo_question(), "torch.float32")
+
+
+# -- figures ------------------------------------------------------------------------------
 
 
 def drafts(count: int) -> list[FirstDraft]:
@@ -50,54 +106,40 @@ def drafts(count: int) -> list[FirstDraft]:
                 finished=True,
                 first_wrong=wrong,
                 is_answer_right=wrong is None or numbers.random() < 0.4,
-                draft_ms=450.0,
-                verify_ms=90.0,
             )
         )
     return made
 
 
-def answers(
-    variant: str, accuracy: float, tokens_per_s: float, decode_ms: float = 2400.0
-) -> list[figures.GradedAnswer]:
+def scores(accuracy: float) -> list[int]:
     numbers = random.Random(9)
-    return [
-        figures.GradedAnswer(
-            *(n, variant, float(numbers.random() < accuracy), 96, 80, 96 / tokens_per_s),
-            decode_ms=decode_ms,
-        )
-        for n in range(200)
-    ]
+    return [int(numbers.random() < accuracy) for _ in range(200)]
 
 
-def calibration() -> tuple[figures.Calibration, Certificate]:
-    found, pilot = drafts(REQUESTS), drafts(50)
-    grid = make_grid((v for draft in pilot for v in draft.verdicts), 30)
-    plain = answers("plain", 0.987, 40.0)
-    costs = figures.relative_costs(found, plain)
-    selections = figures.make_selections(found, grid, TOKEN, (ALPHA, DELTA), costs)
+def calibration(
+    found: Sequence[FirstDraft] | None = None, served: float = SERVED
+) -> tuple[figures.Calibration, Certificate]:
+    """The figures and the certificate of these drafts, or of ``drafts``."""
+    found = found or drafts(REQUESTS)
+    grid = make_grid((v for draft in found for v in draft.verdicts), 30, [served])
+    selections = figures.make_selections(found, grid, TOKEN, (ALPHA, DELTA))
     certified = figures.loosest_certified(selections[FINGERPRINT.selection])
-    assert certified is not None
-    compared = figures.compare_served(
-        certified.threshold, answers("parse", 0.99, 130.0), plain, DELTA
-    )
+    compared = figures.compare_served(served, scores(0.99), scores(0.987), DELTA)
     made = figures.Calibration(
-        errors_allowed=errors_allowed(REQUESTS, ALPHA, DELTA),
-        wrong_drafts=Proportion.of(sum(draft.is_wrong(TOKEN) for draft in found), REQUESTS),
+        served_threshold=served,
+        errors_allowed=errors_allowed(len(found), ALPHA, DELTA),
+        separation=figures.separation(found, TOKEN),
         selections=selections,
         served=(compared,),
         bins=figures.reliability(found),
     )
-    certificate = Certificate(
-        threshold=certified.threshold,
-        alpha=ALPHA,
-        delta=DELTA,
-        loss=TOKEN,
-        requests=REQUESTS,
-        errors=certified.error_rate.count,
-        data_set="problems (650, 0123456789abcdef)",
-        sampling="greedy",
-        fingerprint=FINGERPRINT,
-        first_verdicts=spread_out([min(draft.verdicts) for draft in found]),
+    certificate = CERTIFICATE.model_copy(
+        update={
+            "threshold": certified and certified.threshold,
+            "alpha": ALPHA,
+            "requests": len(found),
+            "errors": certified and certified.error_rate.count,
+            "first_verdicts": spread_out([min(draft.verdicts) for draft in found]),
+        }
     )
     return made, certificate

@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import json
 from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from sglang_parse.calibrate import collect, run
-from sglang_parse.calibrate.collect import Collector, Store
+from sglang_parse.calibrate.run import calibrate as run_calibration
 from sglang_parse.calibrate.settings import CalibrateSettings
-from sglang_parse.client.ask import Asking
-from sglang_parse.client.records import Answer, Assignment, BenchError, BenchRun, Item
+from sglang_parse.client.records import Answer, Assignment, BenchError, BenchRun, Item, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.client.tables import make_progress
+from sglang_parse.tasks import collect
+from sglang_parse.tasks.collect import Collector
 from support.calibration import FINGERPRINT
 
 pytestmark = pytest.mark.unit
@@ -30,8 +31,9 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, dict]] = []
         self.changes: dict = {}
+        self.on_answer = lambda _: None
 
-    def ask(self, server, items, indices, *, variant, concurrency, asking, on_answer) -> BenchRun:
+    def ask(self, server, items, indices, *, concurrency, asking, on_answer) -> BenchRun:
         del items
         parse = asking.custom_params["parse"]
         answers = []
@@ -39,11 +41,13 @@ class Server:
             self.asked.append((server.name, index, parse))
             record = {"output_start": 1, "anchor_token_id": 1, "draft_token_ids": [2, 3]}
             record |= {"finished": True, "verdicts": [index / 100], "prefix_ends": [2]}
+            record["threshold"] = parse.get("threshold", 0.04)
             info = {"fingerprint": FINGERPRINT.model_dump(), "kv_truncated_drafts": 0}
-            info |= {"trace": [record], "draft_ms": 1.0, "verify_ms": 1.0, "decode_ms": 9.0}
+            info |= {"trace": [record]}
             answers.append(Answer(index, ("3",), 3, 1.0, {"parse": [info | self.changes]}))
+            self.on_answer(index)
             on_answer()
-        return BenchRun(variant, -1, concurrency, 1.0, tuple(answers))
+        return BenchRun(Variant(server.name), -1, concurrency, 1.0, tuple(answers))
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return found
 
 
-def calibrate(folder: Path, *words: str):
+def calibrate(folder: Path, *words: str, task: Assignment = TASK):
     parser = ArgumentParser()
     CalibrateSettings.add_arguments(parser)
     sizes = ("--pilot", "10", "--requests", "20", "--served", "10", "--concurrency", "4")
@@ -61,45 +65,71 @@ def calibrate(folder: Path, *words: str):
         parser.parse_args([*sizes, "--output", str(folder), "--loss", "answer", *words])
     )
     endpoint = Remote("parse", "http://nowhere")
-    collector = Collector(endpoint, TASK, Asking(max_tokens=64), lambda ids: str(len(ids)), 4)
     with make_progress(Console(file=io.StringIO())) as progress:
-        return run._calibrate(settings, "answer", collector, progress)
+        collector = Collector(settings, task, endpoint, progress, lambda ids: str(len(ids)))
+        return run_calibration(settings, "answer", collector)
 
 
 def test_the_three_sets_are_disjoint_and_asked_once(server: Server, tmp_path: Path):
-    figures, certificate = calibrate(tmp_path, "--thresholds", "0.5", "--alpha", "0.2")
+    words = ("--thresholds", "0.5", "--alpha", "0.2")
+    figures, certificate = calibrate(tmp_path, *words)
     drafts = [index for _, index, parse in server.asked[1:] if parse.get("trace")]
     plain = [index for name, index, _ in server.asked if name == "plain"]
     assert (drafts, plain) == (list(range(30)), list(range(30, 40)))
-    # No draft is wrong: the loosest threshold passes, and is served beside the requested one.
+    always = {parse["drafting"] for _, _, parse in server.asked if parse["enabled"]}
+    assert always == {"always"}
+    # No draft is wrong: the loosest threshold passes, and is served beside the others.
     assert certificate.errors == 0
     assert certificate.threshold == min(row.threshold for row in figures.selections["longest"])
-    assert [row.threshold for row in figures.served] == sorted({certificate.threshold, 0.5})
+    served = [row.threshold for row in figures.served]
+    assert served == sorted({certificate.threshold, 0.04, 0.5})
     asked = len(server.asked)
-    assert calibrate(tmp_path, "--thresholds", "0.5", "--alpha", "0.2") == (figures, certificate)
+    assert calibrate(tmp_path, *words) == (figures, certificate)
     assert len(server.asked) == asked + 1  # the fingerprint alone
 
 
+@pytest.mark.usefixtures("server")
+def test_the_servers_threshold_is_tested(tmp_path: Path):
+    figures, _ = calibrate(tmp_path)
+    assert figures.served_threshold == 0.04
+    assert all(0.04 in [row.threshold for row in rows] for rows in figures.selections.values())
+
+
 def test_a_stopped_calibration_resumes(server: Server, tmp_path: Path):
-    calibrate(tmp_path)
-    path = tmp_path / "drafts.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:11]) + lines[11][:9])  # the 11th draft was being written
+    """It stops at the 21st problem; the wave of 32 before it is on disk."""
+    task = replace(TASK, items=[*TASK.items, *TASK.items])
+    sizes = ("--requests", "50", "--served", "0", "--concurrency", "4")
+
+    def on_answer(index: int) -> None:
+        if index == 40:
+            raise KeyboardInterrupt
+
+    server.on_answer = on_answer
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(tmp_path, *sizes, task=task)
     server.asked.clear()
-    calibrate(tmp_path)
-    assert [index for _, index, _ in server.asked[1:]] == list(range(10, 30))
-    assert sorted(path.read_text().splitlines()) == sorted(line.strip() for line in lines)
+    server.on_answer = lambda _: None
+    calibrate(tmp_path, *sizes, task=task)
+    assert [index for _, index, _ in server.asked[1:]] == list(range(32, 60))
 
 
-def test_results_of_another_server_are_refused(tmp_path: Path):
-    path = tmp_path / "drafts.jsonl"
-    Store(path, {"target": "a", "draft": "b"}).add([{"problem": 0}])
-    assert Store(path, {"target": "a", "draft": "b"}).lines == [{"problem": 0}]
+def test_results_of_another_server_are_refused(server: Server, tmp_path: Path):
+    calibrate(tmp_path, "--served", "0")
+    server.changes = {"fingerprint": FINGERPRINT.model_dump() | {"draft": "b", "target": "a"}}
     with pytest.raises(BenchError, match="was measured with another draft, target; fix: give"):
-        Store(path, {"target": "c", "draft": "d"})
-    path.write_text("{]\n")
+        calibrate(tmp_path)
+    server.changes = {"fingerprint": FINGERPRINT.model_dump() | {"selection": "longest"}}
+    calibrate(tmp_path, "--served", "0")  # first drafts do not depend on the selection
+    (tmp_path / "first-drafts.json").write_text("{]")
     with pytest.raises(BenchError, match="is damaged"):
-        Store(path, {})
+        calibrate(tmp_path)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("score", [0.5, 2.0])
+def test_other_grades_are_refused(tmp_path: Path, score: float):
+    with pytest.raises(BenchError, match=f"words grades problem 0 with {score}, not 0 or 1"):
+        calibrate(tmp_path, task=replace(TASK, grade=lambda *_: score))
 
 
 @pytest.mark.parametrize(

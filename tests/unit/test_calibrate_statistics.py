@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy import stats
 
 from sglang_parse.calibrate.certify import (
     Proportion,
+    Separation,
     errors_allowed,
     fewest_requests,
     learn_then_test,
@@ -22,16 +26,21 @@ from sglang_parse.calibrate.certify import (
     upper_bound,
 )
 from sglang_parse.calibrate.figures import (
+    accepted_len,
+    compare_served,
+    error_len,
     loosest_certified,
     make_selections,
-    relative_costs,
     reliability,
+    separation,
 )
-from sglang_parse.calibrate.first_draft import ANSWER, TOKEN, FirstDraft
 from sglang_parse.calibrate.page import render
+from sglang_parse.calibrate.report import show, summary
 from sglang_parse.client.records import BenchError
-from sglang_parse.core.selection import SELECTIONS, select
-from support.calibration import CONDITIONS, answers, calibration
+from sglang_parse.core.certificate import ANSWER, TOKEN
+from sglang_parse.core.selection import SELECTIONS
+from sglang_parse.tasks.collect import FirstDraft
+from support.calibration import CONDITIONS, calibration
 
 pytestmark = pytest.mark.unit
 
@@ -46,8 +55,6 @@ def draft(verdicts, *, first_wrong=None, finished=True, right=None) -> FirstDraf
         finished=finished,
         first_wrong=first_wrong,
         is_answer_right=right,
-        draft_ms=30.0,
-        verify_ms=6.0,
     )
 
 
@@ -57,33 +64,24 @@ verdict_lists = st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 0.9, 1.0]), min_si
 
 
 @given(verdict_lists, st.data(), st.sampled_from(sorted(SELECTIONS)), st.booleans())
-def test_the_loss_is_one_where_the_error_is_accepted(verdicts, data, selection, finished):
-    """The score agrees with the server's selection at every threshold."""
+def test_the_losses_can_only_fall_as_the_threshold_rises(verdicts, data, selection, finished):
+    """The premise of the test from the strictest threshold down."""
     wrong = data.draw(st.integers(0, len(verdicts) - 1))
-    one = draft(verdicts, first_wrong=wrong, finished=finished)
-    score = one.score(selection, TOKEN)
-    losses = []
-    for threshold in (0.0, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0):
-        accepted_len = one.accepted_len(selection, threshold)
-        losses.append(accepted_len >= one.prefix_ends[wrong])
-        assert losses[-1] == (score >= threshold)
-    assert all(looser >= stricter for looser, stricter in pairwise(losses))
-
-
-@given(verdict_lists, st.sampled_from(sorted(SELECTIONS)), st.booleans())
-def test_the_loss_is_one_where_a_wrong_answer_is_accepted_whole(verdicts, selection, finished):
-    one = draft(verdicts, right=False, finished=finished)
-    for threshold in (0.0, 0.1, 0.3, 0.5, 0.8, 0.9, 1.0):
-        found = select(verdicts, one.prefix_ends, threshold, selection, is_finished=finished)
-        is_whole = found.accepted_len == one.prefix_ends[-1]
-        assert is_whole == (one.score(selection, ANSWER) >= threshold)
+    one = draft(verdicts, first_wrong=wrong, finished=finished, right=False)
+    thresholds = (0.0, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.5)
+    lengths = [accepted_len(one, selection, threshold) for threshold in thresholds]
+    for loss, end in ((TOKEN, one.prefix_ends[wrong]), (ANSWER, one.prefix_ends[-1])):
+        assert error_len(one, loss) == end
+        losses = [length >= end for length in lengths]
+        assert all(looser >= stricter for looser, stricter in pairwise(losses))
+        assert (losses[0], losses[-1]) == (True, False)
 
 
 def test_a_draft_without_an_error_has_no_loss():
-    for selection in SELECTIONS:
-        assert draft([1.0, 1.0]).score(selection, TOKEN) < 0
-        assert draft([1.0, 1.0], right=True).score(selection, ANSWER) < 0
-        assert draft([1.0, 1.0], right=None).score(selection, ANSWER) < 0
+    for one in (draft([1.0, 1.0]), draft([1.0, 1.0], right=True), draft([1.0], right=None)):
+        assert error_len(one, TOKEN) == error_len(one, ANSWER) == math.inf
+    assert error_len(draft([1.0], right=False), TOKEN) == math.inf
+    assert error_len(draft([1.0], first_wrong=0), ANSWER) == math.inf
 
 
 # -- the test ----------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def test_the_grid_has_points_where_the_verdicts_are():
     """The demo pair's right verdicts lie between 0.998 and 0.9995."""
     numbers = random.Random(1)
     verdicts = [numbers.uniform(0.998, 0.9995) for _ in range(300)] + [1e-4] * 60
-    grid = make_grid(verdicts, 40)
+    grid = make_grid(verdicts, 40, [0.5])
     assert list(grid) == sorted(set(grid), reverse=True)
     assert 0.5 in grid
     assert grid[0] == pytest.approx(max(verdicts), abs=1e-6)
@@ -169,14 +167,14 @@ def test_the_grid_has_points_where_the_verdicts_are():
 
 def test_a_grid_needs_verdicts():
     with pytest.raises(BenchError, match="--pilot"):
-        make_grid([], 40)
+        make_grid([], 40, [0.5])
 
 
 @pytest.mark.parametrize("verdicts", [[0.0, 1.0], [1.0] * 5, [0.0] * 5])
 def test_verdicts_at_the_edge_make_a_grid(verdicts):
-    grid = make_grid(verdicts, 10)
-    assert all(0 <= threshold <= 1 for threshold in grid)
-    assert 0.5 in grid
+    grid = make_grid(verdicts, 10, [0.5, 1.5])
+    assert all(0 <= threshold <= 1 for threshold in grid[1:])
+    assert {0.5, 1.5} <= set(grid)  # as given: the server's
 
 
 # -- figures -----------------------------------------------------------------------------
@@ -217,25 +215,28 @@ def test_figures_of_a_selection():
         draft([0.9, 0.7], first_wrong=1, right=False),
         draft([0.9, 0.2], first_wrong=1, right=False),
     ]
-    costs = relative_costs(drafts, answers("plain", 1.0, 40.0, decode_ms=960.0))
-    assert costs == pytest.approx((0.5, 0.1))  # 5 and 1 ms of 10 ms
-    (row,) = make_selections(drafts, (0.5,), TOKEN, (0.5, 0.05), costs)["first-reject"]
+    (row,) = make_selections(drafts, (0.5,), TOKEN, (0.5, 0.05))["first-reject"]
     assert (row.error_rate.count, row.error_rate.total) == (1, 4)
     assert (row.false_accepts.count, row.false_accepts.total) == (1, 2)
     assert (row.false_rejects.count, row.false_rejects.total) == (1, 2)
     assert (row.wrong_answers.count, row.wrong_answers.total) == (1, 4)
     assert row.accept_ratio == 18 / 24
-    assert row.speedup == pytest.approx(1 / (0.5 + 0.1 + 1 - 0.75))
-    assert relative_costs(drafts, []) is None
-    (row,) = make_selections(drafts, (0.5,), TOKEN, (0.5, 0.05), None)["first-reject"]
-    assert row.speedup is None
+
+
+def test_whole_answers_are_compared_in_pairs():
+    """Seven right in both, one right only with PARSE, two only by the plain target."""
+    found = compare_served(0.5, [1] * 8 + [0] * 2, [1] * 7 + [0] + [1] * 2, 0.05)
+    assert (found.accuracy.count, found.plain_accuracy.count) == (8, 9)
+    assert (found.regressions.count, found.regressions.total) == (2, 9)
+    assert found.regression_bound == upper_bound(2, 10, 0.05)
+    assert found.difference == pytest.approx(-0.1)
 
 
 def test_the_loosest_certified_threshold_of_a_selection():
     """Errors with the scores 0.8 and 0.4 in 59 drafts: only without one can a threshold pass."""
     drafts = [draft([0.8], first_wrong=0), draft([0.4], first_wrong=0)]
     drafts += [draft([0.9])] * 57
-    rows = make_selections(drafts, (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05), None)["longest"]
+    rows = make_selections(drafts, (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05))["longest"]
     assert [row.error_rate.count for row in rows] == [0, 0, 1, 2]
     assert loosest_certified(rows) is rows[1]
     assert loosest_certified(rows[2:]) is None
@@ -248,6 +249,88 @@ def test_reliability_counts_every_verified_prefix_once():
     assert [one.right.count for one in bins] == [0, 1, 1, 1]
     assert [one.mean for one in bins] == [0.1, 0.8, 0.9, 0.95]
     assert reliability([draft([0.5], right=False)]) == ()  # no grader located it
+
+
+# -- right and wrong drafts ------------------------------------------------------------
+
+
+def test_the_area_counts_ties_half():
+    found = Separation.of([0.9, 0.5], [0.5, 0.1])
+    assert found.auroc == (1 + 1 + 0.5 + 1) / 4
+    assert Separation.of([0.9] * 50, [0.1] * 50).low > 0.9
+    assert Separation.of([0.474] * 100, [0.474] * 90).is_none
+    assert not Separation.of([0.474] * 5, [0.474] * 5).is_none  # too few to say so
+    assert Separation.of([0.1] * 50, [0.9] * 50).is_none  # worse than chance is no better
+    assert (Separation.of([], [0.5]).auroc, Separation.of([0.5], []).high) == (None, 1.0)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.7, 2.0])
+def test_the_areas_interval_covers(shift: float):
+    """In at least 94 of 100 simulated calibrations of 60 drafts."""
+    numbers, covered = np.random.default_rng(5), 0
+    truth = stats.norm.cdf(shift / math.sqrt(2))
+    for _ in range(500):
+        found = Separation.of(numbers.normal(shift, 1, 40), numbers.normal(0, 1, 20))
+        covered += found.low <= truth <= found.high
+    assert covered / 500 >= 0.94
+
+
+def test_separation_is_of_drafts_that_the_loss_grades():
+    drafts = [draft([0.1, 0.9], right=True), draft([0.8, 0.2], first_wrong=1, right=False)]
+    drafts.append(draft([0.7], finished=False))
+    by_token, by_answer = separation(drafts, TOKEN), separation(drafts, ANSWER)
+    assert (by_token.right, by_token.wrong, by_token.auroc) == (2, 1, 1.0)
+    assert (by_answer.right, by_answer.wrong, by_answer.auroc) == (1, 1, 1.0)
+
+
+# -- words -----------------------------------------------------------------------------
+
+
+def same(right: float, wrong: float, count: int) -> list[FirstDraft]:
+    """As many right as wrong drafts, with these verdicts."""
+    return [draft([right, right])] * count + [draft([wrong, wrong], first_wrong=0)] * count
+
+
+@pytest.mark.parametrize(
+    ("drafts", "place", "words"),
+    [
+        (same(0.474, 0.474, 60), 0, "Right drafts get the SAME verdicts as wrong ones (AUROC 0.50"),
+        (same(0.3, 0.7, 60), 0, "Right drafts get LOWER verdicts than wrong ones (AUROC 0.00"),
+        (same(0.474, 0.474, 5), 2, "is open (AUROC 0.50, 95 % interval"),
+        (same(0.9, 0.1, 60), 2, "Right drafts get higher verdicts than wrong ones (AUROC 1.00"),
+        ([draft([0.9])] * 60, 2, "is unknown: there were 60 right and 0 wrong first drafts"),
+    ],
+)
+def test_the_verdicts_are_said_to_know_something_or_not(drafts: list, place: int, words: str):
+    said = summary(*calibration(drafts))
+    assert words in said[place]
+    gives_up = "The question does not work for this model" in said[place]
+    assert gives_up == ("SAME" in words or "LOWER" in words)
+
+
+@pytest.mark.parametrize(
+    ("served", "words"),
+    [
+        (0.474, "0.474 is NOT certified: 60 of 120 first drafts have their first wrong token acc"),
+        (0.5, "0.5 is certified, too: 0 of 120 first drafts have their first wrong token accepted"),
+    ],
+)
+def test_the_served_threshold_is_said_to_be_certified_or_not(served: float, words: str):
+    figures, certificate = calibration(same(0.474, 0.474, 60), served)
+    (said,) = (text for text in summary(figures, certificate) if "The server's threshold" in text)
+    assert words in said
+    accepted = "100.0 %" if served < 0.48 else "0.0 %"
+    assert f"and {accepted} of the drafted tokens are accepted" in said
+    assert f"{served}<span" in render(figures, certificate, CONDITIONS)
+
+
+def test_what_is_certified_is_in_80_columns():
+    console = Console(file=io.StringIO(), width=80)
+    show(console, *calibration())
+    lines = console.file.getvalue().splitlines()
+    assert any(line.split()[:2] == ["threshold", "certified"] for line in lines)
+    assert any(line.split()[:2] == ["0.5", "yes"] for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_page_without_located_errors():

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from pathlib import Path
 
 import pytest
 
-from sglang_parse.core.certificate import (
-    NUM_QUANTILES,
-    Certificate,
-    Fingerprint,
-    spread_out,
-)
+from sglang_parse.core.certificate import NUM_QUANTILES, spread_out
 from sglang_parse.core.config import ConfigError, ParseConfig, RequestOptions
+from support.calibration import CERTIFICATE, FINGERPRINT, write_certificate
 
 pytestmark = pytest.mark.unit
 
-FINGERPRINT = Fingerprint(
-    target="aa",
-    draft="bb",
-    question={"partial": [1, 2], "complete": [1, 3], "verdicts": [8, 9]},
-    segment="line",
-    draft_tokens=128,
-    max_prefixes=16,
-    selection="first-reject",
-    dtype="torch.float32",
-)
-CERTIFICATE = Certificate(
-    threshold=0.9985,
-    alpha=0.01,
-    delta=0.05,
-    loss="token",
-    requests=2000,
-    errors=9,
-    data_set="problems",
-    sampling="greedy",
-    fingerprint=FINGERPRINT,
-    first_verdicts=[0.1, 0.9],
-)
-
-
-def write(folder: Path, **changes: object) -> str:
-    path = folder / "calibration.json"
-    content = CERTIFICATE.model_dump() | {"guarantee": "in words", "results": {}} | changes
-    path.write_text(json.dumps(content))
-    return str(path)
-
 
 def test_a_server_serves_with_the_file(tmp_path: Path):
-    config = ParseConfig(threshold=write(tmp_path))
+    config = ParseConfig(threshold=str(write_certificate(tmp_path)))
     assert config.certificate == CERTIFICATE
-    assert config.accept_threshold == 0.9985
-    assert RequestOptions.read(None, config).threshold == 0.9985
+    assert config.accept_threshold == 0.9
+    assert RequestOptions.read(None, config).threshold == 0.9
     assert RequestOptions.read({"parse": {"threshold": 0.1}}, config).threshold == 0.1
     environ: dict[str, str] = {}
     config.to_env(environ)
@@ -75,7 +40,7 @@ def test_a_number_is_no_certificate():
     ],
 )
 def test_an_invalid_certificate_is_refused(tmp_path: Path, changes: dict, message: str):
-    path = write(tmp_path, **changes)
+    path = str(write_certificate(tmp_path, **changes))
     with pytest.raises(ConfigError, match=f"--parse-threshold is .*{message}.*use a number from 0"):
         ParseConfig(threshold=path)
 
@@ -93,7 +58,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str):
 def test_differences_of_fingerprints():
     other = FINGERPRINT.model_copy(update={"draft": "cc", "selection": "longest"})
     assert FINGERPRINT.differences(other) == {
-        "draft": ("bb", "cc"),
+        "draft": (FINGERPRINT.draft, "cc"),
         "selection": ("first-reject", "longest"),
     }
     assert FINGERPRINT.differences(FINGERPRINT) == {}

@@ -1,0 +1,246 @@
+"""Sends graded problems to a PARSE server; a stopped program resumes from what is on disk.
+
+A first draft costs one target verify: at threshold 0 all of it is accepted, so a finished draft
+ends its request, and the length limit ends an unfinished one. Neither changes a verdict on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from transformers import AutoTokenizer
+
+from sglang_parse.client.ask import Asking, ask
+from sglang_parse.client.pool import Pool
+from sglang_parse.client.program import ProgressLog
+from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError
+from sglang_parse.client.servers import ENVIRONMENT, Endpoint, Remote
+from sglang_parse.client.tables import add_bar, make_progress
+from sglang_parse.core.certificate import Fingerprint
+from sglang_parse.tasks.settings import GradedSettings
+
+ACCEPT_ALL = {"threshold": 0.0, "trace": True}
+PROBE_TOKENS = 16
+"""Answer length of the request that asks what the server serves."""
+REQUEST_LIMIT_S = 1800.0
+WAVES = 8
+"""Requests between two saves, as a multiple of the concurrency."""
+Parse = Mapping[str, Any]
+"""``custom_params["parse"]`` of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDraft:
+    """A graded first draft with its verdicts, which depend on no threshold.
+
+    Attributes:
+        problem: index into the list of items.
+        verdicts: one per prefix.
+        prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
+        num_drafted: tokens of the draft.
+        finished: the draft model ended its answer.
+        first_wrong: index of the first prefix with an error; None without an error, or where the
+            grader cannot locate one.
+        is_answer_right: of a finished draft; else None.
+    """
+
+    problem: int
+    verdicts: Sequence[float]
+    prefix_ends: Sequence[int]
+    num_drafted: int
+    finished: bool
+    first_wrong: int | None
+    is_answer_right: bool | None
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Sends a task's problems to one server that is awake; ``decode`` makes text of token ids."""
+
+    settings: GradedSettings
+    task: Assignment
+    endpoint: Endpoint
+    progress: Progress
+    decode: Callable[[Sequence[int]], str]
+
+    def ask(
+        self,
+        indices: Sequence[int],
+        parse: Parse | None,
+        max_tokens: int,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> Sequence[Answer]:
+        """Answers these problems, always by drafting; ``parse`` None: by plain decoding."""
+        server, options = self.endpoint, {"enabled": True, "drafting": "always", **(parse or {})}
+        if parse is None:  # under PARSE's name the client would require drafts
+            server, options = Remote(PLAIN, self.endpoint.url), {"enabled": False}
+        asking = Asking(
+            model=self.settings.model_name,
+            max_tokens=max_tokens,
+            custom_params={"parse": options},
+            limit_s=REQUEST_LIMIT_S,
+        )
+        return ask(
+            *(server, self.task.items, indices),
+            concurrency=self.settings.concurrency,
+            asking=asking,
+            on_answer=on_answer,
+        ).answers
+
+    def ask_server(self) -> tuple[Fingerprint, float]:
+        """Returns what the server serves, and its threshold.
+
+        Raises:
+            BenchError: it asks no questions, or does not draft.
+        """
+        (answer,) = self.ask([0], {"trace": True}, PROBE_TOKENS)
+        found = Fingerprint(**answer.parse["fingerprint"])
+        if not found.question:
+            raise BenchError(
+                f"{self.endpoint.url} runs --parse-verification token: there are no verdicts"
+            )
+        return found, first_record(answer)["threshold"]
+
+    def first_drafts(self, indices: Sequence[int], server: Fingerprint) -> list[FirstDraft]:
+        """Returns the graded first drafts of these problems, in their order."""
+        limit = min(self.task.max_tokens, server.draft_tokens + 2)  # ends with its first draft
+        read = lambda answer: asdict(self.grade_draft(answer))  # noqa: E731
+        found = self.collect("first drafts", indices, server, ACCEPT_ALL, read, limit)
+        return [FirstDraft(**draft) for draft in found]
+
+    def collect(
+        self,
+        name: str,
+        indices: Sequence[int],
+        server: Fingerprint,
+        parse: Parse | None,
+        read: Callable[[Answer], Any],
+        max_tokens: int | None = None,
+    ) -> list[Any]:
+        """Returns what ``read`` makes of the answer to each problem, plain data; saves it in waves.
+
+        Args:
+            name: of the progress bar and of the file, whose results are not requested again.
+            server: what it serves; ``name`` has the selection where results depend on it.
+            max_tokens: per answer; default: the task's.
+        """
+        limit = max_tokens or self.task.max_tokens
+        conditions = {
+            **server.model_dump(exclude={"selection"}),
+            "task": self.task.title,
+            "task_file": str(self.settings.task_file or ""),
+            "max_tokens": limit,
+            "located": self.task.locate is not None,
+        }
+        path = self.settings.output / f"{name.replace(' ', '-')}.json"
+        results = _read_results(path, conditions)
+        missing = [index for index in indices if str(index) not in results]
+        bar, size = add_bar(self.progress, name, len(indices)), WAVES * self.settings.concurrency
+        advance = partial(self.progress.advance, bar)
+        advance(len(indices) - len(missing))
+        for start in range(0, len(missing), size):
+            answers = self.ask(missing[start : start + size], parse, limit, partial(advance, 1))
+            results |= {str(answer.problem): read(answer) for answer in answers}
+            fresh = path.with_suffix(".tmp")  # replaced in one step, in case this is interrupted
+            fresh.write_text(json.dumps({"conditions": conditions, "results": results}))
+            fresh.replace(path)
+        return [results[str(index)] for index in indices]
+
+    def grade(self, problem: int, text: str) -> int:
+        """Grades an answer with 0 or 1. Raises: BenchError, if its score is neither."""
+        score = self.task.grade(self.task.items[problem], text)
+        if score not in (0, 1):
+            raise BenchError(f"{self.task.title} grades problem {problem} with {score}, not 0 or 1")
+        return int(score)
+
+    def grade_draft(self, answer: Answer) -> FirstDraft:
+        """Grades the first draft in an answer's trace; may raise as ``first_record`` does.
+
+        An error in the target's own first token (the anchor) counts too: nothing after it is right.
+        """
+        record, locate = first_record(answer), self.task.locate
+        ids, finished = [record["anchor_token_id"], *record["draft_token_ids"]], record["finished"]
+        text, ends, wrong = self.decode(ids), record["prefix_ends"], []
+        num_right = locate and locate(self.task.items[answer.problem], text, finished)
+        if num_right is not None:
+            lengths = [len(self.decode(ids[: end + 1])) for end in ends]
+            wrong = [place for place, length in enumerate(lengths) if length > num_right]
+            if finished and ends[-1] == len(ids) - 1:  # the end itself may be the error
+                wrong.append(len(ends) - 1)
+        return FirstDraft(
+            problem=answer.problem,
+            verdicts=record["verdicts"],
+            prefix_ends=ends,
+            num_drafted=len(ids) - 1,
+            finished=finished,
+            first_wrong=min(wrong, default=None),
+            is_answer_right=bool(self.grade(answer.problem, text)) if finished else None,
+        )
+
+
+def first_record(answer: Answer) -> dict[str, Any]:
+    """Returns the trace of an answer's first draft. Raises: BenchError, if it is not as in use."""
+    if answer.parse["kv_truncated_drafts"]:
+        raise BenchError(
+            f"problem {answer.problem}: drafts were truncated for lack of KV slots; fix: a smaller "
+            "--concurrency, or a larger --max-total-tokens of the server"
+        )
+    trace = answer.parse["trace"]
+    if not trace or trace[0]["output_start"] != 1:
+        raise BenchError(
+            f"problem {answer.problem}: the server did not draft at once; fix: start it with "
+            "--parse-drafting always"
+        )
+    return trace[0]
+
+
+def _read_results(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
+    """Reads results by problem. Raises: BenchError, if they were measured otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+        old = found["conditions"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"{path} is damaged ({error}); fix: move it away") from error
+    if differ := sorted(key for key in conditions if old.get(key) != conditions[key]):
+        raise BenchError(
+            f"{path} was measured with another {', '.join(differ)}; fix: give another --output, or "
+            "move the file away"
+        )
+    return found["results"]
+
+
+@contextlib.contextmanager
+def open_collector(
+    settings: GradedSettings, task: Assignment, console: Console, log: ProgressLog
+) -> Iterator[Collector]:
+    """Starts the server, or takes the running one, for the length of a block.
+
+    Raises:
+        BenchError: it does not start or answer.
+    """
+    specs = settings.server_specs()
+    os.environ.update(ENVIRONMENT if specs else {})
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)
+    as_is = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    with (
+        Pool(
+            *(specs, settings.output / "logs"),
+            remotes={PARSE: settings.remote} if settings.remote else None,
+            on_start=lambda name: log(f"start {TITLES[name]}"),
+        ) as pool,
+        pool.awake(PARSE) as (endpoint,),
+        make_progress(console) as progress,
+    ):
+        yield Collector(settings, task, endpoint, progress, partial(tokenizer.decode, **as_is))
