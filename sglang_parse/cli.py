@@ -82,8 +82,8 @@ COMMANDS = (
         "certify a threshold, and measure the cost of every other one",
         "Verifies first drafts of graded problems, tests thresholds on them (Learn-then-Test) and "
         "answers other problems at the certified one; writes report.html and calibration.json "
-        "for --parse-threshold. Exit code 1 when anything failed; that no threshold qualifies is "
-        "a result.",
+        "for --parse-threshold. Exit code 1 when anything failed, 3 when right and wrong drafts "
+        "get the same verdicts; that no threshold qualifies is a result.",
         "calibrate",
         extra="calibrate",
     ),

@@ -29,12 +29,10 @@ NORMAL_975 = float(stats.norm.ppf(0.975))
 
 @dataclass(frozen=True, slots=True)
 class Proportion:
-    """A binomial proportion with its exact interval (Clopper and Pearson).
+    """``count`` of ``total`` with its exact two-sided 95 % interval; of none: 0, 0 and 1.
 
     Attributes:
-        count, total: ``count`` of ``total``.
-        ratio: 0 to 1; 0 where ``total`` is 0.
-        low, high: two-sided 95 % interval; 0 and 1 where ``total`` is 0.
+        ratio, low, high: 0 to 1.
     """
 
     count: int
@@ -55,6 +53,9 @@ class Proportion:
 class Separation:
     """How well verdicts on complete drafts separate right from wrong ones.
 
+    Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic,
+    part 2" (2006), method 5: the areas whose own Hanley-McNeil error reaches the measured one.
+
     Attributes:
         right, wrong: numbers of drafts.
         auroc: probability that a right draft has a higher verdict than a wrong one, ties counted
@@ -69,17 +70,13 @@ class Separation:
     high: float
 
     @property
-    def is_none(self) -> bool:
+    def is_at_chance(self) -> bool:
         """Whether right and wrong drafts get the same verdicts, as far as anyone would care."""
         return self.auroc is not None and self.low <= CHANCE and self.high < WEAK
 
     @classmethod
     def of(cls, right: Sequence[float], wrong: Sequence[float]) -> Separation:
-        """Compares the verdicts of right and wrong drafts.
-
-        Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney
-        statistic, part 2" (2006): the areas whose own Hanley-McNeil error reaches the measured one.
-        """
+        """Compares the verdicts of right and wrong drafts."""
         n, m = len(right), len(wrong)
         if not n or not m:
             return cls(n, m, None, 0.0, 1.0)
@@ -134,8 +131,7 @@ def fewest_requests(alpha: float, delta: float) -> int:
 
 def errors_allowed(requests: int, alpha: float, delta: float) -> int:
     """Returns the most errors with which a threshold passes; -1 where none passes."""
-    most = int(stats.binom.ppf(delta, requests, alpha))
-    return most if stats.binom.cdf(most, requests, alpha) <= delta else most - 1
+    return int((stats.binom.cdf(range(requests + 1), requests, alpha) <= delta).sum()) - 1
 
 
 def upper_bound(count: int, total: int, delta: float) -> float:

@@ -55,7 +55,7 @@ def summary(figures: Calibration, certificate: Certificate) -> list[str]:
     """States the result: the certified threshold, the served one, the verdicts; bad news first."""
     results = [_certified(figures, certificate), _served(figures, certificate)]
     separation = _separation(figures)
-    return [separation, *results] if figures.separation.is_none else [*results, separation]
+    return [separation, *results] if figures.separation.is_at_chance else [*results, separation]
 
 
 def _certified(figures: Calibration, certificate: Certificate) -> str:
@@ -97,7 +97,7 @@ def _separation(figures: Calibration) -> str:
     area = f"AUROC {found.auroc:.2f}, {interval}; {counts}"
     if found.low > CHANCE:
         return f"Right drafts get higher verdicts than wrong ones ({area})."
-    if not found.is_none:
+    if not found.is_at_chance:
         return f"Whether right drafts get higher verdicts is open ({area}): give more --requests."
     verdicts = "LOWER verdicts than" if found.high < CHANCE else "the SAME verdicts as"
     return (

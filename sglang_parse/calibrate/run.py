@@ -18,7 +18,7 @@ from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.targets import command_of
 from sglang_parse.core.certificate import ANSWER, TOKEN, Certificate, Loss, spread_out
-from sglang_parse.tasks import make_assignment
+from sglang_parse.tasks.assignment import make_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 
 NO_SEPARATION = 3
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     write_json(file, content(figures, certificate, conditions))
     page.write_text(render(figures, certificate, conditions), encoding="utf-8")
     show(console, figures, certificate)
-    is_useless = figures.separation.is_none
+    is_useless = figures.separation.is_at_chance
     if certificate.threshold is not None and not is_useless:
         console.print(f"serve with it: --parse-threshold {file}", highlight=False)
     console.print(f"{file}\n{page}", highlight=False)
@@ -75,11 +75,9 @@ def with_loss(task: Assignment, wanted: Loss | None) -> tuple[Loss, Assignment]:
         BenchError: the loss needs a locator and the task has none.
     """
     loss: Loss = wanted or (TOKEN if task.locate else ANSWER)
-    if loss == ANSWER:
-        return loss, replace(task, locate=None)
-    if task.locate is None:
+    if loss == TOKEN and task.locate is None:
         raise BenchError(f"--loss is {loss!r}, but {task.title} cannot say where a text goes wrong")
-    return loss, task
+    return loss, task if loss == TOKEN else replace(task, locate=None)
 
 
 def _requirement(settings: CalibrateSettings) -> str:
@@ -97,9 +95,9 @@ def calibrate(
     settings: CalibrateSettings, loss: Loss, collector: Collector
 ) -> tuple[f.Calibration, Certificate]:
     """Requests the first drafts and the whole answers, and returns their figures."""
-    server, served_threshold = collector.ask_server()
+    server, served_threshold = collector.served
     pilot, total = settings.pilot, settings.total
-    drafts = collector.first_drafts(range(pilot + settings.requests), server)
+    drafts = collector.first_drafts(range(pilot + settings.requests))
     verdicts = (verdict for draft in drafts[:pilot] for verdict in draft.verdicts)
     drafts = drafts[pilot:]
     thresholds = {served_threshold, *settings.thresholds}
@@ -112,7 +110,7 @@ def calibrate(
     def scores(name: str, parse: dict[str, float] | None) -> list[int]:
         """Grades whole answers to the last set's problems."""
         read = lambda answer: collector.grade(answer.problem, answer.text)  # noqa: E731
-        return collector.collect(name, last, server, parse, read) if last else []
+        return collector.collect(name, last, parse, read) if last else []
 
     plain = scores("plain answers", None)
     found = {t: scores(f"answers {server.selection} {t}", {"threshold": t}) for t in thresholds}

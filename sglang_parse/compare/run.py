@@ -37,7 +37,7 @@ from sglang_parse.compare.report import conditions, results
 from sglang_parse.compare.serving import Load, bench, command_of
 from sglang_parse.compare.settings import CompareSettings
 from sglang_parse.compare.show import show_demo, show_figures, show_load
-from sglang_parse.tasks import make_assignment
+from sglang_parse.tasks.assignment import make_assignment
 
 REQUEST_LIMIT_S = 1800.0
 MAX_TRACES = 5

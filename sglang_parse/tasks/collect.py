@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,9 @@ class Collector:
             on_answer=on_answer,
         ).answers
 
-    def ask_server(self) -> tuple[Fingerprint, float]:
-        """Returns what the server serves, and its threshold.
+    @cached_property
+    def served(self) -> tuple[Fingerprint, float]:
+        """What the server serves, and its threshold; asks it once.
 
         Raises:
             BenchError: it asks no questions, or does not draft.
@@ -110,18 +111,17 @@ class Collector:
             )
         return found, first_record(answer)["threshold"]
 
-    def first_drafts(self, indices: Sequence[int], server: Fingerprint) -> list[FirstDraft]:
+    def first_drafts(self, indices: Sequence[int]) -> list[FirstDraft]:
         """Returns the graded first drafts of these problems, in their order."""
-        limit = min(self.task.max_tokens, server.draft_tokens + 2)  # ends with its first draft
+        limit = min(self.task.max_tokens, self.served[0].draft_tokens + 2)  # ends with the draft
         read = lambda answer: asdict(self.grade_draft(answer))  # noqa: E731
-        found = self.collect("first drafts", indices, server, ACCEPT_ALL, read, limit)
+        found = self.collect("first drafts", indices, ACCEPT_ALL, read, limit)
         return [FirstDraft(**draft) for draft in found]
 
     def collect(
         self,
         name: str,
         indices: Sequence[int],
-        server: Fingerprint,
         parse: Parse | None,
         read: Callable[[Answer], Any],
         max_tokens: int | None = None,
@@ -129,13 +129,13 @@ class Collector:
         """Returns what ``read`` makes of the answer to each problem, plain data; saves it in waves.
 
         Args:
-            name: of the progress bar and of the file, whose results are not requested again.
-            server: what it serves; ``name`` has the selection where results depend on it.
+            name: of the progress bar and of the file, whose results are not requested again; it has
+                the selection where results depend on it.
             max_tokens: per answer; default: the task's.
         """
         limit = max_tokens or self.task.max_tokens
         conditions = {
-            **server.model_dump(exclude={"selection"}),
+            **self.served[0].model_dump(exclude={"selection"}),
             "task": self.task.title,
             "task_file": str(self.settings.task_file or ""),
             "max_tokens": limit,

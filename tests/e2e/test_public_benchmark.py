@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.tasks import make_assignment
+from sglang_parse.tasks.assignment import make_assignment
 from support.client import Client
 
 

@@ -258,9 +258,9 @@ def test_the_area_counts_ties_half():
     found = Separation.of([0.9, 0.5], [0.5, 0.1])
     assert found.auroc == (1 + 1 + 0.5 + 1) / 4
     assert Separation.of([0.9] * 50, [0.1] * 50).low > 0.9
-    assert Separation.of([0.474] * 100, [0.474] * 90).is_none
-    assert not Separation.of([0.474] * 5, [0.474] * 5).is_none  # too few to say so
-    assert Separation.of([0.1] * 50, [0.9] * 50).is_none  # worse than chance is no better
+    assert Separation.of([0.474] * 100, [0.474] * 90).is_at_chance
+    assert not Separation.of([0.474] * 5, [0.474] * 5).is_at_chance  # too few to say so
+    assert Separation.of([0.1] * 50, [0.9] * 50).is_at_chance  # worse than chance is no better
     assert (Separation.of([], [0.5]).auroc, Separation.of([0.5], []).high) == (None, 1.0)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sglang_parse.calibrate.run import with_loss
 from sglang_parse.client.records import Assignment, BenchError
-from sglang_parse.tasks import FILE_MAX_TOKENS, make_assignment
+from sglang_parse.tasks.assignment import FILE_MAX_TOKENS, make_assignment
 
 PROMPT = {"prompt": "One and one?", "reference": "2", "key": "sum"}
 GRADER = """
