@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from scipy import special
 
@@ -82,14 +83,12 @@ def reliability_plot(figures: Calibration) -> go.Figure:
     """Fraction of right prefixes over verdict, with the line of perfect calibration."""
     low, high = figures.bins[0].low, figures.bins[-1].high
     plot = _make_plot([low, high], "verdict, logit scale", "prefixes without an error, %")
-    xs = [_logit(low) + k * (_logit(high) - _logit(low)) / 60 for k in range(61)]
+    xs, grey = np.linspace(_logit(low), _logit(high), 61), {"color": PALETTE["light grey"]}
     plot.add_scatter(
         name="verdict = fraction right",
-        x=xs,
-        y=[100 * float(special.expit(x)) for x in xs],
-        line={"color": PALETTE["light grey"], "dash": "dash"},
-        marker={"color": PALETTE["light grey"]},
-        mode="lines",
+        x=xs.tolist(),
+        y=(100 * special.expit(xs)).tolist(),
+        **{"mode": "lines", "marker": grey, "line": {**grey, "dash": "dash"}},
     )
     points = [(one.mean, one.right) for one in figures.bins]
     texts = [f"verdicts {one.low:.6g} to {one.high:.6g}" for one in figures.bins]
