@@ -44,7 +44,7 @@ def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict
         patch.setattr(servers, "start_process", nursery.start)
         run(parsed(*words), Console(quiet=True))
     page = (output / "report.html").read_text(encoding="utf-8")
-    assert "PARSE over EAGLE3" in page
+    assert "<th>over EAGLE3</th>" in page
     return json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
