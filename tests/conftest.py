@@ -34,7 +34,7 @@ SAME_SERVERS = {
 starts each server once."""
 LONG = ("test_eagle3_continuation", "test_stock_speculative", "test_weight_updates")
 ORDER = (*chain(*SAME_SERVERS.values()), *LONG)
-"""What takes minutes comes first: with two processes of tests, none works alone in the end."""
+"""Files that take minutes come first, so that neither process of tests works alone at the end."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -64,9 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_environment() -> Iterator[None]:
-    """What SGLang sets for itself when it reads flags (the doctor's, in tests) ends with the test:
-    servers of another environment than the nursery's start without it, with 1.5 GB more each."""
+def restored_environment() -> Iterator[None]:
+    """Restores variables that SGLang sets when it reads flags (the doctor's, in tests): servers of
+    another environment than the nursery's start without it, and take 1.5 GB more each."""
     before = dict(os.environ)
     yield
     os.environ.clear()

@@ -91,7 +91,7 @@ def test_installed_sglang_has_every_symbol_of(backend: str):
 
 
 def test_every_listed_method_is_used():
-    """What is reached through an object is at least named in the sources."""
+    """The sources name every attribute that is reached through an object."""
     sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     listed = [*METHODS, *(path for methods in BACKEND_METHODS.values() for path in methods)]
     through = {

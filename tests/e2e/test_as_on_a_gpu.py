@@ -54,11 +54,11 @@ def test_drafts_and_verdicts_equal_those_of_a_cpu_server(
 
 
 def test_the_log_reports_the_layout_and_its_reason(alias: Client, demo: Client):
-    for server, said in (
+    for server, line in (
         (alias, "layout 'alias' on torch_native: --parse-layout asks for it"),
         (demo, "layout 'mask' on torch_native: one attention call per request"),
     ):
-        assert said in server.probe.folder.with_suffix(".log").read_text()
+        assert line in server.probe.folder.with_suffix(".log").read_text()
 
 
 def test_exact_above_one(alias: Client, demo_plain: Client, problems: list):

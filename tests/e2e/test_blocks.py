@@ -67,7 +67,7 @@ def drafts(answers: list[dict]) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("options", [WHOLE, {"threshold": 0.3, "trace": True}])
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_drafts_are_those_written_one_token_at_a_time(
+def test_parallel_drafts_equal_drafts_token_by_token(
     blocks: Client, semantic: Client, draft_model: Any, options: dict, concurrency: int
 ):
     before = forwards(blocks)

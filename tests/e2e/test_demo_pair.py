@@ -1,4 +1,5 @@
-"""The demo pair on a real server: cuts equal the slow reference's, exactness, accuracy."""
+"""The demo pair on a real server: accepted lengths (against the reference implementation),
+exactness, accuracy."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from sglang_parse.core.segment import SegmentRule, prefix_ends
 from sglang_parse.core.selection import select
 from support.client import EXACT, Client, parse_info, recorded_iterations
 from support.demo_pair import DEMO
-from support.judged_again import judged_again
+from support.reference_verdicts import reference_verdicts
 
 
-def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model, tokenizer):
+def test_accepted_lengths_equal_the_references(
+    demo: Client, problems: list, target_model, tokenizer
+):
     """Prefixes one by one as ordinary prompts in plain transformers, from the trace's own ids."""
     question = render_question(tokenizer, QuestionWording.read(DEMO / "question.json"))
     num_cut = 0
@@ -26,7 +29,7 @@ def test_cuts_are_the_slow_references(demo: Client, problems: list, target_model
         output = answer["output_ids"]
         for record in parse_info(answer)["trace"]:
             draft = record["draft_token_ids"]
-            judged = judged_again(target_model, context, output, record)
+            judged = reference_verdicts(target_model, context, output, record)
             verdicts = judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=1e-3)
             cut = select(verdicts, record["prefix_ends"], 0.5, "first-reject").accepted_len

@@ -47,7 +47,7 @@ def backend(demo: Client) -> Iterator[sgl.RuntimeEndpoint]:
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the server answers to requests whose meta_info the frontend keeps to itself."""
+    """Returns the server's answers, because the frontend hides the meta_info of some requests."""
     answers: list[dict[str, Any]] = []
     send = sgl.RuntimeEndpoint._generate_http_request
 

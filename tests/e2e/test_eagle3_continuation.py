@@ -22,9 +22,9 @@ NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 220}
 TARGET, DRAFT, HEAD = range(3)
 TOLERANCE = 5e-2
-"""Of fingerprints that range over 150 and more. In fp32 some tokens are delicate: behind one of
-these answers' the target's are 0.003 off its own fp64 in plain transformers, and 0.006 to 0.021 off
-one another in prefills of other chunks. All others, and the draft's and the head's, are within
+"""Of fingerprints that range over 150 and more. In fp32 some tokens are delicate: after one of
+these answers' tokens the target's are 0.003 off its fp64 in plain transformers, and 0.006 to 0.021
+off one another in prefills of other chunks. All others, and the draft's and the head's, are within
 0.0003."""
 
 
@@ -253,10 +253,10 @@ def test_later_turns_reuse_the_heads_kv(eagle: Client, demo_plain: Client, promp
     exact = [i for i in range(len(jobs)) if kinds[i % 4] != {"parse": NORMAL}]
     assert all(first[i]["output_ids"] == plain[i]["output_ids"] for i in exact)
     assert all(second[i]["meta_info"]["cached_tokens"] > len(jobs[i][0]) / 4 for i in exact)
-    _assert_own_kv(eagle, tree)
+    _assert_kv_of_a_prefill(eagle, tree)
 
 
-def _assert_own_kv(client: Client, tree: list[dict]) -> None:
+def _assert_kv_of_a_prefill(client: Client, tree: list[dict]) -> None:
     client.flush()
     texts = [path["written"][TARGET] for path in tree]
     assert len(tree) == 8

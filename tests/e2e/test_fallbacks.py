@@ -45,7 +45,7 @@ LOGPROB_KEYS = (
 )
 
 
-def _beside_drafting(client: Client, **kwargs) -> dict:
+def _batched_with_drafts(client: Client, **kwargs) -> dict:
     """Returns the response to a request while others draft in the same batch."""
     seed = {"sampling_seed": kwargs.get("sampling_seed")}
     with ThreadPoolExecutor(5) as pool:
@@ -68,7 +68,7 @@ def test_output_equals_the_plain_servers(
 ):
     reason, case = CASES[name]
     params = LIMIT | case
-    answer = _beside_drafting(request.getfixturevalue(server), **params)
+    answer = _batched_with_drafts(request.getfixturevalue(server), **params)
     expected = plain.generate(PROMPT, **params)
     assert answer["output_ids"] == expected["output_ids"]
     assert answer["text"] == expected["text"]
@@ -99,7 +99,7 @@ def test_all_of_them_in_one_batch(plain: Client, token: Client):
 )
 def test_sampling_masks_equal_the_plain_servers(plain: Client, token: Client, params: dict):
     top = TOPS["sampling mask"]
-    answer = _beside_drafting(token, top=top, **LIMIT, **params)
+    answer = _batched_with_drafts(token, top=top, **LIMIT, **params)
     expected = plain.generate(PROMPT, top=top, **LIMIT, **params)
     assert answer["output_ids"] == expected["output_ids"]
     ours, theirs = (a["meta_info"]["output_token_sampling_mask"] for a in (answer, expected))
@@ -120,7 +120,7 @@ def test_adapters_are_refused_without_lora(plain: Client, token: Client):
 
 def test_log_probabilities_equal_the_plain_servers(plain: Client, token: Client):
     top = TOPS["log probabilities"]
-    left = _beside_drafting(token, top=top, **LIMIT)
+    left = _batched_with_drafts(token, top=top, **LIMIT)
     right = plain.generate(PROMPT, top=top, **LIMIT)
     assert left["output_ids"] == right["output_ids"]
     _assert_plain(left, "log probabilities")

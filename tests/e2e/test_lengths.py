@@ -73,8 +73,8 @@ def test_context_ends_in_the_middle_of_a_draft(
     assert answer["output_ids"] == expected["output_ids"]
     assert answer["meta_info"]["finish_reason"] == expected["meta_info"]["finish_reason"]
     if server == "semantic":
-        judged = client.generate(prompt, **params)
-        assert len(judged["output_ids"]) == len(expected["output_ids"])
+        verified = client.generate(prompt, **params)
+        assert len(verified["output_ids"]) == len(expected["output_ids"])
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -106,10 +106,10 @@ def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, 
         drafts = [record["draft_token_ids"] for record in parse_info(answer)["trace"]]
         empty += sum(len(draft) == 1 and draft[0] in stops for draft in drafts)
         # Semantic mode: an accepted empty draft ends the answer, as plain decoding would.
-        judged = client.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
-        last = parse_info(judged)["trace"][-1]
+        verified = client.generate(prompt, parse={"threshold": 0.0, "trace": True}, **params)
+        last = parse_info(verified)["trace"][-1]
         if server == "semantic" and last["draft_token_ids"][-1] in stops:
-            assert judged["meta_info"]["finish_reason"]["type"] == "stop"
+            assert verified["meta_info"]["finish_reason"]["type"] == "stop"
     assert empty > 0
     client.assert_nothing_lost()
 
@@ -149,9 +149,9 @@ def test_the_carry_over_begins_the_next_draft(semantic: Client, pair: tuple[Path
                 context, max_new_tokens=len(draft), do_sample=False, eos_token_id=-1
             )
             assert draft == written[0, context.shape[1] :].tolist()
-            unjudged = draft[record["accepted_len"] :]
-            goes_on = unjudged[:1] == [record["next_token_id"]]
-            begun = unjudged[1:] if goes_on else []
+            unverified = draft[record["accepted_len"] :]
+            goes_on = unverified[:1] == [record["next_token_id"]]
+            begun = unverified[1:] if goes_on else []
             carried += len(begun)
         assert info["drafted_tokens"] == drafted
         assert info["accepted_tokens"] + info["target_tokens"] == len(output)

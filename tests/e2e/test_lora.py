@@ -46,7 +46,7 @@ def parse_lora(
     yield from served(start_server, "parse-lora", *flags)
 
 
-def test_adapters_beside_drafts(plain_lora: Client, parse_lora: Client):
+def test_adapters_batched_with_drafts(plain_lora: Client, parse_lora: Client):
     tops = (None, ADAPTER, {**ADAPTER, "return_logprob": True})
     jobs = [(prompt, top) for prompt in PROMPTS for top in tops]
     expected = [plain_lora.generate(prompt, top=top, **LIMIT) for prompt, top in jobs]

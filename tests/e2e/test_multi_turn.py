@@ -42,16 +42,22 @@ def _acceptance(answer: dict) -> float:
     return info["accepted_tokens"] / info["drafted_tokens"]
 
 
-@pytest.mark.parametrize("concurrency", [1, 6])
-def test_five_turns(plain: Client, equal: Client, concurrency: int):
-    """The draft model is the target: any rejection shows wrong draft KV."""
-    seeds = range(81, 87)
-    for client in (plain, equal):
-        client.flush()
+def _chats(client: Client, concurrency: int) -> list[list[dict]]:
+    client.flush()
     with ThreadPoolExecutor(concurrency) as pool:
-        expected = list(pool.map(lambda seed: _turns(plain, seed), seeds))
-        chats = list(pool.map(lambda seed: _turns(equal, seed), seeds))
-    assert [_seen(chat) for chat in chats] == [_seen(chat) for chat in expected]
+        return list(pool.map(lambda seed: _turns(client, seed), range(81, 87)))
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client) -> list[list[tuple]]:
+    return [_seen(chat) for chat in _chats(plain, 6)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_five_turns(equal: Client, expected: list, concurrency: int):
+    """The draft model is the target: any rejection shows wrong draft KV."""
+    chats = _chats(equal, concurrency)
+    assert [_seen(chat) for chat in chats] == expected
     stopped = [len(chat[n]["output_ids"]) < LIMITS[n] for chat in chats for n in (1, 3)]
     assert any(stopped)
     for chat in chats:

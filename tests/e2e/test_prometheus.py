@@ -328,8 +328,8 @@ def test_histograms_equal_the_traces(seen: Seen, name: str):
     assert seen.grown[f"{name}_sum", ""] == pytest.approx(sum(values))
     if name == "accept_ratio":
         assert len(values) == seen.grown["rounds_total", ""]
-        judged = sum(len(record["draft_token_ids"]) for record in seen.rounds)
-        assert seen.grown["verified_tokens_total", ""] == judged
+        verified = sum(len(record["draft_token_ids"]) for record in seen.rounds)
+        assert seen.grown["verified_tokens_total", ""] == verified
 
 
 def test_one_verify_pass_per_round_of_a_single_request(watched: Watched):

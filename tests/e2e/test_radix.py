@@ -52,7 +52,7 @@ def test_only_prompts_and_answers_are_reachable(request: pytest.FixtureRequest, 
     never_drafted, drafted = sorted(marked)[:2], sorted(marked)[2:]
     assert never_drafted == [0, 0]
     assert min(drafted) >= min(map(len, prompts))
-    _assert_own_kv(client, tree)
+    _assert_kv_of_a_prefill(client, tree)
 
 
 def test_a_single_draft_chunk_marks_its_slots(blocks: Client):
@@ -67,7 +67,7 @@ def test_a_single_draft_chunk_marks_its_slots(blocks: Client):
     assert all(path["marked"])
 
 
-def _assert_own_kv(client: Client, tree: list[dict]) -> None:
+def _assert_kv_of_a_prefill(client: Client, tree: list[dict]) -> None:
     """Cached KV equals the KV of one prefill of the same tokens."""
     client.flush()
     texts = [path["written"][TARGET] for path in tree]

@@ -11,7 +11,7 @@ from hostile import INJECTIONS, hostile  # examples/demo_pair is on pytest's pyt
 from sglang_parse.core.question import QuestionWording, render_question
 from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem
-from support.judged_again import judged_again
+from support.reference_verdicts import reference_verdicts
 
 PROBLEMS_EACH = 1
 MAX_FALSE_ACCEPTS = 0.10
@@ -61,7 +61,7 @@ def test_attempts_get_the_reference_verdicts(
     for (_, prompt), answer in list(zip(attempts, answers, strict=True))[::PROBLEMS_EACH]:
         context = tokenizer.encode(prompt, add_special_tokens=False)
         record = parse_info(answer)["trace"][0]
-        again = judged_again(target_model, context, answer["output_ids"], record)
+        again = reference_verdicts(target_model, context, answer["output_ids"], record)
         assert record["verdicts"] == pytest.approx(again.verdicts.tolist(), abs=1e-3)
 
 
@@ -98,7 +98,7 @@ def test_false_accepts(
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_request_cannot_bring_its_own_question(demo: Client, options: dict):
+def test_a_request_cannot_set_the_question(demo: Client, options: dict):
     sampling = {"max_new_tokens": 4, "custom_params": {"parse": options}}
     response = demo.post("/generate", {"text": "Start with 23", "sampling_params": sampling})
     assert response.status_code == 400
@@ -106,7 +106,7 @@ def test_a_request_cannot_bring_its_own_question(demo: Client, options: dict):
     assert len(response.text) < 1000
 
 
-def test_a_trace_shows_its_own_request_only(demo: Client, problems: list[RenderedProblem]):
+def test_a_trace_shows_one_request_only(demo: Client, problems: list[RenderedProblem]):
     """Sixteen concurrent requests have the same traces and tokens as each of them alone."""
     prompts = [problem.prompt for problem in problems[40:56]]
     with ThreadPoolExecutor(16) as pool:

@@ -86,7 +86,7 @@ def checksum(client: Client, selector: str) -> str:
     return response.json()["per_engine_checksum"]
 
 
-def accepted_share(answers: list[dict]) -> float:
+def accept_ratio(answers: list[dict]) -> float:
     infos = [parse_info(answer) for answer in answers]
     return sum(i["accepted_tokens"] for i in infos) / sum(i["drafted_tokens"] for i in infos)
 
@@ -135,7 +135,7 @@ def test_the_draft_is_updated_by_tensor(
     after = updated.generate_all(prompts, 6, **LENGTH)
     assert ids_of(before) == ids_of(after) == expected
     # An unrelated draft is accepted by chance only, a copy of the target always.
-    assert accepted_share(before) < 0.1 < 0.95 < accepted_share(after)
+    assert accept_ratio(before) < 0.1 < 0.95 < accept_ratio(after)
 
 
 @pytest.mark.parametrize("body", [{}, {"selector": "all"}])
@@ -212,7 +212,7 @@ def _wait_for_output(client: Client, count: int) -> None:
     wait_until(all_have_some, "all requests to have written something")
 
 
-def test_a_pause_that_aborts_leaves_nothing_behind(updated: Client):
+def test_a_pause_that_aborts_frees_everything(updated: Client):
     prompts = random_prompts(4, 85, longest=SHORT)
     with generating(updated, prompts, LONG) as jobs:
         _wait_for_output(updated, len(prompts))

@@ -143,7 +143,7 @@ def test_64_at_a_time_in_token_mode(plain: Any, token: Any, setup: Setup):
 
 
 @only(*REAL_SIZES)
-def test_long_prompts_beside_short_ones(plain: Any, semantic: Any, setup: Setup):
+def test_long_prompts_batched_with_short_ones(plain: Any, semantic: Any, setup: Setup):
     prompts = prompts_of(*LONG)
     answers = semantic.generate_all(prompts, 4, parse=EXACT, max_new_tokens=48, ignore_eos=True)
     assert_the_targets(plain, setup, prompts, answers)
@@ -164,7 +164,7 @@ def test_few_slots(plain: Any, semantic: Any, setup: Setup):
 
 
 @only(VARIANTS["sampler"])
-def test_sampled_requests_beside_greedy_ones(plain: Any, token: Any, setup: Setup):
+def test_sampled_requests_batched_with_greedy_ones(plain: Any, token: Any, setup: Setup):
     prompts = random_prompts(16, 96)
     sampled = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
 
@@ -198,8 +198,8 @@ def test_the_next_turns_draft_from_whole_kv(equal: Any):
 @only(VARIANTS["deterministic"])
 def test_verdicts_do_not_depend_on_who_else_is_there(semantic: Any):
     prompts = random_prompts(12, 98)
-    judged = {"parse": {"threshold": 0.3, "trace": True}, "max_new_tokens": 40, "ignore_eos": True}
-    alone, together = (semantic.generate_all(prompts, n, **judged) for n in (1, 12))
+    options = {"parse": {"threshold": 0.3, "trace": True}, "max_new_tokens": 40, "ignore_eos": True}
+    alone, together = (semantic.generate_all(prompts, n, **options) for n in (1, 12))
     for one, other in zip(alone, together, strict=True):
         first, second = (parse_info(answer)["trace"][0] for answer in (one, other))
         assert first["draft_token_ids"] == second["draft_token_ids"]
@@ -231,7 +231,7 @@ def test_nan_ends_one_request(token: Any, place: str):
             return error.response.text
 
     with token.probe.fault(place, "nan", times=1), ThreadPoolExecutor(6) as pool:
-        told = list(pool.map(ask, prompts))
-    assert told.count("60 tokens") == 5
-    assert sum("NaN" in text for text in told) == 1
+        texts = list(pool.map(ask, prompts))
+    assert texts.count("60 tokens") == 5
+    assert sum("NaN" in text for text in texts) == 1
     token.assert_nothing_lost()

@@ -20,9 +20,9 @@ from sglang_parse.core.selection import select
 from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import DTYPES, SETUPS, Setup
-from support.judged_again import judged_again
 from support.models import load_model
 from support.random_adapter import make_adapter
+from support.reference_verdicts import reference_verdicts
 from support.servers import QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
 from support.verified_tokens import gaps
 
@@ -60,7 +60,7 @@ class Servers:
         return self._client(name, (*flags, *more))
 
     def semantic(self, setup: Setup) -> Iterator[Any]:
-        """Random pair: verdicts mean nothing, cuts fall anywhere."""
+        """Random pair: verdicts mean nothing, accepted lengths are arbitrary."""
         flags = (*SEMANTIC, "--parse-layout", setup.layout, *setup.on_gpu)
         return self._client(f"semantic {setup}", parse_flags(self.random_pair, *flags))
 
@@ -165,7 +165,7 @@ def infos(answers: list[dict]) -> list[dict]:
 
 
 @each_setup
-def test_nothing_accepted_is_the_targets_own_text(plain: Any, semantic: Any, setup: Setup):
+def test_nothing_accepted_equals_the_target(plain: Any, semantic: Any, setup: Setup):
     """Sixteen at once; every round runs a verification pass with questions."""
     answers = semantic.generate_all(prompts(), 16, parse=EXACT, max_new_tokens=72, ignore_eos=True)
     assert_the_targets(plain, setup, answers)
@@ -220,7 +220,7 @@ def test_an_eagle3_head_changes_no_token(
 @pytest.mark.parametrize(
     "setup", [Setup(backend, "auto") for backend in DTYPES], ids=str, indirect=True
 )
-def test_adapters_beside_drafts(plain_lora: Any, token_lora: Any, setup: Setup):
+def test_adapters_batched_with_drafts(plain_lora: Any, token_lora: Any, setup: Setup):
     """Half of the requests have one: their prefills and steps run on CUDA graphs with it, the
     others' passes without."""
     loud = {"lora_path": "loud"}
@@ -245,7 +245,7 @@ def test_adapters_beside_drafts(plain_lora: Any, token_lora: Any, setup: Setup):
 
 
 @each_layout
-def test_cuts_are_the_slow_references(
+def test_accepted_lengths_equal_the_references(
     demo: Any, setup: Setup, problems: list, target_model: Any, tokenizer: Any
 ):
     """The trained pair against one ordinary prompt per prefix, in fp32."""
@@ -254,7 +254,7 @@ def test_cuts_are_the_slow_references(
         answer = demo.generate(problem.prompt, parse={"trace": True}, max_new_tokens=256)
         context = tokenizer.encode(problem.prompt, add_special_tokens=False)
         for record in infos([answer])[0]["trace"]:
-            judged = judged_again(target_model, context, answer["output_ids"], record)
+            judged = reference_verdicts(target_model, context, answer["output_ids"], record)
             ends, verdicts = record["prefix_ends"], judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=allowed)
             assert (

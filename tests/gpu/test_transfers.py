@@ -1,4 +1,4 @@
-"""What an iteration's launch sends to the device, and brings back, waits for nothing there."""
+"""The transfers of an iteration's launch, in both directions, do not wait for the device."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def transfer() -> Any:
     return HostCopy(values.masked_fill(flags, 7))
 
 
-def test_no_transfer_waits_until_it_is_read():
+def test_no_transfer_waits_before_its_result_is_used():
     transfer()  # pinned memory is taken from the system once
     busy = torch.ones(4096, 4096, device="cuda")
     torch.cuda.synchronize()

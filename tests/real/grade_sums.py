@@ -1,4 +1,4 @@
-"""Whether an answer says the number: a --grader of `sglang-parse calibrate`."""
+"""Checks that an answer contains the number: a --grader of `sglang-parse calibrate`."""
 
 import json
 import re

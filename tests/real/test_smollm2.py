@@ -20,7 +20,7 @@ import pytest
 from sglang_parse import cli
 from sglang_parse.calibrate.run import NO_SEPARATION
 from support.client import HTTP, Client, parse_info
-from support.judged_again import judged_again
+from support.reference_verdicts import reference_verdicts
 
 TASKS = (
     "Name the capital of {} in one sentence.",
@@ -64,7 +64,7 @@ def test_token_mode_is_the_plain_targets(
     assert outputs(token, prompts, at_once) == expected
 
 
-def test_drafts_are_kept_in_token_mode(token: Client, prompts: list[str]):
+def test_drafts_are_accepted_in_token_mode(token: Client, prompts: list[str]):
     """Or the test above would show nothing."""
     infos = [
         parse_info(answer) for answer in token.generate_all(prompts[:4], 4, max_new_tokens=LENGTH)
@@ -108,7 +108,7 @@ def test_verdicts_are_plain_transformers(
         answer = semantic.generate(prompt, parse={"trace": True}, max_new_tokens=LENGTH)
         context = tokenizer.encode(prompt, add_special_tokens=False)
         for record in parse_info(answer)["trace"]:
-            again = judged_again(target_model, context, answer["output_ids"], record)
+            again = reference_verdicts(target_model, context, answer["output_ids"], record)
             pairs = zip(record["verdicts"], again.verdicts.tolist(), strict=True)
             worst = max([worst, *(abs(ours - theirs) for ours, theirs in pairs)])
             verdicts += record["verdicts"]

@@ -16,7 +16,7 @@ async def closed_loop(
     concurrency: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """What ``send`` returns for each request, in their order; the first failure is raised.
+    """Returns the result of ``send`` for each request, in order; raises the first failure.
 
     Args:
         send: sends one request and waits for its end.

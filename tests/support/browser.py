@@ -89,7 +89,7 @@ class Page(QWebEnginePage):
 
 
 def look_at(page_file: Path, width: int, screenshot: Path, steps: list[dict]) -> dict:
-    """What the page looks like ``width`` pixels wide, after these steps."""
+    """Returns the report on the page, ``width`` pixels wide, after these steps."""
     app = QApplication(["browser"])
     profile, requests = QWebEngineProfile(), Requests()
     profile.setUrlRequestInterceptor(requests)

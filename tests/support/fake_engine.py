@@ -117,7 +117,7 @@ class Runner:
         )
 
     def _load_graph(self, forward_batch: Any) -> None:
-        """What SGLang does before it replays the CUDA graph of a step."""
+        """Does the same as SGLang before it replays the CUDA graph of a step."""
         from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
 
         num_reqs, captured = len(forward_batch.seq_lens), 8
@@ -239,7 +239,7 @@ def engine_for(
     block_size: int = 1,
     plans_on_device: bool = True,
 ) -> Any:
-    """What a server's iterations work with, over runners that compute nothing."""
+    """Returns a server's engine, over runners that compute nothing."""
     from sglang_parse.engine.drafting.draft_model import DraftModel
     from sglang_parse.engine.drafting.drafter import Drafter
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks

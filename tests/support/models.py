@@ -1,4 +1,4 @@
-"""The models that servers run, in plain transformers: what the tests judge answers by."""
+"""The servers' models in plain transformers: the reference for answers."""
 
 from __future__ import annotations
 

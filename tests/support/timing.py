@@ -1,4 +1,4 @@
-"""How long things take, for the programs that print costs."""
+"""Timers for the programs that print costs."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Nursery:
             time.sleep(0.1)
 
     def run(self, *words: object, limit_s: float = 600) -> str:
-        """What ``python words`` prints, run in the repository's root; it must succeed."""
+        """Returns the output of ``python words`` from the repository's root; it must succeed."""
         with tempfile.NamedTemporaryFile() as output:
             command = [sys.executable, *map(str, words)]
             process = self.start(command, {**DEFAULTS, **os.environ, **ENVIRONMENT}, output)
@@ -141,7 +141,7 @@ def ask(name: str, command: Sequence[str], env: Mapping[str, str], output: int) 
 
 
 class WarmProcess:
-    """What ``Server`` needs of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that ``Server`` uses."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._lines = connection.makefile("r")
@@ -169,7 +169,7 @@ class WarmProcess:
 
 
 def _sglang_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """What must be the same when SGLang is imported; PARSE's own are read by nobody then."""
+    """Returns the variables that SGLang reads when it is imported; none of PARSE's is."""
     known = (*READ_ON_IMPORT, *READ_WHEN_USED)
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Which layout a server's verification passes get, and which backends are refused."""
+"""The layout of a server's verify passes, and the backends that are refused."""
 
 import pytest
 import torch

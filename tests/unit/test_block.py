@@ -185,7 +185,7 @@ def one_by_one(next_token: Callable, start: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-def test_the_text_is_the_models_own(layout: DraftLayout, right: float):
+def test_the_text_equals_the_models(layout: DraftLayout, right: float):
     rng = random.Random(3)
 
     def next_token(text: Sequence[int]) -> int:
@@ -202,7 +202,7 @@ def test_the_text_is_the_models_own(layout: DraftLayout, right: float):
         assert 40 < forwards <= 50  # 60 is right now and then
 
 
-def test_sampled_text_is_distributed_as_the_models_own():
+def test_sampled_text_has_the_models_distribution():
     """Three tokens of a model that draws, against the exact probabilities of all 27 texts."""
     rng = random.Random(11)
 
@@ -295,7 +295,7 @@ def test_every_depth_is_what_a_causal_forward_with_masks_predicts(model, masks: 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_models_greedy_text(model, layout: DraftLayout):
-    """What the model drafts in blocks is what it decodes one token at a time."""
+    """Parallel drafts equal drafts token by token."""
 
     def choose(text: list[int], candidates: list[int]) -> list[int]:
         rows = layout.rows(len(text) - 1)

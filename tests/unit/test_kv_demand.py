@@ -75,7 +75,7 @@ def test_a_chunk_leaves_room_to_verify_it():
     assert moves(allocate_kv_slots([drafter()], need - 1)) == [Action.DROP_DRAFT]
 
 
-def test_short_of_slots_a_draft_is_judged_as_it_is():
+def test_short_of_slots_a_draft_is_verified_as_it_is():
     assert moves(allocate_kv_slots([drafter(num_drafted=5, allocated=25), stepper()], 3)) == [
         Action.END_DRAFT,
         Action.DECODE,
@@ -195,7 +195,7 @@ class Simulated:
         )
 
     def apply(self, grant: KvGrant, page: int, rng: random.Random) -> None:
-        """What the worker does, without models."""
+        """Acts as the worker, without models."""
         if grant.lookahead_slots is not None and grant.action is not Action.DROP_DRAFT:
             wanted = pages_up(self.committed + grant.lookahead_slots, page)
             self.allocated = max(self.allocated, wanted)

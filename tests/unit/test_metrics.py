@@ -1,4 +1,4 @@
-"""The counters behind ``/metrics`` and the decode log line."""
+"""The counters of ``/metrics`` and of the decode log line."""
 
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace

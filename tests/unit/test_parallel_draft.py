@@ -67,8 +67,8 @@ def test_golden_rows():
 
 
 @torch.inference_mode()
-def test_masks_read_what_they_read_when_served(lm: Any):
-    """Packed rows against the text up to each anchor with masks behind it, one by one."""
+def test_masks_attend_as_when_served(lm: Any):
+    """Packed rows against the text up to each anchor followed by masks, one by one."""
     texts = [Text(list(range(3, 43)), 11), Text(list(range(90, 120)), 20)]
     anchors = [[10, 25, 38], [19, 28]]
     batch = pack(texts, anchors, BLOCK, MASK)

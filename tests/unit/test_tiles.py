@@ -1,4 +1,4 @@
-"""Tile counts behind the preferred attention layouts."""
+"""Tile counts, the reason for the preferred attention layouts."""
 
 from __future__ import annotations
 

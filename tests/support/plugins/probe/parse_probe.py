@@ -256,7 +256,7 @@ def _with_broken_attention(runner: Any, original: Callable, *args: Any, **kwargs
 
 
 def model_of(runner: Any) -> str:
-    """Whose runner: the target's, the draft model's, or an EAGLE-3 head's."""
+    """Returns target, draft or head."""
     if not runner.is_draft_worker:
         return "target"
     return "head" if runner.spec_algorithm.is_eagle3() else "draft"

@@ -6,7 +6,7 @@ without that variable the plugin does nothing.
 - Every rank but 0 gets noise on all its logits, in both models, and now and then a NaN.
 - ``rank<r>.jsonl`` in the folder: a line per shared decision, the rank's own values and the
   values it acts on.
-- ``rank<r>.times`` there: a line per iteration, the stage times its controller is told.
+- ``rank<r>.times`` there: a line per iteration, the stage times that its controller gets.
 - While a file ``alone`` is in the folder every rank acts on its own values.
 """
 
@@ -42,7 +42,7 @@ def register() -> None:
 
 
 class RankNoise:
-    """What is hooked into one rank's scheduler process."""
+    """The hooks in one rank's scheduler process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

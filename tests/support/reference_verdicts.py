@@ -8,7 +8,7 @@ from typing import Any
 from sglang_parse.core.reference import Case, separate_verdicts
 
 
-def judged_again(
+def reference_verdicts(
     model: Any, context: Sequence[int], output: Sequence[int], record: dict[str, Any]
 ) -> Any:
     """Computes the verdicts of one trace record with plain transformers.
