@@ -227,15 +227,15 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Server]:
-    """Launches the server of the documents, on a free port, and with ``--parse-drafting always``
-    so that it also drafts on a busy machine."""
+    """Launches the server of the documents, on a free port. It also drafts on a busy machine and
+    leaves its core to the programs while it waits."""
     words = shlex.split(find_block("-m sglang.launch_server").replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "sglang.launch_server"]
     (port,) = free_ports(1)
     flags = tuple(str(ROOT / word) if word.startswith("examples/") else word for word in words[3:])
     place = flags.index("--port")
     assert flags[place + 1] == PORT
-    flags = (*flags[:place], *flags[place + 2 :], "--parse-drafting", "always")
+    flags = (*flags[:place], *flags[place + 2 :], "--parse-drafting", "always", "--sleep-on-idle")
     spec = ServerSpec("documents", flags, common=())
     log = tmp_path_factory.mktemp("documents") / "server.log"
     server = Server(spec, port, log, nursery.start)
