@@ -151,7 +151,16 @@ def run_together(
     concurrency: int,
     on_result: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """Returns the results in the order of the calls; raises the first failure at once."""
+    """Returns the results in the order of the calls; raises the first failure at once.
+
+    One at a time they run in this thread, where Ctrl-C ends a call at once.
+    """
+    if concurrency == 1:
+        results = []
+        for call in calls:
+            results.append(call())
+            on_result()
+        return results
     pool = ThreadPoolExecutor(concurrency)
     try:
         futures = [pool.submit(call) for call in calls]

@@ -30,6 +30,7 @@ CONTEXT = 8
 _INCOMPLETE = "\ufffd"
 """Decoded in place of a character whose bytes are incomplete."""
 ACCEPTED, REJECTED, DROPPED, UNVERIFIED = "accepted", "rejected", "dropped", "not verified"
+CONTRADICTED = " (the target's own)"
 _STYLES = {
     ACCEPTED: "green",
     REJECTED: "bold red strike",
@@ -64,6 +65,7 @@ class Segment:
         verdict, mass: of the prefix; None without a question.
         question: the question's text.
         decided: whether this verdict set the accepted length.
+        contradicted: the target would have written this prefix itself, which its verdict rejects.
     """
 
     text: str
@@ -73,6 +75,7 @@ class Segment:
     mass: float | None = None
     question: str = ""
     decided: bool = False
+    contradicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
     prefixes = {end: k for k, end in enumerate(record["prefix_ends"])} if record["verdicts"] else {}
     # In token mode the accepted length may be between two prefixes.
     ends = sorted({*record["prefix_ends"], accepted_len, len(draft)} - {0})
+    own_len = matching_tokens(draft, record.get("target_token_ids", ()))
     is_rejected = False
     for start, end in pairwise([0, *ends]):
         status = ACCEPTED
@@ -221,12 +225,14 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
             yield Segment(segment, end, status)
             continue
         prefix = prefixes[end]
+        verdict = record["verdicts"][prefix]
         yield Segment(
             *(segment, end, status),
-            verdict=record["verdicts"][prefix],
+            verdict=verdict,
             mass=record["verdict_mass"][prefix],
             question=text([], record["question_token_ids"][prefix]),
             decided=record["decided_by"] == prefix,
+            contradicted=end <= own_len and verdict < record["threshold"] <= 1,
         )
 
 
@@ -272,4 +278,5 @@ def _add_segment(table: Table, segment: Segment) -> None:
         Text("" if value is None else f"{value:.{places}f}", style.replace(" strike", ""))
         for value, places in ((segment.verdict, 4), (segment.mass, 2))
     ]
-    table.add_row("draft", Text(segment.text.rstrip("\n"), style), *numbers, segment.status)
+    status = f"{segment.status}{CONTRADICTED if segment.contradicted else ''}"
+    table.add_row("draft", Text(segment.text.rstrip("\n"), style), *numbers, status)

@@ -39,7 +39,7 @@ class ParseConfig(BaseModel):
     """Server-wide settings.
 
     Raises:
-        ConfigError: a setting is unknown or out of range.
+        ConfigError: settings are unknown or out of range; a line for each.
     """
 
     model_config = _STRICT
@@ -119,7 +119,7 @@ class ParseConfig(BaseModel):
             if unknown := _unknown(error):
                 known = sorted(type(self).model_fields)
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
-            raise ConfigError(_first_problem(error, type(self), flag)) from None
+            raise ConfigError("\n".join(_problems(error, type(self), flag))) from None
         self._check_eagle3()
         self._check_certificate()
 
@@ -242,7 +242,8 @@ class RequestOptions(BaseModel):
                     f"custom_params.parse has unknown keys {_shown(unknown)}; "
                     f"known: {sorted(cls.model_fields)}"
                 ) from None
-            raise ConfigError(_first_problem(error, cls, "custom_params.parse.{}".format)) from None
+            problem, *_ = _problems(error, cls, "custom_params.parse.{}".format)
+            raise ConfigError(problem) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +313,20 @@ def flag(name: str) -> str:
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
 
 
-def _first_problem(
+def _problems(
     error: ValidationError, model: type[BaseModel], shown_as: Callable[[str], str]
-) -> str:
-    problem = error.errors(include_url=False)[0]
-    name = str(problem["loc"][0])
-    if problem["type"] == "value_error":  # raised by one of our validators
-        return f"{shown_as(name)}: {problem['ctx']['error']}"
-    expected = Setting(name, model.model_fields[name]).expected
-    return f"{shown_as(name)} is {_shown(problem['input'])}; use {expected}"
+) -> list[str]:
+    """Returns one per setting."""
+    problems: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0])
+        if problem["type"] == "value_error":  # raised by one of our validators
+            text = f": {problem['ctx']['error']}"
+        else:
+            expected = Setting(name, model.model_fields[name]).expected
+            text = f" is {_shown(problem['input'])}; use {expected}"
+        problems.setdefault(name, shown_as(name) + text)
+    return list(problems.values())
 
 
 def _unknown(error: ValidationError) -> list[str]:

@@ -100,6 +100,11 @@ def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:
     return matched
 
 
+HIGH_REJECT_RATIO = 0.5
+"""Rejected / all prefixes that the target would have written itself from which the question does
+not work for it."""
+
+
 def matched_prefixes(
     prefix_ends: Sequence[int], verdicts: Sequence[float], threshold: float, num_matched: int
 ) -> tuple[int, int]:

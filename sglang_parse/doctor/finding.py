@@ -1,12 +1,15 @@
-"""A line of the doctor's table."""
+"""Checks, and the lines of the doctor's table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from sglang_parse.startup.report import parts
 
+Check = tuple[str, Callable[[], str]]
+"""Name, and a function that returns what it found or raises what is wrong."""
 OK, WARNING, FAILS, NOT_CHECKED = "ok", "warning", "fails", "not checked"
 
 
@@ -31,7 +34,7 @@ class Problem(Exception):
     """A failed check that is not one of ``startup``'s.
 
     Args:
-        status: ``WARNING`` or ``FAILS``.
+        status: ``WARNING``, ``FAILS`` or ``NOT_CHECKED``.
     """
 
     def __init__(self, found: str, fix: str, status: str = FAILS) -> None:
@@ -39,17 +42,15 @@ class Problem(Exception):
         self.found, self.fix, self.status = found, fix, status
 
 
+def not_checked(why: str) -> NoReturn:
+    raise Problem(why, "", NOT_CHECKED)
+
+
 def run_check(name: str, check: Callable[[], str]) -> Finding:
-    """Runs a check that returns what it found, or raises what is wrong."""
+    """Runs a check; any error is its finding."""
     try:
         return Finding(name, OK, check())
     except Problem as problem:
         return Finding(name, problem.status, problem.found, problem.fix)
     except Exception as error:  # noqa: BLE001 - any error is a finding
-        return failure(name, error)
-
-
-def failure(name: str, error: Exception) -> Finding:
-    """Makes a finding of an error of ``startup``."""
-    found, fix = parts(error)
-    return Finding(name, FAILS, found, fix)
+        return Finding(name, FAILS, *parts(error))

@@ -12,7 +12,7 @@ from sglang.srt.speculative.spec_registry import get_spec
 from sglang_parse import patches
 from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
-from sglang_parse.doctor.finding import Finding, Problem, run_check
+from sglang_parse.doctor.finding import Check, Problem
 from sglang_parse.startup import compat
 from sglang_parse.startup.sglang_api import server_symbols
 
@@ -20,12 +20,12 @@ GROUP, ALLOWED = "sglang.srt.plugins", "SGLANG_PLUGINS"
 PLUGIN, VALUE = "parse", "sglang_parse.plugin:register"
 
 
-def findings() -> list[Finding]:
+def checks() -> list[Check]:
     return [
-        run_check("versions", versions),
-        run_check("plugin", plugin),
-        run_check("SGLang API", sglang_api),
-        run_check("patches", patches_applied),
+        ("versions", versions),
+        ("plugin", plugin),
+        ("SGLang API", sglang_api),
+        ("patches", patches_applied),
     ]
 
 

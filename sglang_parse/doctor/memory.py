@@ -6,15 +6,14 @@ A backend may pad or repack weights. Activations are not counted: they use the m
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import safe_open
+from huggingface_hub import get_local_safetensors_metadata, snapshot_download
+from huggingface_hub.errors import NotASafetensorsRepoError
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.doctor.finding import WARNING, Problem
@@ -41,32 +40,18 @@ def weights_of(path: str, dtype: torch.dtype) -> Weights | None:
     Returns:
         None if there are no safetensors files.
     """
-    folder = _folder(path)
-    files = sorted(folder.glob("*.safetensors")) if folder else []
-    total = num_bytes = 0
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                part = tensors.get_slice(name)
-                count, kind = math.prod(part.get_shape()), part.get_dtype()
-                total += count
-                num_bytes += count * (dtype.itemsize if kind in FLOATS else _item_bytes(kind))
-    return Weights(total, num_bytes) if files else None
-
-
-def _folder(path: str) -> Path | None:
-    if Path(path).is_dir():
-        return Path(path)
     try:
-        return Path(snapshot_download(path, local_files_only=True))
-    except (OSError, ValueError):
+        folder = path if Path(path).is_dir() else snapshot_download(path, local_files_only=True)
+        files = get_local_safetensors_metadata(folder).files_metadata.values()
+    except (OSError, ValueError, NotASafetensorsRepoError):
         return None
-
-
-def _item_bytes(kind: str) -> float:
-    """Bytes per element of a safetensors dtype such as F8_E4M3, I32 or BOOL."""
-    bits = "".join(letter for letter in kind.partition("_")[0] if letter.isdigit())
-    return int(bits) / 8 if bits else 1
+    weights = [weight for file in files for weight in file.tensors.values()]
+    num_bytes = 0
+    for weight in weights:
+        start, end = weight.data_offsets
+        is_cast = weight.dtype in FLOATS
+        num_bytes += weight.parameter_count * dtype.itemsize if is_cast else end - start
+    return Weights(sum(weight.parameter_count for weight in weights), num_bytes)
 
 
 def device_bytes(device: str) -> int:

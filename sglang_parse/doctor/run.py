@@ -1,55 +1,85 @@
-"""``sglang-parse doctor``: runs the checks, prints them, and returns whether all passed."""
+"""``sglang-parse doctor``: makes the checks, prints each, and returns whether all passed."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sglang_parse.client.program import ProgressLog
 from sglang_parse.doctor import machine, served, start
-from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
+from sglang_parse.doctor.finding import (
+    FAILS,
+    NOT_CHECKED,
+    OK,
+    WARNING,
+    Check,
+    Finding,
+    run_check,
+)
 from sglang_parse.doctor.settings import DoctorSettings
 
 STYLES = {OK: "green", WARNING: "yellow", FAILS: "bold red", NOT_CHECKED: "dim"}
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Returns the exit code: 1 if a check fails."""
+    """Returns the exit code: 1 if a check fails, else another if Ctrl-C or SIGTERM ended it."""
     settings, flags = DoctorSettings.read(arguments), arguments.server_flags
     found: list[Finding] = []
-    if flags or not settings.url:
-        found += machine.findings()
-    if flags:
-        found += start.findings(flags)
-    if settings.url:
-        found += served.findings(settings)
+    code: Any = 0
+
+    def show(one: Finding) -> None:
+        found.append(one)
+        if not settings.json:
+            console.print(row(one))
+
+    try:
+        for name, check in _checks(settings, flags):
+            show(run_check(name, check))
+    except (KeyboardInterrupt, SystemExit) as ended:
+        code = ended.code if isinstance(ended, SystemExit) else 130
+        left = ", ".join(_left(settings, found))
+        show(Finding("ended", NOT_CHECKED, f"not done: {left}"))
     works = all(one.status != FAILS for one in found)
     if settings.json:
         content = {"works": works, "findings": [asdict(one) for one in found]}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
-    else:
-        console.print(table(found))
-        if not (flags or settings.url):
-            console.print("Give the flags of a server, or --url, to check it, too.")
-    return 0 if works else 1
+    elif not (flags or settings.url):
+        console.print("Give the flags of a server, or --url, to check it, too.")
+    return code if works else 1
 
 
-def table(findings: Sequence[Finding]) -> Table:
-    """A row per finding, with its fix below."""
-    shown = Table(box=box.SIMPLE_HEAD)
-    shown.add_column("check", no_wrap=True)
-    shown.add_column("status", no_wrap=True)
-    shown.add_column("found, and fix", overflow="fold")
-    for one in findings:
-        text = Text(one.found)
-        if one.fix:
-            text.append(f"\nFix: {one.fix}", "bold")
-        shown.add_row(one.check, Text(one.status, STYLES[one.status]), text)
+def _checks(settings: DoctorSettings, flags: Sequence[str]) -> Iterator[Check]:
+    if flags or not settings.url:
+        yield from machine.checks()
+    if flags:
+        yield from start.Start(flags).checks()
+    if settings.url:
+        yield from served.checks(settings, ProgressLog(Console(stderr=True)))
+
+
+def _left(settings: DoctorSettings, found: Sequence[Finding]) -> list[str]:
+    """Returns the names of checks after the last one made."""
+    names = [*start.NAMES, *(served.NAMES if settings.url else ())]
+    made = [names.index(one.check) for one in found if one.check in names]
+    return names[max(made, default=-1) + 1 :] or ["further prompts"]
+
+
+def row(one: Finding) -> Table:
+    """Name, status and what was found, with its fix below."""
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.add_column(width=16, no_wrap=True)
+    shown.add_column(width=11, no_wrap=True)
+    shown.add_column(overflow="fold")
+    text = Text(one.found)
+    if one.fix:
+        text.append(f"\nFix: {one.fix}", "bold")
+    shown.add_row(one.check, Text(one.status, STYLES[one.status]), text)
     return shown

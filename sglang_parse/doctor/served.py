@@ -1,14 +1,15 @@
 """Checks of a running server: its settings, its verdicts and its speedup.
 
-The server answers a few prompts with PARSE and without it, one at a time. Notation as in
-``client.figures``.
+The server answers prompts with PARSE and without it, one at a time, until the budget is spent.
+Notation as in ``client.figures``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -16,140 +17,180 @@ from typing import Any
 import httpx
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.client.ask import Asking, ask
+from sglang_parse.client.ask import REQUEST_LIMIT_S, Asking, ask
 from sglang_parse.client.figures import limit_of
 from sglang_parse.client.prompts import prompts_for
-from sglang_parse.client.records import BenchError, BenchRun, Item
+from sglang_parse.client.records import Answer, BenchError, BenchRun, Item, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.core.question import LOW_VERDICT_MASS
-from sglang_parse.doctor import start
-from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, WARNING, Finding, Problem, run_check
+from sglang_parse.core.selection import HIGH_REJECT_RATIO
+from sglang_parse.doctor import command
+from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked
 from sglang_parse.doctor.settings import DoctorSettings
+from sglang_parse.doctor.start import Start
 from sglang_parse.startup import compat
 
 MODEL = "default"
 LOW_ACCEPT_RATIO = 0.2
 """Accepted / drafted tokens below which most of the drafting is wasted."""
-DRAFT_CHECKS = ("verdict mass", "acceptance", "speedup")
+WARM_UP_TOKENS, MIN_TOKENS = 16, 32
+"""Lengths of the first answers, which may compile kernels, and at least of the others."""
+WORST_COST = 7
+"""All answers to one prompt, at worst, in the time of a plain one."""
+TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"enabled": False}
+"""Options of a prompt's requests; ``FORCED`` where nothing was drafted."""
+NAMES = ("answers", "verdict mass", "matched prefixes", "acceptance", "speedup")
+"""Checks by answers, by methods of these names."""
+ANOTHER_QUESTION = (
+    "another --parse-question, a threshold from sglang-parse calibrate, or --parse-verification "
+    "token"
+)
 
 
-def findings(settings: DoctorSettings) -> list[Finding]:
-    """Checks the server at ``settings.url``."""
-    server = Remote("the server", settings.url.rstrip("/"))
-    try:
-        info = _server_info(server)
-    except BenchError as error:
-        fix = "give the URL of a running server, without a path"
-        return [Finding("server", FAILS, str(error), fix)]
-    found = [
-        run_check("server", partial(version, info)),
-        run_check("PARSE", partial(is_parse, info)),
-    ]
-    if info.get("speculative_algorithm") != NAME:
-        return found
-    found += [run_check("KV pool", partial(pool, info)), *_check_start(info)]
-    return [*found, *_Served(server, settings, info).findings()]
+def checks(settings: DoctorSettings, note: Callable[[str], None]) -> Iterator[Check]:
+    """Yields each check of the server at ``settings.url`` when the last one has been made.
 
-
-def _server_info(server: Remote) -> dict[str, Any]:
-    server.check_alive()
-    try:
-        return httpx.get(f"{server.url}/server_info", timeout=60).raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise BenchError(f"{server.url}/server_info does not answer: {error!r}") from error
-
-
-def _check_start(info: dict[str, Any]) -> list[Finding]:
-    """Checks the flags that the server was started with, if its models are on this machine."""
-    command = (info.get("launch_command") or "").split()
-    if not Path(info["model_path"]).is_dir() or "--model-path" not in command:
-        why = "the server's models are not on this machine, or its command is unknown"
-        return [Finding("models", NOT_CHECKED, why)]
-    return start.findings(command)
-
-
-def version(info: dict[str, Any]) -> str:
-    """Raises: Problem, for another version of SGLang."""
-    found, wanted = info.get("version"), compat.pinned_version()
-    if found != wanted:
-        raise Problem(f"it runs SGLang {found}, this PARSE is for {wanted}", "update one", WARNING)
-    return f"it answers; SGLang {found}"
-
-
-def is_parse(info: dict[str, Any]) -> str:
-    """Raises: Problem, for a server without PARSE."""
-    value = info.get("speculative_algorithm")
-    if value != NAME:
-        fix = f"start it with --speculative-algorithm {NAME}"
-        raise Problem(f"its --speculative-algorithm is {value!r}", fix)
-    return f"target {info['model_path']}, draft {info['speculative_draft_model_path']}"
-
-
-def pool(info: dict[str, Any]) -> str:
-    """Raises: Problem, if one request may be longer than the KV pool."""
-    slots, longest = info["max_total_num_tokens"], info["max_req_input_len"]
-    found = f"{slots:,} tokens of KV; a prompt may have {longest:,}"
-    if slots < longest:
-        raise Problem(found, "a smaller --context-length, or a larger pool", WARNING)
-    return found
+    Args:
+        note: reports progress.
+    """
+    served = Served(settings, note)
+    yield "server", served.read_info
+    if served.info:
+        yield "PARSE", served.is_parse
+    if served.info.get("speculative_algorithm") != NAME:
+        return
+    yield from served.start_checks()
+    for name in NAMES:
+        yield name, getattr(served, name.replace(" ", "_"))
+    if served.ended is not None:
+        raise served.ended
 
 
 @dataclass
-class _Served:
-    """Answers of a server; ``info`` is its /server_info."""
+class Served:
+    """A running server and its answers.
 
-    server: Remote
+    Attributes:
+        info: its /server_info; empty until it has been read.
+        with_parse: answers as the server gives them, with traces.
+        drafted: the same, or where nothing was drafted, answers that were asked to be drafted.
+        plain: answers to the same prompts without PARSE.
+        ended: Ctrl-C or SIGTERM, if it ended the prompts.
+    """
+
     settings: DoctorSettings
-    info: dict[str, Any]
+    note: Callable[[str], None] = lambda _: None
+    info: dict[str, Any] = field(default_factory=dict)
+    with_parse: list[Answer] = field(default_factory=list)
+    drafted: list[Answer] = field(default_factory=list)
+    plain: list[Answer] = field(default_factory=list)
+    ended: BaseException | None = None
 
-    def findings(self) -> Iterator[Finding]:
+    def __post_init__(self) -> None:
+        self.server = Remote("the server", self.settings.url.rstrip("/"))
+        self.deadline = time.monotonic() + self.settings.budget
+
+    def read_info(self) -> str:
+        """Raises: Problem, if it does not answer, or runs another version of SGLang."""
+        url = f"{self.server.url}/server_info"
         try:
-            has_drafts = any(answer.parse["rounds"] for answer in self.with_parse.answers)
-        except BenchError as error:
-            yield Finding("answers", FAILS, str(error), "see the server's log")
-            return
-        yield run_check("answers", self.answers)
-        if not has_drafts:
-            yield from (Finding(name, NOT_CHECKED, "no drafts") for name in DRAFT_CHECKS)
-            return
-        checks = (self.verdict_mass, self.acceptance, self.speedup)
-        yield from map(run_check, DRAFT_CHECKS, checks)
+            self.server.check_alive()
+            self.info = httpx.get(url, timeout=60).raise_for_status().json()
+        except (BenchError, httpx.HTTPError, ValueError) as error:
+            fix = "give the URL of a running server, without a path"
+            raise Problem(f"{url}: {error}", fix) from error
+        found, wanted = self.info.get("version"), compat.pinned_version()
+        if found != wanted:
+            why = f"it runs SGLang {found}, this PARSE is for {wanted}"
+            raise Problem(why, "update one", WARNING)
+        return f"it answers; SGLang {found}"
 
-    @cached_property
-    def items(self) -> list[Item]:
-        """The prompts. Raises: BenchError."""
-        settings = self.settings
-        return prompts_for(settings.prompts, self.info["model_path"], settings.requests)
-
-    @cached_property
-    def with_parse(self) -> BenchRun:
-        """Answers with PARSE and their traces. Raises: BenchError."""
-        return self._ask({"trace": True})
-
-    @cached_property
-    def plain(self) -> BenchRun:
-        """Answers to the same prompts without PARSE. Raises: BenchError."""
-        return self._ask({"enabled": False})
-
-    def _ask(self, options: dict[str, Any]) -> BenchRun:
-        asking = Asking(
-            model=MODEL, max_tokens=self.settings.max_tokens, custom_params={"parse": options}
+    def is_parse(self) -> str:
+        """Raises: Problem, for a server without PARSE."""
+        value = self.info.get("speculative_algorithm")
+        if value != NAME:
+            fix = f"start it with --speculative-algorithm {NAME}"
+            raise Problem(f"its --speculative-algorithm is {value!r}", fix)
+        paths = self.info["model_path"], self.info["speculative_draft_model_path"]
+        return "target {}, draft {}; KV pool of {:,} tokens".format(
+            *paths, self.info["max_total_num_tokens"]
         )
-        ask(self.server, self.items, [0], asking=asking)  # may compile kernels
-        return ask(self.server, self.items, range(len(self.items)), asking=asking)
 
-    @property
-    def rounds(self) -> list[dict[str, Any]]:
-        """Records of all traces."""
-        return [record for answer in self.with_parse.answers for record in answer.parse["trace"]]
+    def start_checks(self) -> Iterator[Check]:
+        """Checks of the flags it was started with, if its models are on this machine."""
+        words = command.words_of(self.info.get("launch_command") or "", self.info)
+        if Path(self.info["model_path"]).is_dir() and words[0].startswith("--"):
+            yield from Start(words, is_running=True).checks()
+        else:
+            why = "the server's models are not on this machine, or its command line is unknown"
+            yield "flags", partial(not_checked, why)
+
+    # -- answers --------------------------------------------------------------------
 
     def answers(self) -> str:
-        """Raises: Problem, on a fallback to plain decoding or without drafts."""
-        infos = [answer.parse for answer in self.with_parse.answers]
+        """Asks the prompts until the budget is spent or somebody ends the doctor.
+
+        Raises:
+            Problem: plain decoding served one, or nothing was drafted.
+            BenchError: a request failed.
+        """
+        settings = self.settings
+        items = prompts_for(settings.prompts, self.info["model_path"], settings.requests)
+        missing = ""
+        try:
+            self._ask_all(items)
+        except (KeyboardInterrupt, SystemExit) as ended:
+            self.ended, missing = ended, "then it was ended"
+        except BenchError:
+            if self._left_s > 0:
+                raise
+        if len(self.plain) < len(items):
+            missing = missing or f"then the budget of {settings.budget} s was spent (--budget)"
+        count = f"{len(self.with_parse)} of {len(items)} prompts answered"
+        return self.described(f"{count}, {missing}" if missing else count)
+
+    @property
+    def _left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def _ask_all(self, items: list[Item]) -> None:
+        for options in (TRACED, OFF):
+            self._answer(items, 0, options, WARM_UP_TOKENS)
+        plain_s = _ms_per_token([self._answer(items, 0, OFF, WARM_UP_TOKENS)]) / 1e3
+        tokens = int(self._left_s / (2 * WORST_COST * plain_s))  # for two prompts at least
+        tokens = min(self.settings.max_tokens, max(MIN_TOKENS, tokens))
+        for number in range(len(items)):
+            if self._left_s < (WORST_COST * plain_s * MIN_TOKENS if number else 0):
+                return
+            answer = self._answer(items, number, TRACED, tokens)
+            self.with_parse.append(answer)
+            if answer.parse["mode"] == "parse" and not answer.parse["rounds"]:
+                answer = self._answer(items, number, FORCED, tokens)
+            if answer.parse.get("rounds"):
+                self.drafted.append(answer)
+            self.plain.append(self._answer(items, number, OFF, tokens))
+            self.note(f"{number + 1} of {len(items)} prompts answered, with PARSE and without")
+
+    def _answer(
+        self, items: list[Item], number: int, options: dict[str, Any], max_tokens: int
+    ) -> Answer:
+        asking = Asking(
+            model=MODEL,
+            max_tokens=max_tokens,
+            custom_params={"parse": options},
+            limit_s=min(REQUEST_LIMIT_S, max(1.0, self._left_s)),
+        )
+        (answer,) = ask(self.server, items, [number], asking=asking).answers
+        return answer
+
+    def described(self, count: str) -> str:
+        infos = [answer.parse for answer in self.with_parse]
+        if not infos:
+            not_checked(count)
         plain = [info["reason"] for info in infos if info["mode"] == "plain"]
         if plain:
             raise Problem(
-                f"plain decoding served {len(plain)} of {len(infos)} answers: {plain[0]}",
+                f"{count}; plain decoding served {len(plain)} of {len(infos)}: {plain[0]}",
                 "see 'Fallback to plain decoding' in the documentation",
                 WARNING,
             )
@@ -158,13 +199,24 @@ class _Served:
             raise Problem(found, "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE", WARNING)
         rounds, skipped = (sum(info[key] for info in infos) for key in ("rounds", "skipped_drafts"))
         if not rounds:
-            raise Problem(
-                f"no drafts for {len(infos)} prompts: drafting was suspended {skipped} times, as "
-                "no speedup was expected",
-                "start it with --parse-drafting always to measure drafts",
-                WARNING,
-            )
-        return f"{len(infos)} prompts, {rounds} drafts verified, {skipped} suspended"
+            reason = infos[-1].get("reason") or f"drafting was suspended {skipped} times"
+            fix = "see below, where these requests asked for drafts all the same"
+            raise Problem(f"{count}; nothing was drafted: {reason}", fix, WARNING)
+        return f"{count}; {rounds} drafts verified, {skipped} suspended"
+
+    # -- drafts ---------------------------------------------------------------------
+
+    @property
+    def run(self) -> BenchRun:
+        """The drafted answers. Raises: Problem, without any."""
+        if not self.drafted:
+            not_checked("no drafts")
+        return BenchRun(Variant("the server"), -1, 1, 1.0, tuple(self.drafted))
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """Records of their traces."""
+        return [record for answer in self.run.answers for record in answer.parse["trace"]]
 
     def verdict_mass(self) -> str:
         """Raises: Problem, if the target answers with tokens other than the verdict tokens."""
@@ -184,22 +236,50 @@ class _Served:
             )
         return found
 
+    def matched_prefixes(self) -> str:
+        """Raises: Problem, if the question contradicts the target's own choices."""
+        matched, rejected = self._matched()
+        if not matched:
+            return "the target would have written no whole prefix itself, or nothing was asked"
+        found = f"{rejected} of {matched} prefixes that the target would have written are rejected"
+        if rejected / matched < HIGH_REJECT_RATIO:
+            return found
+        raise Problem(
+            f"{found}: the target would have written what the judge refuses, so the question does "
+            "not work for this model",
+            ANOTHER_QUESTION,
+            WARNING,
+        )
+
+    def _matched(self) -> tuple[int, int]:
+        """Counts prefixes that the target would have written itself, and the rejected ones."""
+        infos = [answer.parse for answer in self.run.answers]
+        keys = ("matched_prefixes", "rejected_matched_prefixes")
+        matched, rejected = (sum(info[key] for info in infos) for key in keys)
+        return matched, rejected
+
+    @property
+    def _accept_fix(self) -> str:
+        """What would make more draft tokens accepted, by the evidence."""
+        matched, rejected = self._matched()
+        if not matched:
+            return "a better draft model: see what it writes with sglang-parse explain"
+        if rejected / matched >= HIGH_REJECT_RATIO:
+            return ANOTHER_QUESTION
+        return (
+            "another --parse-threshold, or another question: see which prefixes are rejected with "
+            "sglang-parse explain"
+        )
+
     def acceptance(self) -> str:
         """Raises: Problem, if few draft tokens are accepted."""
-        accepted = self.with_parse.per_request("accepted_tokens")
-        ratio = accepted / self.with_parse.per_request("drafted_tokens")
-        of_output = self.with_parse.per_token("accepted_tokens")
+        ratio = self.run.per_request("accepted_tokens") / self.run.per_request("drafted_tokens")
         found = (
-            f"{ratio:.0%} of draft tokens accepted, {of_output:.0%} of the output; "
-            f"{self._verdicts()}"
+            f"{ratio:.0%} of draft tokens accepted, {self.run.per_token('accepted_tokens'):.0%} of "
+            f"the output; {self._verdicts()}"
         )
         if ratio < LOW_ACCEPT_RATIO:
-            raise Problem(
-                found,
-                "see which prefixes are rejected with sglang-parse explain: a better draft model, "
-                "another --parse-threshold, or another question",
-                WARNING,
-            )
+            raise Problem(found, self._accept_fix, WARNING)
         return found
 
     def _verdicts(self) -> str:
@@ -214,21 +294,21 @@ class _Served:
 
     def speedup(self) -> str:
         """Raises: Problem, if PARSE is slower than plain decoding."""
-        run, t = self.with_parse, _ms_per_token(self.plain)
+        run = self.run
+        if not self.plain:
+            not_checked("no prompt was answered without PARSE")
+        t = _ms_per_token(self.plain)
         r, v = run.per_token("draft_ms") / t, run.per_token("verify_ms") / t
         a = run.per_token("accepted_tokens") + run.per_token("matched_tokens")
-        speedup = t / _ms_per_token(run)
+        speedup = t / _ms_per_token(self.with_parse[: len(self.plain)])
+        prefixes = "fewer prefixes (--parse-max-prefixes), a shorter question, longer drafts"
         cost, stage, fix = max(
             (r, "drafting", "a smaller or faster draft model"),
-            (
-                v,
-                "verify",
-                "fewer prefixes (--parse-max-prefixes), a shorter question, longer drafts",
-            ),
-            (1 - a, "decode", "a better draft model, or a threshold from this target's verdicts"),
+            (v, "verify", prefixes),
+            (1 - a, "decode", self._accept_fix),
         )
         found = (
-            f"{speedup:.2f}x over plain decoding, one request at a time; at most "
+            f"{speedup:.2f}x over plain decoding, one request at a time; with these drafts at most "
             f"{limit_of(r, v, a):.2f}x = 1 / (r {r:.2f} + v {v:.2f} + 1 - a {a:.2f}). "
             f"Largest cost: {stage} ({cost:.2f}; {fix})"
         )
@@ -237,7 +317,8 @@ class _Served:
         return found
 
 
-def _ms_per_token(run: BenchRun) -> float:
-    if not run.output_tokens:
+def _ms_per_token(answers: Sequence[Answer]) -> float:
+    tokens = sum(answer.output_tokens for answer in answers)
+    if not tokens:
         raise BenchError("the answers have no tokens")
-    return sum(answer.wall_ms for answer in run.answers) / run.output_tokens
+    return sum(answer.wall_ms for answer in answers) / tokens

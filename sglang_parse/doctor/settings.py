@@ -11,14 +11,7 @@ from sglang_parse.client.flags import Flags, at_least, option
 
 @dataclass(frozen=True)
 class DoctorSettings(Flags):
-    """The command's settings.
-
-    Attributes:
-        url: a running server; "" for none.
-        prompts: file of prompts to send.
-        requests: number of prompts, each sent with PARSE and without.
-        json: print JSON instead of the table.
-    """
+    """The command's settings; the texts are their help."""
 
     url: str = option("", "URL of a running server to check, too")
     prompts: Path | None = option(
@@ -33,6 +26,12 @@ class DoctorSettings(Flags):
     )
     max_tokens: int = option(
         200, "longest answer, in tokens (default %(default)s)", type=at_least(8)
+    )
+    budget: int = option(
+        50,
+        "seconds for a running server; then it says what it has (default %(default)s)",
+        type=at_least(1),
+        metavar="SECONDS",
     )
     json: bool = option(False, "print JSON and nothing else", action="store_true")
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
-from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.config import ConfigError, ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.doctor import memory
-from sglang_parse.doctor.finding import (
-    FAILS,
-    NOT_CHECKED,
-    OK,
-    WARNING,
-    Finding,
-    Problem,
-    failure,
-    run_check,
-)
+from sglang_parse.doctor import command, memory
+from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked
 from sglang_parse.startup import checks, compat, fallback, models
 from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.questions import question_for
@@ -37,101 +24,87 @@ from sglang_parse.startup.questions import question_for
 SMALL_RATIO = 4.0
 """Target / draft weights below which little speedup is possible: every token is drafted first,
 and verification comes on top."""
+QUIET = ("--log-level", "error")
+NAMES = (
+    *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
+    *("tokenizers", "vocabularies", "context lengths", "draft forward", "default requests"),
+    *("size ratio", "memory"),
+    *("question", "verify pass"),
+)
+"""Checks of every server, by methods of these names."""
 
 
-def findings(flags: Sequence[str]) -> list[Finding]:
-    """Checks the server of ``python -m sglang.launch_server`` with these flags."""
-    load_plugins()
-    try:
-        args = read(flags)
-    except Problem as problem:
-        return [Finding("flags", FAILS, problem.found, problem.fix)]
-    except ValueError as error:  # PARSE's own flags
-        return [failure("flags", error)]
-    started = check_start(args)
-    return [*Start(resolving_view(args), args).findings(), started]
-
-
-def read(flags: Sequence[str]) -> Any:
-    """Parses the flags into SGLang's ``ServerArgs``, unresolved.
-
-    Raises:
-        Problem: SGLang with PARSE does not have such flags.
-        ConfigError: a value of PARSE's is out of range.
-    """
-    stderr = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(stderr):
-            return prepare_server_args(["--log-level", "error", *flags])
-    except SystemExit:
-        # argparse: usage, then "sglang serve: error: ...".
-        found = stderr.getvalue().strip().rpartition("error: ")[2]
-        raise Problem(found, "see python -m sglang.launch_server --help") from None
-
-
-def check_start(args: Any) -> Finding:
-    """Checks that the launcher would load the models; resolves ``args`` up to the first error."""
-    try:
-        args.resolve_once()
-    except Exception as error:  # noqa: BLE001 - SGLang's checks raise any type
-        return failure("start", error)
-    return Finding("start", OK, "SGLang and PARSE accept these settings")
-
-
-@dataclass
 class Start:
-    """The settings of one server.
+    """The server of ``python -m sglang.launch_server`` with these flags.
+
+    Args:
+        is_running: the flags are a running server's, as far as they are known.
 
     Attributes:
-        args: resolved ``ServerArgs``, up to the first error; with PARSE's values without one.
-        given: the same as given.
+        given: ``ServerArgs`` as given; None until the flags have been read.
+        args: resolved, up to the first error.
     """
 
-    args: Any
-    given: Any
+    def __init__(self, flags: Sequence[str], *, is_running: bool = False) -> None:
+        self.words, self.is_running = flags, is_running
+        self.given: Any = None
+        self.args: Any = None
 
-    def findings(self) -> list[Finding]:
-        found = [
-            run_check("algorithm", self.algorithm),
-            run_check("settings", self.settings),
-            run_check("device", self.device),
-            run_check("attention", self.attention),
-            run_check("models", self.models),
-        ]
-        pair = self._or_none(partial(models.read_pair, self.args))
-        found += self._of_pair(pair) if pair else _not_checked(PAIR_LINES, "models")
-        tokenizer = self._or_none(self.tokenizer)
-        if tokenizer is None:
-            return [*found, *_not_checked(("question", "verify pass"), "the target's tokenizer")]
-        found += [
-            run_check("question", partial(self.question, tokenizer)),
-            run_check("verify pass", partial(self.longest_pass, tokenizer)),
-        ]
-        config = self._or_none(ParseConfig.from_env)
-        if pair and config and config.certificate:
-            found.append(run_check("certificate", partial(self.certificate, tokenizer, pair[0])))
-        return found
-
-    def _of_pair(self, pair: tuple[Any, Any]) -> Iterator[Finding]:
-        config, args = self._or_none(ParseConfig.from_env), self.args
-        yield run_check("tokenizers", self.tokenizers)
-        yield run_check("vocabularies", partial(self.vocabularies, *pair))
-        yield run_check("context lengths", partial(self.contexts, *pair))
-        yield run_check("draft forward", partial(self.block, pair[1]))
-        yield run_check("default requests", partial(self.default_requests, pair[0]))
-        if config and config.uses_eagle3:
-            yield run_check("EAGLE-3 head", partial(self.head, config, pair[0]))
-        paths = args.model_path, args.speculative_draft_model_path
-        target, draft = (
-            memory.weights_of(path, model.dtype) for path, model in zip(paths, pair, strict=True)
-        )
-        if target is None or draft is None or config is None:
-            why = "no safetensors files of the models' weights on this machine"
-            yield from (Finding(name, NOT_CHECKED, why) for name in ("size ratio", "memory"))
+    def checks(self) -> Iterator[Check]:
+        """Yields each check when the last one has been made."""
+        yield "flags", self.flags
+        if self.given is None:
             return
-        yield run_check("size ratio", partial(self.ratio, target, draft))
-        fits = partial(memory.fits, args, config, pair, (target, draft))
-        yield run_check("memory", fits)
+        if not self.is_running:
+            yield "port", self.port
+        for name in NAMES[1:]:
+            yield name, getattr(self, name.replace(" ", "_"))
+        if self.config.uses_eagle3:
+            yield "EAGLE-3 head", self.head
+        if self.config.certificate:
+            yield "certificate", self.certificate
+
+    def flags(self) -> str:
+        """Parses the flags, without those that SGLang with PARSE does not take.
+
+        Raises: Problem, with a line for each of these.
+        """
+        groups = command.grouped(self.words, lambda word: word.startswith("--"))
+        good, wrong = [], []
+        for group in groups:
+            try:
+                command.captured(command.parser().parse_args, ["--model-path", "", *group])
+                good.append(group)
+            except Problem as problem:
+                wrong.append(problem.found)
+        for _ in range(2):  # without bad values of PARSE's own
+            try:
+                self.given = command.captured(prepare_server_args, sum(good, [*QUIET]))
+                break
+            except (ConfigError, Problem) as error:
+                lines = str(error).splitlines()
+                named = {line.partition(" ")[0] for line in lines}
+                good = [group for group in good if group[0].partition("=")[0] not in named]
+                wrong += [line for line in lines if line not in wrong]
+        if wrong and self.is_running:
+            self.given = None
+            not_checked(f"its command line cannot be read here: {'; '.join(wrong)}")
+        if wrong:
+            raise Problem("\n".join(wrong), "see python -m sglang.launch_server --help")
+        return f"{len(groups)} given"
+
+    def port(self) -> str:
+        """Raises: AdmissionError, if the server could not listen on it."""
+        checks.check_port(self.given)
+        return f"{self.given.port} is free"
+
+    def start(self) -> str:
+        """Resolves the settings as the launcher does before it loads the models."""
+        try:
+            self.given.resolve_once()
+        finally:
+            self.args = resolving_view(self.given)
+        return "SGLang and PARSE accept these settings"
 
     def algorithm(self) -> str:
         """Raises: Problem, for a server without PARSE."""
@@ -141,27 +114,21 @@ class Start:
         return f"{setting} {NAME}"
 
     def settings(self) -> str:
-        """Returns settings that differ from PARSE's defaults.
+        """Returns PARSE's settings that were given.
 
         Raises:
             ConfigError, AdmissionError, BackendError: of PARSE's settings, then of SGLang's.
         """
-        config = ParseConfig.from_env()
-        simulated = SimulatedAcceptance.from_env(config)
+        simulated = SimulatedAcceptance.from_env(self.config)
         checks.check_settings(self.args)
-        default = ParseConfig()
-        changed = [
-            f"{flag(name)} {value}"
-            for name, value in config.model_dump().items()
-            if value != getattr(default, name)
-        ]
         if simulated is not None:
             raise Problem(
                 f"acceptance is simulated ({simulated.fraction:g}): answers are meaningless",
                 "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE, unless this is a benchmark",
                 WARNING,
             )
-        return ", ".join(changed) or "PARSE's defaults"
+        given = self.config.model_dump(exclude_unset=True).items()
+        return ", ".join(f"{flag(name)} {value}" for name, value in given) or "PARSE's defaults"
 
     def device(self) -> str:
         """Raises: Problem, if this machine lacks the devices."""
@@ -181,7 +148,7 @@ class Start:
 
     def attention(self) -> str:
         """Returns the backend and its layout. Raises: AdmissionError, BackendError, CompatError."""
-        args, config = self.args, ParseConfig.from_env()
+        args, config = self.args, self.config
         layout, why = checks.pass_layout(args, config)
         checks.check_draft_graphs(args, config)
         compat.check_backend(args.attention_backend)
@@ -192,52 +159,83 @@ class Start:
     def models(self) -> str:
         """Raises: AdmissionError, if PARSE cannot read or run one of them."""
         pair = models.read_pair(self.args)
-        models.check_attention(self.args, *pair)
-        models.check_heads(self.args, *pair)
+        for check in models.PAIR_CHECKS:
+            if check not in (models.check_vocabularies, models.check_contexts):  # have their lines
+                check(self.args, *pair)
         kinds = [f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" for m in pair]
         return f"target {kinds[0]}; draft {kinds[1]}"
 
+    # -- read once, for several checks ----------------------------------------------
+
+    @cached_property
+    def config(self) -> ParseConfig:
+        """PARSE's settings, published when the flags were read."""
+        return ParseConfig.from_env()
+
+    @cached_property
+    def pair(self) -> tuple[Any, Any]:
+        """``ModelConfig`` of target and draft."""
+        return _read("models", partial(models.read_pair, self.args))
+
+    @cached_property
     def tokenizer(self) -> Any:
-        """Loads the target's tokenizer."""
-        return models.tokenizer_of(self.args, self.args.tokenizer_path or self.args.model_path)
+        """The target's."""
+        path = self.args.tokenizer_path or self.args.model_path
+        return _read("the target's tokenizer", partial(models.tokenizer_of, self.args, path))
+
+    @cached_property
+    def weights(self) -> tuple[memory.Weights, memory.Weights]:
+        """Those of target and draft."""
+        paths = self.args.model_path, self.args.speculative_draft_model_path
+        target, draft = map(memory.weights_of, paths, [model.dtype for model in self.pair])
+        if target is None or draft is None:
+            not_checked("no safetensors files of the models' weights on this machine")
+        return target, draft
+
+    def built_question(self) -> Question | None:
+        """Raises: AdmissionError, QuestionError, if the question cannot be built."""
+        return question_for(self.args, self.tokenizer, self.config)
+
+    # -- of the models --------------------------------------------------------------
 
     def tokenizers(self) -> str:
         """Raises: AdmissionError, if they differ."""
-        tokenizer = self.tokenizer()
+        _, tokenizer = self.pair, self.tokenizer
         models.check_tokenizers(self.args, tokenizer)
         return f"the same {len(tokenizer.get_vocab()):,} entries"
 
-    def vocabularies(self, target: Any, draft: Any) -> str:
+    def vocabularies(self) -> str:
         """Raises: AdmissionError, if they differ."""
-        models.check_vocabularies(self.args, target, draft)
-        return f"{target.vocab_size:,} tokens each"
+        models.check_vocabularies(self.args, *self.pair)
+        return f"{self.pair[0].vocab_size:,} tokens each"
 
-    def contexts(self, target: Any, draft: Any) -> str:
+    def context_lengths(self) -> str:
         """Raises: AdmissionError, if the draft's is shorter."""
-        models.check_contexts(self.args, target, draft)
+        models.check_contexts(self.args, *self.pair)
+        target, draft = self.pair
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
-    @staticmethod
-    def block(draft: Any) -> str:
+    def draft_forward(self) -> str:
         """Raises: AdmissionError, if the draft cannot generate that many tokens per forward."""
-        block = models.parallel_draft(ParseConfig.from_env(), draft)
+        block = models.parallel_draft(self.config, self.pair[1])
         if block.size == 1:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"
 
-    def default_requests(self, target: Any) -> str:
+    def default_requests(self) -> str:
         """Raises: Problem, if requests that set no sampling parameters are served plainly."""
-        for found, fix in fallback.plain_defaults(self.args, target):
+        for found, fix in fallback.plain_defaults(self.args, self.pair[0]):
             raise Problem(found, fix, WARNING)
         return "requests that set no sampling parameters are drafted for"
 
-    def head(self, config: ParseConfig, target: Any) -> str:
+    def head(self) -> str:
         """Raises: AdmissionError, if the head does not fit the target."""
-        steps = models.check_head(self.given, config, target)
-        return f"{config.eagle3_path} fits the target; {steps} tokens ahead"
+        steps = models.check_head(self.given, self.config, self.pair[0])
+        return f"{self.config.eagle3_path} fits the target; {steps} tokens ahead"
 
-    def ratio(self, target: memory.Weights, draft: memory.Weights) -> str:
+    def size_ratio(self) -> str:
         """Raises: Problem, if the draft is nearly as large as the target."""
+        target, draft = self.weights
         ratio = target.count / draft.count
         found = (
             f"{target.count:,} and {draft.count:,} weights: {ratio:.1f} to 1 (in a mixture of "
@@ -251,24 +249,29 @@ class Start:
             )
         return found
 
-    def question(self, tokenizer: Any) -> str:
-        """Raises: AdmissionError, QuestionError, if the question cannot be built."""
-        config = ParseConfig.from_env()
-        question = question_for(self.args, tokenizer, config)
-        if question is None:
-            return f"none with {flag('verification')} {config.verification}"
-        verdicts = [
-            f"{tokenizer.decode([token])!r} ({token})"
-            for token in (question.accept_id, question.reject_id)
-        ]
-        lens = [f"{name} {count}" for name, count in _lengths(question)]
-        return f"{', '.join(lens)} tokens; verdict tokens {' and '.join(verdicts)}"
+    def memory(self) -> str:
+        """Raises: Problem, if weights and KV do not fit."""
+        return memory.fits(self.args, self.config, self.pair, self.weights)
 
-    def longest_pass(self, tokenizer: Any) -> str:
+    def question(self) -> str:
+        """Raises: AdmissionError, QuestionError, if the question cannot be built."""
+        question = self.built_question()
+        if question is None:
+            return f"none with {flag('verification')} {self.config.verification}"
+        lens = {"partial": question.partial_ids, "complete": question.complete_ids}
+        if question.thinking is not None:
+            lens["inside thoughts"] = question.thinking.suffix_ids
+        shown = ", ".join(f"{name} {len(ids)}" for name, ids in lens.items())
+        yes, no = (
+            f"{self.tokenizer.decode([token])!r} ({token})"
+            for token in (question.accept_id, question.reject_id)
+        )
+        return f"{shown} tokens; verdict tokens {yes} and {no}"
+
+    def verify_pass(self) -> str:
         """Raises: Problem, if one request's verify pass exceeds the memory that SGLang reserves."""
-        config = ParseConfig.from_env()
-        question = question_for(self.args, tokenizer, config)
-        rows, chunk = checks.longest_pass(config, question), self.args.chunked_prefill_size
+        rows = checks.longest_pass(self.config, self.built_question())
+        chunk = self.args.chunked_prefill_size
         found = f"at most {rows:,} rows for one request; --chunked-prefill-size is {chunk}"
         if chunk and 0 < chunk < rows:
             raise Problem(
@@ -279,11 +282,10 @@ class Start:
             )
         return found
 
-    def certificate(self, tokenizer: Any, target: Any) -> str:
+    def certificate(self) -> str:
         """Raises: Problem, if the threshold was certified for another server."""
-        config = ParseConfig.from_env()
-        question = question_for(self.args, tokenizer, config)
-        certified = certified_server(self.args, config, question, str(target.dtype))
+        config, dtype = self.config, str(self.pair[0].dtype)
+        certified = certified_server(self.args, config, self.built_question(), dtype)
         if certified.mismatch:
             differences = [
                 f"{name} {wanted}, here {found}"
@@ -297,32 +299,13 @@ class Start:
             )
         return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
 
-    @staticmethod
-    def _or_none(load: Callable[[], Any]) -> Any:
-        """Returns None on an error, which another check reports."""
-        try:
-            return load()
-        except Exception:  # noqa: BLE001 - see ``run_check``
-            return None
+
+Part = TypeVar("Part")
 
 
-PAIR_LINES = (
-    "tokenizers",
-    "vocabularies",
-    "context lengths",
-    "draft forward",
-    "default requests",
-    "size ratio",
-    "memory",
-)
-
-
-def _lengths(question: Question) -> list[tuple[str, int]]:
-    lens = [("partial", len(question.partial_ids)), ("complete", len(question.complete_ids))]
-    if question.thinking is not None:
-        lens.append(("inside thoughts", len(question.thinking.suffix_ids)))
-    return lens
-
-
-def _not_checked(names: Sequence[str], because: str) -> list[Finding]:
-    return [Finding(name, NOT_CHECKED, f"{because} could not be read") for name in names]
+def _read(what: str, read: Callable[[], Part]) -> Part:
+    """Raises: Problem, on an error, which a check of its own reports."""
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - see ``run_check``
+        not_checked(f"{what} could not be read")

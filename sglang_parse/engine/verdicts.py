@@ -16,15 +16,19 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import Phase, Questions
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
-from sglang_parse.core.selection import matched_prefixes, matching_tokens
+from sglang_parse.core.selection import (
+    HIGH_REJECT_RATIO,
+    matched_prefixes,
+    matching_tokens,
+)
 from sglang_parse.engine.requests import draft_completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.telemetry.drift import DriftWatch
 
 logger = logging.getLogger(__name__)
 
-WINDOW, HIGH_REJECT_RATIO = 16, 0.5
-"""Of how many matched prefixes the rejected ones are reported, if they are this large a part."""
+WINDOW = 16
+"""Matched prefixes after which the rejected ones are reported, if they are many."""
 
 
 class QuestionJudge:

@@ -10,6 +10,7 @@ from sglang_parse.client import conditions
 from sglang_parse.client.program import write_json
 from sglang_parse.client.tables import make_progress
 from sglang_parse.client.traced import ExplainedAnswer, answer_table, explain_answer
+from sglang_parse.core.selection import HIGH_REJECT_RATIO
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.settings import ExplainSettings
 
@@ -39,7 +40,17 @@ def summary(answer: ExplainedAnswer) -> str:
     parse = answer.parse
     if parse.get("mode") != "parse":
         return f"  served by plain decoding: {parse.get('reason', 'no reason given')}"
-    accepted, drafted = parse["accepted_tokens"], parse["drafted_tokens"]
     times = ", ".join(f"{stage} {ms:.0f}" for stage, ms, _ in page.stages(answer))
-    rounds = f"  {len(answer.rounds)} rounds, {accepted} of {drafted} draft tokens accepted"
-    return f"{rounds}; ms: {times}"
+    said = (
+        f"  {len(answer.rounds)} rounds, {parse['accepted_tokens']} of {parse['drafted_tokens']} "
+        f"draft tokens accepted; ms: {times}"
+    )
+    matched = parse.get("matched_prefixes", 0)
+    if refused := parse.get("rejected_matched_prefixes", 0):
+        said += (
+            f"\n  the target itself would have written {matched} prefixes; the verdicts refused "
+        )
+        said += f"{refused} of them"
+        if refused / matched >= HIGH_REJECT_RATIO:
+            said += ": the question does not work for this model"
+    return said

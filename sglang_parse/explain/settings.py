@@ -12,16 +12,7 @@ from sglang_parse.client.records import BenchError
 
 @dataclass(frozen=True)
 class ExplainSettings(Flags):
-    """The command's settings.
-
-    Attributes:
-        traces: files of answers saved with their traces.
-        url: a running server; "" for none.
-        prompt: prompts to send; without any, ``prompts``.
-        tokenizer: folder of the target's tokenizer, to decode tokens without a server.
-        threshold: of the requests; None for the server's.
-        output: folder of the page and of answers.json.
-    """
+    """The command's settings; the texts are their help."""
 
     traces: tuple[Path, ...] = option(
         (),

@@ -19,10 +19,11 @@ def is_ours(error: BaseException | None) -> bool:
 def parts(error: BaseException) -> tuple[str, str]:
     """Returns what an error of PARSE's found, and the fix.
 
-    The fix follows "Fix:", or, in errors of settings and questions, the last semicolon.
+    The fix follows "Fix:", or, in errors of settings and questions, the last semicolon. Errors of
+    several settings have one in each line.
     """
     found, _, fix = str(error).removeprefix("PARSE: ").partition("Fix: ")
-    if not fix and "; " in found:
+    if not fix and "; " in found and "\n" not in found:
         found, _, fix = found.rpartition("; ")
     return found.strip().removesuffix(".") or repr(error), fix.strip()
 

@@ -7,16 +7,32 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
 
 from sglang_parse import cli, patches
+from sglang_parse.client.records import Answer, BenchRun, Variant
+from sglang_parse.client.servers import free_ports
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.doctor import machine, memory, served, start
-from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Finding
+from sglang_parse.doctor import command, machine, memory, served, start
+from sglang_parse.doctor.finding import (
+    FAILS,
+    NOT_CHECKED,
+    OK,
+    WARNING,
+    Check,
+    Finding,
+    run_check,
+)
+from sglang_parse.doctor.settings import DoctorSettings
 from sglang_parse.startup import compat
 from sglang_parse.startup.sglang_api import Symbol
 from support.calibration import demo_fingerprint, write_certificate
@@ -26,12 +42,7 @@ from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 HEAD = DEMO / "eagle3"
-LINES = (
-    *("algorithm", "settings", "device", "attention", "models"),
-    *("tokenizers", "vocabularies", "context lengths", "draft forward", "default requests"),
-    *("size ratio", "memory"),
-    *("question", "verify pass", "start"),
-)
+(PORT,) = free_ports(1)
 
 
 def flags(**others: object) -> list[str]:
@@ -44,6 +55,7 @@ def flags(**others: object) -> list[str]:
         "--device": "cpu",
         "--attention-backend": "torch_native",
         "--dtype": "float32",
+        "--port": PORT,
     }
     values |= {f"--{name.replace('_', '-')}": value for name, value in others.items()}
     return [str(w) for name, value in values.items() if value is not None for w in (name, value)]
@@ -51,7 +63,11 @@ def flags(**others: object) -> list[str]:
 
 def check(**others: object) -> dict[str, Finding]:
     """Findings by name."""
-    return {finding.check: finding for finding in start.findings(flags(**others))}
+    return made(start.Start(flags(**others)).checks())
+
+
+def made(checks: Iterable[Check]) -> dict[str, Finding]:
+    return {name: run_check(name, check) for name, check in checks}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +84,7 @@ def changed(source: Path, folder: Path, **config: object) -> Path:
 
 
 def test_a_server_that_works(good: dict[str, Finding]):
-    assert tuple(good) == LINES
+    assert tuple(good) == ("flags", "port", *start.NAMES[1:])
     assert {finding.status for finding in good.values()} == {OK}
     assert all(finding.found and not finding.fix for finding in good.values())
 
@@ -87,37 +103,37 @@ def test_machine(capsys: pytest.CaptureFixture[str]):
 
 def test_versions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compat, "pinned_version", lambda: "0.0.1")
-    (line, *_) = machine.findings()
+    line = made(machine.checks())["versions"]
     assert (line.status, line.fix.partition("'")[0]) == (FAILS, "pip install ")
     assert "expected 0.0.1" in line.found
 
 
 def test_a_hidden_plugin(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SGLANG_PLUGINS", "other, another")
-    line = machine.findings()[1]
+    line = made(machine.checks())["plugin"]
     assert line.status == FAILS
     assert "SGLANG_PLUGINS is 'other, another', which hides" in line.found
     assert line.fix.startswith("add parse to it")
     monkeypatch.setenv("SGLANG_PLUGINS", "other, parse")
-    assert machine.findings()[1].status == OK
+    assert made(machine.checks())["plugin"].status == OK
 
 
 def test_a_missing_plugin(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine.metadata, "entry_points", lambda **_: ())
-    line = machine.findings()[1]
+    line = made(machine.checks())["plugin"]
     assert (line.status, line.fix.partition(" with")[0]) == (FAILS, "pip install sglang-parse")
 
 
 def test_a_plugin_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine, "get_spec", lambda _: None)
-    line = machine.findings()[1]
+    line = made(machine.checks())["plugin"]
     assert (line.status, "Failed to load plugin" in line.fix) == (FAILS, True)
 
 
 def test_sglang_api(monkeypatch: pytest.MonkeyPatch):
     gone = Symbol("sglang.srt.no_such_thing", "a.py:1")
     monkeypatch.setattr(machine, "server_symbols", lambda: [gone])
-    line = machine.findings()[2]
+    line = made(machine.checks())["SGLang API"]
     assert (line.status, line.fix) == (FAILS, f"reinstall sglang=={compat.pinned_version()}")
     assert "no_such_thing: found nothing" in line.found
 
@@ -125,7 +141,7 @@ def test_sglang_api(monkeypatch: pytest.MonkeyPatch):
 def test_patches(monkeypatch: pytest.MonkeyPatch):
     first = next(patch for patch in patches.PATCHES if patch.is_needed())
     monkeypatch.setattr(type(first), "is_applied", lambda _: False, raising=False)
-    line = machine.findings()[3]
+    line = made(machine.checks())["patches"]
     assert line.status == FAILS
     assert first.name in line.found
 
@@ -133,17 +149,29 @@ def test_patches(monkeypatch: pytest.MonkeyPatch):
 # -- the server some flags would start --------------------------------------------
 
 
-def test_flags_sglang_does_not_know():
-    (line,) = start.findings(flags(no_such_flag=1))
-    assert (line.check, line.status) == ("flags", FAILS)
-    assert "--no-such-flag" in line.found
+def test_every_bad_flag_is_listed_and_the_rest_is_checked():
+    bad = {"no_such_flag": 1, "another": "x y", "tp_size": "two", "parse_selection": "any"}
+    found = check(**bad, parse_threshold=7, parse_max_itl_ratio=-1.0)
+    line = found.pop("flags")
+    assert line.status == FAILS
+    expected = (
+        *("unrecognized arguments: --no-such-flag 1", "unrecognized arguments: --another x y"),
+        *("argument --tp-size/--tensor-parallel-size: invalid int value", "--parse-selection: inv"),
+        *("--parse-threshold is 7.0; use a number from 0", "--parse-max-itl-ratio is -1.0; use a"),
+    )
+    for text, printed in zip(expected, line.found.splitlines(), strict=True):
+        assert text in printed
+    assert {*found} == {"port", *start.NAMES} - {"flags"}
+    assert {one.status for one in found.values()} == {OK}
 
 
-def test_bad_values_of_parses_flags():
-    (line,) = start.findings(flags(parse_threshold=7))
+def test_a_server_without_a_model():
+    (line,) = check(model_path=None, no_such_flag=1).values()
     assert (line.check, line.status) == ("flags", FAILS)
-    assert line.found == "--parse-threshold is 7.0"
-    assert line.fix.startswith("use a number from 0")
+    assert line.found.splitlines() == [
+        "unrecognized arguments: --no-such-flag 1",
+        "the following arguments are required: --model-path/--model",
+    ]
 
 
 def test_algorithm():
@@ -158,6 +186,15 @@ def test_settings(good: dict[str, Finding], monkeypatch: pytest.MonkeyPatch):
     assert (found["settings"].found, found["start"].status) == ("--pp-size is 2", FAILS)
     monkeypatch.setenv(SIMULATE, "0.5")
     assert check()["settings"].status == WARNING
+
+
+def test_a_used_port(good: dict[str, Finding]):
+    assert good["port"].found == f"{PORT} is free"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = other.getsockname()[1]
+        line = check(port=used)["port"]
+    assert (line.status, line.found.partition(",")[0]) == (FAILS, f"--port is '{used}")
+    assert line.fix == "use a free port, or stop the other server"
 
 
 def test_device(good: dict[str, Finding]):
@@ -183,7 +220,8 @@ def test_models(good: dict[str, Finding], tmp_path: Path):
     found = check(speculative_draft_model_path=tmp_path)
     assert (found["models"].status, found["question"].status) == (FAILS, OK)
     assert "no config.json" in found["models"].fix
-    assert {found[name].status for name in start.PAIR_LINES} == {NOT_CHECKED}
+    of_pair = start.NAMES[start.NAMES.index("tokenizers") : start.NAMES.index("question")]
+    assert {found[name].status for name in of_pair} == {NOT_CHECKED}
 
 
 def test_draft_heads_that_the_ranks_cannot_split(tmp_path: Path):
@@ -302,8 +340,8 @@ def test_certificate(good: dict[str, Finding], tmp_path: Path):
     line = check(parse_threshold=other)["certificate"]
     assert (line.status, "draft_tokens 7, here 128" in line.found) == (WARNING, True)
     assert line.fix == "run sglang-parse calibrate for this one"
-    (line,) = start.findings(flags(parse_threshold=tmp_path / "no.json"))
-    assert (line.check, line.status, "no.json" in line.found) == ("flags", FAILS, True)
+    line = check(parse_threshold=tmp_path / "no.json")["flags"]
+    assert (line.status, "no.json" in line.found) == (FAILS, True)
 
 
 def test_exit_code_and_table(capsys: pytest.CaptureFixture[str]):
@@ -320,6 +358,78 @@ def test_another_programs_unknown_flags_are_an_error(capsys: pytest.CaptureFixtu
     assert "unrecognized arguments: --model-path x" in capsys.readouterr().err
 
 
+# -- the command line of a running server -------------------------------------------
+
+PARTS = (
+    *(
+        "model",
+        "a b",
+        " ",
+        "  ",
+        "=",
+        "a=b",
+        "'",
+        '"',
+        "it's",
+        '"q u"',
+        "größe",
+        "模型",
+        "モデル v2",
+    ),
+    *(
+        "\u00a0",
+        "\u3000",
+        "\t",
+        "-",
+        "--",
+        " -- ",
+        " --b",
+        "--no/such",
+        " -x ",
+        "\\",
+        "$HOME",
+        "{}",
+        "é",
+    ),
+)
+
+
+def test_paths_of_any_name_survive_a_command_line_joined_with_spaces():
+    """2,000 command lines, read as argparse reads the words that they were joined from."""
+    random, parse = Random(7), command.parser().parse_args
+    for _ in range(2000):
+        folders = ["/" + "".join(random.choices(PARTS, k=random.randint(1, 6))) for _ in range(4)]
+        flags = [
+            random.choice([[f"--model-path={folders[0]}"], ["--model", folders[0]]]),
+            [
+                random.choice(["--speculative-draft-model-path", "--speculative-draft-model"]),
+                folders[1],
+            ],
+            random.choice([["--parse-question", folders[2]], [f"--parse-quest={folders[2]}"]]),
+            ["--custom-weight-loader", folders[3], "a.b c"],
+            ["--cuda-graph-bs-decode", "1", "2", "8"],
+            ["--trust-remote-code"],
+            ["--json-model-override-args", '{"a b": ["c", 1]}'],
+            ["--served-model-name", ""],
+        ]
+        random.shuffle(flags)
+        words = [word for flag in flags for word in flag]
+        expected = parse(words)
+        assert parse(command.words_of(" ".join(words), vars(expected))) == expected, words
+
+
+def test_a_flag_with_values_that_the_server_does_not_report():
+    words = ["--model-path", "a b", "--encoder-urls", "x", "y", "--dtype", "float32"]
+    assert command.words_of(" ".join(words), {"encoder_urls": None}) == words
+
+
+@pytest.mark.parametrize("launched", [None, "", "sgl.Engine(model_path='a b', --x)"])
+def test_a_server_without_a_command_line(launched: str | None):
+    running = served.Served(DoctorSettings(), info={"launch_command": launched, "model_path": "/"})
+    found = made(running.start_checks())
+    assert [(name, one.status) for name, one in found.items()] == [("flags", NOT_CHECKED)]
+
+
 # -- a running server, without one ------------------------------------------------
 
 
@@ -329,64 +439,191 @@ def test_no_server(capsys: pytest.CaptureFixture[str]):
     assert (line["check"], line["status"]) == ("server", FAILS)
 
 
-def test_another_version_serves():
-    line = served.run_check("server", lambda: served.version({"version": "0.0.1"}))
+def test_another_version_serves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(served.Remote, "check_alive", lambda _: None)
+    page = httpx.Response(200, json={"version": "0.0.1"}, request=httpx.Request("GET", "http://x"))
+    monkeypatch.setattr(served.httpx, "get", lambda *_, **__: page)
+    line = run_check("server", served.Served(DoctorSettings()).read_info)
     assert (line.status, "SGLang 0.0.1" in line.found) == (WARNING, True)
 
 
-def test_a_small_pool():
-    info = {"max_total_num_tokens": 100, "max_req_input_len": 4000}
-    assert served.run_check("KV pool", lambda: served.pool(info)).status == WARNING
+RECORD = {"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5}
+COUNTERS = {
+    **{"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10},
+    **{"accepted_tokens": 8, "matched_tokens": 0, "draft_ms": 100.0, "verify_ms": 50.0},
+    **{"matched_prefixes": 1, "rejected_matched_prefixes": 0},
+}
 
 
-def answered(**parse: Any) -> served._Served:
+def answered(**parse: Any) -> served.Served:
     """A server that has answered one prompt with these values in meta_info."""
-    from sglang_parse.client.records import Answer, BenchRun, Variant
-
-    counters = {"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10}
-    stages = {"draft_ms": 100.0, "verify_ms": 50.0, "accepted_tokens": 8, "matched_tokens": 0}
-    record = {"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5}
-    meta = counters | stages | {"trace": [record]} | parse
-    found = served._Served(None, None, {})  # type: ignore[arg-type]
-    legs = [
-        BenchRun(Variant("x"), -1, 1, 1.0, (Answer(0, "", 10, ms, {"parse": [meta]}),))
-        for ms in (200.0, 500.0)
-    ]
-    found.with_parse, found.plain = legs  # type: ignore[misc]
-    return found
+    meta = COUNTERS | {"trace": [RECORD]} | parse
+    ours, plain = (Answer(0, "", 10, ms, {"parse": [meta]}) for ms in (200.0, 500.0))
+    drafted = [ours] if meta["rounds"] else []
+    return served.Served(DoctorSettings(), with_parse=[ours], drafted=drafted, plain=[plain])
 
 
-def statuses(**parse: Any) -> dict[str, tuple[str, str]]:
-    lines = answered(**parse).findings()
-    return {line.check: (line.status, line.found) for line in lines}
+def statuses(**parse: Any) -> dict[str, Finding]:
+    found = answered(**parse)
+    names = served.NAMES[1:]
+    checks = (found.verdict_mass, found.matched_prefixes, found.acceptance, found.speedup)
+    described = run_check("answers", lambda: found.described("1 of 1 prompts answered"))
+    return {"answers": described, **made(zip(names, checks, strict=True))}
 
 
 def test_good_answers():
     found = statuses()
-    assert {status for status, _ in found.values()} == {OK}
-    assert found["verdict mass"][1].startswith("mean 0.980, smallest 0.970 of the probability")
-    assert found["acceptance"][1].startswith(
+    assert {one.status for one in found.values()} == {OK}
+    assert found["verdict mass"].found.startswith("mean 0.980, smallest 0.970 of the probability")
+    assert found["matched prefixes"].found.startswith("0 of 1 prefixes")
+    assert found["acceptance"].found.startswith(
         "80% of draft tokens accepted, 80% of the output; verdicts"
     )
     # Plain takes 50 ms a token: r = 10 / 50, v = 5 / 50, a = 0.8; PARSE takes 20.
-    assert found["speedup"][1].startswith("2.50x over plain decoding")
-    assert "at most 2.00x = 1 / (r 0.20 + v 0.10 + 1 - a 0.80)" in found["speedup"][1]
-    assert "Largest cost: drafting (0.20; a smaller" in found["speedup"][1]
+    assert found["speedup"].found.startswith("2.50x over plain decoding")
+    assert "at most 2.00x = 1 / (r 0.20 + v 0.10 + 1 - a 0.80)" in found["speedup"].found
+    assert "Largest cost: drafting (0.20; a smaller" in found["speedup"].found
 
 
 def test_bad_answers():
-    low = {"verdicts": [0.9], "verdict_mass": [0.1], "threshold": 0.5}
-    assert statuses(trace=[low])["verdict mass"][0] == WARNING
-    assert statuses(accepted_tokens=1)["acceptance"][0] == WARNING
-    assert statuses(mode="plain", reason="LoRA")["answers"][0] == WARNING
-    assert statuses(simulated=0.5)["answers"][0] == WARNING
-    suspended = statuses(rounds=0, skipped_drafts=3, trace=[])
-    assert suspended["answers"][0] == WARNING
-    assert {suspended[name][0] for name in served.DRAFT_CHECKS} == {NOT_CHECKED}
+    low = RECORD | {"verdicts": [0.9], "verdict_mass": [0.1]}
+    assert statuses(trace=[low])["verdict mass"].status == WARNING
+    assert statuses(mode="plain", reason="LoRA")["answers"].status == WARNING
+    assert statuses(simulated=0.5)["answers"].status == WARNING
+    suspended = statuses(rounds=0, skipped_drafts=3, trace=[], reason="drafting suspended: slow")
+    assert suspended["answers"].status == WARNING
+    assert "nothing was drafted: drafting suspended: slow" in suspended["answers"].found
+    assert {suspended[name].status for name in served.NAMES[1:]} == {NOT_CHECKED}
+
+
+@pytest.mark.parametrize(
+    ("matched", "fix"),
+    [
+        # The target would have written the draft: no draft model would be better.
+        (
+            (4, 4),
+            "another --parse-question, a threshold from sglang-parse calibrate, or --par",
+        ),
+        ((4, 1), "another --parse-threshold, or another question"),
+        ((0, 0), "a better draft model"),
+    ],
+)
+def test_advice_follows_the_evidence(matched: tuple[int, int], fix: str):
+    counters = dict(zip(("matched_prefixes", "rejected_matched_prefixes"), matched, strict=True))
+    found = statuses(accepted_tokens=1, **counters)
+    assert (found["acceptance"].status, found["acceptance"].fix.startswith(fix)) == (WARNING, True)
+    assert f"decode (0.90; {fix}" in found["speedup"].found
+    contradicted = matched == (4, 4)
+    line = found["matched prefixes"]
+    assert (line.status == WARNING, bool(line.fix)) == (contradicted, contradicted)
+    if contradicted:
+        assert line.found == (
+            "4 of 4 prefixes that the target would have written are rejected: the target would "
+            "have written what the judge refuses, so the question does not work for this model"
+        )
+
+
+class Answering:
+    """A server's answers on a clock of their own; ``drafts`` whether it drafts by itself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, seconds: float, drafts: bool = True):
+        self.seconds, self.drafts, self.now = seconds, drafts, 0.0
+        self.asked: list[dict[str, Any]] = []
+        info = {"version": compat.pinned_version(), "speculative_algorithm": "PARSE"}
+        info |= {"model_path": "far/away", "speculative_draft_model_path": "d"}
+        page = httpx.Response(
+            200, json=info | {"max_total_num_tokens": 9}, request=httpx.Request("GET", "http://x")
+        )
+        monkeypatch.setattr(served.Remote, "check_alive", lambda _: None)
+        monkeypatch.setattr(served.httpx, "get", lambda *_, **__: page)
+        monkeypatch.setattr(served.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(served, "ask", self.ask)
+        monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+
+    def ask(self, _server: Any, _items: Any, indices: list[int], *, asking: Any) -> BenchRun:
+        options = asking.custom_params["parse"]
+        self.asked.append(options)
+        took = self.seconds * asking.max_tokens / served.MIN_TOKENS
+        self.now += took
+        drafts = self.drafts or options.get("drafting") == "always"
+        meta = COUNTERS | {"trace": [RECORD]} | ({} if drafts else {"rounds": 0, "trace": []})
+        answer = Answer(indices[0], "", asking.max_tokens, 1e3 * took, {"parse": [meta]})
+        return BenchRun(Variant("x"), -1, 1, 1.0, (answer,))
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, lines by name, progress."""
+    code = cli.main(["doctor", "--json", "--url", "http://x", *words])
+    printed = capsys.readouterr()
+    return code, {one["check"]: one for one in json.loads(printed.out)["findings"]}, printed.err
+
+
+def test_a_server_that_has_suspended_drafting_is_asked_for_drafts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    answering = Answering(monkeypatch, seconds=0.01, drafts=False)
+    code, found, progress = doctor(capsys, "--requests", "2")
+    assert (code, found["answers"]["status"]) == (0, WARNING)
+    assert "2 of 2 prompts answered; nothing was drafted" in found["answers"]["found"]
+    assert found["acceptance"]["found"].startswith("80% of draft tokens accepted")
+    assert answering.asked[3:] == [served.TRACED, served.FORCED, served.OFF] * 2
+    assert "1 of 2 prompts answered" in progress
+
+
+@pytest.mark.parametrize("seconds", [0.1, 6.0, 40.0])
+def test_the_budget_is_kept_and_what_there_is_is_said(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """``seconds`` for 32 tokens: all prompts of a fast server, one of a slow one."""
+    answering = Answering(monkeypatch, seconds=seconds)
+    code, found, _ = doctor(capsys, "--budget", "100")
+    assert code == 0
+    answered = {0.1: 6, 6.0: 4, 40.0: 1}[seconds]
+    assert found["answers"]["found"].startswith(f"{answered} of 6 prompts answered")
+    is_spent = "the budget of 100 s was spent (--budget)" in found["answers"]["found"]
+    assert is_spent == (answered < 6)
+    assert answering.now < 100 or answered == 1
+    assert "over plain decoding" in found["speedup"]["found"]
+
+
+@pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+@pytest.mark.parametrize("after", [1, 6])
+def test_what_there_is_when_somebody_ends_it(
+    ended: BaseException,
+    code: int,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    answering = Answering(monkeypatch, seconds=0.01)
+
+    def ask(*things: Any, **others: Any) -> BenchRun:
+        if len(answering.asked) == after:
+            raise ended
+        return answering.ask(*things, **others)
+
+    monkeypatch.setattr(served, "ask", ask)
+    found_code, found, _ = doctor(capsys)
+    assert found_code == code
+    assert found["flags"]["status"] == NOT_CHECKED  # its models are far away
+    answered = max(0, after - 4)
+    assert found["answers"]["found"].startswith(f"{answered} of 6 prompts answered, then it was")
+    assert found["acceptance"]["status"] == (OK if answered else NOT_CHECKED)
+    assert found["ended"]["found"] == "not done: further prompts"
+
+
+def test_ended_between_two_checks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    Answering(monkeypatch, seconds=0.01)
+    monkeypatch.setattr(served.Served, "is_parse", Mock(side_effect=KeyboardInterrupt))
+    code, found, _ = doctor(capsys)
+    assert (code, [*found]) == (130, ["server", "ended"])
+    assert found["ended"]["found"] == f"not done: {', '.join((*start.NAMES, *served.NAMES))}"
 
 
 def test_slower_than_plain():
     slow = answered()
-    slow.with_parse, slow.plain = slow.plain, slow.with_parse  # type: ignore[misc]
-    line = served.run_check("speedup", slow.speedup)
+    slow.with_parse, slow.plain = slow.plain, slow.with_parse
+    line = run_check("speedup", slow.speedup)
     assert (line.status, line.fix) == (WARNING, "a smaller or faster draft model")

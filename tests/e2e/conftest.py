@@ -23,7 +23,6 @@ from support.servers import (
     BLOCKS,
     CHECKS,
     OVERLAP,
-    QUESTION,
     SEED,
     SEMANTIC,
     SMALL_CHUNKS,
@@ -124,12 +123,20 @@ def equal(
     )
 
 
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo pair's, by a path as people have them."""
+    folder = tmp_path_factory.mktemp("folders") / "Modèles de démo = 模型"
+    folder.symlink_to(DEMO)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def demo(start_server: Start) -> Iterator[Client]:
+def demo(start_server: Start, demo_folder: Path) -> Iterator[Client]:
     """PARSE with the demo pair."""
-    yield from served(
-        start_server, "demo", *parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION)
-    )
+    question = ("--parse-question", str(demo_folder / "question.json"))
+    pair = (demo_folder / "target", demo_folder / "draft")
+    yield from served(start_server, "demo", *parse_flags(pair, *question))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +19,10 @@ import pytest
 import sglang as sgl
 
 from sglang_parse import cli
+from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.traced import ACCEPTED, explain_answer
 from sglang_parse.core.config import ENV_VAR, ConfigError
+from sglang_parse.doctor import served, start
 from sglang_parse.explain import sources
 from sglang_parse.frontend import ParseEndpoint
 from support.client import Client
@@ -165,26 +169,58 @@ def test_bad_options_are_refused_before_anything_is_sent(demo: Client, options: 
         ParseEndpoint(demo.url, chat_template_name="chatml", **options)
 
 
+def doctor(
+    url: str, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, lines by name, progress."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENV_VAR, "")  # where it reads the server's flags to, as a launcher does
+        code = cli.main(["doctor", "--url", url, "--json", *words])
+    printed = capsys.readouterr()
+    lines = json.loads(printed.out)["findings"]
+    found = {line["check"]: line for line in lines}
+    assert len(found) == len(lines)
+    return code, found, printed.err
+
+
 def test_doctor_looks_at_a_running_server(
-    demo: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    demo: Client, demo_folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Every line of a server that works, with figures of its answers."""
-    monkeypatch.setenv(ENV_VAR, "")  # where it reads the server's flags to, as a launcher does
-    assert cli.main(["doctor", "--url", demo.url, "--json", "--requests", "2"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    found = {entry["check"]: entry for entry in content["findings"]}
-    assert (content["works"], len(found)) == (True, len(content["findings"]))
-    assert {entry["status"] for entry in found.values()} <= {"ok", "warning"}
-    assert set(found) >= {"server", "PARSE", "KV pool", "tokenizers", "question", "memory"}
+    """Every line of a server that works, with figures of its answers, within its minute."""
+    started = time.monotonic()
+    code, found, progress = doctor(demo.url, capsys)
+    assert (code, time.monotonic() - started < 60) == (0, True)
+    assert {line["status"] for line in found.values()} <= {"ok", "warning"}
+    assert {*found} == {"server", "PARSE", *start.NAMES, *served.NAMES}
+    # Its paths have spaces, an equals sign and letters of other languages.
+    assert found["settings"]["found"] == (
+        f"--parse-question {demo_folder}/question.json, --parse-drafting always"
+    )
     assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
-    assert "2 prompts, " in found["answers"]["found"]
+    assert "6 of 6 prompts answered; " in found["answers"]["found"]
+    assert "6 of 6 prompts answered" in progress
     mass = re.search(r"^mean ([\d.]+), smallest", found["verdict mass"]["found"])
     assert mass is not None
     assert float(mass[1]) > 0.99
+    assert found["matched prefixes"]["status"] == "ok"
     assert re.search(
         r"^\d+% of draft tokens accepted, \d+% of the output", found["acceptance"]["found"]
     )
     assert re.search(r"^[\d.]+x over plain decoding", found["speedup"]["found"])
+    demo.assert_nothing_lost()
+
+
+def test_doctor_reports_what_it_has_when_it_is_ended(
+    demo: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """SIGTERM after the first prompt."""
+    end = lambda *_: signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr(ProgressLog, "__call__", end)
+    code, found, _ = doctor(demo.url, capsys)
+    assert code == 128 + signal.SIGTERM
+    assert "1 of 6 prompts answered, then it was ended" in found["answers"]["found"]
+    assert found["acceptance"]["status"] != "not checked"
+    assert found["ended"]["found"] == "not done: further prompts"
     demo.assert_nothing_lost()
 
 

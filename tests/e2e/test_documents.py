@@ -388,7 +388,8 @@ def run_program(server: Server, words: list[str]) -> int:
 def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
     block = find_block("sglang-parse doctor").replace("\\\n", " ")
     before, running = (shlex.split(line, comments=True) for line in block.splitlines())
-    assert run_program(server, before) == 0
+    (port,) = free_ports(1)  # the command's default may be in use
+    assert run_program(server, [*before, "--port", str(port)]) == 0
     assert "SGLang and PARSE accept these settings" in " ".join(capsys.readouterr().out.split())
     assert run_program(server, [*running, "--requests", "2"]) == 0
     assert "over plain decoding" in " ".join(capsys.readouterr().out.split())

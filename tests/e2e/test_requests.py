@@ -1,6 +1,7 @@
 """Request options and their errors, in the native and the OpenAI API."""
 
 import re
+from pathlib import Path
 
 import openai
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoTokenizer
 from sglang_parse.core.question import QuestionWording, render_question
 from support.client import Client, parse_info, random_prompts
 from support.demo_pair import DEMO
+from support.refused_drafts import assert_the_cause_is_named
 from support.servers import THINKING_QUESTION
 
 PROMPT = random_prompts(1, 41)[0]
@@ -31,6 +33,7 @@ COUNTERS = (
         ({"threshold": -1}, "threshold"),
         ({"enabled": "yes"}, "enabled"),
         ({"trace": 1}, "trace"),
+        ({"drafting": "never"}, "drafting"),
     ],
 )
 def test_bad_options_are_a_400_that_names_them(semantic: Client, options: dict, named: str):
@@ -140,3 +143,12 @@ def test_reasoning_is_asked_about_inside_its_block(semantic: Client, is_open: bo
             assert tuple(ids) == expected
             asked.add(tuple(ids) != question.partial_ids)
     assert is_open in asked
+
+
+def test_three_commands_name_a_question_that_does_not_work(
+    semantic: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Random verdicts refuse three of four prefixes that the target would have written itself; its
+    draft is its near copy."""
+    assert_the_cause_is_named(semantic, tmp_path, capsys, "--requests", "2", "--max-tokens", "96")
+    semantic.assert_nothing_lost()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sglang_parse.client.prompts import read_prompts
 from sglang_parse.client.records import BenchError
+from sglang_parse.client.traced import answer_table, explain_answer
 from sglang_parse.explain import page, sources
+from sglang_parse.explain.run import summary
 from sglang_parse.explain.settings import ExplainSettings, add_arguments
-from support.traces import record, traced
+from support.traces import decode, record, traced
 
 pytestmark = pytest.mark.unit
 ONE = traced("Say a.", "abc\n", record(0, ["abc\n"], [0.9], 1))
@@ -98,3 +102,22 @@ def test_an_end_of_line_shows_where_nothing_else_does():
     assert [page.visible(text) for text in ("a\n", "\n\n", "  \n", "a\nb\n")] == [
         *("a", "↵↵", "  ↵", "a\nb")
     ]
+
+
+def test_refused_prefixes_that_the_target_would_have_written_are_named():
+    ours = record(0, ["a\n", "b\n"], [0.9, 0.4], 1)
+    for target_ids, count in (([*b"a\nb\n?"], 1), ([*b"X\nb\n?"], 0)):
+        answer = explain_answer(
+            traced(
+                *("?", "a\nX\n", {**ours, "target_token_ids": target_ids}),
+                **{"matched_prefixes": 2 * count, "rejected_matched_prefixes": count},
+            ),
+            decode,
+        )
+        shown = page.render([answer], {"date": "today", "source": "a test"})
+        assert shown.count("the verdict refused it") == count
+        said = "the verdicts refused 1 of them: the question does not work for this model"
+        assert summary(answer).count(said) == count
+        printed = Console(width=120, record=True, file=io.StringIO())
+        printed.print(answer_table(answer, ""))
+        assert printed.export_text().count("rejected (the target's own)") == count

@@ -55,6 +55,21 @@ def test_matched_tokens():
     assert (one.target_text, one.num_matched) == ("abXd\n", 2)
 
 
+def test_rejected_prefixes_that_the_target_would_have_written():
+    """The target's choices are the draft up to its last segment."""
+    ours = record(0, ["a\n", "b\n", "c\n"], [0.9, 0.4, 0.1], 1)
+    choices = [*b"a\nb\nX\n", 0]
+    for threshold, target_ids, expected in (
+        (0.5, choices, [False, True, False]),
+        (1.0, choices, [True, True, False]),
+        (1.5, choices, [False] * 3),  # rejects everything, whatever the verdicts
+        (0.5, [0] * 7, [False] * 3),
+    ):
+        changed = {**ours, "threshold": threshold, "target_token_ids": target_ids}
+        (one,) = explain_answer(traced("?", "a\nX\n", changed), decode).rounds
+        assert [segment.contradicted for segment in one.segments] == expected
+
+
 def test_nothing_accepted():
     made = explain_answer(traced("?", "ab", record(1, ["x\n"], [0.1], 0)), decode)
     (one,) = made.rounds
