@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.servers import CHECKS, Start, parse_flags, plain_flags, served, sha
 from support.warm import Nursery
 
 os.environ.update(CHECKS)
+WRONG_WAY_ROUND = "Is the answer above wrong? Answer Yes or No."
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,6 +51,20 @@ def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """No question is named: it finds itself."""
     yield from served(start_server, "semantic", *parse_flags(pair, "--parse-segment", "sentence"))
+
+
+@pytest.fixture(scope="module")
+def contradicted(
+    start_server: Start, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """Asked the wrong way round: it answers No about whatever it would have written itself."""
+    question = tmp_path_factory.mktemp("question") / "question.json"
+    words = dict.fromkeys(("partial", "complete"), WRONG_WAY_ROUND)
+    question.write_text(json.dumps(words | {"accept": "Yes", "reject": "No"}))
+    flags = ("--parse-question", str(question), "--parse-segment", "tokens:8")
+    # Drafting is suspended as soon as it does not pay: doctor and explain ask for drafts.
+    adaptive = ("--parse-drafting", "auto")
+    yield from served(start_server, "contradicted", *parse_flags(pair, *flags, *adaptive))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from sglang_parse import cli
 from sglang_parse.calibrate.run import NO_SEPARATION
 from support.client import HTTP, Client, parse_info
 from support.reference_verdicts import reference_verdicts
+from support.refused_drafts import assert_the_cause_is_named
 
 TASKS = (
     "Name the capital of {} in one sentence.",
@@ -158,3 +159,13 @@ def test_explain_shows_an_answer(
     page = (tmp_path / "explain.html").read_text()
     for text in (answer["prompt"], *tokenizer.decode(answer["output_ids"]).split()[:5]):
         assert html.escape(text) in page
+
+
+def test_three_commands_name_a_question_that_does_not_work(
+    contradicted: Client, tmp_path: Path, capsys: Any
+):
+    """Nothing is kept of a draft that is nearly the target's own text: the figure of issue 29."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS[6:10]))
+    prompts = ("--prompts", str(path), "--requests", "4", "--max-tokens", "48")
+    assert_the_cause_is_named(contradicted, tmp_path, capsys, *prompts)
