@@ -217,8 +217,8 @@ class RequestOptions(BaseModel):
     trace: bool = False
     """Return one record per round in ``meta_info``."""
     drafting: Literal["auto", "always"] = "auto"
-    """When to draft. 'auto': as --parse-drafting says. 'always': whatever speedup is expected, with
-    the configured values."""
+    """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
+    then up to 32 tokens at a time unless --parse-draft-tokens is set."""
 
     @classmethod
     def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:

@@ -6,6 +6,7 @@ Notation as in ``client.figures``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,10 +34,8 @@ from sglang_parse.startup import compat
 MODEL = "default"
 LOW_ACCEPT_RATIO = 0.2
 """Accepted / drafted tokens below which most of the drafting is wasted."""
-WARM_UP_TOKENS, MIN_TOKENS = 16, 32
-"""Lengths of the first answers, which may compile kernels, and at least of the others."""
-WORST_COST = 7
-"""All answers to one prompt, at worst, in the time of a plain one."""
+MIN_TOKENS = 32
+"""Length of the first answers, by which that of the others is chosen."""
 TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"enabled": False}
 """Options of a prompt's requests; ``FORCED`` where nothing was drafted."""
 NAMES = ("answers", "verdict mass", "matched prefixes", "acceptance", "speedup")
@@ -154,22 +153,31 @@ class Served:
         return self.deadline - time.monotonic()
 
     def _ask_all(self, items: list[Item]) -> None:
+        tokens, longest = min(MIN_TOKENS, self.settings.max_tokens), self.settings.max_tokens
         for options in (TRACED, OFF):
-            self._answer(items, 0, options, WARM_UP_TOKENS)
-        plain_s = _ms_per_token([self._answer(items, 0, OFF, WARM_UP_TOKENS)]) / 1e3
-        tokens = int(self._left_s / (2 * WORST_COST * plain_s))  # for two prompts at least
-        tokens = min(self.settings.max_tokens, max(MIN_TOKENS, tokens))
+            self._answer(items, 0, options, max(1, tokens // 2))  # may compile kernels
+        expected_s = 0.0
         for number in range(len(items)):
-            if self._left_s < (WORST_COST * plain_s * MIN_TOKENS if number else 0):
+            if self._left_s < expected_s:
                 return
-            answer = self._answer(items, number, TRACED, tokens)
-            self.with_parse.append(answer)
-            if answer.parse["mode"] == "parse" and not answer.parse["rounds"]:
-                answer = self._answer(items, number, FORCED, tokens)
-            if answer.parse.get("rounds"):
-                self.drafted.append(answer)
-            self.plain.append(self._answer(items, number, OFF, tokens))
+            started = time.monotonic()
+            self._ask_one(items, number, tokens)
             self.note(f"{number + 1} of {len(items)} prompts answered, with PARSE and without")
+            if not number:
+                # Two more fit in. Where all drafts are rejected, time grows as the length squared.
+                took = max(1e-3, time.monotonic() - started)
+                longer = math.sqrt(max(0.0, self._left_s) / (2 * took))
+                longer = min(max(1.0, longer), longest / tokens)
+                tokens, expected_s = int(tokens * longer), took * longer**2
+
+    def _ask_one(self, items: list[Item], number: int, tokens: int) -> None:
+        answer = self._answer(items, number, TRACED, tokens)
+        self.with_parse.append(answer)
+        if answer.parse["mode"] == "parse" and not answer.parse["rounds"]:
+            answer = self._answer(items, number, FORCED, tokens)
+        if answer.parse.get("rounds"):
+            self.drafted.append(answer)
+        self.plain.append(self._answer(items, number, OFF, tokens))
 
     def _answer(
         self, items: list[Item], number: int, options: dict[str, Any], max_tokens: int
@@ -242,21 +250,15 @@ class Served:
         if not matched:
             return "the target would have written no whole prefix itself, or nothing was asked"
         found = f"{rejected} of {matched} prefixes that the target would have written are rejected"
-        if rejected / matched < HIGH_REJECT_RATIO:
-            return found
-        raise Problem(
-            f"{found}: the target would have written what the judge refuses, so the question does "
-            "not work for this model",
-            ANOTHER_QUESTION,
-            WARNING,
-        )
+        if rejected / matched >= HIGH_REJECT_RATIO:
+            found += ": the target would have written what the judge refuses, so the question does "
+            raise Problem(f"{found}not work for this model", ANOTHER_QUESTION, WARNING)
+        return found
 
-    def _matched(self) -> tuple[int, int]:
+    def _matched(self) -> list[int]:
         """Counts prefixes that the target would have written itself, and the rejected ones."""
-        infos = [answer.parse for answer in self.run.answers]
         keys = ("matched_prefixes", "rejected_matched_prefixes")
-        matched, rejected = (sum(info[key] for info in infos) for key in keys)
-        return matched, rejected
+        return [sum(answer.parse[key] for answer in self.run.answers) for key in keys]
 
     @property
     def _accept_fix(self) -> str:
@@ -266,31 +268,28 @@ class Served:
             return "a better draft model: see what it writes with sglang-parse explain"
         if rejected / matched >= HIGH_REJECT_RATIO:
             return ANOTHER_QUESTION
-        return (
-            "another --parse-threshold, or another question: see which prefixes are rejected with "
-            "sglang-parse explain"
-        )
+        rejections = "see which prefixes are rejected with sglang-parse explain"
+        return f"another --parse-threshold, or another question: {rejections}"
 
     def acceptance(self) -> str:
         """Raises: Problem, if few draft tokens are accepted."""
-        ratio = self.run.per_request("accepted_tokens") / self.run.per_request("drafted_tokens")
+        run, verdicts = self.run, [value for record in self.rounds for value in record["verdicts"]]
+        ratio = run.per_request("accepted_tokens") / run.per_request("drafted_tokens")
         found = (
-            f"{ratio:.0%} of draft tokens accepted, {self.run.per_token('accepted_tokens'):.0%} of "
-            f"the output; {self._verdicts()}"
+            f"{ratio:.0%} of draft tokens accepted, {run.per_token('accepted_tokens'):.0%} of the "
+            "output; "
         )
+        if verdicts:
+            thresholds = sorted({record["threshold"] for record in self.rounds})
+            found += (
+                f"verdicts {min(verdicts):.4f} to {max(verdicts):.4f}, median "
+                f"{median(verdicts):.4f}; threshold {', '.join(map('{:g}'.format, thresholds))}"
+            )
+        else:
+            found += "token-level verification"
         if ratio < LOW_ACCEPT_RATIO:
             raise Problem(found, self._accept_fix, WARNING)
         return found
-
-    def _verdicts(self) -> str:
-        verdicts = [value for record in self.rounds for value in record["verdicts"]]
-        if not verdicts:
-            return "token-level verification"
-        thresholds = sorted({record["threshold"] for record in self.rounds})
-        return (
-            f"verdicts {min(verdicts):.4f} to {max(verdicts):.4f}, median {median(verdicts):.4f}; "
-            f"threshold {', '.join(f'{value:g}' for value in thresholds)}"
-        )
 
     def speedup(self) -> str:
         """Raises: Problem, if PARSE is slower than plain decoding."""

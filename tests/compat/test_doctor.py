@@ -89,6 +89,18 @@ def test_a_server_that_works(good: dict[str, Finding]):
     assert all(finding.found and not finding.fix for finding in good.values())
 
 
+def test_paths_with_spaces_and_letters_of_other_languages(tmp_path: Path):
+    folder = tmp_path / "Modèles de démo = 模型"
+    folder.symlink_to(DEMO)
+    paths = {"model_path": folder / "target", "speculative_draft_model_path": folder / "draft"}
+    found = check(**paths, parse_question=folder / "question.json")
+    assert {finding.status for finding in found.values()} == {OK}
+    joined = " ".join(flags(**paths, parse_question=folder / "question.json"))
+    running = made(start.Start(command.words_of(joined, {}), is_running=True).checks())
+    assert {finding.status for finding in running.values()} == {OK}
+    assert running["settings"].found == f"--parse-question {folder}/question.json"
+
+
 # -- this machine -----------------------------------------------------------------
 
 
@@ -566,7 +578,7 @@ def test_a_server_that_has_suspended_drafting_is_asked_for_drafts(
     assert (code, found["answers"]["status"]) == (0, WARNING)
     assert "2 of 2 prompts answered; nothing was drafted" in found["answers"]["found"]
     assert found["acceptance"]["found"].startswith("80% of draft tokens accepted")
-    assert answering.asked[3:] == [served.TRACED, served.FORCED, served.OFF] * 2
+    assert answering.asked[2:] == [served.TRACED, served.FORCED, served.OFF] * 2
     assert "1 of 2 prompts answered" in progress
 
 
@@ -578,7 +590,7 @@ def test_the_budget_is_kept_and_what_there_is_is_said(
     answering = Answering(monkeypatch, seconds=seconds)
     code, found, _ = doctor(capsys, "--budget", "100")
     assert code == 0
-    answered = {0.1: 6, 6.0: 4, 40.0: 1}[seconds]
+    answered = {0.1: 6, 6.0: 3, 40.0: 1}[seconds]
     assert found["answers"]["found"].startswith(f"{answered} of 6 prompts answered")
     is_spent = "the budget of 100 s was spent (--budget)" in found["answers"]["found"]
     assert is_spent == (answered < 6)
@@ -587,7 +599,7 @@ def test_the_budget_is_kept_and_what_there_is_is_said(
 
 
 @pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
-@pytest.mark.parametrize("after", [1, 6])
+@pytest.mark.parametrize("after", [1, 4])
 def test_what_there_is_when_somebody_ends_it(
     ended: BaseException,
     code: int,
@@ -606,7 +618,7 @@ def test_what_there_is_when_somebody_ends_it(
     found_code, found, _ = doctor(capsys)
     assert found_code == code
     assert found["flags"]["status"] == NOT_CHECKED  # its models are far away
-    answered = max(0, after - 4)
+    answered = max(0, (after - 2) // 2)
     assert found["answers"]["found"].startswith(f"{answered} of 6 prompts answered, then it was")
     assert found["acceptance"]["status"] == (OK if answered else NOT_CHECKED)
     assert found["ended"]["found"] == "not done: further prompts"

@@ -61,7 +61,7 @@ def contradicted(
     question = tmp_path_factory.mktemp("question") / "question.json"
     words = dict.fromkeys(("partial", "complete"), WRONG_WAY_ROUND)
     question.write_text(json.dumps(words | {"accept": "Yes", "reject": "No"}))
-    flags = ("--parse-question", str(question), "--parse-segment", "tokens:8")
+    flags = ("--parse-question", str(question), "--parse-segment", "tokens:3")
     # Drafting is suspended as soon as it does not pay: doctor and explain ask for drafts.
     adaptive = ("--parse-drafting", "auto")
     yield from served(start_server, "contradicted", *parse_flags(pair, *flags, *adaptive))

@@ -167,5 +167,5 @@ def test_three_commands_name_a_question_that_does_not_work(
     """Nothing is kept of a draft that is nearly the target's own text: the figure of issue 29."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS[6:10]))
-    prompts = ("--prompts", str(path), "--requests", "4", "--max-tokens", "48")
+    prompts = ("--prompts", str(path), "--requests", "4", "--max-tokens", "32")
     assert_the_cause_is_named(contradicted, tmp_path, capsys, *prompts)

@@ -12,6 +12,7 @@ from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import (
     CLEAR_FACTOR,
     COLD_START_TOKENS,
+    FORCED_TOKENS,
     INITIAL_BOOST,
     MAX_DECODE_AGE,
     MIN_DECODE_AGE,
@@ -88,6 +89,15 @@ def test_a_request_may_ask_for_drafts_that_do_not_pay(mode: str):
         plan = controller.plan(threshold, always=True)
         assert plan is not None
         assert (plan.draft_tokens, plan.max_prefixes, plan.speedup) == (64, 16, None)
+
+
+def test_forced_drafts_are_short():
+    controller = with_costs()
+    good = controller.plan(HALF, always=True)
+    assert good == with_costs().plan(HALF)
+    plan = controller.plan(1.5, always=True)
+    assert plan is not None
+    assert plan.draft_tokens == FORCED_TOKENS
 
 
 def test_a_threshold_above_one_never_drafts():

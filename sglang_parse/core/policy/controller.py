@@ -32,6 +32,9 @@ from sglang_parse.core.policy.threshold_stats import (
 
 COLD_START_TOKENS = 16
 """Draft tokens of a probe."""
+FORCED_TOKENS = 32
+"""Draft tokens where no speedup is expected and the request asks for drafts all the same: rejected
+drafts of full length would take minutes."""
 WARMUP_ROUNDS = 32
 """Rounds of a threshold after each of which the plans are searched again."""
 SEARCH_EVERY = 12
@@ -189,7 +192,9 @@ class Controller:
             num_failed: consecutive failed drafts of this request so far.
             always: the request asks for drafts whatever the expected speedup.
         """
-        plan = self._full_plan() if always else self._plan(threshold, num_failed)
+        plan = self._plan(threshold, num_failed)
+        if plan is None and always:
+            plan = self._probe_plan(FORCED_TOKENS)
         self.last_plan = plan or self.last_plan
         return plan
 
@@ -253,11 +258,11 @@ class Controller:
         limits = self.limits
         return DraftPlan(limits.draft_tokens, limits.max_prefixes, limits.initial_chunk)
 
-    def _probe_plan(self) -> DraftPlan:
+    def _probe_plan(self, draft_tokens: int = COLD_START_TOKENS) -> DraftPlan:
         plan = self._full_plan()
         if "draft_tokens" in self.limits.fixed:
             return plan
-        return replace(plan, draft_tokens=min(COLD_START_TOKENS, plan.draft_tokens))
+        return replace(plan, draft_tokens=min(draft_tokens, plan.draft_tokens))
 
     def _best_plan(self, stats: ThresholdStats, num_decoding: int) -> DraftPlan:
         """Returns the best plan, from the last search unless load or statistics have changed.
