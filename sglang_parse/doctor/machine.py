@@ -21,12 +21,8 @@ PLUGIN, VALUE = "parse", "sglang_parse.plugin:register"
 
 
 def checks() -> list[Check]:
-    return [
-        ("versions", versions),
-        ("plugin", plugin),
-        ("SGLang API", sglang_api),
-        ("patches", patches_applied),
-    ]
+    names = ("versions", "plugin", "SGLang API", "patches")
+    return list(zip(names, (versions, plugin, sglang_api, patches_applied), strict=True))
 
 
 def versions() -> str:

@@ -62,7 +62,7 @@ def _checks(settings: DoctorSettings, flags: Sequence[str]) -> Iterator[Check]:
     if flags:
         yield from start.Start(flags).checks()
     if settings.url:
-        yield from served.checks(settings, ProgressLog(Console(stderr=True)))
+        yield from served.Served(settings, ProgressLog(Console(stderr=True))).checks()
 
 
 def _left(settings: DoctorSettings, found: Sequence[Finding]) -> list[str]:

@@ -46,30 +46,12 @@ ANOTHER_QUESTION = (
 )
 
 
-def checks(settings: DoctorSettings, note: Callable[[str], None]) -> Iterator[Check]:
-    """Yields each check of the server at ``settings.url`` when the last one has been made.
-
-    Args:
-        note: reports progress.
-    """
-    served = Served(settings, note)
-    yield "server", served.read_info
-    if served.info:
-        yield "PARSE", served.is_parse
-    if served.info.get("speculative_algorithm") != NAME:
-        return
-    yield from served.start_checks()
-    for name in NAMES:
-        yield name, getattr(served, name.replace(" ", "_"))
-    if served.ended is not None:
-        raise served.ended
-
-
 @dataclass
 class Served:
     """A running server and its answers.
 
     Attributes:
+        note: reports progress.
         info: its /server_info; empty until it has been read.
         with_parse: answers as the server gives them, with traces.
         drafted: the same, or where nothing was drafted, answers that were asked to be drafted.
@@ -88,6 +70,19 @@ class Served:
     def __post_init__(self) -> None:
         self.server = Remote("the server", self.settings.url.rstrip("/"))
         self.deadline = time.monotonic() + self.settings.budget
+
+    def checks(self) -> Iterator[Check]:
+        """Yields each check when the last one has been made."""
+        yield "server", self.read_info
+        if self.info:
+            yield "PARSE", self.is_parse
+        if self.info.get("speculative_algorithm") != NAME:
+            return
+        yield from self.start_checks()
+        for name in NAMES:
+            yield name, getattr(self, name.replace(" ", "_"))
+        if self.ended is not None:
+            raise self.ended
 
     def read_info(self) -> str:
         """Raises: Problem, if it does not answer, or runs another version of SGLang."""
@@ -110,10 +105,8 @@ class Served:
         if value != NAME:
             fix = f"start it with --speculative-algorithm {NAME}"
             raise Problem(f"its --speculative-algorithm is {value!r}", fix)
-        paths = self.info["model_path"], self.info["speculative_draft_model_path"]
-        return "target {}, draft {}; KV pool of {:,} tokens".format(
-            *paths, self.info["max_total_num_tokens"]
-        )
+        found = "target {model_path}, draft {speculative_draft_model_path}"
+        return f"{found}; KV pool of {{max_total_num_tokens:,}} tokens".format_map(self.info)
 
     def start_checks(self) -> Iterator[Check]:
         """Checks of the flags it was started with, if its models are on this machine."""

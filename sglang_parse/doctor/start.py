@@ -28,8 +28,7 @@ QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
     *("tokenizers", "vocabularies", "context lengths", "draft forward", "default requests"),
-    *("size ratio", "memory"),
-    *("question", "verify pass"),
+    *("size ratio", "memory", "question", "verify pass"),
 )
 """Checks of every server, by methods of these names."""
 
