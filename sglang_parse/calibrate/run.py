@@ -13,7 +13,7 @@ from sglang_parse.calibrate.certify import errors_allowed, fewest_requests, make
 from sglang_parse.calibrate.page import render
 from sglang_parse.calibrate.report import content, show
 from sglang_parse.calibrate.settings import CalibrateSettings
-from sglang_parse.client.conditions import date, machine, versions
+from sglang_parse.client import conditions
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.targets import command_of
@@ -36,18 +36,16 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     log(_requirement(settings))
     with open_collector(settings, task, console, log) as collector:
         figures, certificate = calibrate(settings, loss, collector)
-    conditions = {
-        "date": date(),
+    facts = {
+        **conditions.of_now(("scipy",)),
         "minutes": round(log.seconds / 60, 1),
-        "machine": machine(),
-        "versions": versions(("scipy",)),
         "server": settings.remote.url if settings.remote else command_of(*settings.server_specs()),
         "max_tokens": task.max_tokens,
         **{name: getattr(settings, name) for name in ("pilot", "served", "concurrency")},
     }
     file, page = settings.output / "calibration.json", settings.output / "report.html"
-    write_json(file, content(figures, certificate, conditions))
-    page.write_text(render(figures, certificate, conditions), encoding="utf-8")
+    write_json(file, content(figures, certificate, facts))
+    page.write_text(render(figures, certificate, facts), encoding="utf-8")
     show(console, figures, certificate)
     is_useless = figures.separation.is_at_chance
     if certificate.threshold is not None and not is_useless:

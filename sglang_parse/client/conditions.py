@@ -16,6 +16,11 @@ import psutil
 PACKAGES = ("sglang-parse", "sglang", "torch", "transformers")
 
 
+def of_now(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """All of them; the versions of ``packages``, too."""
+    return {"date": date(), "machine": machine(), "versions": versions(packages)}
+
+
 def date() -> str:
     """Returns the current time, to the minute."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -33,9 +33,9 @@ def short_path(name: str) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def check_there(paths: Mapping[str, str]) -> None:
+def check_there(paths: Mapping[str, str | None]) -> None:
     """Raises: BenchError, naming flags whose default, a path of the demo pair, does not exist."""
-    given = {flag: Path(path).absolute() for flag, path in paths.items()}
+    given = {flag: Path(path).absolute() for flag, path in paths.items() if path}
     missing = [
         flag for flag, path in given.items() if path.is_relative_to(DEMO_PAIR) and not path.exists()
     ]

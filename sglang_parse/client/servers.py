@@ -168,6 +168,13 @@ class Remote:
     name: str
     url: str
 
+    @classmethod
+    def read(cls, name: str, url: str) -> Remote:
+        """A server by the ``--url`` of a command line. Raises: BenchError."""
+        if not url.startswith(("http://", "https://")):
+            raise BenchError(f"--url is {url!r}; use http://host:port")
+        return cls(name, url.rstrip("/").removesuffix("/v1"))
+
     def check_alive(self) -> None:
         """Raises: BenchError, when it does not answer."""
         try:

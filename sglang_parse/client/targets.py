@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_parse.client.demo_pair import check_there
 from sglang_parse.client.records import (
     DRAFT,
     EAGLE3,
@@ -22,7 +23,7 @@ from sglang_parse.client.records import (
     BenchError,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
-from sglang_parse.core.config import flag
+from sglang_parse.core.config import flag as flag_of
 from sglang_parse.core.simulation import ENV_VAR
 
 
@@ -49,15 +50,13 @@ class Models:
     eagle3_steps: int = 4
 
     def check_local(self) -> None:
-        """A folder that is not there is no hub name: Raises: BenchError."""
-        for name, path in (
-            ("--target", self.target),
-            ("--draft", self.draft),
-            ("--eagle3", self.eagle3),
-        ):
+        """A path that is not there is no hub name. Raises: BenchError."""
+        folders = {"--target": self.target, "--draft": self.draft, "--eagle3": self.eagle3}
+        check_there({**folders, "--question": self.question})
+        for flag, path in folders.items():
             looks_local = path is not None and (path.startswith(("/", ".")) or Path(path).exists())
             if looks_local and not (Path(path or "") / "config.json").is_file():
-                raise BenchError(f"{name} is {path!r}, which holds no model (no config.json)")
+                raise BenchError(f"{flag} is {path!r}, which holds no model (no config.json)")
 
 
 def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
@@ -76,7 +75,7 @@ def command_of(spec: ServerSpec) -> str:
 
 def parse_settings(**settings: object) -> tuple[str, ...]:
     """PARSE's flags for settings of ``ParseConfig``, by their names."""
-    return tuple(word for name, value in settings.items() for word in (flag(name), str(value)))
+    return tuple(word for name, value in settings.items() for word in (flag_of(name), str(value)))
 
 
 def _server_spec(models: Models, name: str) -> ServerSpec:

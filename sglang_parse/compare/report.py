@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.conditions import date, machine, versions
+from sglang_parse.client.conditions import of_now
 from sglang_parse.client.figures import rounded
 from sglang_parse.client.records import PARSE, STANDALONE, kind_of, title_of
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, ServerSpec
@@ -77,10 +77,8 @@ def conditions(
     environment = {**DEFAULTS, **{key: os.environ[key] for key in DEFAULTS if key in os.environ}}
     kinds = dict.fromkeys(map(kind_of, settings.servers))
     return {
-        "date": date(),
+        **of_now(),
         "minutes": round(seconds / 60, 1),
-        "machine": machine(),
-        "versions": versions(),
         "servers": {title_of(spec.name): command_of(spec) for spec in specs}
         | {title_of(name): remote.url for name, remote in settings.remotes.items()},
         "environment": environment | ENVIRONMENT if specs else {},

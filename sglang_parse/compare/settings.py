@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.demo_pair import check_there, short_path
+from sglang_parse.client.demo_pair import short_path
 from sglang_parse.client.flags import (
-    Flags,
     at_least,
     fraction,
     numbers,
-    option,
     split_names,
-    split_words,
 )
 from sglang_parse.client.records import (
     DRAFT,
@@ -30,10 +26,10 @@ from sglang_parse.client.records import (
     has_parse,
     kind_of,
 )
-from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote
+from sglang_parse.client.servers import Remote
 from sglang_parse.client.targets import Models
+from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
-OF_THE_PAIR = ("target", "draft", "eagle3", "question")
 WAVES = 4
 """Requests per place of a closed loop, at least: its beginning and end are the smaller part."""
 
@@ -59,10 +55,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Command -> its defaults."""
 
-_models = partial(option, group="models and servers")
-_load = partial(option, group="load")
-_task = partial(option, group="task")
-
 
 def _servers(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return split_names(names) if isinstance(names, str) else names
@@ -72,16 +64,15 @@ def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
     remotes = {}
     for text in texts:
         name, _, url = text.partition("=")
-        if name not in TITLES or not url.startswith(("http://", "https://")):
-            raise BenchError(
-                f"--url is {text!r}; use NAME=http://host:port with a name of {', '.join(TITLES)}"
-            )
-        remotes[name] = Remote(name, url.rstrip("/").removesuffix("/v1"))
+        if name not in TITLES:
+            known = ", ".join(TITLES)
+            raise BenchError(f"--url is {text!r}; use NAME=http://host:port with a name of {known}")
+        remotes[name] = Remote.read(name, url)
     return remotes
 
 
 @dataclass(frozen=True)
-class CompareSettings(Flags):
+class CompareSettings(TaskSettings):
     """Settings of a comparison.
 
     Attributes:
@@ -92,26 +83,15 @@ class CompareSettings(Flags):
         problems: graded per server; ``sweep_problems`` at each other threshold.
     """
 
-    target: str = _models(partial(short_path, "target"), "path or name")
-    draft: str = _models(partial(short_path, "draft"), "path or name")
-    eagle3: str = _models(partial(short_path, "eagle3"), "'' for none")
-    question: str = _models(partial(short_path, "question.json"), "'' for the built-in")
-    tokenizer: str = _models(None, "to count prompt tokens with (default: the target's)")
-    model_name: str = _models(MODEL_NAME, "as it is served (default %(default)s)")
-    flags: tuple[str, ...] = _models(
-        shlex.join((*COMMON_FLAGS, "--enable-metrics")),
-        "of SGLang, for every server",
-        read=split_words,
-    )
-    parse_flags: tuple[str, ...] = _models("", "more, for servers with PARSE", read=split_words)
-    standalone_steps: int = _models(4, "draft tokens", type=at_least(1))
-    eagle3_steps: int = _models(3, "draft tokens", type=at_least(1))
-    servers: tuple[str, ...] = _models(
+    eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
+    standalone_steps: int = model(4, "draft tokens", type=at_least(1))
+    eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
+    servers: tuple[str, ...] = model(
         tuple(TITLES),
         f"of {','.join(TITLES)}; default: the command's, or those of --url",
         read=_servers,
     )
-    remotes: dict[str, Remote] = _models(
+    remotes: dict[str, Remote] = model(
         [],
         "a running server instead of one started here; repeatable",
         name="--url",
@@ -119,49 +99,44 @@ class CompareSettings(Flags):
         metavar="NAME=URL",
         read=_remotes,
     )
-    acceptances: tuple[float, ...] = _models(
+    acceptances: tuple[float, ...] = model(
         (),
         "simulated acceptance: servers with PARSE are started once for each fraction of every "
         "draft that is accepted; on all servers answers then end where right ones do",
         name="--acceptance",
         type=numbers(fraction),
     )
-    max_alive: int = _models(
+    max_alive: int = model(
         5,
         "servers in memory at a time; 1 where one fills a GPU (default %(default)s)",
         type=at_least(1),
     )
-    fresh: bool = _models(False, "start the servers anew for every run", action="store_true")
-    concurrencies: tuple[int, ...] = _load(
+    fresh: bool = model(False, "start the servers anew for every run", action="store_true")
+    concurrencies: tuple[int, ...] = load(
         (1, 4, 16),
         "requests at a time; with other thresholds 1 is always in",
         name="--concurrency",
         type=numbers(at_least(1)),
     )
-    thresholds: tuple[float, ...] = _load(
+    thresholds: tuple[float, ...] = load(
         (0.0, 0.998, 0.999, 0.9995, 1.5),
         "of requests to servers with PARSE, one at a time; the server's is always in; '' for none",
         type=numbers(float),
     )
-    off_fractions: tuple[float, ...] = _load(
+    off_fractions: tuple[float, ...] = load(
         (0.0,),
         "fractions of the requests that switch PARSE off, where there is PARSE",
         name="--off",
         type=numbers(fraction),
     )
-    runs: int = _load(3, "medians are reported", type=at_least(1))
-    requests: int = _load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
-    warmup: int = _load(8, "requests before the first run of a server", type=at_least(1))
-    traced: int = _load(4, "requests per run for stage times", type=at_least(0))
-    output: Path = _load(Path("build/compare"), "folder (default %(default)s)", type=Path)
-    task_file: Path | None = _task(
-        None, "JSONL file of prompts (default: the demo pair's problems)", type=Path
-    )
-    grader: str = _task("", "command that grades the answers to --task-file; see the docs")
-    problems: int = _task(200, "graded per server (default %(default)s)", type=at_least(0))
-    sweep_problems: int = _task(50, "per threshold", type=at_least(1))
-    noise: bool = _task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
-    max_tokens: int | None = _task(None, "per answer (default: the task's)", type=at_least(1))
+    runs: int = load(3, "medians are reported", type=at_least(1))
+    requests: int = load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
+    warmup: int = load(8, "requests before the first run of a server", type=at_least(1))
+    traced: int = load(4, "requests per run for stage times", type=at_least(0))
+    output: Path = load(Path("build/compare"), "folder (default %(default)s)", type=Path)
+    problems: int = task(200, "graded per server (default %(default)s)", type=at_least(0))
+    sweep_problems: int = task(50, "per threshold", type=at_least(1))
+    noise: bool = task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> CompareSettings:
@@ -184,7 +159,6 @@ class CompareSettings(Flags):
             sweep_problems=min(found.sweep_problems, found.problems),
         )
         if settings.own_servers:
-            check_there({f"--{name}": getattr(settings, name) for name in OF_THE_PAIR})
             settings.models.check_local()
         return settings
 
@@ -197,13 +171,9 @@ class CompareSettings(Flags):
     @property
     def models(self) -> Models:
         """The models that are served here."""
-        return Models(
-            target=self.target,
-            draft=self.draft,
+        return replace(
+            super().models,
             eagle3=self.eagle3 or None,
-            question=self.question or None,
-            common=self.flags,
-            parse_flags=self.parse_flags,
             standalone_steps=self.standalone_steps,
             eagle3_steps=self.eagle3_steps,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from rich.console import Console
 
-from sglang_parse.client.conditions import date, machine, versions
+from sglang_parse.client.conditions import of_now
 from sglang_parse.client.figures import rounded
 from sglang_parse.client.page import PALETTE
 from sglang_parse.client.servers import ServerSpec
@@ -64,10 +64,8 @@ def report(
 ) -> dict[str, Any]:
     """Returns the content of results.json; its keys are documented in docs/benchmark-keys.md."""
     conditions = {
-        "date": date(),
+        **of_now(),
         "seconds": seconds,
-        "machine": machine(),
-        "versions": versions(),
         "target": settings.target.name,
         "draft": settings.draft.name,
         **{name: getattr(settings, name) for name in _SETTINGS},
