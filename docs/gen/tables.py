@@ -19,9 +19,7 @@ from typing import Any
 
 import griffe
 
-from sglang_parse.calibrate.report import KEYS as CALIBRATE_KEYS
 from sglang_parse.client.records import STAGES
-from sglang_parse.compare import report as compare
 from sglang_parse.core import config
 from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
 from sglang_parse.doctor import settings as doctor
@@ -32,6 +30,44 @@ from support import question_rows  # tests: the chat-template families they know
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = griffe.DocstringSectionKind
+
+# Keys of results files that are no field of a record -> meaning.
+BENCH_KEYS = {
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("date", "seconds", "machine", "versions", "notes")),
+        "conditions of the run",
+    ),
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("target", "draft", *limit.SETTINGS)),
+        "from the command line",
+    ),
+    "conditions.servers": "each server's command line",
+    "conditions.environment": "environment variables, by server",
+}
+COMPARE_KEYS = {
+    **dict.fromkeys(
+        (f"conditions.{name}" for name in ("date", "minutes", "machine", "versions")),
+        "when, where, with what",
+    ),
+    "conditions.task": "the problems, for people",
+    "conditions.servers": "every server's command line, or where it runs",
+    "conditions.environment": "environment variables of the servers that were started",
+    "conditions.bench_serving": "the command line of SGLang's benchmark",
+    "conditions.settings": "flags of the command, by their settings' names",
+    "conditions.requests_per_run": "by concurrency",
+    "conditions.baseline": "the server that answers are compared with",
+    "conditions.stock": "servers without PARSE that answer as the target does",
+    "conditions.notes": "what a fair reader must know about a server",
+    "graded_runs.server": "the server that answered",
+    "graded_runs.threshold": "of the requests; null for `--parse-threshold`, or without PARSE",
+    "graded_runs.repeat": "0, or 1 for the baseline's second time",
+    "graded_runs.output_tokens": "of all answers",
+    "graded_runs.scores": "0 to 1 per problem; null each where the task could not be graded",
+}
+CALIBRATE_KEYS = {
+    "guarantee": "the certificate in words",
+    "conditions": "date, machine, versions, server and sizes of the run",
+}
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -183,7 +219,7 @@ def _question_order(name: str) -> tuple[int, str]:
 def bench_keys() -> str:
     """Keys of ``sglang-parse bench``'s results.json."""
     texts = {
-        **limit.KEYS,
+        **BENCH_KEYS,
         **under("speeds", "limit.figures.SpeedAt"),
         **under("verify", "limit.figures.VerifyTime"),
     }
@@ -193,7 +229,8 @@ def bench_keys() -> str:
 def compare_keys() -> str:
     """Keys of results.json of ``compare``, ``demo`` and ``load``."""
     texts = {
-        **compare.KEYS,
+        **COMPARE_KEYS,
+        **under("variants", "client.records.Variant"),
         **under("variants", "compare.figures.VariantFigures"),
         **under("variants.speeds", "compare.figures.SpeedAt"),
         **under("variants.quality", "compare.quality.Quality", ("problems", "score", "interval")),

@@ -22,11 +22,6 @@ EVENTS = {
     "token": "have their first wrong token accepted",
     "answer": "are accepted whole with a wrong answer",
 }
-KEYS = {
-    "guarantee": "the certificate in words",
-    "conditions": "date, machine, versions, server and sizes of the run",
-}
-"""Keys of ``content`` beside the certificate's and the figures' -> meaning."""
 
 
 def content(

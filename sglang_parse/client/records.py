@@ -93,9 +93,9 @@ class Variant:
     """One line of a comparison: a server and some of its requests.
 
     Attributes:
-        server: its name.
-        threshold: of the requests; None for ``--parse-threshold``, or without PARSE.
-        off_fraction: fraction of the load's requests that switch PARSE off, 0 to 1.
+        server: its name; NAME@FRACTION with simulated acceptance.
+        threshold: of its requests; null for ``--parse-threshold``, or without PARSE.
+        off_fraction: fraction of the load's requests that switch PARSE off.
         group: "all" requests of the load; of a mixed load, "drafting" or "off".
     """
 

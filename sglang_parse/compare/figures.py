@@ -7,7 +7,7 @@ minutes apart. Medians are over the runs; ranges are from the smallest run to th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 
 from sglang_parse.client.figures import (
@@ -106,22 +106,14 @@ class WhereTimeGoes:
     limit: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class VariantFigures:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantFigures(Variant):
     """All figures of a variant; ``time`` is None without PARSE.
 
     Attributes:
-        server: its name; NAME@FRACTION with simulated acceptance.
-        threshold: of its requests; null for ``--parse-threshold``, or without PARSE.
-        off_fraction: fraction of the load's requests that switch PARSE off.
-        group: "all" requests of the load; of a mixed load, "drafting" or "off".
         accept_length: tokens per verify pass, from the graded answers; None without speculation.
     """
 
-    server: str
-    threshold: float | None
-    off_fraction: float
-    group: str
     speeds: tuple[SpeedAt, ...]
     quality: Quality | None
     accept_length: float | None
@@ -183,10 +175,7 @@ def _figures_of(
     traced = [run for run in measured.traced if run.variant == variant]
     reference = measured.graded_run(Variant(baseline))
     return VariantFigures(
-        server=variant.server,
-        threshold=variant.threshold,
-        off_fraction=variant.off_fraction,
-        group=variant.group,
+        **asdict(variant),
         speeds=tuple(_speed_at(variant, measured.at(c), c, servers) for c in mine),
         quality=None if graded is None else quality_of(graded, reference),
         accept_length=None if graded is None else accept_length(graded.answers),

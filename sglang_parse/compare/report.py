@@ -24,28 +24,6 @@ NOTES = {
 }
 """What a fair reader must know about a server that takes part."""
 
-KEYS = {
-    **dict.fromkeys(
-        (f"conditions.{name}" for name in ("date", "minutes", "machine", "versions")),
-        "when, where, with what",
-    ),
-    "conditions.task": "the problems, for people",
-    "conditions.servers": "every server's command line, or where it runs",
-    "conditions.environment": "environment variables of the servers that were started",
-    "conditions.bench_serving": "the command line of SGLang's benchmark",
-    "conditions.settings": "flags of the command, by their settings' names",
-    "conditions.requests_per_run": "by concurrency",
-    "conditions.baseline": "the server that answers are compared with",
-    "conditions.stock": "servers without PARSE that answer as the target does",
-    "conditions.notes": "what a fair reader must know about a server",
-    "graded_runs.server": "the server that answered",
-    "graded_runs.threshold": "of the requests; null for `--parse-threshold`, or without PARSE",
-    "graded_runs.repeat": "0, or 1 for the baseline's second time",
-    "graded_runs.output_tokens": "of all answers",
-    "graded_runs.scores": "0 to 1 per problem; null each where the task could not be graded",
-}
-"""Keys of ``results`` that are no field of a record -> meaning."""
-
 
 def results(figures: Comparison, measured: Measured, facts: dict[str, Any]) -> dict[str, Any]:
     """Plain data: what the page shows, and what it was computed from."""

@@ -25,22 +25,10 @@ NOTES = (
     "trained ones",
     "acceptance is simulated: verdicts are computed and ignored",
 )
-_SETTINGS = (
+SETTINGS = (
     *("device", "attention_backend", "baselines", "dtype", "input_len", "output_len"),
     *("draft_len", "staggered", "prefixes", "runs", "drafting"),
 )
-KEYS = {
-    **dict.fromkeys(
-        (f"conditions.{name}" for name in ("date", "seconds", "machine", "versions", "notes")),
-        "conditions of the run",
-    ),
-    **dict.fromkeys(
-        (f"conditions.{name}" for name in ("target", "draft", *_SETTINGS)), "from the command line"
-    ),
-    "conditions.servers": "each server's command line",
-    "conditions.environment": "environment variables, by server",
-}
-"""Keys of ``report`` that are no field of its figures -> meaning."""
 SPEEDS = {
     "at a time": "{0.concurrency}",
     "accepted": "{0.acceptance:g}",
@@ -68,7 +56,7 @@ def report(
         "seconds": seconds,
         "target": settings.target.name,
         "draft": settings.draft.name,
-        **{name: getattr(settings, name) for name in _SETTINGS},
+        **{name: getattr(settings, name) for name in SETTINGS},
         "servers": {spec.name: command_of(spec) for spec in specs},
         "environment": {spec.name: dict(spec.environment) for spec in specs},
         "notes": NOTES,
