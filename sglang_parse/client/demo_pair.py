@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -56,11 +56,8 @@ def load_problems() -> ModuleType:
     Raises:
         BenchError: it is not there.
     """
-    path = demo_path("problems.py")
-    spec = importlib.util.spec_from_file_location("demo_pair_problems", path)
-    if spec is None or spec.loader is None:
-        raise BenchError(f"{path} is no Python program")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
+    loader = SourceFileLoader("demo_pair_problems", str(demo_path("problems.py")))
+    module = ModuleType(loader.name)
+    sys.modules[loader.name] = module  # its dataclasses look themselves up
+    loader.exec_module(module)
     return module

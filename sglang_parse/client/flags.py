@@ -94,11 +94,11 @@ def fraction(text: str) -> float:
 
 
 def numbers(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
-    """An argparse type: a list such as 1,8,64."""
+    """An argparse type: a set such as 1,8,64, as a sorted tuple."""
 
     def read(text: str) -> tuple:
         try:
-            return tuple(kind(word) for word in text.split(",") if word.strip())
+            return tuple(sorted({kind(word) for word in text.split(",") if word.strip()}))
         except ValueError as error:
             wanted = "no list of numbers such as 1,4,16"
             raise argparse.ArgumentTypeError(f"{text!r} is {wanted}") from error

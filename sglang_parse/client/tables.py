@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 
 NAMES = ("", "server", "stage")
@@ -32,10 +25,7 @@ def make_table(title: str, headings: Sequence[str]) -> Table:
 def make_progress(console: Console) -> Progress:
     """Progress bars with a title, a count and the elapsed time."""
     return Progress(
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        *("{task.description:<34}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
         console=console,
     )
 

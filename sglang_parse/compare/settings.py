@@ -155,7 +155,6 @@ class CompareSettings(TaskSettings):
             servers=servers,
             tokenizer=found.tokenizer or found.target,
             concurrencies=tuple(sorted({*found.concurrencies, *first})),
-            thresholds=tuple(sorted(set(found.thresholds))),
             sweep_problems=min(found.sweep_problems, found.problems),
         )
         if settings.own_servers:

@@ -15,7 +15,7 @@ from rich.console import Console
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
-from sglang_parse.client.servers import ServerSpec, awake
+from sglang_parse.client.servers import ServerSpec
 from sglang_parse.limit.figures import (
     LimitFigures,
     VerifyTime,
@@ -66,10 +66,9 @@ class _Measuring:
     def serve(self, spec: ServerSpec) -> None:
         """Starts a server, measures everything on it, stops it."""
         self.log(f"start {spec.name}")
-        with Pool([spec], self.settings.output / "logs") as pool:
-            server = pool.server(spec)
-            with awake(server):
-                self._send(Sender(server, spec, self.settings))
+        pool = Pool([spec], self.settings.output / "logs")
+        with pool, pool.awake(spec.name) as (server,):
+            self._send(Sender(server, spec, self.settings))
 
     def _send(self, sender: Sender) -> None:
         settings, name = self.settings, sender.endpoint.name

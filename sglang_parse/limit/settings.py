@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.client.demo_pair import demo_path
 from sglang_parse.client.flags import (
     Flags,
     at_least,
@@ -23,7 +23,7 @@ from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
 from sglang_parse.client.targets import Models, parse_settings, server_specs
 from sglang_parse.core.config import ConfigError, ParseConfig
-from sglang_parse.limit.shape import QUESTION, Shape, shape_names, tokenizer_folder
+from sglang_parse.limit.shape import QUESTION, Shape, shape_names
 
 ALWAYS = "parse-always"
 """Server that always drafts and accepts all of every draft: it measures the stage costs."""
@@ -35,10 +35,6 @@ COMPILED = (("TORCHDYNAMO_DISABLE", "0"),)
 OVERHEAD = 1.15
 """Memory of a server / memory of its weights and KV."""
 _NAMES = ", ".join(shape_names())
-
-
-def _sorted(values: Sequence[Any]) -> tuple:
-    return tuple(sorted(set(values)))
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,6 @@ class LimitSettings(Flags):
         name="--concurrency",
         metavar="CONCURRENCY",
         type=numbers(at_least(1)),
-        read=_sorted,
     )
     fractions: tuple[float, ...] = option(
         (0, 0.25, 0.5, 0.75, 1),
@@ -78,7 +73,6 @@ class LimitSettings(Flags):
         name="--acceptance",
         metavar="ACCEPTANCE",
         type=numbers(fraction),
-        read=_sorted,
     )
     input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
     output_len: int = option(
@@ -184,12 +178,11 @@ class LimitSettings(Flags):
     @cached_property
     def question_len(self) -> int:
         """Tokens of a question. Raises: BenchError, without a tokenizer."""
-        folder = tokenizer_folder()
         from transformers import AutoTokenizer
 
         from sglang_parse.core.question import QuestionWording, render_question
 
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(demo_path("target"))
         return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
 
     @property

@@ -17,11 +17,6 @@ QUESTION = SHAPES / "question.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def tokenizer_folder() -> Path:
-    """The demo pair's tokenizer: token ids beyond it decode to nothing. Raises: BenchError."""
-    return demo_path("target")
-
-
 def shape_names() -> tuple[str, ...]:
     """Names of the shapes in this repository."""
     return tuple(sorted(path.parent.name for path in SHAPES.glob("*/config.json")))
@@ -84,7 +79,7 @@ class Shape:
         Raises:
             BenchError: the tokenizer is not there.
         """
-        tokenizer = tokenizer_folder()
+        tokenizer = demo_path("target")  # token ids beyond its vocabulary decode to nothing
         model = folder / self.name
         model.mkdir(parents=True, exist_ok=True)
         for path in (self.folder / "config.json", *(tokenizer / name for name in TOKENIZER_FILES)):
