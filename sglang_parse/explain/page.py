@@ -12,13 +12,7 @@ from typing import Any
 
 from sglang_parse.client import page
 from sglang_parse.client.records import STAGES
-from sglang_parse.client.traced import (
-    ACCEPTED,
-    DROPPED,
-    REJECTED,
-    UNVERIFIED,
-    ExplainedAnswer,
-)
+from sglang_parse.client.traced import ACCEPTED, DROPPED, REJECTED, UNVERIFIED, ExplainedAnswer
 
 MARKS = {ACCEPTED: "✓", REJECTED: "✗", DROPPED: "–", UNVERIFIED: "…"}
 """Shown beside the colour, which not everybody can see."""

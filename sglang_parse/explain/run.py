@@ -47,10 +47,8 @@ def summary(answer: ExplainedAnswer) -> str:
     )
     matched = parse.get("matched_prefixes", 0)
     if refused := parse.get("rejected_matched_prefixes", 0):
-        said += (
-            f"\n  the target itself would have written {matched} prefixes; the verdicts refused "
-        )
-        said += f"{refused} of them"
+        said += f"\n  the target itself would have written {matched} prefixes"
+        said += f"; the verdicts refused {refused} of them"
         if refused / matched >= HIGH_REJECT_RATIO:
             said += ": the question does not work for this model"
     return said

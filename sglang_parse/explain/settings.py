@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +61,4 @@ class ExplainSettings(Flags):
             )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sglang-parse explain``."""
-    ExplainSettings.add_arguments(parser)
+add_arguments = ExplainSettings.add_arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,7 @@ def _asked(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Tra
 
 
 def read(path: Path) -> list[Traced]:
-    """Reads a file of one answer or of a list, in the format of SGLang's APIs.
-
-    Raises:
-        BenchError: it holds something else.
-    """
+    """Reads a file of one answer or of a list, in the format of SGLang's APIs."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -95,11 +91,7 @@ def as_json(traced: Traced) -> dict[str, Any]:
 
 
 def decoder(settings: ExplainSettings) -> Decode:
-    """Decodes by the given tokenizer, else by the server.
-
-    Raises:
-        BenchError: the tokenizer cannot be read.
-    """
+    """Decodes by the given tokenizer, else by the server."""
     if not settings.tokenizer:
         return partial(_decode_there, settings.url.rstrip("/"))
     from transformers import AutoTokenizer
@@ -112,11 +104,8 @@ def decoder(settings: ExplainSettings) -> Decode:
 
 
 def _decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
-    body: Mapping[str, Any] = {
-        "model": MODEL,
-        "tokens": [list(ids) for ids in texts],
-        "skip_special_tokens": False,
-    }
+    tokens = [list(ids) for ids in texts]
+    body = {"model": MODEL, "tokens": tokens, "skip_special_tokens": False}
     try:
         answer = httpx.post(f"{url}/v1/detokenize", json=body, timeout=_LIMIT_S)
         return answer.raise_for_status().json()["text"]

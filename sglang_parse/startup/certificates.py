@@ -119,7 +119,7 @@ def model_digest(path: str, revision: str | None = None, cache: str | None = Non
 
     A name without a folder on this machine is returned with its revision instead.
     """
-    folder = _folder(path, revision, cache)
+    folder = local_folder(path, revision, cache)
     if folder is None:
         return f"{path}@{revision or 'main'}"
     digest = hashlib.sha256()
@@ -131,7 +131,8 @@ def model_digest(path: str, revision: str | None = None, cache: str | None = Non
     return digest.hexdigest()[:16]
 
 
-def _folder(path: str, revision: str | None, cache: str | None) -> Path | None:
+def local_folder(path: str, revision: str | None = None, cache: str | None = None) -> Path | None:
+    """Returns a model's folder, or its snapshot in the local Hugging Face cache; None if absent."""
     if os.path.isdir(path):
         return Path(path)
     try:

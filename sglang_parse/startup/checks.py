@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.environ import envs
@@ -21,7 +20,6 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.startup import compat, fallback
 from sglang_parse.startup.models import (
-    ParallelDraft,
     check_head,
     check_models,
     flag_of,
@@ -63,16 +61,6 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """SGLang's settings -> (the supported values, the fix for others)."""
 
-_NOT_WITH: dict[str, tuple[str, Callable[[Any], bool], str]] = {
-    "triton": ("enable_deterministic_inference", bool, "use flashinfer or fa3 with it"),
-    "fa3": (
-        "kv_cache_dtype",
-        lambda dtype: str(dtype).startswith("fp8"),
-        "leave it out, or use flashinfer or triton with it",
-    ),
-}
-"""Settings with which an attention backend would run verify passes in unplanned kernels."""
-
 GRAPHS_OF_STEPS = ("fa3", "triton", "torch_native")
 """Attention backends that plan several steps without reading lengths on the host in between. On a
 CPU, without graphs, the steps run one by one."""
@@ -94,7 +82,7 @@ def validate_server_args(server_args: Any) -> None:
     pass_layout(server_args, config)
     check_draft_graphs(server_args, config)
     compat.check_backend(server_args.attention_backend)
-    tokenizer = tokenizer_of(server_args, server_args.tokenizer_path or server_args.model_path)
+    tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
     block = parallel_draft(config, draft)
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
@@ -102,10 +90,10 @@ def validate_server_args(server_args: Any) -> None:
     for found, fix in fallback.plain_defaults(server_args, target):
         logger.warning("PARSE: %s. Fix: %s", found, fix)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
+    # The most rows of a draft forward: last committed token, draft and masks.
+    draft_rows = 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
     # Sets the width of each ``req_to_token`` row (4 bytes a column); slots are allocated by phase.
-    server_args.speculative_num_draft_tokens = max(
-        longest_pass(config, question), longest_draft_rows(config, block)
-    )
+    server_args.speculative_num_draft_tokens = max(longest_pass(config, question), draft_rows)
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
@@ -117,11 +105,13 @@ def check_settings(args: Any) -> None:
     names = [f"{phase}_attention_backend" for phase in phases]
     others = {flag_of(name): getattr(args, name, None) for name in names}
     check_backends(args.device, args.attention_backend, others)
-    if args.attention_backend in _NOT_WITH:
-        name, is_wrong, fix = _NOT_WITH[args.attention_backend]
-        value = getattr(args, name, None)
-        where = f"{flag_of(name)} with {args.attention_backend}"
-        require(not is_wrong(value), where, value, fix)
+    # With these it would run verify passes in unplanned kernels.
+    is_wrong = args.attention_backend == "triton" and args.enable_deterministic_inference
+    where, fix = "--enable-deterministic-inference with triton", "use flashinfer or fa3 with it"
+    require(not is_wrong, where, True, fix)
+    dtype = args.kv_cache_dtype
+    where, fix = "--kv-cache-dtype with fa3", "leave it out, or use flashinfer or triton with it"
+    require(args.attention_backend != "fa3" or not dtype.startswith("fp8"), where, dtype, fix)
     # Attention inside a full graph supports neither masks nor pseudo-sequences.
     graphs, fix = args.cuda_graph_config.prefill.backend, f"use {Backend.BREAKABLE}"
     require(graphs != Backend.FULL, "--cuda-graph-backend-prefill", graphs, fix)
@@ -153,11 +143,6 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
     require(args.tp_size == 1, f"{setting} with --tp-size {args.tp_size}", steps, fix)
     has_graphs = args.cuda_graph_config.decode.backend != Backend.DISABLED
     require(args.device == "cpu" or has_graphs, f"{setting} without CUDA graphs", steps, fix)
-
-
-def longest_draft_rows(config: ParseConfig, block: ParallelDraft) -> int:
-    """Returns the most rows of a draft forward: last committed token, draft and masks."""
-    return 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
 
 
 def longest_pass(config: ParseConfig, question: Question | None) -> int:

@@ -56,11 +56,7 @@ def check(patched: Iterable[Symbol] = ()) -> None:
     """Checks the version and every symbol that a server uses.
 
     Args:
-        patched: the attributes that this machine's patches change (``patches.symbols``); patches
-            are above this package and cannot be imported here.
-
-    Raises:
-        CompatError: the installed SGLang is another one.
+        patched: those of ``patches.symbols``, which cannot be imported here.
     """
     check_version()
     check_symbols((*server_symbols(), *patched))

@@ -16,11 +16,11 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
     (
         "grammar",
         lambda req: (
-            req.grammar is not None
-            or req.sampling_params.json_schema is not None
-            or req.sampling_params.regex is not None
-            or req.sampling_params.ebnf is not None
-            or req.sampling_params.structural_tag is not None
+            any(
+                getattr(req.sampling_params, name) is not None
+                for name in ("json_schema", "regex", "ebnf", "structural_tag")
+            )
+            or req.grammar is not None
         ),
     ),
     (

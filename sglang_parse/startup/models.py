@@ -30,17 +30,8 @@ def flag_of(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def check_draft_path(path: str | None) -> None:
-    """Raises AdmissionError if there is no draft model, or its folder is none.
-
-    A name that is no local path is left to SGLang, which may download it.
-    """
-    if not path:
-        refuse(DRAFT, path, "give a small model with the target's tokenizer")
-    _check_folder(path, DRAFT)
-
-
 def _check_folder(path: str, setting: str) -> None:
+    """A name that is no local path is left to SGLang, which may download it."""
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
         refuse(setting, path, "it cannot be read as a model (no config.json); give one that can")
     elif os.path.isabs(path) and not os.path.isdir(path):
@@ -59,7 +50,8 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
 def read_pair(args: Any) -> tuple[Any, Any]:
     """Returns the ``ModelConfig`` of target and draft, unchecked."""
     draft_path = args.speculative_draft_model_path
-    check_draft_path(draft_path)
+    require(draft_path, DRAFT, draft_path, "give a small model with the target's tokenizer")
+    _check_folder(draft_path, DRAFT)
     target = _model_config(args, args.model_path, args.context_length, TARGET)
     return target, _model_config(args, draft_path, None, DRAFT)
 
@@ -97,12 +89,9 @@ def check_attention(args: Any, target: Any, draft: Any) -> None:
         require(not kind, setting, f"{path}, a {model.hf_config.architectures[0]} with {kind}", fix)
     window = getattr(target.hf_text_config, "sliding_window", None)
     uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
-    if target.is_hybrid_swa or (window and uses_window):
-        refuse(
-            "sliding_window of the target model",
-            window,
-            "use a target with full attention; custom masks are wrong upstream with windows",
-        )
+    has_windows = target.is_hybrid_swa or (window and uses_window)
+    fix = "use a target with full attention; custom masks are wrong upstream with windows"
+    require(not has_windows, "sliding_window of the target model", window, fix)
 
 
 def _special_attention(model: Any) -> str:
@@ -181,11 +170,7 @@ class ParallelDraft:
 
 
 def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
-    """Returns the parallel drafting that the settings and the draft's files allow.
-
-    Args:
-        config: the server's settings.
-        draft: the draft's ``ModelConfig``.
+    """Returns the parallel drafting that the settings and the draft's ``ModelConfig`` allow.
 
     Raises:
         AdmissionError: it is set, and the draft's files name no valid mask token.
@@ -271,12 +256,12 @@ def _model_config(args: Any, path: str, context_length: int | None, setting: str
         ) from error
 
 
-def tokenizer_of(args: Any, path: str) -> Any:
+def tokenizer_of(args: Any, path: str = "") -> Any:
+    """Returns a model's tokenizer; without a path, the target's."""
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-    return get_tokenizer(
-        path, tokenizer_mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
-    )
+    path, trust = path or args.tokenizer_path or args.model_path, args.trust_remote_code
+    return get_tokenizer(path, tokenizer_mode=args.tokenizer_mode, trust_remote_code=trust)
 
 
 def check_tokenizers(args: Any, target: Any) -> None:

@@ -45,7 +45,7 @@ def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | N
 def _given(args: Any, tokenizer: Any, name: str) -> Question:
     """Returns the question of that name; the error of an unfit one names fitting built-in ones."""
     try:
-        return _rendered(args, tokenizer, QuestionWording.read(question_file(name)))
+        return _rendered(args, tokenizer, name)
     except QuestionError as error:
         fitting = ""
         with contextlib.suppress(AdmissionError):  # the template cannot render any question
@@ -82,13 +82,14 @@ def _built_in(args: Any, tokenizer: Any) -> tuple[dict[str, Question], list[str]
     fitting, problems = {}, []
     for name in built_in_for(_template(args, tokenizer)):
         try:
-            fitting[name] = _rendered(args, tokenizer, QuestionWording.read(question_file(name)))
+            fitting[name] = _rendered(args, tokenizer, name)
         except QuestionError as error:
             problems.append(f"{name}: {error}")
     return fitting, problems
 
 
-def _rendered(args: Any, tokenizer: Any, wording: QuestionWording) -> Question:
+def _rendered(args: Any, tokenizer: Any, name: str) -> Question:
+    wording = QuestionWording.read(question_file(name))
     template = None if wording.suffix else _served_template(args.chat_template)
     try:
         return render_question(tokenizer, wording, template)

@@ -126,7 +126,8 @@ class Symbol:
 def server_symbols() -> list[Symbol]:
     """Returns what every server uses, whatever its attention backend."""
     folders = ("attention", "engine", "patches", "startup", "telemetry")
-    files = [*PACKAGE.glob("*.py"), *(path for name in folders for path in _files(PACKAGE / name))]
+    inner = (path for name in folders for path in sorted((PACKAGE / name).rglob("*.py")))
+    files = [*PACKAGE.glob("*.py"), *inner]
     others = {PACKAGE / "cli.py", PACKAGE / "frontend.py", *BACKEND_FILES.values()}
     return [*symbols_in(path for path in files if path not in others), *_methods(METHODS)]
 
@@ -147,10 +148,6 @@ def symbols_in(files: Iterable[Path]) -> list[Symbol]:
             scanner.visit(ast.parse(source))
             found += scanner.symbols
     return found
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
 
 
 def _methods(methods: Mapping[str, tuple[str, ...]]) -> list[Symbol]:

@@ -42,11 +42,8 @@ class DriftWatch:
         self._window.append(min(verdicts))
         if len(self._window) < WINDOW:
             return False
-        window, self._window = self._window, []
-        return self._has_drifted(window)
-
-    def _has_drifted(self, window: Sequence[float]) -> bool:
-        found = stats.ks_2samp(window, self._certified, method="asymp")
+        found = stats.ks_2samp(self._window, self._certified, method="asymp")
+        self._window = []
         self.distance = float(found.statistic)
         if found.pvalue >= LEVEL:
             return False

@@ -75,9 +75,11 @@ class ParseMetrics:
         super().increment_realtime_tokens(*args, **kwargs)  # type: ignore[misc]
         counters, now = self._parse_counters, time.monotonic()
         if not counters.collects_samples:
-            # The first call follows a prefill, so no sample is missing.
+            # The first call follows a prefill, so no sample is missing. Children show as zeros.
             counters.collects_samples = True
-            self._show_zeros()
+            for metric in METRICS:
+                for label_value in () if metric.is_gauge else metric.label_values:
+                    self._child(metric, label_value)
         counters.update_latest()
         if now - self._parse_published_at >= PUBLISH_EVERY_S or counters.any_finished:
             self._parse_published_at = now
@@ -109,11 +111,6 @@ class ParseMetrics:
             child = self._child(BY_NAME[name], "")
             for value in values:
                 child.observe(value)
-
-    def _show_zeros(self) -> None:
-        for metric in METRICS:
-            for label_value in () if metric.is_gauge else metric.label_values:
-                self._child(metric, label_value)
 
     def log_stats(self, stats: SchedulerStats) -> None:
         """Sets SGLang's acceptance gauges by PARSE's rounds; SGLang counts iterations.
