@@ -50,10 +50,7 @@ def words_of(launch_command: str, info: Mapping[str, Any]) -> list[str]:
     """Returns the words of a running server's command line, which SGLang joins with spaces.
 
     Words up to the next known flag are one value. A flag with several values has those that the
-    server reports, or one per word.
-
-    Args:
-        info: its /server_info.
+    server reports in its /server_info, ``info``, or one per word.
     """
     words: list[str] = []
     for flag, *values in grouped(launch_command.split(" "), _action):

@@ -46,6 +46,19 @@ def not_checked(why: str) -> NoReturn:
     raise Problem(why, "", NOT_CHECKED)
 
 
+def warn_if(is_bad: bool, found: str, fix: str) -> str:
+    """Returns what was found; raises it as a warning if it is bad."""
+    if is_bad:
+        raise Problem(found, fix, WARNING)
+    return found
+
+
+def simulated(fraction: float) -> NoReturn:
+    found = f"acceptance is simulated ({fraction:g}): answers are meaningless"
+    fix = "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE, unless this is a benchmark"
+    raise Problem(found, fix, WARNING)
+
+
 def run_check(name: str, check: Callable[[], str]) -> Finding:
     """Runs a check; any error is its finding."""
     try:

@@ -6,7 +6,7 @@ import os
 import sys
 from importlib import metadata
 
-from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins import GENERAL_PLUGINS_GROUP, load_plugins
 from sglang.srt.speculative.spec_registry import get_spec
 
 from sglang_parse import patches
@@ -16,8 +16,7 @@ from sglang_parse.doctor.finding import Check, Problem
 from sglang_parse.startup import compat
 from sglang_parse.startup.sglang_api import server_symbols
 
-GROUP, ALLOWED = "sglang.srt.plugins", "SGLANG_PLUGINS"
-PLUGIN, VALUE = "parse", "sglang_parse.plugin:register"
+ALLOWED, PLUGIN, VALUE = "SGLANG_PLUGINS", "parse", "sglang_parse.plugin:register"
 
 
 def checks() -> list[Check]:
@@ -26,14 +25,12 @@ def checks() -> list[Check]:
 
 
 def versions() -> str:
-    """Raises: CompatError, for another version of SGLang."""
     compat.check_version()
     return ", ".join(f"{name} {version}" for name, version in conditions.versions().items())
 
 
 def plugin() -> str:
-    """Raises: Problem, if SGLang does not find or load the plugin."""
-    entries = metadata.entry_points(group=GROUP, name=PLUGIN)
+    entries = metadata.entry_points(group=GENERAL_PLUGINS_GROUP, name=PLUGIN)
     if VALUE not in [entry.value for entry in entries]:
         raise Problem(
             f"no package in {sys.prefix} has the entry point {PLUGIN} = {VALUE}",
@@ -56,7 +53,6 @@ def plugin() -> str:
 
 
 def sglang_api() -> str:
-    """Raises CompatError if SGLang lacks a symbol that PARSE uses, or its parameters differ."""
     symbols = [*server_symbols(), *patches.symbols()]
     compat.check_symbols(symbols)
     paths = {symbol.path for symbol in symbols}
@@ -64,6 +60,5 @@ def sglang_api() -> str:
 
 
 def patches_applied() -> str:
-    """Raises: PatchError, if SGLang failed to apply one."""
     patches.assert_applied()
     return f"{sum(patch.is_needed() for patch in patches.PATCHES)} applied"

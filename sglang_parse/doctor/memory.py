@@ -7,16 +7,15 @@ A backend may pad or repack weights. Activations are not counted: they use the m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from huggingface_hub import get_local_safetensors_metadata, snapshot_download
+from huggingface_hub import get_local_safetensors_metadata
 from huggingface_hub.errors import NotASafetensorsRepoError
 
-from sglang_parse.core.config import ParseConfig
-from sglang_parse.doctor.finding import WARNING, Problem
+from sglang_parse.doctor.finding import Problem, warn_if
+from sglang_parse.startup.certificates import local_folder
 from sglang_parse.startup.models import kv_bytes_per_token, slot_sharers
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -40,8 +39,9 @@ def weights_of(path: str, dtype: torch.dtype) -> Weights | None:
     Returns:
         None if there are no safetensors files.
     """
+    if (folder := local_folder(path)) is None:
+        return None
     try:
-        folder = path if Path(path).is_dir() else snapshot_download(path, local_files_only=True)
         files = get_local_safetensors_metadata(folder).files_metadata.values()
     except (OSError, ValueError, NotASafetensorsRepoError):
         return None
@@ -62,28 +62,18 @@ def device_bytes(device: str) -> int:
     return min(module.mem_get_info(index)[1] for index in range(module.device_count()))
 
 
-def fits(
-    args: Any, config: ParseConfig, models: tuple[Any, Any], weights: tuple[Weights, Weights]
-) -> str:
-    """Checks that weights and KV fit.
+def fits(args: Any, target: Any, weights: tuple[Weights, Weights]) -> str:
+    """Checks that weights and KV fit, and a request as long as the context.
 
     Args:
-        args: ``ServerArgs``.
-        models: ``ModelConfig`` of target and draft.
+        target: its ``ModelConfig``.
         weights: of target and draft.
-
-    Returns:
-        A description with the KV slots left.
-
-    Raises:
-        Problem: they do not fit, or a request as long as the context does not.
     """
     dtypes, ranks = (args.kv_cache_dtype, args.tp_size), args.tp_size
-    target, draft = models
-    others = slot_sharers(args) if config.uses_eagle3 else [draft]
+    drafts, draft_dtype = slot_sharers(args), args.speculative_draft_kv_cache_dtype
     per_token = [
         kv_bytes_per_token(target, *dtypes),
-        *(kv_bytes_per_token(m, *dtypes, args.speculative_draft_kv_cache_dtype) for m in others),
+        *(kv_bytes_per_token(draft, *dtypes, draft_dtype) for draft in drafts),
     ]
     total, fraction = device_bytes(args.device), args.mem_fraction_static
     left = total * fraction - sum(one.num_bytes for one in weights) / ranks
@@ -97,15 +87,11 @@ def fits(
     )
     if free <= 0:
         raise Problem(found, "a larger --tp-size, quantized weights, or smaller models")
-    if pool < target.context_len:
-        fix = "a smaller --context-length, a larger pool, or shorter requests than the context"
-        raise Problem(found, fix, WARNING)
-    return found
+    fix = "a smaller --context-length, a larger pool, or shorter requests than the context"
+    return warn_if(pool < target.context_len, found, fix)
 
 
 def _shown(num_bytes: float) -> str:
-    for unit in ("GiB", "MiB"):
-        size = 2**30 if unit == "GiB" else 2**20
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / 1024:.1f} KiB"
+    units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    unit = next((unit for unit, size in units.items() if num_bytes >= size), "KiB")
+    return f"{num_bytes / units[unit]:.1f} {unit}"

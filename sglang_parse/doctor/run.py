@@ -10,20 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.doctor import machine, served, start
-from sglang_parse.doctor.finding import (
-    FAILS,
-    NOT_CHECKED,
-    OK,
-    WARNING,
-    Check,
-    Finding,
-    run_check,
-)
+from sglang_parse.doctor.finding import FAILS, NOT_CHECKED, OK, WARNING, Check, Finding, run_check
 from sglang_parse.doctor.settings import DoctorSettings
 
 STYLES = {OK: "green", WARNING: "yellow", FAILS: "bold red", NOT_CHECKED: "dim"}
@@ -60,7 +52,9 @@ def _checks(settings: DoctorSettings, flags: Sequence[str]) -> Iterator[Check]:
     if flags or not settings.url:
         yield from machine.checks()
     if flags:
-        yield from start.Start(flags).checks()
+        made = start.Start(flags).checks()
+        # With --url the port is in use, rightly.
+        yield from (check for check in made if not (settings.url and check[0] == "port"))
     if settings.url:
         yield from served.Served(settings, ProgressLog(Console(stderr=True))).checks()
 
@@ -74,10 +68,8 @@ def _left(settings: DoctorSettings, found: Sequence[Finding]) -> list[str]:
 
 def row(one: Finding) -> Table:
     """Name, status and what was found, with its fix below."""
-    shown = Table.grid(padding=(0, 2, 0, 0))
-    shown.add_column(width=16, no_wrap=True)
-    shown.add_column(width=11, no_wrap=True)
-    shown.add_column(overflow="fold")
+    name, status = Column(width=16, no_wrap=True), Column(width=11, no_wrap=True)
+    shown = Table.grid(name, status, Column(overflow="fold"), padding=(0, 2, 0, 0))
     text = Text(one.found)
     if one.fix:
         text.append(f"\nFix: {one.fix}", "bold")

@@ -26,7 +26,7 @@ from sglang_parse.client.servers import Remote
 from sglang_parse.core.question import LOW_VERDICT_MASS
 from sglang_parse.core.selection import HIGH_REJECT_RATIO
 from sglang_parse.doctor import command
-from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked
+from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.doctor.settings import DoctorSettings
 from sglang_parse.doctor.start import Start
 from sglang_parse.startup import compat
@@ -85,7 +85,6 @@ class Served:
             raise self.ended
 
     def read_info(self) -> str:
-        """Raises: Problem, if it does not answer, or runs another version of SGLang."""
         url = f"{self.server.url}/server_info"
         try:
             self.server.check_alive()
@@ -100,7 +99,6 @@ class Served:
         return f"it answers; SGLang {found}"
 
     def is_parse(self) -> str:
-        """Raises: Problem, for a server without PARSE."""
         value = self.info.get("speculative_algorithm")
         if value != NAME:
             fix = f"start it with --speculative-algorithm {NAME}"
@@ -120,12 +118,7 @@ class Served:
     # -- answers --------------------------------------------------------------------
 
     def answers(self) -> str:
-        """Asks the prompts until the budget is spent or somebody ends the doctor.
-
-        Raises:
-            Problem: plain decoding served one, or nothing was drafted.
-            BenchError: a request failed.
-        """
+        """Asks the prompts until the budget is spent or somebody ends the doctor."""
         settings = self.settings
         items = prompts_for(settings.prompts, self.info["model_path"], settings.requests)
         missing = ""
@@ -190,14 +183,11 @@ class Served:
             not_checked(count)
         plain = [info["reason"] for info in infos if info["mode"] == "plain"]
         if plain:
-            raise Problem(
-                f"{count}; plain decoding served {len(plain)} of {len(infos)}: {plain[0]}",
-                "see 'Fallback to plain decoding' in the documentation",
-                WARNING,
-            )
-        if simulated := infos[0].get("simulated"):
-            found = f"acceptance is simulated ({simulated:g}): answers are meaningless"
-            raise Problem(found, "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE", WARNING)
+            found = f"{count}; plain decoding served {len(plain)} of {len(infos)}: {plain[0]}"
+            fix = "see 'Fallback to plain decoding' in the documentation"
+            raise Problem(found, fix, WARNING)
+        if fraction := infos[0].get("simulated"):
+            simulated(fraction)
         rounds, skipped = (sum(info[key] for info in infos) for key in ("rounds", "skipped_drafts"))
         if not rounds:
             reason = infos[-1].get("reason") or f"drafting was suspended {skipped} times"
@@ -220,7 +210,7 @@ class Served:
         return [record for answer in self.run.answers for record in answer.parse["trace"]]
 
     def verdict_mass(self) -> str:
-        """Raises: Problem, if the target answers with tokens other than the verdict tokens."""
+        """A target may answer with other tokens than the verdict tokens."""
         values = [mass for record in self.rounds for mass in record["verdict_mass"]]
         if not values:
             return "no questions (--parse-verification token)"
@@ -228,17 +218,14 @@ class Served:
             f"mean {fmean(values):.3f}, smallest {min(values):.3f} of the probability, "
             f"of {len(values)} verdicts"
         )
-        if fmean(values) < LOW_VERDICT_MASS:
-            raise Problem(
-                f"{found}: they mean little",
-                "give --parse-question a wording that this model answers with the verdict tokens, "
-                "or other tokens; then take --parse-threshold from its own verdicts",
-                WARNING,
-            )
-        return found
+        fix = (
+            "give --parse-question a wording that this model answers with the verdict tokens, "
+            "or other tokens; then take --parse-threshold from its own verdicts"
+        )
+        is_low = fmean(values) < LOW_VERDICT_MASS
+        return warn_if(is_low, f"{found}: they mean little" if is_low else found, fix)
 
     def matched_prefixes(self) -> str:
-        """Raises: Problem, if the question contradicts the target's own choices."""
         matched, rejected = self._matched()
         if not matched:
             return "the target would have written no whole prefix itself, or nothing was asked"
@@ -265,7 +252,6 @@ class Served:
         return f"another --parse-threshold, or another question: {rejections}"
 
     def acceptance(self) -> str:
-        """Raises: Problem, if few draft tokens are accepted."""
         run, verdicts = self.run, [value for record in self.rounds for value in record["verdicts"]]
         ratio = run.per_request("accepted_tokens") / run.per_request("drafted_tokens")
         found = (
@@ -280,12 +266,9 @@ class Served:
             )
         else:
             found += "token-level verification"
-        if ratio < LOW_ACCEPT_RATIO:
-            raise Problem(found, self._accept_fix, WARNING)
-        return found
+        return warn_if(ratio < LOW_ACCEPT_RATIO, found, self._accept_fix)
 
     def speedup(self) -> str:
-        """Raises: Problem, if PARSE is slower than plain decoding."""
         run = self.run
         if not self.plain:
             not_checked("no prompt was answered without PARSE")
@@ -304,9 +287,7 @@ class Served:
             f"{limit_of(r, v, a):.2f}x = 1 / (r {r:.2f} + v {v:.2f} + 1 - a {a:.2f}). "
             f"Largest cost: {stage} ({cost:.2f}; {fix})"
         )
-        if speedup < 1:
-            raise Problem(found, fix, WARNING)
-        return found
+        return warn_if(speedup < 1, found, fix)
 
 
 def _ms_per_token(answers: Sequence[Answer]) -> float:

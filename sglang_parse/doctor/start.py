@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
 import torch
 from sglang.srt.arg_groups.overrides import resolving_view
@@ -16,7 +17,7 @@ from sglang_parse.core.config import ConfigError, ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.doctor import command, memory
-from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked
+from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.startup import checks, compat, fallback, models
 from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.questions import question_for
@@ -37,7 +38,7 @@ class Start:
     """The server of ``python -m sglang.launch_server`` with these flags.
 
     Args:
-        is_running: the flags are a running server's, as far as they are known.
+        is_running: the flags are a running server's, as far as they are known; its port is in use.
 
     Attributes:
         given: ``ServerArgs`` as given; None until the flags have been read.
@@ -93,7 +94,6 @@ class Start:
         return f"{len(groups)} given"
 
     def port(self) -> str:
-        """Raises: AdmissionError, if the server could not listen on it."""
         checks.check_port(self.given)
         return f"{self.given.port} is free"
 
@@ -106,31 +106,21 @@ class Start:
         return "SGLang and PARSE accept these settings"
 
     def algorithm(self) -> str:
-        """Raises: Problem, for a server without PARSE."""
         setting, value = "--speculative-algorithm", self.args.speculative_algorithm
         if value != NAME:
             raise Problem(f"{setting} is {value!r}: a server without PARSE", f"use {NAME}")
         return f"{setting} {NAME}"
 
     def settings(self) -> str:
-        """Returns PARSE's settings that were given.
-
-        Raises:
-            ConfigError, AdmissionError, BackendError: of PARSE's settings, then of SGLang's.
-        """
-        simulated = SimulatedAcceptance.from_env(self.config)
+        """Checks PARSE's, then SGLang's; returns PARSE's that were given."""
+        simulation = SimulatedAcceptance.from_env(self.config)
         checks.check_settings(self.args)
-        if simulated is not None:
-            raise Problem(
-                f"acceptance is simulated ({simulated.fraction:g}): answers are meaningless",
-                "unset SGLANG_PARSE_SIMULATE_ACCEPTANCE, unless this is a benchmark",
-                WARNING,
-            )
+        if simulation is not None:
+            simulated(simulation.fraction)
         given = self.config.model_dump(exclude_unset=True).items()
         return ", ".join(f"{flag(name)} {value}" for name, value in given) or "PARSE's defaults"
 
     def device(self) -> str:
-        """Raises: Problem, if this machine lacks the devices."""
         device, machine = self.args.device, conditions.machine()
         if device == "cpu":
             found = f"cpu: {machine['processor']}, {machine['cpus']} CPUs"
@@ -146,7 +136,6 @@ class Start:
         return f"{device}: {', '.join(kind.get_device_name(index) for index in range(count))}"
 
     def attention(self) -> str:
-        """Returns the backend and its layout. Raises: AdmissionError, BackendError, CompatError."""
         args, config = self.args, self.config
         layout, why = checks.pass_layout(args, config)
         checks.check_draft_graphs(args, config)
@@ -156,7 +145,6 @@ class Start:
         return f"{found}, because {why}"
 
     def models(self) -> str:
-        """Raises: AdmissionError, if PARSE cannot read or run one of them."""
         pair = models.read_pair(self.args)
         for check in models.PAIR_CHECKS:
             if check not in (models.check_vocabularies, models.check_contexts):  # have their lines
@@ -174,13 +162,14 @@ class Start:
     @cached_property
     def pair(self) -> tuple[Any, Any]:
         """``ModelConfig`` of target and draft."""
-        return _read("models", partial(models.read_pair, self.args))
+        with _reading("models"):
+            return models.read_pair(self.args)
 
     @cached_property
     def tokenizer(self) -> Any:
         """The target's."""
-        path = self.args.tokenizer_path or self.args.model_path
-        return _read("the target's tokenizer", partial(models.tokenizer_of, self.args, path))
+        with _reading("the target's tokenizer"):
+            return models.tokenizer_of(self.args)
 
     @cached_property
     def weights(self) -> tuple[memory.Weights, memory.Weights]:
@@ -192,68 +181,54 @@ class Start:
         return target, draft
 
     def built_question(self) -> Question | None:
-        """Raises: AdmissionError, QuestionError, if the question cannot be built."""
         return question_for(self.args, self.tokenizer, self.config)
 
     # -- of the models --------------------------------------------------------------
 
     def tokenizers(self) -> str:
-        """Raises: AdmissionError, if they differ."""
         _, tokenizer = self.pair, self.tokenizer
         models.check_tokenizers(self.args, tokenizer)
         return f"the same {len(tokenizer.get_vocab()):,} entries"
 
     def vocabularies(self) -> str:
-        """Raises: AdmissionError, if they differ."""
         models.check_vocabularies(self.args, *self.pair)
         return f"{self.pair[0].vocab_size:,} tokens each"
 
     def context_lengths(self) -> str:
-        """Raises: AdmissionError, if the draft's is shorter."""
         models.check_contexts(self.args, *self.pair)
         target, draft = self.pair
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
     def draft_forward(self) -> str:
-        """Raises: AdmissionError, if the draft cannot generate that many tokens per forward."""
         block = models.parallel_draft(self.config, self.pair[1])
         if block.size == 1:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"
 
     def default_requests(self) -> str:
-        """Raises: Problem, if requests that set no sampling parameters are served plainly."""
         for found, fix in fallback.plain_defaults(self.args, self.pair[0]):
             raise Problem(found, fix, WARNING)
         return "requests that set no sampling parameters are drafted for"
 
     def head(self) -> str:
-        """Raises: AdmissionError, if the head does not fit the target."""
         steps = models.check_head(self.given, self.config, self.pair[0])
         return f"{self.config.eagle3_path} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
-        """Raises: Problem, if the draft is nearly as large as the target."""
         target, draft = self.weights
         ratio = target.count / draft.count
         found = (
             f"{target.count:,} and {draft.count:,} weights: {ratio:.1f} to 1 (in a mixture of "
             "experts a token uses some of them)"
         )
-        if ratio < SMALL_RATIO:
-            raise Problem(
-                f"{found}; the time to draft limits the speedup",
-                f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target",
-                WARNING,
-            )
-        return found
+        fix = f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target"
+        limits = "; the time to draft limits the speedup" if ratio < SMALL_RATIO else ""
+        return warn_if(bool(limits), found + limits, fix)
 
     def memory(self) -> str:
-        """Raises: Problem, if weights and KV do not fit."""
-        return memory.fits(self.args, self.config, self.pair, self.weights)
+        return memory.fits(self.args, self.pair[0], self.weights)
 
     def question(self) -> str:
-        """Raises: AdmissionError, QuestionError, if the question cannot be built."""
         question = self.built_question()
         if question is None:
             return f"none with {flag('verification')} {self.config.verification}"
@@ -268,43 +243,34 @@ class Start:
         return f"{shown} tokens; verdict tokens {yes} and {no}"
 
     def verify_pass(self) -> str:
-        """Raises: Problem, if one request's verify pass exceeds the memory that SGLang reserves."""
+        """SGLang reserves memory for the activations of a prefill chunk."""
         rows = checks.longest_pass(self.config, self.built_question())
         chunk = self.args.chunked_prefill_size
         found = f"at most {rows:,} rows for one request; --chunked-prefill-size is {chunk}"
-        if chunk and 0 < chunk < rows:
-            raise Problem(
-                found,
-                f"smaller {flag('draft_tokens')} or {flag('max_prefixes')}, a shorter question, a "
-                "larger --chunked-prefill-size, or a smaller --mem-fraction-static",
-                WARNING,
-            )
-        return found
+        fix = (
+            f"smaller {flag('draft_tokens')} or {flag('max_prefixes')}, a shorter question, a "
+            "larger --chunked-prefill-size, or a smaller --mem-fraction-static"
+        )
+        return warn_if(0 < (chunk or 0) < rows, found, fix)
 
     def certificate(self) -> str:
-        """Raises: Problem, if the threshold was certified for another server."""
         config, dtype = self.config, str(self.pair[0].dtype)
         certified = certified_server(self.args, config, self.built_question(), dtype)
         if certified.mismatch:
-            differences = [
+            differences = "; ".join(
                 f"{name} {wanted}, here {found}"
                 for name, (wanted, found) in certified.mismatch.items()
-            ]
-            raise Problem(
-                f"{flag('threshold')} {config.threshold} was certified for another server: "
-                f"{'; '.join(differences)}",
-                "run sglang-parse calibrate for this one",
-                WARNING,
             )
+            setting = f"{flag('threshold')} {config.threshold}"
+            found = f"{setting} was certified for another server: {differences}"
+            raise Problem(found, "run sglang-parse calibrate for this one", WARNING)
         return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
 
 
-Part = TypeVar("Part")
-
-
-def _read(what: str, read: Callable[[], Part]) -> Part:
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
     """Raises: Problem, on an error, which a check of its own reports."""
     try:
-        return read()
+        yield
     except Exception:  # noqa: BLE001 - see ``run_check``
         not_checked(f"{what} could not be read")

@@ -209,6 +209,19 @@ def test_a_used_port(good: dict[str, Finding]):
     assert line.fix == "use a free port, or stop the other server"
 
 
+def test_the_port_of_a_running_server_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(served.Served, "checks", lambda _: iter(()))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = other.getsockname()[1]
+        url = f"http://127.0.0.1:{used}"
+        assert cli.main(["doctor", "--json", "--url", url, *flags(port=used)]) == 0
+    names = [one["check"] for one in json.loads(capsys.readouterr().out)["findings"]]
+    assert "port" not in names
+    assert {*start.NAMES} <= {*names}
+
+
 def test_device(good: dict[str, Finding]):
     assert good["device"].found.startswith("cpu: ")
     line = check(device="cuda", attention_backend="triton")["device"]
