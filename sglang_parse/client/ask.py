@@ -80,16 +80,12 @@ def ask(
     Raises:
         BenchError: a request failed, or a PARSE server did not use PARSE.
     """
-
-    def answer(index: int) -> Answer:
-        return _ask(client, server, index, items[index], asking)
-
     # A client per run: servers close connections while they are suspended. Failures are reported.
     url = f"{server.url}/v1"
     with openai.OpenAI(
         base_url=url, api_key="none", max_retries=0, timeout=asking.limit_s
     ) as client:
-        calls = [partial(answer, index) for index in indices]
+        calls = [partial(_ask, client, server, i, items[i], asking) for i in indices]
         bench_run = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
     for found in bench_run.answers if has_parse(server.name) else ():
         if found.parse.get("mode") != "parse":

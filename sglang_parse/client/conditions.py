@@ -36,12 +36,14 @@ def versions(more: Sequence[str] = ()) -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Processor, memory and accelerators of this machine."""
+    import torch
+
     return {
         "processor": _processor(),
         "cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": f"{platform.system()} {platform.machine()}",
-        "accelerators": _accelerators(),
+        "accelerators": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
     }
 
 
@@ -52,9 +54,3 @@ def _processor() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.processor() or "unknown"
-
-
-def _accelerators() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]

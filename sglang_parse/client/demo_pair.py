@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -44,10 +44,9 @@ def check_there(paths: Mapping[str, str | None]) -> None:
         raise BenchError(f"{which}: {WITHOUT}; fix: give them, or {CHECKOUT}")
 
 
-def is_of_demo_pair(paths: Sequence[str]) -> bool:
-    """Whether all of these models are the demo pair's."""
-    known = {(DEMO_PAIR / name).resolve() for name in ("target", "draft")}
-    return all(Path(path).resolve() in known for path in paths)
+def is_of_demo_pair(path: str) -> bool:
+    """Whether this model is the demo pair's."""
+    return Path(path).resolve() in [(DEMO_PAIR / name).resolve() for name in ("target", "draft")]
 
 
 def load_problems() -> ModuleType:

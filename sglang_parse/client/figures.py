@@ -10,6 +10,7 @@ own tokens took time. Each program documents how it measures r, v and a.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
@@ -54,11 +55,5 @@ def stage_ms(runs: Sequence[BenchRun]) -> dict[str, float]:
 
 
 def rounded(value: Any) -> Any:
-    """Plain data with its floats rounded to 4 places."""
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
-    return value
+    """Plain data as JSON has it, its floats rounded to 4 places."""
+    return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 4))

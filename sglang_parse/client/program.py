@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +46,6 @@ class ProgressLog:
 
 
 def write_json(path: Path, content: Any, indent: int = 2) -> None:
-    """Writes plain data to a file and makes its folder."""
+    """Writes plain data, and paths as text, to a file and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=indent, default=os.fspath) + "\n", encoding="utf-8")

@@ -31,7 +31,7 @@ def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
     """
     if path is not None:
         return read_prompts(path)[:count]
-    if is_of_demo_pair([model_path]):
+    if is_of_demo_pair(model_path):
         texts = [problem.text for problem in load_problems().held_out_problems(count, seed=1)]
     else:
         texts = list(_EVERYDAY[:count])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from sglang_parse.client.conditions import of_now
@@ -62,13 +61,9 @@ def conditions(
         "environment": environment | ENVIRONMENT if specs else {},
         "bench_serving": bench_command,
         "task": task,
-        "settings": _plain(asdict(settings)),
+        "settings": asdict(settings),
         "requests_per_run": {str(c): settings.num_requests(c) for c in settings.concurrencies},
         "baseline": settings.baseline,
         "stock": list(settings.stock_servers),
         "notes": [NOTES[kind] for kind in kinds if kind in NOTES],
     }
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}

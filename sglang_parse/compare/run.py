@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     settings, log = CompareSettings.read(arguments), ProgressLog(console)
     preset = getattr(arguments, "command", "compare")
-    task = assignment(settings)
+    count = max(settings.problems, settings.num_timed, settings.warmup)
+    task = make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)
     specs = server_specs(settings.models, settings.own_servers)
     if specs:
         # What is started here is on disk, and so is its tokenizer: nobody waits for a network.
@@ -75,16 +76,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         show_load(console, figures, settings.baseline)
     show_figures(console, figures, settings.baseline, settings.output)
     if traced is not None:
-        show_answer(console, traced, tokenizer_of(settings.tokenizer))
+        decode = partial(tokenizer_of(settings.tokenizer).decode_batch, skip_special_tokens=True)
+        answer = explain_answer(traced, decode)
+        console.print(answer_table(answer, "One answer, segment by segment"))
     if preset == "demo":
         show_demo(console, figures)
     return 0
-
-
-def assignment(settings: CompareSettings) -> Assignment:
-    """Loads the task. Raises: BenchError, when its file or grader cannot be used."""
-    count = max(settings.problems, settings.num_timed, settings.warmup)
-    return make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)
 
 
 class Runner:
@@ -241,12 +238,3 @@ class Runner:
 @cache
 def tokenizer_of(folder: str) -> Tokenizer:
     return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-
-
-def show_answer(console: Console, traced: Traced, tokenizer: Tokenizer) -> None:
-    """One answer, segment by segment."""
-
-    def decode(texts: Sequence[Sequence[int]]) -> list[str]:
-        return tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=True)
-
-    console.print(answer_table(explain_answer(traced, decode), "One answer, segment by segment"))

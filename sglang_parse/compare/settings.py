@@ -56,10 +56,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Command -> its defaults."""
 
 
-def _servers(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return split_names(names) if isinstance(names, str) else names
-
-
 def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
     remotes = {}
     for text in texts:
@@ -89,7 +85,7 @@ class CompareSettings(TaskSettings):
     servers: tuple[str, ...] = model(
         tuple(TITLES),
         f"of {','.join(TITLES)}; default: the command's, or those of --url",
-        read=_servers,
+        read=lambda names: split_names(names) if isinstance(names, str) else names,
     )
     remotes: dict[str, Remote] = model(
         [],

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sglang_parse.client.records import DRAFT, PARSE, PLAIN, STAGES, Variant, title_of
 from sglang_parse.client.tables import make_table
-from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
+from sglang_parse.compare.figures import Comparison, VariantFigures
 from sglang_parse.compare.quality import Quality
 
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "max_itl": "max ITL", "e2e": "E2E"}
@@ -111,11 +111,8 @@ def _speed(one: VariantFigures, concurrency: int, baseline: str) -> str:
     if speed is None:
         return ""
     over = speed.over.get(baseline)
-    return f"{speed.tokens_per_s.median:.0f}" + (f" ({_spread(over)})" if over else "")
-
-
-def _spread(value: Spread) -> str:
-    return f"{value.median:.2f}x, {value.low:.2f}-{value.high:.2f}"
+    spread = f" ({over.median:.2f}x, {over.low:.2f}-{over.high:.2f})" if over else ""
+    return f"{speed.tokens_per_s.median:.0f}{spread}"
 
 
 def _quality(quality: Quality | None) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -85,16 +85,13 @@ class Sender:
         if meta["completion_tokens"] != self.settings.max_new_tokens:
             raise BenchError(f"{self.endpoint.name} generated {meta['completion_tokens']} tokens")
         answer = Answer(index, "", meta["completion_tokens"], wall_ms, meta)
-        if self._simulated is not None:
-            self._check_simulated(answer.parse)
-        return answer
-
-    def _check_simulated(self, parse: Mapping[str, Any]) -> None:
-        if (parse.get("mode"), parse.get("simulated")) != ("parse", float(self._simulated or 0)):
+        found = answer.parse.get("mode"), answer.parse.get("simulated")
+        if self._simulated and found != ("parse", float(self._simulated)):
             raise BenchError(
                 f"{self.endpoint.name} should serve with PARSE and simulate {self._simulated}, its "
-                f"meta_info['parse'] is {parse!r}"
+                f"meta_info['parse'] is {answer.parse!r}"
             )
+        return answer
 
     def _generate(
         self, client: httpx.Client, prompt: Sequence[int], max_new_tokens: int

@@ -47,7 +47,9 @@ class LimitSettings(Flags):
     """
 
     target: Shape = option(
-        "qwen3_32b", f"{_NAMES}, or a folder (default %(default)s)", read=Shape.read
+        "qwen3_32b",
+        f"{_NAMES}, or a folder (default %(default)s)",
+        read=Shape.read,
     )
     draft: Shape = option("qwen3_1_7b", "likewise (default %(default)s)", read=Shape.read)
     device: str = option("cuda", "default %(default)s", choices=sorted(BACKENDS))
