@@ -25,7 +25,6 @@ from sglang_parse.client.records import BenchError, title_of
 START_LIMIT_S = 600.0
 STOP_LIMIT_S = 15.0
 LOG_TAIL_LINES = 25
-LAUNCHER = ("-m", "sglang.launch_server")
 MODEL_NAME = "demo"
 MAX_RUNNING_REQUESTS = 16
 
@@ -51,12 +50,14 @@ class ServerSpec:
 
     Attributes:
         flags: after ``common``.
+        launcher: arguments of Python, before the flags.
         environment: variables beyond those of this process.
     """
 
     name: str
     flags: tuple[str, ...]
     common: tuple[str, ...] = COMMON_FLAGS
+    launcher: tuple[str, ...] = ("-m", "sglang.launch_server")
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -99,7 +100,7 @@ class Server:
     ) -> None:
         self.name, self.port, self.log = spec.name, port, log
         self.is_suspended = False
-        command = [sys.executable, *LAUNCHER, *spec.common, *spec.flags]
+        command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
             environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
             start = start or start_process

@@ -22,7 +22,7 @@ from sglang_parse.client.records import (
     WITH_PARSE,
     BenchError,
 )
-from sglang_parse.client.servers import COMMON_FLAGS, LAUNCHER, ServerSpec
+from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
 from sglang_parse.core.config import flag as flag_of
 from sglang_parse.core.simulation import ENV_VAR
 
@@ -70,7 +70,7 @@ def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
 
 def command_of(spec: ServerSpec) -> str:
     """The command line of a server, without its port."""
-    return shlex.join(["python", *LAUNCHER, *spec.common, *spec.flags])
+    return shlex.join(["python", *spec.launcher, *spec.common, *spec.flags])
 
 
 def parse_settings(**settings: object) -> tuple[str, ...]:
