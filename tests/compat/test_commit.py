@@ -1,4 +1,4 @@
-"""What a judged draft leaves: what is kept, who decided, what the next one begins with."""
+"""Committing a verify result: accepted tokens, the rule that decided, and the next draft."""
 
 from __future__ import annotations
 
