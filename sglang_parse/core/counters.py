@@ -103,10 +103,10 @@ class Counters:
         return samples
 
     def observe_verify(
-        self, num_drafted: int, accepted_len: int, verdicts: Sequence[float]
+        self, num_verified: int, accepted_len: int, verdicts: Sequence[float]
     ) -> None:
-        self.count("verified_tokens_total", num_drafted)
-        self.observe("accept_ratio", (accepted_len / max(1, num_drafted),))
+        self.count("verified_tokens_total", num_verified)
+        self.observe("accept_ratio", (accepted_len / max(1, num_verified),))
         self.observe("verdict", verdicts)
 
     def observe_output(self, state: RequestState, now: float) -> None:

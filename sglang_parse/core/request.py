@@ -39,6 +39,7 @@ class Draft:
     Attributes:
         token_ids: draft tokens.
         finished: the last one is a stop token: the draft model ended the answer.
+        is_truncated: KV slots ran short; it is counted as such.
         candidates: unverified proposals of mask tokens for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
@@ -47,6 +48,7 @@ class Draft:
 
     token_ids: list[int] = field(default_factory=list)
     finished: bool = False
+    is_truncated: bool = False
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
@@ -82,8 +84,8 @@ class Stats:
             tokens equal its choices. Counted in greedy requests under semantic verification.
         rejected_matched_prefixes: those of them whose verdict is below the threshold.
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
-        skipped_drafts: times that drafting was possible but not expected to pay (per segment; in
-            token mode per token).
+        skipped_drafts: drafts that were due and did not start (per segment; in token mode per
+            token): no speedup was expected or known, or the settings draft nothing.
         eagle3_steps, eagle3_tokens: target forwards that verified an EAGLE-3 proposal, and the
             ``target_tokens`` that they output; only with ``--parse-decode-accelerator eagle3``.
         prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;
@@ -221,11 +223,12 @@ class RequestState:
         """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it."""
         self.action = action
         self.waited = self.waited + 1 if action is Action.WAIT else 0
-        if action is Action.END_DRAFT:
+        if action in (Action.END_DRAFT, Action.DROP_DRAFT) and not self.draft.is_truncated:
+            self.draft.is_truncated = True
             self.stats.kv_truncated_drafts += 1
+        if action is Action.END_DRAFT:
             self.phase = Phase.VERIFYING
         elif action is Action.DROP_DRAFT:
-            self.stats.kv_truncated_drafts += 1
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
             self.start_decode(len(self.output_ids))
             self.no_draft_reason = "KV slots are short"

@@ -60,7 +60,7 @@ def build_engine(
     max_question_len = question.max_len if question else 0
     draft = DraftModel(*models, graph_steps=config.draft_graph_steps)
     parallel = _parallel_draft(config, draft)
-    target = TargetModel(target_worker)
+    target, guard = TargetModel(target_worker), DraftGuard(server_args.tp_size)
     controller = _controller(config, server_args, max_question_len)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch = certified.mismatch
@@ -81,8 +81,8 @@ def build_engine(
             draft_tokens=config.draft_tokens,
             is_timed=not server_args.enable_deterministic_inference,
         ),
-        draft_guard=DraftGuard(num_ranks=server_args.tp_size),
-        eagle=EagleDecoder(*models, config.eagle3_path) if config.uses_eagle3 else None,
+        draft_guard=guard,
+        eagle=EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None,
         judge=judge,
         verifier=Verifier(target, judge, is_masked=is_masked),
         committer=Committer(config, judge, controller, counters),

@@ -128,7 +128,7 @@ class Committer:
         """Counts the outcome and feeds the controller; returns whether the draft failed."""
         state = req.parse_state
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
-        self.counters.observe_verify(state.num_drafted, accepted_len, result.verdicts)
+        self.counters.observe_verify(outcome.num_verified, accepted_len, result.verdicts)
         if self.judge is not None:
             seen = result.verdicts, result.verdict_mass, result.target_tokens
             self.judge.observe(req, *seen, decides=self._simulated is None)

@@ -50,7 +50,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
-from sglang_parse.engine.faults import DraftGuard
+from sglang_parse.engine.faults import EAGLE_HEAD, DraftGuard
 from sglang_parse.engine.requests import tokens_left
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
@@ -91,14 +91,20 @@ class EagleDecoder:
     Args:
         server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
         path: the head's folder.
+        guard: contains exceptions of its forwards.
     """
 
     def __init__(
-        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker, path: str
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+        path: str,
+        guard: DraftGuard,
     ) -> None:
-        self._path = path
+        self._path, self._guard = path, guard
         target_runner = target_worker.model_runner
-        self.guard = DraftGuard(server_args.tp_size, model="the EAGLE-3 head")
         with self._as_eagle3():
             # Before the target's attention backends: they configure which layers it captures.
             target_runner.spec_aux_config = resolve_spec_aux_hidden_state_config(
@@ -170,7 +176,7 @@ class EagleDecoder:
         view.return_logprob = False
         view.sampling_info = None
         view.input_embeds = view.multimodal_inputs = None
-        with self.guard.contain(reqs):
+        with self._guard.contain(reqs, model=EAGLE_HEAD):
             self._store(view.reqs, self._extend(view, hidden, result.next_token_ids))
         return len(hidden)
 
@@ -200,7 +206,7 @@ class EagleDecoder:
         reqs = [batch.reqs[part.row] for part in accepted]
         for req in reqs:
             req.parse_state.set_eagle(None)  # until the forward below has succeeded
-        with self.guard.contain(reqs):
+        with self._guard.contain(reqs, model=EAGLE_HEAD):
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
             self._store(reqs, extend(batch, reqs, accepted))
@@ -291,7 +297,7 @@ class EagleDecoder:
         proposals: dict[int, list[int]] = {row: [] for row in rows}
         reqs = [batch.reqs[row] for row in rows]
         if reqs:
-            with self.guard.contain(reqs, ends_failures=True):
+            with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
                 tokens = broadcast(self._propose(batch, rows).to(torch.int64)).tolist()
                 for row, req, chain in zip(rows, reqs, tokens, strict=True):
                     proposals[row] = chain[: tokens_left(req) - 1]

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -24,8 +25,9 @@ from sglang_parse.engine.sglang_types import Req
 logger = logging.getLogger(__name__)
 
 NAN_IN_TARGET = "NaN in the target model's logits"
+DRAFT_MODEL, EAGLE_HEAD = "the draft model", "the EAGLE-3 head"
 MAX_DRAFT_FAILURES = 3
-"""Consecutive failures of the draft model after which the server ends."""
+"""Consecutive failures of a draft model after which the server ends."""
 
 
 class DraftFailure(RuntimeError):
@@ -33,23 +35,26 @@ class DraftFailure(RuntimeError):
 
 
 class DraftGuard:
-    """Contains exceptions of the draft model's forwards where that is safe.
+    """Contains exceptions of a server's draft models where that is safe.
 
     Args:
         num_ranks: tensor-parallel ranks; with more than one nothing is contained.
-        model: the model's name in logs.
     """
 
-    def __init__(self, num_ranks: int, model: str = "the draft model") -> None:
-        self.num_ranks, self.model, self.failures_in_a_row = num_ranks, model, 0
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._failures_in_a_row: Counter[str] = Counter()
 
     @contextmanager
-    def contain(self, reqs: Iterable[Req], *, ends_failures: bool = False) -> Iterator[None]:
-        """Runs a forward of the draft model; an exception ends ``reqs``.
+    def contain(
+        self, reqs: Iterable[Req], *, model: str = DRAFT_MODEL, ends_failures: bool = False
+    ) -> Iterator[None]:
+        """Runs a forward of a draft model; an exception ends ``reqs``.
 
         Args:
             reqs: the requests whose draft KV it writes; iterated only after an exception.
-            ends_failures: success resets the count of consecutive failures.
+            model: its name in logs.
+            ends_failures: success resets the model's count of consecutive failures.
 
         Raises:
             DraftFailure: the server cannot go on; the text gives the reason.
@@ -57,23 +62,23 @@ class DraftGuard:
         try:
             yield
         except Exception as error:
-            logger.exception("PARSE: %s's forward failed", self.model)
-            self.failures_in_a_row += 1
-            if reason := self._why_fatal(error):
-                raise DraftFailure(f"PARSE: {self.model} failed ({error!r}); {reason}") from error
+            logger.exception("PARSE: %s's forward failed", model)
+            self._failures_in_a_row[model] += 1
+            if reason := self._why_fatal(error, self._failures_in_a_row[model]):
+                raise DraftFailure(f"PARSE: {model} failed ({error!r}); {reason}") from error
             for req in reqs:
-                _drop_draft_kv(req, f"{self.model} failed: {error!r}")
+                _drop_draft_kv(req, f"{model} failed: {error!r}")
         else:
             if ends_failures:
-                self.failures_in_a_row = 0
+                self._failures_in_a_row[model] = 0
 
-    def _why_fatal(self, error: Exception) -> str:
+    def _why_fatal(self, error: Exception, failures_in_a_row: int) -> str:
         if isinstance(error, torch.AcceleratorError):
             return "the device is unusable from here on"
         if self.num_ranks > 1:
             return f"the other {self.num_ranks - 1} ranks wait for this one"
-        if self.failures_in_a_row >= MAX_DRAFT_FAILURES:
-            return f"{self.failures_in_a_row} times in a row"
+        if failures_in_a_row >= MAX_DRAFT_FAILURES:
+            return f"{failures_in_a_row} times in a row"
         return ""
 
 

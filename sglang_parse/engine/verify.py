@@ -8,9 +8,9 @@ ordinary decode step of SGLang runs instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -33,44 +33,65 @@ from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verdicts import QuestionJudge
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TargetResult:
-    """Result of a target forward for one request.
+    """One request's part of a target forward, and its result once ``TargetForward.wait`` has it.
 
     Attributes:
         row: index of the request in the scheduler's batch.
         action: VERIFY (a draft), EAGLE_DECODE (a proposal) or DECODE.
-        hidden_rows: its rows of the forward.
+        num_rows: its rows of the forward; ``num_tokens``: those with a choice of the target;
+            ``num_verdicts``: those with a verdict.
         proposed: token ids after the anchor that an EAGLE-3 head proposed.
-        target_tokens: [verified tokens + 1] the target's choice after each token.
-        verdicts: [num_prefixes] p(accept) / (p(accept) + p(reject)).
-        verdict_mass: [num_prefixes] p(accept) + p(reject).
-        is_nan: logits held a NaN; the other fields are meaningless.
+        start: its first row of the forward.
+        target_tokens: [num_tokens] the target's choice after each token.
+        verdicts: [num_verdicts] p(accept) / (p(accept) + p(reject)).
+        verdict_mass: [num_verdicts] p(accept) + p(reject).
+        is_nan: logits held a NaN; the other results are meaningless.
     """
 
     row: int
-    action: Action
-    hidden_rows: slice
-    proposed: Sequence[int]
-    target_tokens: Sequence[int]
-    verdicts: Sequence[float]
-    verdict_mass: Sequence[float]
-    is_nan: bool
+    action: Action = Action.DECODE
+    num_rows: int = 1
+    num_tokens: int = 1
+    num_verdicts: int = 0
+    proposed: Sequence[int] = ()
+    start: int = 0
+    target_tokens: Sequence[int] = ()
+    verdicts: Sequence[float] = ()
+    verdict_mass: Sequence[float] = ()
+    is_nan: bool = False
+
+    @classmethod
+    def of(cls, part: RequestRows, action: Action) -> TargetResult:
+        num_tokens = part.num_token_rows
+        num_verdicts = len(part.logits_rows) - num_tokens
+        proposed = part.token_ids[1:] if action is Action.EAGLE_DECODE else ()
+        return cls(part.row, action, part.layout.num_rows, num_tokens, num_verdicts, proposed)
 
     @property
-    def num_rows(self) -> int:
-        return self.hidden_rows.stop - self.hidden_rows.start
+    def hidden_rows(self) -> slice:
+        """Its rows of the forward's hidden states."""
+        return slice(self.start, self.start + self.num_rows)
+
+    def fill(self, start: int, values: Iterator[Sequence[float]]) -> None:
+        """Takes its own of the forward's rows, from ``start``, and ``values``."""
+        self.start = start
+        tokens = [value[0] for value in islice(values, self.num_tokens)]
+        verdicts = [*islice(values, self.num_verdicts)]
+        self.verdicts, self.verdict_mass = zip(*verdicts, strict=True) if verdicts else ((), ())
+        self.is_nan = any(map(math.isnan, (*tokens, *self.verdicts)))
+        self.target_tokens = () if self.is_nan else [*map(int, tokens)]
 
 
 class TargetForward:
     """A target forward in flight.
 
     Args:
-        actions: per part, the request's action.
-        parts: the rows of the requests in it.
+        results: the requests in it, without results yet.
+        values: float64 [rows with logits, 1 or 2] on the device, in their order: token ids, or
+            verdicts with their mass; NaN where logits held one.
         reqs: the batch's requests.
-        values: float64 [rows with logits, 1 or 2] on the device, the parts' in order: token ids,
-            or verdicts with their mass; NaN where logits held one.
 
     Attributes:
         hidden: [num_rows, width] captured hidden states; None if not captured.
@@ -79,12 +100,12 @@ class TargetForward:
         num_passes: verify passes it took.
         is_decode_only: an ordinary decode step, whose tokens may stay in flight.
         decode_rows: indices into the batch of the requests that decode; ``decoding``: these.
+        num_rows: rows of all requests.
     """
 
     def __init__(
         self,
-        actions: Sequence[Action],
-        parts: Sequence[RequestRows],
+        results: Sequence[TargetResult],
         values: torch.Tensor,
         reqs: Sequence[Req],
         *,
@@ -95,29 +116,23 @@ class TargetForward:
         num_passes: int = 0,
         is_decode_only: bool = False,
     ) -> None:
-        self._actions, self._parts = actions, parts
+        self._results = results
         self.hidden, self.replays, self.num_passes = hidden, replays, num_passes
         self.output, self.has_logprobs = output, has_logprobs
         self.is_decode_only = is_decode_only
-        self.decode_rows = [
-            part.row for part, action in zip(parts, actions, strict=True) if action is Action.DECODE
-        ]
+        self.decode_rows = [part.row for part in results if part.action is Action.DECODE]
         self.decoding = [reqs[row] for row in self.decode_rows]
+        self.num_rows = sum(part.num_rows for part in results)
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
 
-    @property
-    def num_rows(self) -> int:
-        return sum(part.layout.num_rows for part in self._parts)
-
-    def wait(self) -> list[TargetResult]:
+    def wait(self) -> Sequence[TargetResult]:
         """Waits for the results, one per request."""
-        values = iter(self._on_host.tolist())
-        ends = accumulate((part.layout.num_rows for part in self._parts), initial=0)
-        return [
-            _result(part, action, slice(*span), list(islice(values, len(part.logits_rows))))
-            for part, action, span in zip(self._parts, self._actions, pairwise(ends), strict=True)
-        ]
+        values, start = iter(self._on_host.tolist()), 0
+        for result in self._results:
+            result.fill(start, values)
+            start += result.num_rows
+        return self._results
 
     def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor | None:
         """int64 [len(reqs)] tokens of a decode step, on the device; 0 in place of a NaN's. None if
@@ -129,21 +144,23 @@ class TargetForward:
         return self._values[index, 0].nan_to_num(0.0).to(torch.int64)
 
 
-def _result(
-    part: RequestRows, action: Action, hidden_rows: slice, values: Sequence[Sequence[float]]
-) -> TargetResult:
-    is_nan = any(math.isnan(value[0]) for value in values)
-    tokens, verdicts = values[: part.num_token_rows], values[part.num_token_rows :]
-    return TargetResult(
-        row=part.row,
-        action=action,
-        hidden_rows=hidden_rows,
-        proposed=part.token_ids[1:] if action is Action.EAGLE_DECODE else (),
-        target_tokens=() if is_nan else [int(value[0]) for value in tokens],
-        verdicts=() if is_nan else [value[0] for value in verdicts],
-        verdict_mass=() if is_nan else [value[1] for value in verdicts],
-        is_nan=is_nan,
-    )
+@dataclass(slots=True)
+class PassOutputs:
+    """Outputs of the forwards that one verify pass is split into.
+
+    Attributes:
+        values: ``TargetForward``'s values of verified rows, by forward.
+        decode_logits: [rows, vocab] logits of decode rows, by forward.
+        hidden: captured hidden states, by forward.
+        replays: whether all forwards replayed CUDA graphs.
+        num_passes: forwards that verify drafts.
+    """
+
+    values: list[torch.Tensor] = field(default_factory=list)
+    decode_logits: list[torch.Tensor] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    replays: bool = True
+    num_passes: int = 0
 
 
 class Verifier:
@@ -170,11 +187,9 @@ class Verifier:
         """
         decoded = self.target.decode(batch, rows, last_ids)
         logits_output = decoded.logits_output
-        parts = [decode_rows(row, batch.reqs[row]) for row in rows]
         tokens, output, has_logprobs = self._sample(batch, rows, logits_output.next_token_logits)
         return TargetForward(
-            [Action.DECODE] * len(rows),
-            parts,
+            [*map(TargetResult, rows)],
             tokens[:, None],
             batch.reqs,
             hidden=logits_output.hidden_states,
@@ -202,59 +217,58 @@ class Verifier:
             decoding: indices of the requests that decode one token.
         """
         reqs, semantic = batch.reqs, self.judge is not None
-        decoding = sorted(decoding, key=lambda row: bool(reqs[row].lora_id))
+        alone = [row for row in decoding if reqs[row].lora_id]
         riding = [row for row in decoding if not reqs[row].lora_id]
-        alone = decoding[len(riding) :]
         parts = [
             *(verify_rows(row, reqs[row], semantic=semantic) for row in drafted),
             *(decode_rows(row, reqs[row], proposed) for row, proposed in proposals.items()),
             *(decode_rows(row, reqs[row]) for row in riding),
         ]
-        num_verified = len(drafted) + len(proposals)
-        num_passes, capture = 0, needs_hidden_states([reqs[part.row] for part in parts])
-        values, decode_logits, hidden, replays = [], [], [], True
-        for span in forward_spans(self.target.runner, parts):
-            output = run_forward(
-                self.target.runner,
-                batch,
-                parts[span],
-                is_masked=self.is_masked,
-                capture=capture,
-            )
-            num_passes += 1
-            replays = replays and output.replays
-            if output.hidden is not None:
-                hidden.append(output.hidden)
-            verified = parts[span][: max(0, num_verified - span.start)]
-            num_values = sum(len(part.logits_rows) for part in verified)
-            if verified:
-                values.append(self._measure(batch, verified, output.logits[:num_values]))
-            # Not a view: the next forward overwrites the logits, and needs their memory.
-            decode_logits.append(output.logits[num_values:].clone())
-            del output
+        actions = [Action.VERIFY] * len(drafted) + [Action.EAGLE_DECODE] * len(proposals)
+        actions += [Action.DECODE] * len(riding)
+        done = self._run_passes(batch, parts, actions)
         if alone:
             decoded = self.target.decode(batch, alone).logits_output
-            decode_logits.append(decoded.next_token_logits)
-            parts.extend(decode_rows(row, reqs[row]) for row in alone)
-        sampled = LogitsProcessorOutput(next_token_logits=None)
-        has_logprobs = False
+            done.decode_logits.append(decoded.next_token_logits)
+        sampled, has_logprobs = LogitsProcessorOutput(next_token_logits=None), False
         if decoding:
-            tokens, sampled, has_logprobs = self._sample(batch, decoding, torch.cat(decode_logits))
-            width = 1 if self.judge is None else 2
-            values.append(torch.nn.functional.pad(tokens[:, None], (0, width - 1)))
+            logits = torch.cat(done.decode_logits)
+            tokens, sampled, has_logprobs = self._sample(batch, [*riding, *alone], logits)
+            done.values.append(torch.nn.functional.pad(tokens[:, None], (0, int(semantic))))
         return TargetForward(
-            [Action.VERIFY] * len(drafted)
-            + [Action.EAGLE_DECODE] * len(proposals)
-            + [Action.DECODE] * len(decoding),
-            parts,
-            torch.cat(values),
+            [*map(TargetResult.of, parts, actions), *map(TargetResult, alone)],
+            torch.cat(done.values),
             reqs,
-            hidden=torch.cat(hidden) if hidden else None,
-            replays=replays,
+            hidden=torch.cat(done.hidden) if done.hidden else None,
+            replays=done.replays,
             output=sampled,
             has_logprobs=has_logprobs,
-            num_passes=num_passes if drafted else 0,
+            num_passes=done.num_passes,
         )
+
+    def _run_passes(
+        self, batch: ScheduleBatch, parts: Sequence[RequestRows], actions: Sequence[Action]
+    ) -> PassOutputs:
+        """Runs the forwards of ``parts``, those to decode last."""
+        runner, done = self.target.runner, PassOutputs()
+        capture = needs_hidden_states([batch.reqs[part.row] for part in parts])
+        for span in forward_spans(runner, parts):
+            output = run_forward(
+                runner, batch, parts[span], is_masked=self.is_masked, capture=capture
+            )
+            done.num_passes += Action.VERIFY in actions[span]
+            done.replays = done.replays and output.replays
+            if output.hidden is not None:
+                done.hidden.append(output.hidden)
+            num_verified = sum(action is not Action.DECODE for action in actions[span])
+            verified = parts[span][:num_verified]
+            num_values = sum(len(part.logits_rows) for part in verified)
+            if verified:
+                done.values.append(self._measure(batch, verified, output.logits[:num_values]))
+            # Not a view: the next forward overwrites the logits, and needs their memory.
+            done.decode_logits.append(output.logits[num_values:].clone())
+            del output
+        return done
 
     def _measure(
         self, batch: ScheduleBatch, parts: Sequence[RequestRows], logits: torch.Tensor

@@ -52,7 +52,10 @@ METRICS = (
         "masks",
         tuple(masks.value for masks in Masks),
     ),
-    Metric("verified_tokens_total", "Draft tokens verified by the target."),
+    Metric(
+        "verified_tokens_total",
+        "Draft tokens verified by the target, up to the last prefix of each draft.",
+    ),
     Metric("accepted_tokens_total", "Draft tokens accepted; all are output."),
     Metric(
         "matched_tokens_total",
@@ -90,7 +93,11 @@ METRICS = (
         "expected to come from the target's decode steps.",
     ),
     Metric("kv_truncated_drafts_total", "Drafts truncated or dropped for lack of KV slots."),
-    Metric("skipped_drafts_total", "Drafts not started because no speedup was expected."),
+    Metric(
+        "skipped_drafts_total",
+        "Drafts that were due and did not start: no speedup was expected or known, or the settings "
+        "draft nothing.",
+    ),
     Metric(
         "stage_seconds_total",
         "Wall time by stage; draft includes the draft model's prefill.",
@@ -135,7 +142,7 @@ METRICS = (
     Metric("verdict", "Verdicts, one per verified prefix.", buckets=(0.01, *TENTHS, 0.99, 1.0)),
     Metric(
         "accept_ratio",
-        "Accepted fraction of each verified draft.",
+        "Accepted fraction of the verified tokens of each draft.",
         buckets=(0.0, *TENTHS, 0.999, 1.0),
     ),
     Metric(

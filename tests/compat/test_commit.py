@@ -93,9 +93,9 @@ class Round:
     def _write(
         self, action: Action, choices: list[int], verdicts: list[float], proposed: list[int] = ()
     ) -> list[int]:
-        mass = [1.0] * len(verdicts)
-        rows = slice(0, len(choices))
-        result = TargetResult(0, action, rows, proposed, choices, verdicts, mass, is_nan=False)
+        result = TargetResult(0, action, len(choices), proposed=proposed)
+        result.target_tokens, result.verdicts = choices, verdicts
+        result.verdict_mass = [1.0] * len(verdicts)
         tokens = list(self.committer.commit(self.req, result))
         self.state.write(tokens)
         return tokens

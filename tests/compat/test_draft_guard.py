@@ -9,7 +9,7 @@ import torch
 
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.faults import MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
+from sglang_parse.engine.faults import EAGLE_HEAD, MAX_DRAFT_FAILURES, DraftFailure, DraftGuard
 
 pytestmark = pytest.mark.compat
 
@@ -66,6 +66,16 @@ def test_consecutive_failures_end_the_server_and_a_success_resets_the_count():
         with guard.contain([]):
             pass  # a prefill
     with pytest.raises(DraftFailure, match="3 times in a row"):
+        _fail(guard, _request())
+
+
+def test_each_model_has_its_own_count():
+    guard = DraftGuard(1)
+    for _ in range(MAX_DRAFT_FAILURES - 1):
+        _fail(guard, _request())
+        with guard.contain([], model=EAGLE_HEAD, ends_failures=True):
+            pass
+    with pytest.raises(DraftFailure, match="the draft model failed .* 3 times in a row"):
         _fail(guard, _request())
 
 

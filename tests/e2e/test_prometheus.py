@@ -314,7 +314,7 @@ def test_histograms_equal_the_traces(seen: Seen, name: str):
         for value in (
             record["verdicts"]
             if name == "verdict"
-            else [record["accepted_len"] / len(record["draft_token_ids"])]
+            else [record["accepted_len"] / record["prefix_ends"][-1]]
         )
     ]
     (bounds,) = (metric.buckets for metric in METRICS if metric.name == name)
@@ -328,7 +328,7 @@ def test_histograms_equal_the_traces(seen: Seen, name: str):
     assert seen.grown[f"{name}_sum", ""] == pytest.approx(sum(values))
     if name == "accept_ratio":
         assert len(values) == seen.grown["rounds_total", ""]
-        verified = sum(len(record["draft_token_ids"]) for record in seen.rounds)
+        verified = sum(record["prefix_ends"][-1] for record in seen.rounds)
         assert seen.grown["verified_tokens_total", ""] == verified
 
 

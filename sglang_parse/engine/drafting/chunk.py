@@ -8,8 +8,8 @@ device, it launches all forwards of a chunk one after another, and waits for the
 
 The last forwards keep the device busy while the host receives the tokens of the others, plans, and
 launches the next chunk (``can_follow``). A draft that ended in those last forwards has then been
-drafted on in vain: tokens after its end are dropped. Elsewhere the host waits for each forward
-before it launches the next one, and no draft goes past its end.
+drafted on in vain: tokens after its end are dropped. Elsewhere the host looks at each forward's
+tokens before it launches the next one, and no draft goes past its end.
 
 A request leaves the chunk at its draft budget or at a stop token; its phase becomes VERIFYING.
 NaN logits end the request (``faults``).
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from sglang_parse.device import HostCopy
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.requests import draft_budget, is_gone
 from sglang_parse.engine.sampling import RowSampler
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
 class DraftChunk(ABC):
@@ -53,7 +54,7 @@ class DraftChunk(ABC):
         self,
         model: DraftModel,
         layout: DraftLayout,
-        batch: Any,
+        batch: ScheduleBatch,
         rows: Sequence[int],
         *,
         draft_tokens: int,
@@ -88,19 +89,23 @@ class DraftChunk(ABC):
             return
         ends = {row: num_drafted(self.batch.reqs[row]) + num_tokens for row in self.rows}
 
-        def below(margin: int) -> list[int]:
-            return [
-                row
-                for row, end in ends.items()
-                if self._drafts(row) and num_drafted(self.batch.reqs[row]) < end - margin
-            ]
+        def below(margin: int) -> dict[int, int]:
+            """Tokens to go of the rows that are further than ``margin`` from their end."""
+            drafting = [row for row in ends if self._drafts(row)]
+            to_go = {row: ends[row] - num_drafted(self.batch.reqs[row]) for row in drafting}
+            return {row: count for row, count in to_go.items() if count > margin}
 
-        while rows := below(0):
+        while to_go := below(0):
             might_go_on = below(size)
-            self._launch(rows, 1, None)
+            self._launch([*to_go], 1 if size > 1 else self._until_one_ends(to_go), None)
             if self.model.runs_ahead and not might_go_on:
                 return  # the others go on in the next chunk, better than a wait here
             self.wait()
+
+    def _until_one_ends(self, to_go: Mapping[int, int]) -> int:
+        """Tokens until the first of the rows reaches its draft budget, or its part of the chunk."""
+        reqs = self.batch.reqs
+        return min(min(n, self._budget(reqs[r]) - num_drafted(reqs[r])) for r, n in to_go.items())
 
     def wait(self, *, leave: int = 0) -> None:
         """Waits for its tokens, but for the last ``leave`` copies, and adds them to the drafts."""
@@ -110,7 +115,7 @@ class DraftChunk(ABC):
                 if not is_gone(self.batch.reqs[row]):
                     self._add(row, values)
 
-    def can_follow(self, reqs: Sequence[Any]) -> bool:
+    def can_follow(self, reqs: Sequence[Req]) -> bool:
         """Whether a chunk of ``reqs`` may be launched before the end of this one is known, because
         all of them will keep drafting; waits for all but its last forwards."""
         if not self._runs_ahead:
@@ -124,7 +129,7 @@ class DraftChunk(ABC):
             for req in reqs
         )
 
-    def places(self, reqs: Sequence[Any]) -> list[int]:
+    def places(self, reqs: Sequence[Req]) -> list[int]:
         """[len(reqs)] index of each request among ``rows``."""
         places = {id(req): place for place, req in enumerate(self._reqs(self.rows))}
         return [places[id(req)] for req in reqs]
@@ -133,7 +138,8 @@ class DraftChunk(ABC):
 
     @abstractmethod
     def _launch(self, rows: Sequence[int], num_forwards: int, before: DraftChunk | None) -> None:
-        """Launches forwards for ``rows``, sends their tokens, and counts them as in flight.
+        """Launches forwards for ``rows``, sends their tokens, and counts them as in flight; fewer,
+        where the host has the tokens at once and a draft ends.
 
         Args:
             before: the chunk whose tokens in flight they continue; None if the host knows all.
@@ -157,10 +163,10 @@ class DraftChunk(ABC):
         if was_drafting and state.phase is Phase.VERIFYING:
             self.finished.append(row)
 
-    def _reqs(self, rows: Sequence[int]) -> list[Any]:
+    def _reqs(self, rows: Sequence[int]) -> list[Req]:
         return [self.batch.reqs[row] for row in rows]
 
-    def _budget(self, req: Any) -> int:
+    def _budget(self, req: Req) -> int:
         return draft_budget(req, self._draft_tokens)
 
     def _drafts(self, row: int) -> bool:
@@ -168,15 +174,15 @@ class DraftChunk(ABC):
         return is_drafting(req) and not is_gone(req)
 
 
-def is_drafting(req: Any) -> bool:
+def is_drafting(req: Req) -> bool:
     return req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault
 
 
-def num_drafted(req: Any) -> int:
+def num_drafted(req: Req) -> int:
     """Its draft tokens, those in flight included."""
     return req.parse_state.num_drafted + req.parse_state.num_draft_inflight
 
 
-def length(req: Any) -> int:
+def length(req: Req) -> int:
     """Tokens of its sequence before its next draft token."""
     return req.parse_state.committed_len + 1 + num_drafted(req)

@@ -27,6 +27,7 @@ from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
 from sglang_parse.engine.drafting.step_graphs import StepGraphs
 from sglang_parse.engine.requests import sequence_slice
+from sglang_parse.engine.sglang_types import Req
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -56,7 +57,7 @@ class DecodePlan:
 
     @classmethod
     def of(
-        cls, table: torch.Tensor, reqs: Sequence[Any], lengths: Sequence[Sequence[int]]
+        cls, table: torch.Tensor, reqs: Sequence[Req], lengths: Sequence[Sequence[int]]
     ) -> DecodePlan:
         """Plans steps at ``lengths`` [steps][n] of the sequences, each step's token included.
 
@@ -215,7 +216,7 @@ class DraftModel(EagleDraftWorkerBase):
         return tokens.unbind(1)
 
     def extend(
-        self, reqs: Sequence[Any], starts: Sequence[int], ends: Sequence[int]
+        self, reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]
     ) -> torch.Tensor:
         """Runs one forward over the tokens [start, end) of each request.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
 from sglang_parse.engine.drafting.draft_model import DecodePlan, DraftModel
 from sglang_parse.engine.requests import sequence_slice
+from sglang_parse.engine.sglang_types import Req
 
 MAX_STEPS = 3
 """Missing tokens that are computed by replayed decode steps: these cost less than a forward without
@@ -22,7 +22,7 @@ computed and timed by themselves, because the length of a prompt tells nothing a
 drafting."""
 
 
-def prefill_missing(model: DraftModel, reqs: Sequence[Any]) -> list[int]:
+def prefill_missing(model: DraftModel, reqs: Sequence[Req]) -> list[int]:
     """Computes missing draft KV of requests about to draft, by one forward at most.
 
     Returns:
@@ -46,12 +46,12 @@ def prefill_missing(model: DraftModel, reqs: Sequence[Any]) -> list[int]:
     return counts
 
 
-def is_prefilled(req: Any) -> bool:
+def is_prefilled(req: Req) -> bool:
     """Whether a draft chunk can compute what is still missing."""
     return _missing(req.parse_state) <= MAX_PENDING
 
 
-def forward_missing(model: DraftModel, reqs: Sequence[Any], ends: Sequence[int]) -> torch.Tensor:
+def forward_missing(model: DraftModel, reqs: Sequence[Req], ends: Sequence[int]) -> torch.Tensor:
     """Forwards the tokens [draft_kv_len, end) of each request, at least one.
 
     Returns:
@@ -69,7 +69,7 @@ def forward_missing(model: DraftModel, reqs: Sequence[Any], ends: Sequence[int])
 
 def _decode_missing(
     model: DraftModel,
-    reqs: Sequence[Any],
+    reqs: Sequence[Req],
     starts: Sequence[int],
     ends: Sequence[int],
     num_steps: int,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.core.policy.layout_choice import DraftLayoutChoice, layouts_for
@@ -13,6 +12,7 @@ from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.draft_prefill import prefill_missing
 from sglang_parse.engine.drafting.parallel import ParallelChunk
 from sglang_parse.engine.drafting.token_by_token import TokenChunk
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +57,12 @@ class Drafter:
         self._logged: DraftLayout | None = None
         self._log_from = 0
 
-    def prefill_missing(self, reqs: Sequence[Any]) -> list[int]:
+    def prefill_missing(self, reqs: Sequence[Req]) -> list[int]:
         """See ``draft_prefill.prefill_missing``."""
         return prefill_missing(self.model, reqs)
 
     def start(
-        self, batch: Any, rows: Sequence[int], before: DraftChunk | None = None
+        self, batch: ScheduleBatch, rows: Sequence[int], before: DraftChunk | None = None
     ) -> DraftChunk:
         """Prepares a draft chunk of the requests ``rows`` of the batch; ``launch`` it then.
 

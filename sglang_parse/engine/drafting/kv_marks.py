@@ -13,12 +13,12 @@ computed them, an answer's when it ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy, on_device
+from sglang_parse.engine.sglang_types import Req
 
 
 class DraftKvMarks:
@@ -37,7 +37,7 @@ class DraftKvMarks:
         """Unmarks slots that get other tokens: int [n], on the device."""
         self._marked[slots] = False
 
-    def mark(self, spans: Sequence[tuple[Any, int, int]]) -> None:
+    def mark(self, spans: Sequence[tuple[Req, int, int]]) -> None:
         """Marks the prompts' part of (request, start, end) spans with draft KV; ``settle`` marks
         the answers' part."""
         slots = [
@@ -48,7 +48,7 @@ class DraftKvMarks:
         if slots:
             self._marked[torch.cat(slots)] = True
 
-    def settle(self, req: Any, end: int) -> None:
+    def settle(self, req: Req, end: int) -> None:
         """Marks an answer that is over, before the radix cache takes its first ``end`` tokens."""
         state: RequestState = req.parse_state
         row, first = self._table[req.kv.req_pool_idx], state.prefilled_len
@@ -58,7 +58,7 @@ class DraftKvMarks:
         if end > known:
             self.clear(row[known:end])
 
-    def look_up(self, reqs: Sequence[Any]) -> None:
+    def look_up(self, reqs: Sequence[Req]) -> None:
         """Records how far the requests' prompts have draft KV; waits for the device."""
         device = self._table.device
         lengths = [req.parse_state.prefilled_len for req in reqs]
@@ -70,7 +70,7 @@ class DraftKvMarks:
             req.parse_state.record_draft_kv(length, is_sure=_is_prefill_processed(req))
 
 
-def _is_prefill_processed(req: Any) -> bool:
+def _is_prefill_processed(req: Req) -> bool:
     """Whether SGLang knows the token that its last prefill chose. Until then the radix cache may
     replace the prompt's slots by others with the same tokens."""
     num_prefilled = req.parse_state.prefilled_len - len(req.origin_input_ids)

@@ -36,6 +36,7 @@ from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sampling import PreparedRows, RowSampler
+from sglang_parse.engine.sglang_types import Req
 
 
 class ParallelChunk(DraftChunk):
@@ -78,7 +79,7 @@ class ParallelChunk(DraftChunk):
         for req in reqs:
             req.parse_state.launch_draft(self.layout.size * num_blocks)
 
-    def state_of(self, reqs: Sequence[Any]) -> ChainState:
+    def state_of(self, reqs: Sequence[Req]) -> ChainState:
         """Returns the state after its blocks for some of its requests."""
         assert self._state is not None
         return self._state.pick(on_device(self.places(reqs), self.batch.device))
@@ -301,5 +302,5 @@ class _Blocks:
         return (state.starts[:, None] + self._offsets).clamp_(max=self._last_position)
 
 
-def _tokens(req: Any, start: int, end: int) -> list[int]:
+def _tokens(req: Req, start: int, end: int) -> list[int]:
     return sequence_slice(req, start, end, req.parse_state.draft.token_ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from sglang_parse.engine.drafting.draft_model import DecodePlan
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.sampling import PreparedRows
+from sglang_parse.engine.sglang_types import Req
 
 STEPS_AHEAD = 4
 """Steps at a chunk's end that the host waits for when it has launched the next one: it has about
@@ -43,7 +43,7 @@ class TokenChunk(DraftChunk):
             logits = forward_missing(model, reqs, lengths[0])
         tokens = [_choose(sampled, logits, plan.positions[0])]
         num_sent, early = 0, num_steps - max(STEPS_AHEAD, model.graph_steps)
-        while (step := len(tokens)) < num_steps:
+        while (step := len(tokens)) < num_steps and not self._ends_a_draft(reqs, tokens[-1]):
             if not num_sent and 0 < early <= step:
                 self._send(rows, tokens)
                 num_sent = step
@@ -54,11 +54,18 @@ class TokenChunk(DraftChunk):
             tokens += chosen
         self._send(rows, tokens[num_sent:])
         self._last = tokens[-1]
-        self.num_forwards += num_steps
+        self.num_forwards += len(tokens)
         for req in reqs:
-            req.parse_state.launch_draft(num_steps)
+            req.parse_state.launch_draft(len(tokens))
 
-    def last_tokens(self, reqs: Sequence[Any]) -> torch.Tensor:
+    def _ends_a_draft(self, reqs: Sequence[Req], tokens: torch.Tensor) -> bool:
+        """Whether a draft ends with its token, where the host need not wait to know."""
+        return not self._runs_ahead and any(
+            token == NO_TOKEN or token in req.parse_state.policy.stop_ids
+            for req, token in zip(reqs, tokens.tolist(), strict=True)
+        )
+
+    def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor:
         """int64 [len(reqs)] their last tokens, on the device; 0 in place of ``NO_TOKEN``."""
         assert self._last is not None
         last, places = self._last.clamp(min=0), self.places(reqs)
