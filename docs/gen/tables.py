@@ -86,7 +86,7 @@ def package() -> griffe.Module:
 
 
 def attributes(path: str) -> dict[str, str]:
-    """Returns the attribute texts of a record such as ``core.request.Stats``.
+    """Returns the attribute texts of a record such as ``core.phases.Stats``.
 
     "a, b: text" gives the same text to both.
     """
@@ -170,7 +170,7 @@ def metrics() -> str:
 
 def meta_info() -> str:
     texts = {key: one_line(text) for key, text in META_INFO.items()}
-    return table(("key", "meaning"), rows_of(texts | attributes("core.request.Stats")))
+    return table(("key", "meaning"), rows_of(texts | attributes("core.phases.Stats")))
 
 
 def trace() -> str:

@@ -11,30 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sglang_parse.core.phases import DraftPlan, Phase
-from sglang_parse.core.request import RequestState, Stats
+from sglang_parse.core.phases import DraftPlan, Phase, Stats
+from sglang_parse.core.request import RequestState
 
-# Count of a request -> (counter, label value, factor).
-_COUNTERS = {
-    "requests": ("requests_total", "", 1.0),
-    "faults": ("faults_total", "", 1.0),
-    "rounds": ("rounds_total", "", 1.0),
-    "drafted_tokens": ("drafted_tokens_total", "", 1.0),
-    "draft_forwards": ("draft_forwards_total", "", 1.0),
-    "accepted_tokens": ("accepted_tokens_total", "", 1.0),
-    "matched_tokens": ("matched_tokens_total", "", 1.0),
-    "matched_prefixes": ("matched_prefixes_total", "", 1.0),
-    "rejected_matched_prefixes": ("rejected_matched_prefixes_total", "", 1.0),
-    "target_tokens": ("target_tokens_total", "parse", 1.0),
-    "eagle3_steps": ("eagle3_steps_total", "", 1.0),
-    "eagle3_tokens": ("eagle3_tokens_total", "", 1.0),
-    "kv_truncated_drafts": ("kv_truncated_drafts_total", "", 1.0),
-    "skipped_drafts": ("skipped_drafts_total", "", 1.0),
-    "prefill_ms": ("stage_seconds_total", "prefill", 1e-3),
-    "draft_ms": ("stage_seconds_total", "draft", 1e-3),
-    "verify_ms": ("stage_seconds_total", "verify", 1e-3),
-    "decode_ms": ("stage_seconds_total", "decode", 1e-3),
-}
+_STAGES = ("prefill", "draft", "verify", "decode")
+# Count of a request -> (counter, label value, factor), where not simply (count_total, "", 1).
+_COUNTERS = {f"{stage}_ms": ("stage_seconds_total", stage, 1e-3) for stage in _STAGES}
+_COUNTERS["target_tokens"] = ("target_tokens_total", "parse", 1.0)
 _STATS = tuple(field.name for field in fields(Stats))
 
 
@@ -134,7 +117,7 @@ class Counters:
         for count, value in now.items():
             growth = state.count(count, value)
             if growth > 0:
-                name, label_value, factor = _COUNTERS[count]
+                name, label_value, factor = _COUNTERS.get(count, (f"{count}_total", "", 1.0))
                 if state.policy.is_plain and count == "requests":
                     name, label_value = "plain_requests_total", state.policy.plain_reason
                 elif state.policy.is_plain and count == "target_tokens":

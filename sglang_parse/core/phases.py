@@ -11,7 +11,7 @@ No tensors. The state itself changes in ``core.request`` only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypedDict
 
@@ -105,6 +105,83 @@ class DraftPlan:
     max_prefixes: int
     draft_chunk: int
     speedup: float | None = None
+
+
+@dataclass(slots=True)
+class Draft:
+    """Draft tokens after the last committed token.
+
+    Attributes:
+        token_ids: draft tokens.
+        finished: the last one is a stop token: the draft model ended the answer.
+        is_truncated: KV slots ran short; it is counted as such.
+        candidates: unverified proposals of mask tokens for what follows (``block``).
+        prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
+            empty in token mode.
+        num_segments: number of segments; 0 in token mode.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    finished: bool = False
+    is_truncated: bool = False
+    candidates: tuple[int, ...] = ()
+    prefix_ends: list[int] = field(default_factory=list)
+    question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    num_segments: int = 0
+
+    @property
+    def num_verified(self) -> int:
+        """Number of draft tokens in the verify pass: up to the last prefix."""
+        return self.prefix_ends[-1] if self.prefix_ends else len(self.token_ids)
+
+    @property
+    def verified_ids(self) -> list[int]:
+        return self.token_ids[: self.num_verified]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the verify pass: anchor, verified draft tokens, questions."""
+        return 1 + self.num_verified + sum(map(len, self.question_ids))
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of one request, under these names in ``meta_info["parse"]``.
+
+    Attributes:
+        rounds: verified drafts.
+        drafted_tokens: tokens that the draft model wrote.
+        draft_forwards: draft model forwards that wrote them; fewer under parallel drafting.
+        accepted_tokens: draft tokens accepted by the selection rule.
+        matched_tokens: draft tokens after the accepted prefix that equal the target's choices and
+            are output; counted in ``target_tokens``.
+        matched_prefixes: verified prefixes that the target would have written itself: all of their
+            tokens equal its choices. Counted in greedy requests under semantic verification.
+        rejected_matched_prefixes: those of them whose verdict is below the threshold.
+        kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
+        skipped_drafts: drafts that were due and did not start (per segment; in token mode per
+            token): no speedup was expected or known, or the settings draft nothing.
+        eagle3_steps, eagle3_tokens: target forwards that verified an EAGLE-3 proposal, and the
+            ``target_tokens`` that they output; only with ``--parse-decode-accelerator eagle3``.
+        prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;
+            draft prefills count as draft.
+    """
+
+    rounds: int = 0
+    drafted_tokens: int = 0
+    draft_forwards: int = 0
+    accepted_tokens: int = 0
+    matched_tokens: int = 0
+    matched_prefixes: int = 0
+    rejected_matched_prefixes: int = 0
+    kv_truncated_drafts: int = 0
+    skipped_drafts: int = 0
+    eagle3_steps: int = 0
+    eagle3_tokens: int = 0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    decode_ms: float = 0.0
+    prefill_ms: float = 0.0
 
 
 class TraceRecord(TypedDict):

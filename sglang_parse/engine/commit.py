@@ -14,10 +14,10 @@ from operator import ne
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Action, Phase, TraceRecord
+from sglang_parse.core.phases import Action, Draft, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance

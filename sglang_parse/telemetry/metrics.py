@@ -178,7 +178,7 @@ META_INFO = {
     "trace": "only if requested; one record per round",
     "fingerprint": "with a trace: the settings that its verdicts depend on, as in a certificate",
 }
-"""The keys of ``response_info`` in addition to those of ``core.request.Stats`` -> meaning."""
+"""The keys of ``response_info`` in addition to those of ``core.phases.Stats`` -> meaning."""
 
 
 def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import pytest
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
+from sglang_parse.core.phases import Action, Draft, Phase, Questions, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
-from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.engine.commit import Committer

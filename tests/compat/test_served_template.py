@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Phase, RequestPolicy
+from sglang_parse.core.phases import Draft, Phase, RequestPolicy
 from sglang_parse.core.question import QuestionError, QuestionWording, render_question
-from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.engine.verdicts import QuestionJudge
 from sglang_parse.startup.models import AdmissionError

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import Action, Phase, RequestPolicy
+from sglang_parse.core.phases import Action, Draft, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.request import RequestState
 from support.fake_gpu import GPU, fake_gpu
 
 VOCAB, WIDTH, PROMPT = 32, 64, 20

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.core.counters import Counters, Window, request_counts
-from sglang_parse.core.phases import Phase, RequestPolicy
-from sglang_parse.core.request import RequestState, Stats
+from sglang_parse.core.phases import Phase, RequestPolicy, Stats
+from sglang_parse.core.request import RequestState
 from sglang_parse.telemetry.metrics import METRICS, response_info
 
 pytestmark = pytest.mark.unit

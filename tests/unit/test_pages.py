@@ -15,9 +15,9 @@ from sglang_parse import cli
 from sglang_parse.calibrate.report import content
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
-from sglang_parse.core.phases import DraftPlan, RequestPolicy, TraceRecord
+from sglang_parse.core.phases import DraftPlan, RequestPolicy, Stats, TraceRecord
 from sglang_parse.core.question import QuestionWording, built_in_questions
-from sglang_parse.core.request import RequestState, Stats
+from sglang_parse.core.request import RequestState
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
 from support import calibration, comparison
 from support.comparison import FACTS

@@ -4,8 +4,8 @@ import pytest
 
 from sglang_parse.core.kv_demand import lookahead_slots
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
-from sglang_parse.core.request import Draft, RequestState
+from sglang_parse.core.phases import Draft, DraftPlan, Phase, RequestPolicy
+from sglang_parse.core.request import RequestState
 
 pytestmark = pytest.mark.unit
 

@@ -85,7 +85,7 @@ class Limits:
         return self.draft_chunk if is_fixed else min(INITIAL_CHUNK, self.draft_chunk)
 
     def draft_candidates(self, segment_len: float) -> Iterator[tuple[int, int]]:
-        """Yields candidate (draft tokens, prefixes).
+        """Yields candidate (draft tokens, prefixes), those with more prefixes than segments once.
 
         Args:
             segment_len: minimum draft length: a verdict on half a segment is unreliable.
@@ -93,10 +93,15 @@ class Limits:
         for length in self._values("draft_tokens", LENGTHS, 0 if self.token_mode else segment_len):
             for prefixes in self._values("max_prefixes", () if self.token_mode else PREFIXES):
                 yield length, prefixes
+                if prefixes >= int(length / max(1.0, segment_len)):
+                    break
 
-    def chunk_candidates(self) -> list[int]:
-        """Returns candidate draft tokens per iteration."""
-        return self._values("draft_chunk", CHUNKS)
+    def chunk_candidates(self, draft_tokens: int) -> Iterator[int]:
+        """Yields candidate draft tokens per iteration, those that hold a whole draft once."""
+        for chunk in self._values("draft_chunk", CHUNKS):
+            yield chunk
+            if chunk >= draft_tokens:
+                break
 
     def _values(self, name: str, candidates: Sequence[int], minimum: float = 0) -> list[int]:
         maximum: int = getattr(self, name)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.acceptance import AcceptanceModel, ExpectedRound
+from sglang_parse.core.policy.agreement import AfterReject
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.policy.stage_cost import StageCosts
 
@@ -75,10 +76,11 @@ class Planner:
         If no plan meets the bound, returns the one with the lowest draft latency.
         """
         plans = {
-            (length, prefixes, chunk): self._estimate(acceptance, expected, chunk, load)
+            (length, prefixes, chunk): self._estimate(expected, after, chunk, load)
             for length, prefixes in self.limits.draft_candidates(acceptance.segment_len)
             for expected in (self._expect(acceptance, length, prefixes),)
-            for chunk in self.limits.chunk_candidates()
+            for after in (acceptance.after_reject(expected),)
+            for chunk in self.limits.chunk_candidates(length)
         }
         bound = self.limits.max_draft_latency_ms or math.inf
         allowed = [plan for plan, found in plans.items() if found.draft_latency_ms <= bound]
@@ -110,10 +112,9 @@ class Planner:
         return num_running * self.costs.tokens_per_step / max(1e-9, ms)
 
     def _estimate(
-        self, acceptance: AcceptanceModel, expected: ExpectedRound, chunk: int, load: BatchLoad
+        self, expected: ExpectedRound, after: AfterReject, chunk: int, load: BatchLoad
     ) -> PlanEstimate:
         """Estimates a plan that all ``load.num_drafting`` requests follow."""
-        after = acceptance.after_reject(expected)
         # The error is still ahead after a reject. If prefixes are far apart, the next drafts are
         # rejected at their start until the target has passed it; it is uniform in the segment.
         advance = after.max_matched + after.num_decoded

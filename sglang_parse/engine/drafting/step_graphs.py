@@ -118,7 +118,7 @@ class StepGraphs:
             *_, tokens, _ = self.draft_forward(forward_batch)
         return tokens
 
-    def draft_forward(self, forward_batch: Any) -> tuple[None, None, torch.Tensor, None]:
+    def draft_forward(self, forward_batch: ForwardBatch) -> tuple[None, None, torch.Tensor, None]:
         """Runs the steps, in a capture or one by one.
 
         Source: ``EagleDraftWorker.draft_forward``.
