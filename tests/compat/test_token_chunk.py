@@ -1,0 +1,132 @@
+"""Token-by-token draft chunks on a CPU: the host looks at every token before the next step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
+from sglang_parse.core.policy.layout_choice import layouts_for
+from sglang_parse.core.request import RequestState
+
+pytestmark = pytest.mark.compat
+
+WIDTH, VOCAB, STOP = 128, 50, 0
+
+
+def next_token(token: int, pool: int) -> int:
+    return (3 * token + pool) % VOCAB
+
+
+class Runner:
+    """A draft model whose next token follows from the last one and the request."""
+
+    device = "cpu"
+    spec_algorithm = None
+    kv_index_translator = SimpleNamespace(bind_own_plan=lambda _: None)
+
+    def __init__(self, nan_at: int | None = None) -> None:
+        self.batches: list[list[int]] = []
+        self._nan_at = nan_at
+
+    def forward(self, batch: Any) -> Any:
+        pools, ids = batch.req_pool_indices.tolist(), batch.input_ids.tolist()
+        assert batch.positions.tolist() == [length - 1 for length in batch.seq_lens.tolist()]
+        assert batch.out_cache_loc.tolist() == [
+            pool * WIDTH + at for pool, at in zip(pools, batch.positions.tolist(), strict=True)
+        ]
+        self.batches.append(pools)
+        logits = torch.zeros(len(ids), VOCAB)
+        logits[range(len(ids)), [*map(next_token, ids, pools)]] = 1.0
+        if len(self.batches) == self._nan_at:
+            logits[-1] = float("nan")
+        output = SimpleNamespace(next_token_logits=logits)
+        return SimpleNamespace(can_run_graph=False, logits_output=output)
+
+
+def expected_draft(pool: int, last: int, most: int) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < most and last != STOP:
+        last = next_token(last, pool)
+        tokens.append(last)
+    return tokens
+
+
+def request(pool: int, last: int, budget: int) -> SimpleNamespace:
+    policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({STOP}))
+    state = RequestState(
+        policy,
+        plan=DraftPlan(budget, 1, 8),
+        output_ids=[1, last],
+        committed=21,
+        prefilled_len=20,
+        draft_kv_len=21,
+        draft_kv_found=True,
+    )
+    return SimpleNamespace(
+        parse_state=state,
+        kv=SimpleNamespace(req_pool_idx=pool, kv_allocated_len=WIDTH),
+        origin_input_ids=[1] * 20,
+        sampling_params=SimpleNamespace(max_new_tokens=100, top_k=1),
+        finished=lambda: False,
+        is_retracted=False,
+    )
+
+
+def draft(
+    reqs: list[SimpleNamespace],
+    num_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+    nan_at: int | None = None,
+) -> tuple[Any, Runner]:
+    from sglang_parse.engine import broadcast
+    from sglang_parse.engine.drafting.draft_model import DraftModel
+    from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
+    from sglang_parse.engine.drafting.token_by_token import TokenChunk
+
+    monkeypatch.setattr(broadcast, "broadcast", lambda values: values)
+    model, runner = DraftModel.__new__(DraftModel), Runner(nan_at)
+    table = torch.arange(len(reqs) * WIDTH, dtype=torch.int32).view(-1, WIDTH)
+    model.draft_runner, model.device, model.req_to_token = runner, "cpu", table
+    model.runs_ahead, model.graph_reqs, model.step_graphs = False, 0, None
+    model.kv = DraftKvMarks(table, table.numel())
+    batch = SimpleNamespace(reqs=reqs, device="cpu")
+    (layout,) = layouts_for(1, allow_one_token=False)
+    chunk = TokenChunk(model, layout, batch, range(len(reqs)), draft_tokens=64, runs_ahead=False)
+    chunk.launch(num_tokens)
+    chunk.wait()
+    return chunk, runner
+
+
+def test_drafts_end_at_stop_tokens_and_budgets_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    starts = [(7, 64), (44, 64), (9, 3), (8, 64), (32, 64)]  # the last token, the budget
+    reqs = [request(pool, *start) for pool, start in enumerate(starts)]
+    drafts = [
+        expected_draft(pool, last, min(budget, 8)) for pool, (last, budget) in enumerate(starts)
+    ]
+    chunk, runner = draft(reqs, 8, monkeypatch)
+    assert [req.parse_state.draft.token_ids for req in reqs] == drafts
+    ended = [row for row, ids in enumerate(drafts) if ids[-1] == STOP or len(ids) == starts[row][1]]
+    assert sorted(chunk.finished) == ended
+    assert ended == [1, 2, 4]
+    phases = [req.parse_state.phase for req in reqs]
+    assert [phase is Phase.VERIFYING for phase in phases] == [row in ended for row in range(5)]
+    # No request is in a forward after its draft's end.
+    assert [sum(row in rows for rows in runner.batches) for row in range(5)] == [*map(len, drafts)]
+    assert chunk.num_forwards == len(runner.batches) == 8
+    assert [req.parse_state.stats.draft_forwards for req in reqs] == [*map(len, drafts)]
+    assert not any(req.parse_state.num_draft_inflight for req in reqs)
+
+
+def test_a_nan_ends_its_request_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    reqs = [request(pool, 7, 64) for pool in range(3)]
+    _, runner = draft(reqs, 6, monkeypatch, nan_at=3)
+    assert [bool(req.parse_state.fault) for req in reqs] == [False, False, True]
+    for pool, req in enumerate(reqs[:2]):
+        assert req.parse_state.draft.token_ids == expected_draft(pool, 7, 6)
+    assert [len(rows) for rows in runner.batches[:4]] == [3, 3, 3, 2]
