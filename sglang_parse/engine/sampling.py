@@ -14,10 +14,12 @@ from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatc
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_parse.device import on_device
+from sglang_parse.engine.requests import is_greedy
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
 def select_sampling_info(
-    info: SamplingBatchInfo, reqs: Sequence[Any], rows: Sequence[int]
+    info: SamplingBatchInfo, reqs: Sequence[Req], rows: Sequence[int]
 ) -> SamplingBatchInfo:
     """``info`` for ``rows`` of the batch; a row may be named several times.
 
@@ -28,13 +30,10 @@ def select_sampling_info(
         rows: indices into ``reqs``.
     """
     index = on_device(rows, info.device)
-    changes: dict[str, Any] = {
-        f.name: _select(getattr(info, f.name), len(reqs), rows, index)
-        for f in dataclasses.fields(info)
-    }
     selected = copy.copy(info)
-    for name, value in changes.items():
-        setattr(selected, name, value)
+    for field in dataclasses.fields(info):
+        value = _select(getattr(info, field.name), len(reqs), rows, index)
+        setattr(selected, field.name, value)
     params = [reqs[row].sampling_params for row in rows]
     selected.is_all_greedy = all(p.top_k <= 1 for p in params)
     selected.is_any_greedy = any(p.top_k <= 1 for p in params)
@@ -84,70 +83,38 @@ def _select_sampling_masks(selected: SamplingBatchInfo) -> None:
     )
 
 
-@dataclasses.dataclass(slots=True)
-class RowSampler:
-    """Samples rows of one batch's requests.
+def prepare_rows(
+    runner: Any, batch: ScheduleBatch, rows: Sequence[int], *, return_logprob: bool = False
+) -> PreparedRows:
+    """Gathers the parameters of some rows, for any number of samplings of them.
 
-    Attributes:
+    Args:
         runner: the model runner whose sampler is used.
         batch: the scheduler's batch (its ``sampling_info`` is the forward-only copy).
+        rows: [n] index of each row's request in the batch.
+        return_logprob: also compute what the requests asked for.
     """
+    reqs = batch.reqs
+    places = [p for p, row in enumerate(rows) if return_logprob or not _is_argmax(reqs[row])]
+    if not places:
+        return PreparedRows(runner, None, None)
+    drawn = [rows[place] for place in places]
+    view = _SamplingView(
+        sampling_info=select_sampling_info(batch.sampling_info, reqs, drawn),
+        req_pool_indices=batch.req_pool_indices[on_device(drawn, batch.device)],
+        return_logprob=return_logprob,
+        top_logprobs_nums=_pick(batch.top_logprobs_nums, drawn),
+        token_ids_logprobs=_pick(batch.token_ids_logprobs, drawn),
+    )
+    is_some = len(places) < len(rows)
+    return PreparedRows(runner, on_device(places, batch.device) if is_some else None, view)
 
-    runner: Any
-    batch: Any
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[int],
-        positions: torch.Tensor,
-        *,
-        return_logprob: bool = False,
-    ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
-        """Choose one token per row.
-
-        Args:
-            logits: [n, vocab]; overwritten.
-            rows: [n] index of each row's request in the batch.
-            positions: int64 [n] position of the token each row stands for; seeds use it.
-            return_logprob: also compute what the requests asked for.
-
-        Returns:
-            int64 [n] token ids, and the output record with log probabilities, if any.
-        """
-        return self.prepare(rows, return_logprob=return_logprob).sample(logits, positions)
-
-    def prepare(self, rows: Sequence[int], *, return_logprob: bool = False) -> PreparedRows:
-        """The parameters of ``rows``, gathered once for any number of samplings of these rows.
-
-        Arguments: as for ``sample``.
-        """
-        drawn = [
-            place for place, row in enumerate(rows) if return_logprob or not self.is_argmax(row)
-        ]
-        if not drawn:
-            return PreparedRows(self.runner, None, None)
-        is_some = len(drawn) < len(rows)
-        index = on_device(drawn, self.batch.device) if is_some else None
-        view = self._view([rows[place] for place in drawn], return_logprob)
-        return PreparedRows(self.runner, index, view)
-
-    def _view(self, rows: Sequence[int], return_logprob: bool) -> _SamplingView:
-        batch = self.batch
-        return _SamplingView(
-            sampling_info=select_sampling_info(batch.sampling_info, batch.reqs, rows),
-            req_pool_indices=batch.req_pool_indices[on_device(rows, batch.device)],
-            return_logprob=return_logprob,
-            top_logprobs_nums=_pick(batch.top_logprobs_nums, rows),
-            token_ids_logprobs=_pick(batch.token_ids_logprobs, rows),
-        )
-
-    def is_argmax(self, row: int) -> bool:
-        """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
-        req = self.batch.reqs[row]
-        policy = req.parse_state.policy
-        is_supported = not policy.is_plain or policy.decode_accelerator == "eagle3"
-        return req.sampling_params.top_k <= 1 and is_supported
+def _is_argmax(req: Req) -> bool:
+    """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
+    policy = req.parse_state.policy
+    is_supported = not policy.is_plain or policy.decode_accelerator == "eagle3"
+    return is_greedy(req) and is_supported
 
 
 def _pick(values: list | None, rows: Sequence[int]) -> list | None:
@@ -177,7 +144,15 @@ class PreparedRows:
     def sample(
         self, logits: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
-        """Arguments and result: as ``RowSampler.sample``'s."""
+        """Chooses one token per row.
+
+        Args:
+            logits: [n, vocab]; overwritten.
+            positions: int64 [n] position of the token each row stands for; seeds use it.
+
+        Returns:
+            int64 [n] token ids, and the output record with log probabilities, if any.
+        """
         if self.view is None:  # is_argmax
             return logits.argmax(dim=-1), LogitsProcessorOutput(next_token_logits=logits)
         if self.drawn is None:

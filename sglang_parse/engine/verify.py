@@ -27,7 +27,7 @@ from sglang_parse.engine.forward import (
     verify_rows,
 )
 from sglang_parse.engine.requests import needs_hidden_states
-from sglang_parse.engine.sampling import RowSampler
+from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verdicts import QuestionJudge
@@ -275,18 +275,38 @@ class Verifier:
     ) -> torch.Tensor:
         """float64 [rows, 1 or 2] of verified rows; see ``TargetForward``. Overwrites the logits."""
         is_bad = nan_rows(logits)
-        sampler = RowSampler(self.target.runner, batch)
         if self.judge is None:
-            values = _choose(parts, logits, sampler).double()[:, None]
+            values = self._choose(batch, parts, logits).double()[:, None]
         else:
             token_index, verdict_index = _logits_places(parts)
             tokens = on_device(token_index, logits.device)
             values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
-            values[tokens, 0] = _choose(parts, logits, sampler, tokens).double()
+            values[tokens, 0] = self._choose(batch, parts, logits, tokens).double()
             if verdict_index:
                 asked = on_device(verdict_index, logits.device)
                 values[asked] = self.judge.read(logits[asked]).double()
         return values.masked_fill_(is_bad[:, None], float("nan"))
+
+    def _choose(
+        self,
+        batch: ScheduleBatch,
+        parts: Sequence[RequestRows],
+        logits: torch.Tensor,
+        index: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The target's choice at every token row.
+
+        Args:
+            index: the token rows of ``logits``; None if all are.
+        """
+        rows = [part.row for part in parts for _ in part.token_rows]
+        prepared = prepare_rows(self.target.runner, batch, rows)
+        if prepared.is_argmax:  # of all rows: selecting first would copy the logits
+            tokens = logits.argmax(dim=-1)
+            return tokens if index is None else tokens[index]
+        token_logits = logits if index is None else logits[index]
+        positions = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
+        return prepared.sample(token_logits, on_device(positions, logits.device))[0]
 
     def _sample(
         self, batch: ScheduleBatch, rows: Sequence[int], logits: torch.Tensor
@@ -302,29 +322,9 @@ class Verifier:
         )
         is_bad = nan_rows(logits)
         has_logprobs = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
-        sampler = RowSampler(self.target.runner, batch)
-        tokens, output = sampler.sample(logits, rows, positions, return_logprob=has_logprobs)
+        rows_to_sample = prepare_rows(self.target.runner, batch, rows, return_logprob=has_logprobs)
+        tokens, output = rows_to_sample.sample(logits, positions)
         return tokens.double().masked_fill(is_bad, float("nan")), output, has_logprobs
-
-
-def _choose(
-    parts: Sequence[RequestRows],
-    logits: torch.Tensor,
-    sampler: RowSampler,
-    index: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The target's choice at every token row.
-
-    Args:
-        index: the token rows of ``logits``; None if all are.
-    """
-    sampled = sampler.prepare([part.row for part in parts for _ in part.token_rows])
-    if sampled.is_argmax:  # of all rows: selecting first would copy the logits
-        tokens = logits.argmax(dim=-1)
-        return tokens if index is None else tokens[index]
-    token_logits = logits if index is None else logits[index]
-    positions = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
-    return sampled.sample(token_logits, on_device(positions, logits.device))[0]
 
 
 def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:

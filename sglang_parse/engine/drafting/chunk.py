@@ -30,7 +30,6 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.requests import draft_budget, is_gone
-from sglang_parse.engine.sampling import RowSampler
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -64,7 +63,6 @@ class DraftChunk(ABC):
         self.num_forwards = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
-        self._sampler = RowSampler(model.draft_runner, batch)
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
         self._num_added = 0
 

@@ -35,8 +35,8 @@ from sglang_parse.engine.drafting.draft_model import DraftModel, extend_batch
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.requests import sequence_slice
-from sglang_parse.engine.sampling import PreparedRows, RowSampler
-from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sampling import PreparedRows, prepare_rows
+from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
 class ParallelChunk(DraftChunk):
@@ -59,7 +59,7 @@ class ParallelChunk(DraftChunk):
         if isinstance(before, ParallelChunk):
             state = before.state_of(reqs)
         blocks = _Blocks(
-            *(self.model, self.layout, self._sampler, rows),
+            *(self.model, self.layout, self.batch, rows),
             mask_id=self._mask_id,
             is_masked=self._is_masked,
             is_known=state is None,
@@ -113,7 +113,7 @@ class _Blocks:
     Args:
         model: the draft model.
         layout: layout of the blocks.
-        sampler: the draft model's, over the batch.
+        batch: the scheduler's batch.
         rows: [n] the requests' rows of the batch.
         mask_id, is_masked: as for ``ParallelChunk``.
         is_known: the host knows where the first block starts.
@@ -123,7 +123,7 @@ class _Blocks:
         self,
         model: DraftModel,
         layout: DraftLayout,
-        sampler: RowSampler,
+        batch: ScheduleBatch,
         rows: Sequence[int],
         *,
         mask_id: int,
@@ -131,7 +131,8 @@ class _Blocks:
         is_known: bool,
     ) -> None:
         self._model, self._layout, self._mask_id = model, layout, mask_id
-        self._reqs, device = [sampler.batch.reqs[row] for row in rows], sampler.batch.device
+        self._batch, device = batch, batch.device
+        self._reqs = [batch.reqs[row] for row in rows]
         self._wide = layout.rows(0)
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
@@ -147,20 +148,21 @@ class _Blocks:
         self._pools, self._limits = on_device([pools, self._limits_cpu], device).unbind()
         self._offsets = on_device(self._wide.positions(), device)
         self._columns = torch.arange(width, device=device)
-        self._has_seeds = sampler.batch.sampling_info.sampling_seed is not None
+        self._has_seeds = batch.sampling_info.sampling_seed is not None
         num_sampled = width if self._has_seeds else layout.size
         sizes = [(width + count - 1, width) for count in self._num_pending]
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
         self._spans = [
-            self._span(place, sampler.prepare([r for r in rows[place] for _ in range(num_sampled)]))
+            self._span(place, [row for row in rows[place] for _ in range(num_sampled)])
             for place in spans_within(sizes, limits)
         ]
 
-    def _span(self, place: slice, sampled: PreparedRows) -> _Span:
+    def _span(self, place: slice, sampled_rows: Sequence[int]) -> _Span:
         num_reqs, device = place.stop - place.start, self._columns.device
         every_row = torch.arange(num_reqs * self._width, device=device)
         first_rows = every_row[:: self._width].to(torch.int32)
         lens = torch.stack((torch.full_like(first_rows, self._width), first_rows))
+        sampled = prepare_rows(self._model.draft_runner, self._batch, sampled_rows)
         return _Span(place, sampled, every_row, lens)
 
     # -- blocks -----------------------------------------------------------------

@@ -14,7 +14,7 @@ from sglang_parse.engine.drafting.chunk import DraftChunk, length
 from sglang_parse.engine.drafting.draft_model import DecodePlan
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.sampling import PreparedRows
+from sglang_parse.engine.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req
 
 STEPS_AHEAD = 4
@@ -34,7 +34,7 @@ class TokenChunk(DraftChunk):
 
     def _launch(self, rows: Sequence[int], num_steps: int, before: DraftChunk | None) -> None:
         model, reqs = self.model, self._reqs(rows)
-        sampled = self._sampler.prepare(rows)
+        sampled = prepare_rows(model.draft_runner, self.batch, rows)
         lengths = [[length(req) + step for req in reqs] for step in range(num_steps)]
         plan = DecodePlan.of(model.req_to_token, reqs, lengths)
         if isinstance(before, TokenChunk):
