@@ -73,9 +73,13 @@ def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch
     1,217 rows it has 39 MiB, so it is written once and only the new rows' columns are changed.
     """
     flat = torch.ones(layout.mask_size, dtype=torch.bool, device=device)
+    masks: dict[tuple, torch.Tensor] = {}  # all blocks of a draft forward have the same
     for part, request in zip(split_flat_mask(flat, layout), layout.requests, strict=True):
         if request.num_rows > 1:
-            part[:, request.prefix_len :] = qlen_only_mask(request, device)
+            rows = request.num_draft_rows, request.visible_lens, request.question_lens
+            if rows not in masks:
+                masks[rows] = qlen_only_mask(request, device)
+            part[:, request.prefix_len :] = masks[rows]
     return flat
 
 

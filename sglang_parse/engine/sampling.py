@@ -95,7 +95,8 @@ def prepare_rows(
         return_logprob: also compute what the requests asked for.
     """
     reqs = batch.reqs
-    places = [p for p, row in enumerate(rows) if return_logprob or not _is_argmax(reqs[row])]
+    argmax = {row for row in {*rows} if not return_logprob and _is_argmax(reqs[row])}
+    places = [place for place, row in enumerate(rows) if row not in argmax]
     if not places:
         return PreparedRows(runner, None, None)
     drawn = [rows[place] for place in places]

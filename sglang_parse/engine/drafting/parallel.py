@@ -248,8 +248,7 @@ class _Blocks:
             pools += [req.kv.req_pool_idx] * part.num_rows
             select += range(len(ids) - self._width, len(ids))
         layout = VerifyLayout.of(parts)
-        positions = [min(position, self._last_position) for position in layout.positions()]
-        rows = on_device([ids, positions, columns, pools], device)
+        rows = on_device([ids, layout.positions(), columns, pools], device)
         prefix_lens, lens = ([getattr(p, n) for p in parts] for n in ("prefix_len", "num_rows"))
         numbers = on_device([prefix_lens, lens, layout.qo_indptr[:-1]], device)
         spec_info = ParseVerifyInput(
@@ -261,7 +260,7 @@ class _Blocks:
             VERIFY_MODE,
             pools=self._pools[place],
             ids=rows[0],
-            positions=rows[1],
+            positions=rows[1].clamp(max=self._last_position),
             slots=self._model.req_to_token[rows[3], rows[2]].to(torch.int64),
             seq_lens=numbers[0] + numbers[1],
             seq_lens_cpu=[part.kv_len for part in parts],
