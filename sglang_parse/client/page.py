@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # Okabe and Ito's, for colour-blind readers.
 PALETTE = {
@@ -42,9 +43,14 @@ def render(package: str, template: str, plots: Mapping[str, go.Figure], **values
     )
     # Globals, so that the template's macros see them too.
     environment.globals |= values
+    script = ""
+    if plots:  # a page without plots needs no Plotly, which comes with an extra
+        from plotly.offline import get_plotlyjs
+
+        script = get_plotlyjs()
     return environment.get_template(template).render(
         plots={name: _div(name, plot) for name, plot in plots.items()},
-        plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library's own script
+        plotly=Markup(script),  # noqa: S704 - the library's own
     )
 
 
