@@ -52,18 +52,21 @@ class ParallelChunk(DraftChunk):
         super().__init__(*others, **more)
         self._mask_id, self._is_masked = mask_id, is_masked
         self._state: ChainState | None = None
+        self._blocks: _Blocks | None = None
 
     def _launch(self, rows: Sequence[int], num_blocks: int, before: DraftChunk | None) -> None:
-        reqs, state = self._reqs(rows), None
+        reqs, state, blocks = self._reqs(rows), self._state, self._blocks
         records: list[torch.Tensor] = []
-        if isinstance(before, ParallelChunk):
-            state = before.state_of(reqs)
-        blocks = _Blocks(
-            *(self.model, self.layout, self.batch, rows),
-            mask_id=self._mask_id,
-            is_masked=self._is_masked,
-            is_known=state is None,
-        )
+        if blocks is None or blocks.rows != rows:
+            state = before.state_of(reqs) if isinstance(before, ParallelChunk) else None
+            blocks = _Blocks(
+                *(self.model, self.layout, self.batch, rows),
+                mask_id=self._mask_id,
+                is_masked=self._is_masked,
+                is_known=state is None,
+            )
+        else:  # the host has waited for the block before, and no draft has ended
+            blocks.start_here()
         for number in range(num_blocks):
             if records and number == num_blocks - 1:
                 self._send(rows, records)
@@ -75,7 +78,7 @@ class ParallelChunk(DraftChunk):
             records.append(record)
             self.num_forwards += 1
         self._send(rows, records)
-        self._state = state
+        self._state, self._blocks = state, blocks
         for req in reqs:
             req.parse_state.launch_draft(self.layout.size * num_blocks)
 
@@ -131,14 +134,13 @@ class _Blocks:
         is_known: bool,
     ) -> None:
         self._model, self._layout, self._mask_id = model, layout, mask_id
-        self._batch, device = batch, batch.device
+        self._batch, self.rows, device = batch, rows, batch.device
         self._reqs = [batch.reqs[row] for row in rows]
         self._wide = layout.rows(0)
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
         self._last_position = model.draft_runner.model_config.context_len - 1
-        self._starts = [length(req) - 1 for req in self._reqs]
-        """Position of the last accepted token before the first block, at most."""
+        self.start_here()
         self._num_pending = [
             max(1, start + 1 - req.parse_state.draft_kv_len) if is_known else 1
             for req, start in zip(self._reqs, self._starts, strict=True)
@@ -164,6 +166,11 @@ class _Blocks:
         lens = torch.stack((torch.full_like(first_rows, self._width), first_rows))
         sampled = prepare_rows(self._model.draft_runner, self._batch, sampled_rows)
         return _Span(place, sampled, every_row, lens)
+
+    def start_here(self) -> None:
+        """Counts blocks from what the host knows of the drafts."""
+        self._starts = [length(req) - 1 for req in self._reqs]
+        """Position of the last accepted token before the first block, at most."""
 
     # -- blocks -----------------------------------------------------------------
 
