@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.stage_cost import StageTime
+from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
@@ -36,7 +39,11 @@ class Engine:
     certified: Certified
     timer: StageTimer = field(default_factory=StageTimer)
 
-    @property
-    def uses_stage_times(self) -> bool:
-        """Whether stage times decide anything, so that all ranks need the same ones."""
-        return self.controller.is_adaptive or len(self.drafter.choice.costs) > 1
+    def observe(self, stages: Sequence[StageTime]) -> None:
+        """Learns from an iteration's stage times; the same on all ranks where they decide."""
+        if self.controller.is_adaptive or len(self.drafter.choice.costs) > 1:
+            stages = broadcast_object(stages)
+        self.controller.observe(stages)
+        self.drafter.choice.observe(stages)
+        self.counters.expected_speedup = self.controller.speedup
+        self.counters.last_plan = self.controller.last_plan

@@ -21,7 +21,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
 from sglang_parse.device import wait_for_device
-from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
 from sglang_parse.engine.faults import end_request
@@ -48,11 +47,7 @@ class Step:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        batch: ScheduleBatch,
-        draft_chunk: int,
-        event: Any = None,
+        self, engine: Engine, batch: ScheduleBatch, draft_chunk: int, event: Any = None
     ) -> None:
         self.engine, self.batch, self.draft_chunk = engine, copy.copy(batch), draft_chunk
         self.result = PendingResult(event)
@@ -187,13 +182,7 @@ class Step:
 
     def _output_tokens(self) -> None:
         engine, now = self.engine, self.engine.timer.end_iteration()
-        stages = self._times.stages
-        if engine.uses_stage_times:
-            stages = broadcast_object(stages)
-        engine.controller.observe(stages)
-        engine.drafter.choice.observe(stages)
-        engine.counters.expected_speedup = engine.controller.speedup
-        engine.counters.last_plan = engine.controller.last_plan
+        engine.observe(self._times.stages)
         for row, req in enumerate(self.batch.reqs):
             if not is_gone(req) and req.parse_state.fault:
                 end_request(req, req.parse_state.fault)

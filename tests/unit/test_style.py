@@ -88,3 +88,8 @@ def test_core_names_its_modules_that_import_pytorch():
         if re.search(r"^\s*(?:import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert set(re.findall(r"``(\w+)``", sentence)) == importing
+
+
+def test_the_step_is_read_at_once():
+    """One iteration, plan to commit, fits on four screens."""
+    assert len((PACKAGE / "engine" / "step.py").read_text().splitlines()) <= 200
