@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -116,6 +117,14 @@ class Registration:
 
     def is_applied(self, target: str) -> bool:  # noqa: ARG002
         return self.is_put()
+
+
+def log_filter(logger: str, added: logging.Filter) -> Registration:
+    """A filter of one of SGLang's loggers."""
+    return Registration(
+        put=lambda: logging.getLogger(logger).addFilter(added),
+        is_put=lambda: added in logging.getLogger(logger).filters,
+    )
 
 
 def always() -> bool:

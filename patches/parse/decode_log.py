@@ -7,7 +7,7 @@ import re
 
 from sglang_parse.context import process_context
 from sglang_parse.core.counters import Counters, Window
-from sglang_parse.patches.base import Patch, Registration
+from sglang_parse.patches.base import Patch, log_filter
 
 _LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
 _ACCEPTANCE = re.compile(r"accept len: [^,]+, accept rate: [^,]+, ")
@@ -53,12 +53,7 @@ _FILTER = DecodeLine(process_context().counters)
 
 PATCH = Patch(
     "decode_log",
-    {
-        f"{_LOGGER}.logger": Registration(
-            put=lambda: logging.getLogger(_LOGGER).addFilter(_FILTER),
-            is_put=lambda: _FILTER in logging.getLogger(_LOGGER).filters,
-        )
-    },
+    {f"{_LOGGER}.logger": log_filter(_LOGGER, _FILTER)},
     why='SGLang\'s "accept len" and "accept rate" count every iteration as a verify step and every '
     "reserved slot as a draft token. Under PARSE most iterations draft, and drafts vary in length.",
     how="a `logging.Filter` on that logger replaces the two figures with PARSE's, in processes "

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from sglang_parse.patches.base import Patch, Registration, after, before
+from sglang_parse.patches.base import Patch, after, before, log_filter
 from sglang_parse.startup import report
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -40,10 +40,7 @@ PATCH = Patch(
     {
         f"{_SERVER_ARGS}.add_cli_args": after(_shorten_usage),
         f"{_SERVER_ARGS}.from_cli_args": before(_shorten_tracebacks),
-        f"{_SCHEDULER}.logger": Registration(
-            put=lambda: logging.getLogger(_SCHEDULER).addFilter(_FILTER),
-            is_put=lambda: _FILTER in logging.getLogger(_SCHEDULER).filters,
-        ),
+        f"{_SCHEDULER}.logger": log_filter(_SCHEDULER, _FILTER),
     },
     why="the sentence with the fix is hard to find: SGLang shows a refused start below a "
     "traceback, and an unknown flag below 40,000 characters of usage.",
