@@ -92,8 +92,12 @@ def make_problem(rng: random.Random, num_steps: int | None = None) -> Problem:
 
 
 def is_held_out(problem: Problem) -> bool:
+    return is_held_out_text(problem.text)
+
+
+def is_held_out_text(text: str) -> bool:
     """Split by the hash of the text: no training set can hold a held-out problem by accident."""
-    digest = hashlib.sha256(problem.text.encode()).digest()
+    digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest, "big") % HELD_OUT_MODULUS == 0
 
 

@@ -9,7 +9,6 @@ Pure standard library.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import NamedTuple
 
-from problems import HELD_OUT_MODULUS, Step, make_problem
 from problems import Problem as Chain
+from problems import Step, is_held_out_text, make_problem
 
 LABELS = ("abcdef", "pqrstu")  # of each chain's steps
 MIN_STEPS, MAX_STEPS = 3, 6  # of a chain
@@ -104,9 +103,7 @@ def draw_problem(
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Split by the hash of the text: no training set can hold a held-out problem by accident."""
-    digest = hashlib.sha256(problem.text.encode()).digest()
-    return int.from_bytes(digest, "big") % HELD_OUT_MODULUS == 0
+    return is_held_out_text(problem.text)
 
 
 def held_out_problems(count: int, seed: int = 0) -> list[Problem]:
