@@ -105,6 +105,11 @@ HIGH_REJECT_RATIO = 0.5
 not work for it."""
 
 
+def contradicts_target(num_matched: int, num_rejected: int) -> bool:
+    """Whether the question does not work for the target, by the counts of ``matched_prefixes``."""
+    return num_matched > 0 and num_rejected / num_matched >= HIGH_REJECT_RATIO
+
+
 def matched_prefixes(
     prefix_ends: Sequence[int], verdicts: Sequence[float], threshold: float, num_matched: int
 ) -> tuple[int, int]:

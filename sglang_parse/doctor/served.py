@@ -24,7 +24,7 @@ from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Item, Variant
 from sglang_parse.client.servers import Remote
 from sglang_parse.core.question import LOW_VERDICT_MASS
-from sglang_parse.core.selection import HIGH_REJECT_RATIO
+from sglang_parse.core.selection import contradicts_target
 from sglang_parse.doctor import command
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.doctor.settings import DoctorSettings
@@ -230,7 +230,7 @@ class Served:
         if not matched:
             return "the target would have written no whole prefix itself, or nothing was asked"
         found = f"{rejected} of {matched} prefixes that the target would have written are rejected"
-        if rejected / matched >= HIGH_REJECT_RATIO:
+        if contradicts_target(matched, rejected):
             found += ": the target would have written what the judge refuses, so the question does "
             raise Problem(f"{found}not work for this model", ANOTHER_QUESTION, WARNING)
         return found
@@ -246,7 +246,7 @@ class Served:
         matched, rejected = self._matched()
         if not matched:
             return "a better draft model: see what it writes with sglang-parse explain"
-        if rejected / matched >= HIGH_REJECT_RATIO:
+        if contradicts_target(matched, rejected):
             return ANOTHER_QUESTION
         rejections = "see which prefixes are rejected with sglang-parse explain"
         return f"another --parse-threshold, or another question: {rejections}"

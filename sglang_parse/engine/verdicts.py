@@ -17,7 +17,7 @@ from sglang_parse.core.phases import Phase, Questions
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
 from sglang_parse.core.selection import (
-    HIGH_REJECT_RATIO,
+    contradicts_target,
     matched_prefixes,
     matching_tokens,
 )
@@ -144,17 +144,17 @@ class QuestionJudge:
         """Warns if verdicts reject what the target would have written itself."""
         self._num_matched += num_matched
         self._num_rejected += num_rejected
-        if self._num_matched < WINDOW:
+        matched, rejected = self._num_matched, self._num_rejected
+        if matched < WINDOW:
             return
-        ratio = self._num_rejected / self._num_matched
-        if ratio >= HIGH_REJECT_RATIO:
+        if contradicts_target(matched, rejected):
             self._warn_once(
                 "PARSE: the question does not work for this model: %d of %d prefixes (%.0f %%) "
                 "that the target would have written itself, token for token, got a verdict below "
                 "the threshold and were rejected. Fix: choose another --parse-question or "
                 "--parse-threshold with sglang-parse calibrate, or compare tokens instead with "
                 "--parse-verification token.",
-                *(self._num_rejected, self._num_matched, 100 * ratio),
+                *(rejected, matched, 100 * rejected / matched),
             )
         self._num_matched = self._num_rejected = 0
 

@@ -10,7 +10,7 @@ from sglang_parse.client import conditions
 from sglang_parse.client.program import write_json
 from sglang_parse.client.tables import make_progress
 from sglang_parse.client.traced import ExplainedAnswer, answer_table, explain_answer
-from sglang_parse.core.selection import HIGH_REJECT_RATIO
+from sglang_parse.core.selection import contradicts_target
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.settings import ExplainSettings
 
@@ -49,6 +49,6 @@ def summary(answer: ExplainedAnswer) -> str:
     if refused := parse.get("rejected_matched_prefixes", 0):
         said += f"\n  the target itself would have written {matched} prefixes"
         said += f"; the verdicts refused {refused} of them"
-        if refused / matched >= HIGH_REJECT_RATIO:
+        if contradicts_target(matched, refused):
             said += ": the question does not work for this model"
     return said
