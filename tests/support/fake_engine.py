@@ -35,7 +35,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import broadcast, eagle, forward, prefill, step, verify
+    from sglang_parse.engine import broadcast, eagle, forward, parts, prefill, verify
     from sglang_parse.engine.drafting import draft_prefill, parallel
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
@@ -56,7 +56,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     for module in (broadcast, eagle, verify):
         monkeypatch.setattr(module, "broadcast", lambda values: values)
-    for module in (prefill, step):
+    for module in (parts, prefill):
         monkeypatch.setattr(module, "broadcast_object", lambda value: value)
     for module in (draft_prefill, parallel, forward):
         monkeypatch.setattr(module, "max_forward_rows", lambda: 1024)
