@@ -28,7 +28,7 @@ def _capture_plain_steps(original: Callable, self: Any, *args: Any, **kwargs: An
     self.spec_algorithm = SpeculativeAlgorithm.NONE
     try:
         with ExitStack() as stack:
-            if config.uses_eagle3 and not self.is_draft_worker:
+            if config.captures_hidden_states and not self.is_draft_worker:
                 features = get_exec().features
                 stack.enter_context(features.override(return_hidden_states_mode="full"))
             original(self, *args, **kwargs)
@@ -65,18 +65,19 @@ PATCH = Patch(
     "draft model. PARSE's verify passes are ragged and use prefill graphs; the steps that recur "
     "in one shape are the decode steps of draft and target. A parallel draft's forwards need "
     "prefill graphs too, which SGLang captures for a draft model only if its worker asks. An "
-    "EAGLE-3 head needs the target's hidden states of every forward, but SGLang's graphs capture "
-    "them only on servers that return them to clients, and replaying a graph for more hidden "
-    "states than it captured ends the server. Attention backends, and LoRA for MoE models, size "
-    "their buffers by `speculative_num_draft_tokens`, whatever the algorithm: Triton a mask of "
-    "graph batch * n * (context + n) bytes, 9.9 GiB with n = 1,217 at 32k; FA3 page tables. The "
-    "setting must still be the longest verify pass: `get_req_to_token_extra_context_len` widens "
-    "the rows of `req_to_token` by it, and `meta_info`'s `spec_accept_rate` divides by it.",
+    "EAGLE-3 head needs the target's hidden states of every forward, a verdict head those of "
+    "verify passes, but SGLang's graphs capture them only on servers that return them to clients, "
+    "and replaying a graph for more hidden states than it captured ends the server. Attention "
+    "backends, and LoRA for MoE models, size their buffers by `speculative_num_draft_tokens`, "
+    "whatever the algorithm: Triton a mask of graph batch * n * (context + n) bytes, 9.9 GiB with "
+    "n = 1,217 at 32k; FA3 page tables. The setting must still be the longest verify pass: "
+    "`get_req_to_token_extra_context_len` widens the rows of `req_to_token` by it, and "
+    "`meta_info`'s `spec_accept_rate` divides by it.",
     how="while a PARSE server's target or draft captures graphs, its `spec_algorithm` is `NONE`; "
-    "for the target of an EAGLE-3 head, `return_hidden_states_mode` is `full`, as with SGLang's "
-    "own EAGLE-3. A parallel draft then captures prefill graphs. While attention backends and "
-    "LoRA are created, the number of draft tokens is `None`, as without speculation. Other servers "
-    "call the original.",
+    "for the target of an EAGLE-3 or verdict head, `return_hidden_states_mode` is `full`, as with "
+    "SGLang's own EAGLE-3. A parallel draft then captures prefill graphs. While attention backends "
+    "and LoRA are created, the number of draft tokens is `None`, as without speculation. Other "
+    "servers call the original.",
     removed_when="an algorithm can state which steps to capture, with which hidden states, and "
     "how wide a `req_to_token` row is apart from how many tokens a step verifies.",
 )

@@ -3,6 +3,7 @@
     config         settings, command-line flags and request options
     segment        ends of a draft's segments; prefix k is its first k segments
     question       tokens of the question about a prefix, and the verdict tokens
+    judge          verdict heads: files, and verdicts from the scores of tokens
     layout         rows of a verify pass
     mask           attention masks of a verify pass
     block          rows of a draft forward that drafts several tokens

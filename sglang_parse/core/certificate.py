@@ -34,6 +34,7 @@ class Fingerprint(BaseModel):
         target, draft: digests of the models' configs and weights, independent of their paths.
         question: token ids of the question: "partial", "complete", "thinking" and "line_end" where
             thoughts are asked about, and "verdicts", the two tokens.
+        judge: "question", "likelihood", or the digest of a verdict head; "" in token mode.
         segment, draft_tokens, max_prefixes, selection: the settings of these names.
         dtype: the target's.
     """
@@ -43,6 +44,7 @@ class Fingerprint(BaseModel):
     target: str
     draft: str
     question: dict[str, list[int]]
+    judge: str
     segment: str
     draft_tokens: int
     max_prefixes: int

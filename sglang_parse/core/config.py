@@ -19,13 +19,23 @@ from pydantic.fields import FieldInfo
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
+from sglang_parse.core.judge import (
+    LIKELIHOOD,
+    MAX_LAYERS,
+    QUESTION,
+    JudgeError,
+    JudgeFile,
+    read_judge,
+)
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
+MAX_DRAFT, MAX_PREFIXES = 8192, 256
 MAX_OPTIONS = 16
 """Maximum number of keys in ``custom_params["parse"]``."""
+AUTO = "auto"
 _BLOCK_SIZES = ("auto", *map(str, range(1, MAX_BLOCK + 1)))
 _STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 Threshold = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
@@ -44,7 +54,7 @@ class ParseConfig(BaseModel):
 
     model_config = _STRICT
 
-    draft_tokens: int = Field(128, ge=1, le=8192)
+    draft_tokens: int = Field(128, ge=1, le=MAX_DRAFT)
     """Maximum draft tokens per request and round. If not set, the length adapts to the load, up to
     the default; if set, it is fixed."""
     draft_chunk: int = Field(16, ge=1, le=1024)
@@ -54,7 +64,7 @@ class ParseConfig(BaseModel):
     """Maximum tokens per draft model forward, 1 to 16. Above 1, the draft model fills mask tokens,
     as PARD draft models are trained to, and verifies them itself. 'auto' uses what the draft
     model's files say and what is faster at the current load."""
-    max_prefixes: int = Field(16, ge=1, le=256)
+    max_prefixes: int = Field(16, ge=1, le=MAX_PREFIXES)
     """Maximum prefixes verified per round; further segments are merged. If not set, adapts to the
     load, up to the default."""
     segment: str = "line"
@@ -70,6 +80,14 @@ class ParseConfig(BaseModel):
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
     certified there."""
+    judge: str = Field("auto", json_schema_extra={"metavar": "JUDGE"})
+    """Where verdicts come from: 'question' asks the target, 'likelihood' compares each draft token
+    with what the target would have written, or the folder of ``sglang-parse train-judge`` with a
+    verdict head; with either of these, --parse-question is asked about complete answers only.
+    'auto': the question."""
+    hidden_layers: str = Field("", json_schema_extra={"metavar": "LAYERS"})
+    """Decoder layers of the target whose outputs traces may contain, such as '8,12'; for
+    ``sglang-parse train-judge``. At most 3."""
     selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
     """Which prefix is accepted. 'first-reject': the longest before the first rejected one.
     'longest': the longest accepted one. 'answer-first': all of a finished draft if its last
@@ -121,6 +139,7 @@ class ParseConfig(BaseModel):
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError("\n".join(_problems(error, type(self), flag))) from None
         self._check_eagle3()
+        self._check_judge()
         self._check_certificate()
 
     @field_validator("draft_parallel_tokens", mode="before")
@@ -135,6 +154,32 @@ class ParseConfig(BaseModel):
     def _check_segment(cls, text: str) -> str:
         SegmentRule.parse(text)
         return text
+
+    @field_validator("hidden_layers")
+    @classmethod
+    def _check_hidden_layers(cls, text: str) -> str:
+        if text:
+            parse_layers(text)
+        return text
+
+    def _check_judge(self) -> None:
+        setting, mode = flag("judge"), flag("verification")
+        for name, value in (
+            ("judge", self.judge.replace(AUTO, "")),
+            ("hidden_layers", self.hidden_layers),
+        ):
+            if value and not self.is_semantic:
+                raise ConfigError(
+                    f"{flag(name)} is {value!r}, but {mode} {self.verification} needs no verdicts; "
+                    f"use {mode} semantic, or leave {flag(name)} out"
+                )
+        try:
+            _ = self.head
+        except JudgeError as error:
+            raise ConfigError(
+                f"{setting} is {_shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
+                "folder of sglang-parse train-judge"
+            ) from error
 
     def _check_eagle3(self) -> None:
         setting, path = flag("decode_accelerator"), flag("eagle3_path")
@@ -183,8 +228,48 @@ class ParseConfig(BaseModel):
         return self.verification == "semantic"
 
     @property
+    def has_head(self) -> bool:
+        """Whether verdicts come from the draft's rows, by a trained head or the likelihood."""
+        return self.is_semantic and self.judge not in (AUTO, QUESTION)
+
+    @property
+    def head(self) -> JudgeFile | None:
+        """The trained head, if there is one."""
+        return read_judge(self.judge) if self.has_head and self.judge != LIKELIHOOD else None
+
+    @property
+    def max_questions(self) -> int:
+        """Maximum questions about one draft."""
+        if not self.is_semantic:
+            return 0
+        return int(bool(self.question)) if self.has_head else self.max_prefixes
+
+    @property
+    def captured_layers(self) -> tuple[int, ...]:
+        """Layers whose outputs verify passes capture, ascending."""
+        head = self.head
+        layers = {*(parse_layers(self.hidden_layers)), *(head.layers if head else ())}
+        return tuple(sorted(layers))
+
+    @property
+    def judge_name(self) -> str | None:
+        """'question', 'likelihood', 'head', the latter two '+question' with one; None in token
+        mode."""
+        if not self.is_semantic:
+            return None
+        if not self.has_head:
+            return QUESTION
+        name = LIKELIHOOD if self.judge == LIKELIHOOD else "head"
+        return f"{name}+{QUESTION}" if self.max_questions else name
+
+    @property
     def uses_eagle3(self) -> bool:
         return self.decode_accelerator == "eagle3"
+
+    @property
+    def captures_hidden_states(self) -> bool:
+        """Whether forwards of the target return hidden states."""
+        return self.uses_eagle3 or bool(self.captured_layers)
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         """Publishes the given settings to this process and its children; others stay adaptive."""
@@ -216,6 +301,11 @@ class RequestOptions(BaseModel):
     """Minimum verdict that accepts a prefix."""
     trace: bool = False
     """Return one record per round in ``meta_info``."""
+    hidden_states: bool = False
+    """With trace: each record also has the target's hidden states of --parse-hidden-layers."""
+    draft_token_ids: list[int] = Field(default_factory=list, max_length=MAX_DRAFT)
+    """With hidden_states: the first draft, verified as it is. At threshold 0 it becomes the
+    output; the first token replaces the target's first."""
     drafting: Literal["auto", "always"] = "auto"
     """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
     then up to 32 tokens at a time unless --parse-draft-tokens is set."""
@@ -235,7 +325,7 @@ class RequestOptions(BaseModel):
             )
         server = {"enabled": config.default == "on", "threshold": config.accept_threshold}
         try:
-            return cls.model_validate({**server, **options})
+            read = cls.model_validate({**server, **options})
         except ValidationError as error:
             if unknown := _unknown(error):
                 raise ConfigError(
@@ -244,6 +334,19 @@ class RequestOptions(BaseModel):
                 ) from None
             problem, *_ = _problems(error, cls, "custom_params.parse.{}".format)
             raise ConfigError(problem) from None
+        read._check_hidden_states(config)
+        return read
+
+    def _check_hidden_states(self, config: ParseConfig) -> None:
+        name, layers = "custom_params.parse.hidden_states", flag("hidden_layers")
+        if self.hidden_states and not (self.trace and config.captured_layers):
+            raise ConfigError(f"{name} is true; it needs trace true, and a server with {layers}")
+        count, limit = len(self.draft_token_ids), 1 + config.draft_tokens
+        if count and not (self.hidden_states and not self.threshold and 2 <= count <= limit):
+            raise ConfigError(
+                f"custom_params.parse.draft_token_ids has {count} tokens; it needs 2 to {limit}, "
+                "hidden_states true and threshold 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +404,18 @@ class Setting:
             number = "a whole number" if kind is int else "a number"
             return f"{number} {limits['ge']}..{limits['le']}"
         return f"one of {', '.join(self.choices)}" if self.choices else "a text"
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Parses layer numbers such as '8,12', ascending.
+
+    Raises:
+        ValueError: the text is something else, or names too many.
+    """
+    parts = text.split(",") if text else ()
+    if not all(part.strip().isdecimal() for part in parts) or len(parts) > MAX_LAYERS:
+        raise ValueError(f"got {_shown(text)}; use at most {MAX_LAYERS} layers, such as '8,12'")
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def settings_of(model: Any) -> list[Setting]:

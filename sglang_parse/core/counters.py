@@ -58,7 +58,9 @@ class Counters:
         expected_speedup, last_plan: see ``policy.controller.Controller``.
         simulated_accept_ratio: see ``simulation``; None if verdicts decide.
         certificate_mismatch: properties in which this server differs from its certificate's.
-        verdict_drift: distance of recent verdicts from the certificate's, 0 to 1.
+        verdict_drift: distance of recent verdicts from the certificate's, or those of the verdict
+            head's training, 0 to 1.
+        judge: where verdicts come from; None in token mode.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,7 @@ class Counters:
         self.simulated_accept_ratio: float | None = None
         self.certificate_mismatch: Collection[str] = ()
         self.verdict_drift: float | None = None
+        self.judge: str | None = None
         self._samples: dict[str, list[float]] = defaultdict(list)
 
     def count(self, name: str, amount: float = 1.0, label_value: str = "") -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Phase(Enum):
@@ -62,7 +62,11 @@ class RequestPolicy:
 
     Attributes:
         threshold: smallest verdict that accepts a prefix.
+        judge: where its verdicts come from, as ``ParseConfig.judge_name``.
         keep_trace: collect one record per round.
+        keep_hidden_states: records contain the target's hidden states.
+        draft_token_ids: the answer's first tokens, given by the client: the first replaces the
+            target's, the others are the first draft.
         always_drafts: draft even if no speedup is expected.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
         decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
@@ -75,7 +79,10 @@ class RequestPolicy:
     """
 
     threshold: float
+    judge: str | None = None
     keep_trace: bool = False
+    keep_hidden_states: bool = False
+    draft_token_ids: tuple[int, ...] = ()
     always_drafts: bool = False
     plain_reason: str = ""
     decode_accelerator: str = ""
@@ -193,10 +200,13 @@ class TraceRecord(TypedDict):
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
-        question_token_ids: per prefix, the question's tokens.
+        judge: "question", "likelihood" or "head", the latter two with "+question" if one is asked
+            about complete answers; null in token mode.
+        question_token_ids: per prefix, the question's tokens; empty where none was asked.
         accept_token_id, reject_token_id: the verdict tokens; null in token mode.
-        verdicts: per prefix, p(accept) / (p(accept) + p(reject)) at the question's last token.
-        verdict_mass: per prefix, p(accept) + p(reject).
+        verdicts: per prefix: p(accept) / (p(accept) + p(reject)) at the question's last token, or
+            the verdict head's.
+        verdict_mass: per prefix, p(accept) + p(reject); null where no question was asked.
         threshold: smallest verdict that accepts a prefix.
         selection: the ``--parse-selection`` rule that was applied; null in token mode and under
             simulated acceptance.
@@ -209,6 +219,10 @@ class TraceRecord(TypedDict):
         target_token_ids: [verified tokens + 1] the target's choice after each draft token.
         plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` and the expected ``speedup`` of
             the round; ``speedup`` is null for a probe.
+        hidden_states: if requested: the target's, of the anchor and the verified draft tokens:
+            ``layers``, ``dtype``, ``shape`` and ``data``, little-endian bytes in base64.
+        draft_logprobs, draft_entropies: with these, per verified draft token its log-probability
+            and the entropy of the target's prediction, in nats.
     """
 
     output_start: int
@@ -216,11 +230,12 @@ class TraceRecord(TypedDict):
     draft_token_ids: list[int]
     finished: bool
     prefix_ends: list[int]
+    judge: str | None
     question_token_ids: list[list[int]]
     accept_token_id: int | None
     reject_token_id: int | None
     verdicts: list[float]
-    verdict_mass: list[float]
+    verdict_mass: list[float | None]
     threshold: float
     selection: str | None
     accepted_len: int
@@ -229,3 +244,6 @@ class TraceRecord(TypedDict):
     bonus_token_ids: list[int]
     target_token_ids: list[int]
     plan: dict[str, float | None]
+    hidden_states: NotRequired[dict[str, Any]]
+    draft_logprobs: NotRequired[list[float]]
+    draft_entropies: NotRequired[list[float]]

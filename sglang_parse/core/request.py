@@ -202,6 +202,13 @@ class RequestState:
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
             self.fail(NAN_IN_DRAFT)
 
+    def give_draft(self, token_ids: Sequence[int], max_prefixes: int) -> None:
+        """Takes a client's draft, to be verified as it is up to a stop token."""
+        length = len(token_ids)
+        self.start_draft(DraftPlan(length, max_prefixes, length))
+        self.launch_draft(length)
+        self.add_draft(token_ids, length, num_launched=length)
+
     def ask(self, questions: Questions) -> None:
         """The draft is over; what its pass will ask."""
         self.draft.prefix_ends = questions.prefix_ends

@@ -22,7 +22,8 @@ Beside them:
     parts          the engine's parts
     requests       queries of a request
     batch          views of SGLang's batch
-    verdicts       what the target is asked about a draft, and its answers
+    verdicts       verdicts on a draft's prefixes: from a question, a verdict head, or both
+    heads          verdict heads on the device, and the hidden states that they read
     sampling       SGLang's sampler, row by row
     timing         stage times
     broadcast      one decision for all tensor-parallel ranks

@@ -48,7 +48,10 @@ def policy_for(engine: Engine, req: Req) -> RequestPolicy:
     accelerator = "eagle3" if uses_eagle and not feature else "none"
     return RequestPolicy(
         threshold=options.threshold,
+        judge=None if plain_reason else config.judge_name,
         keep_trace=options.trace,
+        keep_hidden_states=options.hidden_states,
+        draft_token_ids=() if plain_reason else tuple(options.draft_token_ids),
         always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
         decode_accelerator=accelerator if config.uses_eagle3 else "",

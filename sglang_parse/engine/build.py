@@ -21,13 +21,14 @@ from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
+from sglang_parse.engine.heads import CapturedLayers, Head
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.target import TargetModel
-from sglang_parse.engine.verdicts import QuestionJudge
+from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
-from sglang_parse.startup.certificates import certified_server
+from sglang_parse.startup.certificates import Certified, certified_server
 from sglang_parse.startup.models import ParallelDraft, parallel_draft
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.drift import DriftWatch
@@ -63,12 +64,20 @@ def build_engine(
     target, guard = TargetModel(target_worker), DraftGuard(server_args.tp_size)
     controller = _controller(config, server_args, max_question_len)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
-    counters.certificate_mismatch = certified.mismatch
-    certificate = certified.certificate
-    drift = DriftWatch(certificate.first_verdicts) if certificate else None
-    segments = Segmenter(tokenizer, config.segment_rule)
-    asks = (segments, config.max_prefixes, counters, drift)
-    judge = QuestionJudge(question, *asks) if question else None
+    counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
+    eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
+    captured = _captured_layers(config, target.runner, eagle)
+    judge = None
+    if config.is_semantic:
+        judge = Judge(
+            config,
+            question,
+            _head(config, target.runner.device, captured),
+            Segmenter(tokenizer, config.segment_rule),
+            counters,
+            layers=captured.layers if captured else (),
+            drift=_drift_watch(config, certified),
+        )
     return Engine(
         config=config,
         drafter=Drafter(
@@ -82,15 +91,46 @@ def build_engine(
             is_timed=not server_args.enable_deterministic_inference,
         ),
         draft_guard=guard,
-        eagle=EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None,
+        eagle=eagle,
         judge=judge,
-        verifier=Verifier(target, judge, is_masked=is_masked),
+        verifier=Verifier(target, judge, is_masked=is_masked, captures_layers=captured is not None),
         committer=Committer(config, judge, controller, counters),
         schedule=Schedule(config, controller, max_question_len, parallel.size),
         controller=controller,
         counters=counters,
         certified=certified,
     )
+
+
+def _captured_layers(
+    config: ParseConfig, runner: Any, eagle: EagleDecoder | None
+) -> CapturedLayers | None:
+    """Makes the target capture what a verdict head or a trace reads, beside an EAGLE-3 head's."""
+    layers = config.captured_layers
+    if not layers:
+        return None
+    if eagle is None:
+        return CapturedLayers.configure(runner, layers)
+    eagle_layers = eagle.layers
+    captured = CapturedLayers.configure(runner, (*layers, *eagle_layers))
+    eagle.columns = captured.columns(eagle_layers).to(runner.device)
+    return captured
+
+
+def _head(config: ParseConfig, device: str, captured: CapturedLayers | None) -> Head | None:
+    if not config.has_head:
+        return None
+    if config.head is None:
+        return Head.likelihood(device)
+    return Head.load(config.judge, config.head, captured, device)
+
+
+def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None:
+    """Watches verdicts against the certificate's, or those that the head was trained with."""
+    if certified.certificate:
+        return DriftWatch(certified.certificate.first_verdicts)
+    head = config.head
+    return DriftWatch(head.first_verdicts, "verdict head", "train-judge") if head else None
 
 
 def _controller(config: ParseConfig, server_args: Any, max_question_len: int) -> Controller:

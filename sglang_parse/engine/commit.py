@@ -22,9 +22,10 @@ from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine.faults import NAN_IN_TARGET
+from sglang_parse.engine.heads import encode_hidden_states
 from sglang_parse.engine.requests import draft_completes_answer, tokens_left
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.verdicts import QuestionJudge
+from sglang_parse.engine.verdicts import Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Committer:
     def __init__(
         self,
         config: ParseConfig,
-        judge: QuestionJudge | None,
+        judge: Judge | None,
         controller: Controller,
         counters: Counters,
     ) -> None:
@@ -61,9 +62,15 @@ class Committer:
         """
         state = req.parse_state
         finished = first_id in state.policy.stop_ids or tokens_left(req) <= 1
-        if state.phase is Phase.DRAFTING and not finished:
+        given = state.policy.draft_token_ids if not state.output_ids else ()
+        if state.phase is Phase.DRAFTING and not finished and not given:
             self._resume_drafting(state, len(state.output_ids))
         state.begin(first_id)
+        if len(given) > 1 and self.judge is not None:
+            state.give_draft(given[1:], self.config.max_prefixes)
+            questions = self.judge.questions(req)
+            if questions is not None:
+                state.ask(questions)
 
     def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
         """Moves the request to its next phase and returns its output tokens."""
@@ -87,20 +94,23 @@ class Committer:
 
     def _commit_round(self, req: Req, result: TargetResult) -> Sequence[int]:
         state, draft = req.parse_state, req.parse_state.draft
-        selection = self._select(state, result)
+        verdicts = Verdicts()
+        if self.judge is not None:
+            verdicts = self.judge.verdicts(draft, result.scores, result.answers)
+        selection = self._select(state, result, verdicts)
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
         record = None
         if state.policy.keep_trace:
-            record = trace_record(state, result, selection, bonus, self.judge)
-        has_failed = self._observe(req, result, accepted_len, matched)
+            record = trace_record(state, result, verdicts, selection, bonus, self.judge)
+        has_failed = self._observe(req, result, verdicts, accepted_len, matched)
         tokens = (*draft.token_ids[:accepted_len], *bonus)
         state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
         self._after_round(state, draft, selection, bonus, matched)
         return tokens
 
-    def _select(self, state: RequestState, result: TargetResult) -> Selection:
+    def _select(self, state: RequestState, result: TargetResult, verdicts: Verdicts) -> Selection:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
         which is exact for greedy and sampled output."""
         draft, threshold = state.draft, state.policy.threshold
@@ -110,7 +120,7 @@ class Committer:
         if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
             return Selection(self._simulated.accepted_len(len(draft.token_ids), draft.prefix_ends))
         return select(
-            *(result.verdicts, draft.prefix_ends, threshold, self.config.selection),
+            *(verdicts.values, draft.prefix_ends, threshold, self.config.selection),
             is_finished=draft.finished,
         )
 
@@ -124,14 +134,21 @@ class Committer:
         tokens = choices[: matching_tokens(drafted, choices) + 1]
         return _up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 
-    def _observe(self, req: Req, result: TargetResult, accepted_len: int, matched: int) -> bool:
+    def _observe(
+        self,
+        req: Req,
+        result: TargetResult,
+        verdicts: Verdicts,
+        accepted_len: int,
+        matched: int,
+    ) -> bool:
         """Counts the outcome and feeds the controller; returns whether the draft failed."""
         state = req.parse_state
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
-        self.counters.observe_verify(outcome.num_verified, accepted_len, result.verdicts)
+        self.counters.observe_verify(outcome.num_verified, accepted_len, verdicts.values)
         if self.judge is not None:
-            seen = result.verdicts, result.verdict_mass, result.target_tokens
-            self.judge.observe(req, *seen, decides=self._simulated is None)
+            decides = self._simulated is None
+            self.judge.observe(req, verdicts, result.target_tokens, decides=decides)
         threshold = state.policy.threshold
         self.controller.observe_round(threshold, outcome, num_failed=state.num_failed)
         return outcome.has_failed
@@ -231,22 +248,24 @@ def _verify_outcome(
 def trace_record(
     state: RequestState,
     result: TargetResult,
+    verdicts: Verdicts,
     selection: Selection,
     bonus: Sequence[int],
-    judge: QuestionJudge | None,
+    judge: Judge | None,
 ) -> TraceRecord:
-    draft = state.draft
-    return {
+    draft, question = state.draft, judge and judge.question
+    record: TraceRecord = {
         "output_start": len(state.output_ids),
         "anchor_token_id": state.output_ids[-1],
         "draft_token_ids": list(draft.token_ids),
         "finished": draft.finished,
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],
-        "accept_token_id": judge.question.accept_id if judge else None,
-        "reject_token_id": judge.question.reject_id if judge else None,
-        "verdicts": list(result.verdicts),
-        "verdict_mass": list(result.verdict_mass),
+        "judge": judge.name if judge else None,
+        "accept_token_id": question.accept_id if question else None,
+        "reject_token_id": question.reject_id if question else None,
+        "verdicts": list(verdicts.values),
+        "verdict_mass": list(verdicts.mass),
         "threshold": state.policy.threshold,
         "selection": selection.rule,
         "accepted_len": selection.accepted_len,
@@ -256,6 +275,12 @@ def trace_record(
         "target_token_ids": list(result.target_tokens),
         "plan": asdict(state.plan) if state.plan else {},
     }
+    if result.hidden is not None and judge is not None:
+        num_rows = 1 + draft.num_verified
+        record["hidden_states"] = encode_hidden_states(result.hidden[:num_rows], judge.layers)
+        logprobs, entropies = zip(*(row[2:] for row in result.scores[:-1]), strict=True)
+        record["draft_logprobs"], record["draft_entropies"] = list(logprobs), list(entropies)
+    return record
 
 
 def _ends_answer(req: Req, accepted_len: int) -> bool:

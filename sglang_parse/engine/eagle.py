@@ -92,6 +92,9 @@ class EagleDecoder:
         server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
         path: the head's folder.
         guard: contains exceptions of its forwards.
+
+    Attributes:
+        columns: what it reads of the captured hidden states; None for all.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class EagleDecoder:
         guard: DraftGuard,
     ) -> None:
         self._path, self._guard = path, guard
+        self.columns: torch.Tensor | None = None
         target_runner = target_worker.model_runner
         with self._as_eagle3():
             # Before the target's attention backends: they configure which layers it captures.
@@ -114,6 +118,17 @@ class EagleDecoder:
                 is_draft_worker=False,
             )
             self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+
+    @property
+    def layers(self) -> list[int]:
+        """The target's layers that the head reads, until others are captured, too."""
+        runner = self.worker.target_worker.model_runner
+        ids, n = (
+            runner.spec_aux_config.eagle_aux_hidden_state_layer_ids,
+            runner.model_config.num_hidden_layers,
+        )
+        # Of a head that names none, as in ``set_eagle3_layers_to_capture``.
+        return [1, n // 2 - 1, n - 4] if ids is None else ids
 
     @property
     def _chain_rows(self) -> int:
@@ -170,7 +185,7 @@ class EagleDecoder:
         if not reqs:
             return 0
         output = result.logits_output
-        hidden, output.hidden_states = output.hidden_states, None
+        hidden, output.hidden_states = self._read(output.hidden_states), None
         view = copy.copy(batch)
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.return_logprob = False
@@ -196,6 +211,7 @@ class EagleDecoder:
         """
         if hidden is None:
             return
+        hidden = self._read(hidden)
         accepted = [
             AcceptedTokens(result.row, emitted[result.row], hidden[result.hidden_rows])
             for result in results
@@ -210,6 +226,9 @@ class EagleDecoder:
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
             self._store(reqs, extend(batch, reqs, accepted))
+
+    def _read(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if self.columns is None else hidden[:, self.columns]
 
     def _extend_fixed(
         self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]

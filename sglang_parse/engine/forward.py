@@ -60,7 +60,7 @@ def decode_rows(row: int, req: Req, proposed: Sequence[int] = ()) -> RequestRows
     return RequestRows(row, layout, ids, tuple(range(num_rows)), num_rows)
 
 
-def verify_rows(row: int, req: Req, *, semantic: bool) -> RequestRows:
+def verify_rows(row: int, req: Req) -> RequestRows:
     """The anchor, the draft up to its last prefix, and the questions.
 
     The target's choice is needed after the anchor and after every draft token, because each of them
@@ -68,14 +68,19 @@ def verify_rows(row: int, req: Req, *, semantic: bool) -> RequestRows:
     """
     committed, draft = req.parse_state.committed_len, req.parse_state.draft
     num_draft_rows = 1 + draft.num_verified
+    asked = [
+        (end + 1, ids)
+        for end, ids in zip(draft.prefix_ends, draft.question_ids, strict=True)
+        if ids
+    ]
     layout = RequestLayout(
         prefix_len=committed,
         num_draft_rows=num_draft_rows,
-        visible_lens=tuple(end + 1 for end in draft.prefix_ends) if semantic else (),
-        question_lens=tuple(map(len, draft.question_ids)) if semantic else (),
+        visible_lens=tuple(visible for visible, _ in asked),
+        question_lens=tuple(len(question) for _, question in asked),
     )
     ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)
-    for question in draft.question_ids:
+    for _, question in asked:
         ids.extend(question)
     token_rows = tuple(range(num_draft_rows))
     return RequestRows(row, layout, ids, token_rows + layout.verdict_rows, num_draft_rows)

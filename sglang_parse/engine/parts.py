@@ -16,7 +16,7 @@ from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.timing import StageTimer
-from sglang_parse.engine.verdicts import QuestionJudge
+from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup.certificates import Certified
 
@@ -30,7 +30,7 @@ class Engine:
     drafter: Drafter
     draft_guard: DraftGuard
     eagle: EagleDecoder | None
-    judge: QuestionJudge | None
+    judge: Judge | None
     verifier: Verifier
     committer: Committer
     schedule: Schedule

@@ -33,6 +33,7 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     num_eagle = eagle_ms = 0.0
     with engine.timer.start() as watch:
         forward = engine.verifier.target.prefill(batch, **kwargs)
+        given = _give_first_tokens(batch, engine, forward.result)
         engine.drafter.model.kv.clear(batch.out_cache_loc)
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             req.parse_state.restart(length, req.output_ids)
@@ -53,8 +54,22 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
         if req.parse_state.fault:
             end_request(req, req.parse_state.fault)
         elif req is not batch.chunked_req:
-            engine.committer.begin(req, first_id)
+            engine.committer.begin(req, given.get(req.rid, first_id))
     result = forward.result
     result.next_draft_input = ParseDraftInput()
     result.new_seq_lens = batch.seq_lens
     return result
+
+
+def _give_first_tokens(batch: ScheduleBatch, engine: Engine, result: Any) -> dict[str, int]:
+    """Replaces the first tokens of answers that a client gave; returns them by request."""
+    given, vocab_size = {}, engine.verifier.target.runner.model_config.vocab_size
+    for row, req in enumerate(batch.reqs):
+        ids = req.parse_state.policy.draft_token_ids
+        if not ids or req.output_ids or req is batch.chunked_req:
+            continue
+        if any(not 0 <= token < vocab_size for token in ids):
+            req.parse_state.fail(f"draft_token_ids outside the vocabulary, 0..{vocab_size - 1}")
+        else:
+            given[req.rid] = result.next_token_ids[row] = ids[0]
+    return given

@@ -171,13 +171,13 @@ class Schedule:
         # The block that completes a chunk is accepted whole.
         longest_draft = lookahead_slots(state, chunk + self.block_size - 1, budget, rows)
         max_prefixes = state.plan.max_prefixes if state.plan else self.config.max_prefixes
-        question_slots = min(max_prefixes, longest_draft) * self.max_question_len
+        num_questions = min(max_prefixes, longest_draft, self.config.max_questions)
         return KvDemand(
             phase=state.phase,
             committed=committed,
             allocated=allocated,
             lookahead_slots=lookahead_slots(state, chunk, budget, rows, self.block_rows),
-            max_verify_slots=1 + longest_draft + question_slots,
+            max_verify_slots=1 + longest_draft + num_questions * self.max_question_len,
             num_drafted=state.num_drafted + state.num_draft_inflight,
             waited=state.waited,
             uses_eagle=with_eagle,

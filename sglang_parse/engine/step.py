@@ -162,6 +162,8 @@ class Step:
             if forward.is_decode_only:
                 req.parse_state.arrive_decode()
             if not is_gone(req):
+                if forward.hidden is not None and req.parse_state.policy.keep_hidden_states:
+                    result.hidden = forward.hidden[result.hidden_rows]
                 self._emitted[result.row] = engine.committer.commit(req, result)
         self._output = forward.output
         if forward.has_logprobs:

@@ -1,19 +1,22 @@
-"""Verdicts by a question: what the target is asked about a draft, and how its answers are read.
+"""Verdicts: what a verify pass needs for them, and how they are read from it.
 
-A verdict is a number per prefix of a draft. Everything that depends on where it comes from is here:
-the rows that a verify pass needs for it, reading it from the forward, and watching whether it can
-be trusted. The rest of the engine sees prefix ends and numbers.
+A verdict is a number per prefix of a draft. Everything that depends on where it comes from, a
+question or a verdict head (``heads``), is here: the rows that a verify pass needs for it, reading
+it from the forward, and watching whether it can be trusted. The rest of the engine sees prefix ends
+and numbers.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Phase, Questions
+from sglang_parse.core.phases import Draft, Phase, Questions
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
 from sglang_parse.core.selection import (
@@ -21,6 +24,7 @@ from sglang_parse.core.selection import (
     matched_prefixes,
     matching_tokens,
 )
+from sglang_parse.engine.heads import Head
 from sglang_parse.engine.requests import draft_completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.telemetry.drift import DriftWatch
@@ -31,33 +35,53 @@ WINDOW = 16
 """Matched prefixes after which the rejected ones are reported, if they are many."""
 
 
-class QuestionJudge:
-    """Asks the target about every prefix of a draft.
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Verdicts on the prefixes of one draft.
+
+    Attributes:
+        values: [K] in [0, 1].
+        mass: [K] p(accept) + p(reject); None where no question was asked.
+    """
+
+    values: Sequence[float] = ()
+    mass: Sequence[float | None] = ()
+
+
+class Judge:
+    """Gives verdicts on the prefixes of a draft, by a question, a verdict head, or both: then the
+    question is about complete answers, and the head decides everything else.
 
     Args:
-        question: the rendered question.
+        config: the server's settings.
+        question: the rendered question, if one is asked.
+        head: the verdict head, if there is one.
         segments: cuts drafts into segments.
-        max_prefixes: most prefixes of a draft without a plan.
         counters: the process's counters.
-        drift: compares verdicts with the certificate's.
+        layers: the target's layers that verify passes capture.
+        drift: compares verdicts with the certificate's, or the head's training set's.
     """
 
     def __init__(
         self,
-        question: Question,
+        config: ParseConfig,
+        question: Question | None,
+        head: Head | None,
         segments: Segmenter,
-        max_prefixes: int,
         counters: Counters,
+        *,
+        layers: Sequence[int] = (),
         drift: DriftWatch | None = None,
     ) -> None:
-        self.question, self.segments, self.max_prefixes = question, segments, max_prefixes
-        self.counters, self.drift = counters, drift
+        self.name, self.max_prefixes = config.judge_name, config.max_prefixes
+        self.question, self.head, self.segments = question, head, segments
+        self.layers, self.counters, self.drift = layers, counters, drift
         self._num_matched = self._num_rejected = 0
         self._reported: set[str] = set()
 
     def questions(self, req: Req) -> Questions | None:
-        """Questions about a complete draft; None while it is incomplete."""
-        state, question = req.parse_state, self.question
+        """Prefixes of a complete draft, and questions about them; None while it is incomplete."""
+        state = req.parse_state
         if state.phase is not Phase.VERIFYING:
             return None
         draft, pieces = state.draft, self.segments.pieces(state.draft.token_ids)
@@ -67,32 +91,57 @@ class QuestionJudge:
             finished=draft_completes_answer(req),
             max_prefixes=len(pieces),
         )
-        ends = evenly_spaced(all_ends, state.plan.max_prefixes if state.plan else self.max_prefixes)
+        max_prefixes = state.plan.max_prefixes if state.plan else self.max_prefixes
+        ends = all_ends if self.head else evenly_spaced(all_ends, max_prefixes)
         was_thinking = self._is_thinking(req)
-        ids = [
-            question.ids_for(
+        ids: list[tuple[int, ...]] = []
+        for end in ends:
+            complete = draft.finished and end == state.num_drafted
+            if self.question is None or (self.head and not complete):
+                ids.append(())
+                continue
+            asked = self.question.ids_for(
                 draft.token_ids[:end],
-                complete=draft.finished and end == state.num_drafted,
+                complete=complete,
                 was_thinking=was_thinking,
                 ends_line=pieces[end - 1].endswith("\n"),
             )
-            for end in ends
-        ]
+            ids.append(asked)
         return Questions(ends, ids, len(all_ends), was_thinking)
 
     def read(self, logits: torch.Tensor) -> torch.Tensor:
         """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
+        assert self.question is not None
         accept_id, reject_id = self.question.accept_id, self.question.reject_id
         # Column by column: indexing with a list would wait for the device.
         pair = torch.stack([logits[:, accept_id], logits[:, reject_id]], -1).float()
         mass = torch.exp(pair.logsumexp(-1) - logits.float().logsumexp(-1))
         return torch.stack([pair.softmax(-1)[:, 0], mass], dim=-1)
 
+    def verdicts(
+        self,
+        draft: Draft,
+        scores: Sequence[Sequence[float]],
+        answers: Sequence[tuple[float, float]],
+    ) -> Verdicts:
+        """Verdicts on a draft's prefixes.
+
+        Args:
+            scores: ``Head.scores`` of the anchor and the verified tokens.
+            answers: verdict and mass of each question.
+        """
+        ends = draft.prefix_ends
+        values = self.head.verdicts(scores, ends) if self.head and ends else [0.0] * len(ends)
+        mass: list[float | None] = [None] * len(ends)
+        asked = (place for place, ids in enumerate(draft.question_ids) if ids)
+        for place, answer in zip(asked, answers, strict=True):
+            values[place], mass[place] = answer
+        return Verdicts(values, mass)
+
     def observe(
         self,
         req: Req,
-        verdicts: Sequence[float],
-        verdict_mass: Sequence[float],
+        verdicts: Verdicts,
         target_tokens: Sequence[int],
         *,
         decides: bool = True,
@@ -104,15 +153,17 @@ class QuestionJudge:
             decides: acceptance depends on the verdicts.
         """
         state = req.parse_state
-        self._watch_mass(verdict_mass)
+        self._watch_mass(verdicts.mass)
         if self.drift is not None and not state.stats.rounds:
-            if self.drift.observe(verdicts):
+            if self.drift.observe(verdicts.values):
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
         threshold = state.policy.threshold
         if decides and is_greedy(req) and threshold <= 1:  # above 1 is to reject everything
             num_matched = matching_tokens(state.draft.token_ids, target_tokens)
-            matched = matched_prefixes(state.draft.prefix_ends, verdicts, threshold, num_matched)
+            matched = matched_prefixes(
+                *(state.draft.prefix_ends, verdicts.values, threshold, num_matched)
+            )
             state.count_matched_prefixes(*matched)
             self._watch_matched(*matched)
 
@@ -120,7 +171,7 @@ class QuestionJudge:
 
     def _is_thinking(self, req: Req) -> bool:
         """Whether a think block is open after the output; scans only what is new."""
-        state, thinking = req.parse_state, self.question.thinking
+        state, thinking = req.parse_state, self.question.thinking if self.question else None
         if thinking is None:
             return False
         before = state.is_thinking
@@ -128,9 +179,10 @@ class QuestionJudge:
             before = thinking.is_open_after(req.origin_input_ids)
         return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
 
-    def _watch_mass(self, verdict_mass: Sequence[float]) -> None:
+    def _watch_mass(self, verdict_mass: Sequence[float | None]) -> None:
         """Warns if the target does not answer the question with the verdict tokens."""
-        mean = sum(verdict_mass) / len(verdict_mass) if verdict_mass else 1.0
+        asked = [mass for mass in verdict_mass if mass is not None]
+        mean = sum(asked) / len(asked) if asked else 1.0
         if mean < LOW_VERDICT_MASS:
             self._warn_once(
                 "PARSE: the verdict tokens get only %.3f of the probability on average in one "
@@ -149,16 +201,17 @@ class QuestionJudge:
             return
         if contradicts_target(matched, rejected):
             self._warn_once(
-                "PARSE: the question does not work for this model: %d of %d prefixes (%.0f %%) "
+                "PARSE: the %s does not work for this model: %d of %d prefixes (%.0f %%) "
                 "that the target would have written itself, token for token, got a verdict below "
-                "the threshold and were rejected. Fix: choose another --parse-question or "
+                "the threshold and were rejected. Fix: use --parse-judge likelihood, train a head "
+                "with sglang-parse train-judge, choose another --parse-question or "
                 "--parse-threshold with sglang-parse calibrate, or compare tokens instead with "
                 "--parse-verification token.",
-                *(rejected, matched, 100 * rejected / matched),
+                *(self.name, rejected, matched, 100 * rejected / matched),
             )
         self._num_matched = self._num_rejected = 0
 
-    def _warn_once(self, text: str, *values: float) -> None:
+    def _warn_once(self, text: str, *values: object) -> None:
         if text not in self._reported:
             self._reported.add(text)
             logger.warning(text, *values)

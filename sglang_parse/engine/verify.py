@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, chain, islice
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -26,11 +26,12 @@ from sglang_parse.engine.forward import (
     run_forward,
     verify_rows,
 )
+from sglang_parse.engine.heads import next_likelihoods
 from sglang_parse.engine.requests import needs_hidden_states
 from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
-from sglang_parse.engine.verdicts import QuestionJudge
+from sglang_parse.engine.verdicts import Judge
 
 
 @dataclass(slots=True)
@@ -41,12 +42,15 @@ class TargetResult:
         row: index of the request in the scheduler's batch.
         action: VERIFY (a draft), EAGLE_DECODE (a proposal) or DECODE.
         num_rows: its rows of the forward; ``num_tokens``: those with a choice of the target;
-            ``num_verdicts``: those with a verdict.
+            ``num_answers``: those with the answer to a question.
         proposed: token ids after the anchor that an EAGLE-3 head proposed.
         start: its first row of the forward.
         target_tokens: [num_tokens] the target's choice after each token.
-        verdicts: [num_verdicts] p(accept) / (p(accept) + p(reject)).
-        verdict_mass: [num_verdicts] p(accept) + p(reject).
+        scores: [num_tokens] each token row's ``Head.scores`` and ``next_likelihoods``; empty
+            where verdicts come from questions alone.
+        answers: [num_answers] verdict and mass: p(accept) / (p(accept) + p(reject)), and
+            p(accept) + p(reject).
+        hidden: [num_rows, width] its captured hidden states, if a trace needs them.
         is_nan: logits held a NaN; the other results are meaningless.
     """
 
@@ -54,20 +58,21 @@ class TargetResult:
     action: Action = Action.DECODE
     num_rows: int = 1
     num_tokens: int = 1
-    num_verdicts: int = 0
+    num_answers: int = 0
     proposed: Sequence[int] = ()
     start: int = 0
     target_tokens: Sequence[int] = ()
-    verdicts: Sequence[float] = ()
-    verdict_mass: Sequence[float] = ()
+    scores: Sequence[Sequence[float]] = ()
+    answers: Sequence[tuple[float, float]] = ()
+    hidden: torch.Tensor | None = None
     is_nan: bool = False
 
     @classmethod
     def of(cls, part: RequestRows, action: Action) -> TargetResult:
         num_tokens = part.num_token_rows
-        num_verdicts = len(part.logits_rows) - num_tokens
+        num_answers = len(part.logits_rows) - num_tokens
         proposed = part.token_ids[1:] if action is Action.EAGLE_DECODE else ()
-        return cls(part.row, action, part.layout.num_rows, num_tokens, num_verdicts, proposed)
+        return cls(part.row, action, part.layout.num_rows, num_tokens, num_answers, proposed)
 
     @property
     def hidden_rows(self) -> slice:
@@ -77,10 +82,13 @@ class TargetResult:
     def fill(self, start: int, values: Iterator[Sequence[float]]) -> None:
         """Takes its own of the forward's rows, from ``start``, and ``values``."""
         self.start = start
-        tokens = [value[0] for value in islice(values, self.num_tokens)]
-        verdicts = [*islice(values, self.num_verdicts)]
-        self.verdicts, self.verdict_mass = zip(*verdicts, strict=True) if verdicts else ((), ())
-        self.is_nan = any(map(math.isnan, (*tokens, *self.verdicts)))
+        rows = [*islice(values, self.num_tokens)]
+        tokens = [row[0] for row in rows]
+        self.scores = [row[1:] for row in rows]
+        self.answers = [(row[0], row[1]) for row in islice(values, self.num_answers)]
+        # The first row has no score of its own.
+        checked = chain(tokens, *self.answers, *self.scores[1:])
+        self.is_nan = any(map(math.isnan, checked))
         self.target_tokens = () if self.is_nan else [*map(int, tokens)]
 
 
@@ -89,8 +97,9 @@ class TargetForward:
 
     Args:
         results: the requests in it, without results yet.
-        values: float64 [rows with logits, 1 or 2] on the device, in their order: token ids, or
-            verdicts with their mass; NaN where logits held one.
+        values: float64 [rows with logits, 1, 2 or 5] on the device, in their order: a token id
+            and its row's scores and likelihoods, or a verdict with its mass; NaN where logits held
+            one.
         reqs: the batch's requests.
 
     Attributes:
@@ -170,12 +179,21 @@ class Verifier:
         target: the target model.
         judge: where verdicts come from; None in token mode.
         is_masked: verify in the layout ``mask``, otherwise in ``alias``.
+        captures_layers: capture hidden states of verified drafts.
     """
 
     def __init__(
-        self, target: TargetModel, judge: QuestionJudge | None, *, is_masked: bool
+        self,
+        target: TargetModel,
+        judge: Judge | None,
+        *,
+        is_masked: bool,
+        captures_layers: bool = False,
     ) -> None:
         self.target, self.judge, self.is_masked = target, judge, is_masked
+        self.captures_layers = captures_layers
+        self._scores_rows = captures_layers or bool(judge and judge.head)
+        self._num_values = 5 if self._scores_rows else 1 + (judge is not None)
 
     def decode(
         self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
@@ -216,11 +234,11 @@ class Verifier:
             proposals: by index, what an EAGLE-3 head proposes.
             decoding: indices of the requests that decode one token.
         """
-        reqs, semantic = batch.reqs, self.judge is not None
+        reqs = batch.reqs
         alone = [row for row in decoding if reqs[row].lora_id]
         riding = [row for row in decoding if not reqs[row].lora_id]
         parts = [
-            *(verify_rows(row, reqs[row], semantic=semantic) for row in drafted),
+            *(verify_rows(row, reqs[row]) for row in drafted),
             *(decode_rows(row, reqs[row], proposed) for row, proposed in proposals.items()),
             *(decode_rows(row, reqs[row]) for row in riding),
         ]
@@ -234,7 +252,8 @@ class Verifier:
         if decoding:
             logits = torch.cat(done.decode_logits)
             tokens, sampled, has_logprobs = self._sample(batch, [*riding, *alone], logits)
-            done.values.append(torch.nn.functional.pad(tokens[:, None], (0, int(semantic))))
+            padded = torch.nn.functional.pad(tokens[:, None], (0, self._num_values - 1))
+            done.values.append(padded)
         return TargetForward(
             [*map(TargetResult.of, parts, actions), *map(TargetResult, alone)],
             torch.cat(done.values),
@@ -252,6 +271,7 @@ class Verifier:
         """Runs the forwards of ``parts``, those to decode last."""
         runner, done = self.target.runner, PassOutputs()
         capture = needs_hidden_states([batch.reqs[part.row] for part in parts])
+        capture = capture or (self.captures_layers and Action.VERIFY in actions)
         for span in forward_spans(runner, parts):
             output = run_forward(
                 runner, batch, parts[span], is_masked=self.is_masked, capture=capture
@@ -264,28 +284,66 @@ class Verifier:
             verified = parts[span][:num_verified]
             num_values = sum(len(part.logits_rows) for part in verified)
             if verified:
-                done.values.append(self._measure(batch, verified, output.logits[:num_values]))
+                logits = output.logits[:num_values]
+                done.values.append(self._measure(batch, verified, logits, output.hidden))
             # Not a view: the next forward overwrites the logits, and needs their memory.
             done.decode_logits.append(output.logits[num_values:].clone())
             del output
         return done
 
     def _measure(
-        self, batch: ScheduleBatch, parts: Sequence[RequestRows], logits: torch.Tensor
+        self,
+        batch: ScheduleBatch,
+        parts: Sequence[RequestRows],
+        logits: torch.Tensor,
+        hidden: torch.Tensor | None,
     ) -> torch.Tensor:
-        """float64 [rows, 1 or 2] of verified rows; see ``TargetForward``. Overwrites the logits."""
+        """float64 [rows, 1, 2 or 5] of verified rows; see ``TargetForward``. Overwrites the logits.
+
+        Args:
+            hidden: [rows of the forward, width] captured hidden states, if any.
+        """
         is_bad = nan_rows(logits)
         if self.judge is None:
             values = self._choose(batch, parts, logits).double()[:, None]
-        else:
-            token_index, verdict_index = _logits_places(parts)
-            tokens = on_device(token_index, logits.device)
-            values = torch.zeros(len(logits), 2, dtype=torch.float64, device=logits.device)
-            values[tokens, 0] = self._choose(batch, parts, logits, tokens).double()
-            if verdict_index:
-                asked = on_device(verdict_index, logits.device)
-                values[asked] = self.judge.read(logits[asked]).double()
+            return values.masked_fill_(is_bad[:, None], float("nan"))
+        token_index, answer_index = _logits_places(parts)
+        tokens = on_device(token_index, logits.device)
+        size = len(logits), self._num_values
+        values = torch.zeros(size, dtype=torch.float64, device=logits.device)
+        if self._scores_rows:
+            values[tokens, 1:] = self._score(parts, logits, tokens, hidden).double()
+        index = tokens if answer_index else None
+        values[tokens, 0] = self._choose(batch, parts, logits, index).double()
+        if answer_index:
+            asked = on_device(answer_index, logits.device)
+            values[asked, :2] = self.judge.read(logits[asked]).double()
         return values.masked_fill_(is_bad[:, None], float("nan"))
+
+    def _score(
+        self,
+        parts: Sequence[RequestRows],
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """fp32 [token rows, 4] their ``Head.scores`` and ``next_likelihoods``."""
+        next_ids = [
+            token for part in parts for token in (*part.token_ids[1 : part.num_token_rows], 0)
+        ]
+        likelihoods = next_likelihoods(logits, tokens, next_ids)
+        head = self.judge.head if self.judge else None
+        if head is None:
+            return torch.nn.functional.pad(likelihoods, (2, 0))
+        if hidden is not None:
+            starts = accumulate((part.layout.num_rows for part in parts), initial=0)
+            rows = [
+                start + row
+                for start, part in zip(starts, parts, strict=False)
+                for row in part.token_rows
+            ]
+            hidden = hidden[on_device(rows, hidden.device)]
+        return torch.cat([head.scores(hidden, likelihoods), likelihoods], dim=-1)
 
     def _choose(
         self,
@@ -328,13 +386,13 @@ class Verifier:
 
 
 def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:
-    """Rows of the parts' logits that are token rows, and those that hold verdicts."""
+    """Rows of the parts' logits that are token rows, and the questions' last rows."""
     tokens: list[int] = []
-    verdicts: list[int] = []
+    answers: list[int] = []
     start = 0
     for part in parts:
         middle, end = start + part.num_token_rows, start + len(part.logits_rows)
         tokens.extend(range(start, middle))
-        verdicts.extend(range(middle, end))
+        answers.extend(range(middle, end))
         start = end
-    return tokens, verdicts
+    return tokens, answers

@@ -15,6 +15,7 @@ from huggingface_hub.errors import HFValidationError
 
 from sglang_parse.core.certificate import Certificate, Fingerprint
 from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.judge import QUESTION, WEIGHTS
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 
@@ -91,6 +92,7 @@ def fingerprint_of(
         target=model_digest(args.model_path, args.revision, cache),
         draft=model_digest(draft, args.speculative_draft_model_revision, cache),
         question=_question_ids(question),
+        judge=judge_digest(config),
         segment=str(config.segment_rule),
         draft_tokens=config.draft_tokens,
         max_prefixes=config.max_prefixes,
@@ -112,6 +114,16 @@ def _question_ids(question: Question | None) -> dict[str, list[int]]:
         "verdicts": (question.accept_id, question.reject_id),
     }
     return {name: list(found) for name, found in ids.items()}
+
+
+def judge_digest(config: ParseConfig) -> str:
+    """Returns the judge's name, or 16 hex digits of a verdict head; "" in token mode."""
+    head = config.head
+    if head is None:
+        return (config.judge_name or "").removesuffix(f"+{QUESTION}")
+    digest = hashlib.sha256(f"{head.pooling} {head.layers}\n".encode())
+    digest.update((Path(config.judge) / WEIGHTS).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def model_digest(path: str, revision: str | None = None, cache: str | None = None) -> str:

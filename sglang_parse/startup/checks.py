@@ -19,6 +19,7 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.startup import compat, fallback
+from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     check_head,
     check_models,
@@ -87,6 +88,7 @@ def validate_server_args(server_args: Any) -> None:
     block = parallel_draft(config, draft)
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
+    check_judge(server_args, config, target)
     for found, fix in fallback.plain_defaults(server_args, target):
         logger.warning("PARSE: %s. Fix: %s", found, fix)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
@@ -148,7 +150,7 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
 def longest_pass(config: ParseConfig, question: Question | None) -> int:
     """Returns the most rows of a verify pass: last committed token, draft and questions."""
     question_len = 0 if question is None else question.max_len
-    return 1 + config.draft_tokens + config.max_prefixes * question_len
+    return 1 + config.draft_tokens + config.max_questions * question_len
 
 
 def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:

@@ -28,12 +28,12 @@ MAX_LEN = 512
 
 
 def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | None:
-    """Returns the question that is set, or a built-in one; None in token mode.
+    """Returns the question that is set, or a built-in one; None where none is asked.
 
     Raises:
         AdmissionError, QuestionError: it does not fit the model; with setting, value and fix.
     """
-    if not config.is_semantic:
+    if not config.max_questions:
         return None
     name = config.question
     question = _given(args, tokenizer, name) if name else _found(args, tokenizer)

@@ -1,4 +1,4 @@
-"""Detects drift of a server's verdicts from those of its certificate.
+"""Detects drift of a server's verdicts from those of its certificate, or its head's training.
 
 Verdicts of one draft are not independent, so each request counts with one number: the smallest
 verdict of its first draft, which no threshold changes. Every ``WINDOW`` requests are compared with
@@ -22,15 +22,22 @@ class DriftWatch:
     """Compares windows of a server's verdicts with the certificate's.
 
     Args:
-        certified: smallest verdicts of the calibration set's first drafts.
+        certified: smallest verdicts of the calibration set's first drafts, or the training set's.
+        source: what they belong to; ``command``: what renews it.
 
     Attributes:
         distance: largest difference of the two distribution functions, 0 to 1, of the last
             window; None before the first.
     """
 
-    def __init__(self, certified: Sequence[float]) -> None:
+    def __init__(
+        self,
+        certified: Sequence[float],
+        source: str = "certificate",
+        command: str = "calibrate",
+    ) -> None:
         self._certified = list(certified)
+        self._source, self._command = source, command
         self._window: list[float] = []
         self.distance: float | None = None
 
@@ -48,9 +55,9 @@ class DriftWatch:
         if found.pvalue >= LEVEL:
             return False
         logger.warning(
-            "PARSE: the verdicts of the last %d first drafts are not those of the certificate "
-            "(distance %.3f, p %.1g): requests or models have changed, and the certificate may "
-            "not hold. Fix: run sglang-parse calibrate on requests like these.",
-            *(WINDOW, self.distance, found.pvalue),
+            "PARSE: the verdicts of the last %d first drafts are not those of the %s "
+            "(distance %.3f, p %.1g): requests or models have changed, and it may not hold. "
+            "Fix: run sglang-parse %s on requests like these.",
+            *(WINDOW, self._source, self.distance, found.pvalue, self._command),
         )
         return True

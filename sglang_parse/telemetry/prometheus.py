@@ -101,6 +101,7 @@ class ParseMetrics:
             ("planned_draft_chunk", ""): planned and planned.draft_chunk,
             ("simulated_acceptance", ""): counters.simulated_accept_ratio,
             ("verdict_drift", ""): counters.verdict_drift,
+            ("judge", counters.judge or ""): 1 if counters.judge else None,
             **{("certificate_mismatch", what): 1 for what in counters.certificate_mismatch},
         }
         for (name, label_value), value in gauges.items():

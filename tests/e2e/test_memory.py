@@ -20,6 +20,7 @@ SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-draft-chunk", "6", *SEED)
 ONE = ("--parse-draft-parallel-tokens", "1")
 """Unless a server says otherwise."""
 TOKEN = ("--parse-verification", "token")
+LIKELIHOOD = ("--parse-judge", "likelihood", "--parse-segment", "tokens:4")
 SERVERS = {
     # name: flags, and the environment that admits more requests than fit into the pool
     "tight-semantic": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640"),
@@ -29,6 +30,7 @@ SERVERS = {
     "tight-overlap": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640", *OVERLAP),
     "retracting": (*TOKEN, *SHORT_DRAFTS, *BLOCKS),
     "retracting-overlap": (*TOKEN, *SHORT_DRAFTS, *OVERLAP),
+    "retracting-likelihood": (*LIKELIHOOD, *SHORT_DRAFTS, *OVERLAP),
 }
 
 
@@ -40,7 +42,7 @@ class Tight(NamedTuple):
 
     @property
     def is_token(self) -> bool:
-        return QUESTION[0] not in SERVERS[self.name]
+        return TOKEN[0] in SERVERS[self.name]
 
     def run(self, threshold: float) -> list[dict]:
         """Sends all prompts at once."""

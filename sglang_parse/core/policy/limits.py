@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.config import MAX_PREFIXES, ParseConfig
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 PREFIXES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -24,7 +24,7 @@ class Limits:
     Attributes:
         draft_tokens, max_prefixes, draft_chunk: see ``phases.DraftPlan``.
         fixed: names among these three that are not chosen.
-        question_rows: rows per question; 0 in token mode.
+        question_rows: rows per prefix; 0 in token mode and with a verdict head.
         token_mode: every draft token is verified and no question is asked.
         max_itl_ratio: upper bound of the ITL of decoding requests while others draft, relative to
             a decode step at this load; 0 for no bound.
@@ -55,7 +55,7 @@ class Limits:
         """Derives the limits of a server. Given and certified settings are fixed.
 
         Args:
-            question_rows: rows per question.
+            question_rows: rows per question; 0 without.
             is_timed: whether wall times may influence decisions (not in deterministic inference).
             is_simulated: whether acceptance is simulated. A simulated acceptance ratio does not
                 depend on the draft's length, so the length must not be chosen by it.
@@ -63,15 +63,17 @@ class Limits:
         fixed = set(ADAPTIVE_SETTINGS) & config.model_fields_set
         if config.certificate is not None or is_simulated:
             fixed |= {"draft_tokens", "max_prefixes"}
+        if config.has_head:  # every segment is verified, because a prefix costs nothing
+            fixed.add("max_prefixes")
         if not is_timed or config.drafting != "auto":
             fixed |= set(ADAPTIVE_SETTINGS)
         is_fixed = "draft_chunk" in fixed
         return cls(
             draft_tokens=config.draft_tokens,
-            max_prefixes=config.max_prefixes,
+            max_prefixes=MAX_PREFIXES if config.has_head else config.max_prefixes,
             draft_chunk=config.draft_chunk if is_fixed else config.draft_tokens,
             fixed=frozenset(fixed),
-            question_rows=question_rows if config.is_semantic else 0.0,
+            question_rows=0.0 if config.has_head else question_rows,
             token_mode=not config.is_semantic,
             max_itl_ratio=config.max_itl_ratio if is_timed else 0.0,
             max_slowdown=config.max_slowdown if is_timed else 0.0,

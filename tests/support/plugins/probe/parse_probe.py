@@ -118,6 +118,7 @@ class Probe:
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
         self.num_late = self.num_async_decodes = self.num_async_chunks = 0
+        self.custom_masks: Counter[str] = Counter()
         self.forwards: Counter[str] = Counter()
         """By place, and whether a CUDA graph was replayed: "draft-chunk graph"."""
         self.written: dict[str, dict[int, int]] = {"target": {}, "draft": {}, "head": {}}
@@ -158,6 +159,7 @@ class Probe:
                 "async_chunks": self.num_async_chunks,
             },
             "forwards": dict(self.forwards),
+            "custom_masks": dict(self.custom_masks),
             "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
         }
         return result
@@ -193,6 +195,8 @@ class Probe:
             slots, ids = forward_batch.out_cache_loc.tolist(), forward_batch.input_ids.tolist()
             self.written[model_of(runner)].update(zip(slots, ids, strict=True))
         place = self._place(runner, forward_batch)
+        has_mask = getattr(forward_batch.spec_info, "custom_mask", None) is not None
+        self.custom_masks[place] += has_mask
         fault = self._take_fault(place)
         if fault is None:
             output = original(runner, forward_batch, *args, **kwargs)

@@ -1,0 +1,152 @@
+"""Verdict heads on the target's device; ``core.judge`` has the formulas."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from sglang_parse.core.judge import (
+    LIKELIHOOD_BIAS,
+    LIKELIHOOD_SCALARS,
+    WEIGHTS,
+    JudgeFile,
+    Pooling,
+    pooled_scores,
+    sigmoid,
+)
+from sglang_parse.device import on_device
+
+PIECE_BYTES = 2**26
+"""Logits that are converted to probabilities at a time, in fp32."""
+MIN_LOGPROB = -1e4
+"""Keeps a product with a weight of 0 finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedLayers:
+    """Hidden states of several layers in one tensor, [rows, len(layers) * hidden_size].
+
+    Attributes:
+        layers: ascending.
+    """
+
+    layers: tuple[int, ...]
+    hidden_size: int
+
+    @classmethod
+    def configure(cls, runner: Any, layers: Iterable[int]) -> CapturedLayers:
+        """Makes the target capture the outputs of these layers; before its attention backends.
+
+        Args:
+            runner: the target's model runner.
+        """
+        captured = cls(tuple(sorted({*layers})), runner.model_config.hidden_size)
+        config = runner.spec_aux_config
+        config.eagle_use_aux_hidden_state = True
+        config.eagle_aux_hidden_state_layer_ids = list(captured.layers)
+        return captured
+
+    def columns(self, layers: Sequence[int]) -> torch.Tensor:
+        """int64 [len(layers) * hidden_size] columns of these layers."""
+        starts = [self.layers.index(layer) * self.hidden_size for layer in layers]
+        return torch.cat([torch.arange(start, start + self.hidden_size) for start in starts])
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A verdict head.
+
+    Attributes:
+        pooling: how scores of tokens become one of a prefix.
+        weights: fp32 [3, width] of h before a token, at it, and at a prefix's end.
+        scalars: fp32 [2] of log-probability and entropy; ``bias``: added to a token's score.
+        columns: int64 [width] what it reads of the captured hidden states; None for nothing.
+    """
+
+    pooling: Pooling
+    weights: torch.Tensor
+    scalars: torch.Tensor
+    bias: float
+    columns: torch.Tensor | None
+
+    @classmethod
+    def likelihood(cls, device: str) -> Head:
+        """The head that needs no training."""
+        scalars = torch.tensor(LIKELIHOOD_SCALARS, device=device)
+        return cls("worst-token", torch.zeros(3, 0), scalars, LIKELIHOOD_BIAS, None)
+
+    @classmethod
+    def load(
+        cls, folder: str, file: JudgeFile, captured: CapturedLayers | None, device: str
+    ) -> Head:
+        """Loads a trained head, which reads layers only if some are captured."""
+        tensors = load_file(f"{folder}/{WEIGHTS}")
+        weights = torch.zeros(3, tensors["weights"].shape[1])
+        weights[: file.num_weights] = tensors["weights"]
+        return cls(
+            pooling=file.pooling,
+            weights=weights.to(device),
+            scalars=tensors["scalars"].float().to(device),
+            bias=float(tensors["bias"]),
+            columns=captured.columns(file.layers).to(device) if captured and file.layers else None,
+        )
+
+    def scores(self, hidden: torch.Tensor | None, likelihoods: torch.Tensor) -> torch.Tensor:
+        """Scores rows.
+
+        Args:
+            hidden: [rows, captured width]; None if nothing is captured.
+            likelihoods: fp32 [rows, 2] as ``next_likelihoods`` returns them.
+
+        Returns:
+            fp32 [rows, 2] each row's score, meaningless in a request's first row, and its
+            ``weights[2] . h``.
+        """
+        before = likelihoods @ self.scalars
+        at = end = torch.zeros_like(before)
+        if self.columns is not None and hidden is not None:
+            dots = hidden[:, self.columns].float() @ self.weights.T
+            before, at, end = before + dots[:, 0], dots[:, 1], dots[:, 2]
+        return torch.stack([before.roll(1) + at + self.bias, end], dim=-1)
+
+    def verdicts(self, scores: Sequence[Sequence[float]], ends: Sequence[int]) -> list[float]:
+        """[len(ends)] verdicts on prefixes, from the ``scores`` of a request's rows."""
+        tokens, at_ends = zip(*(row[:2] for row in scores[1:]), strict=True)
+        return [*map(sigmoid, pooled_scores(self.pooling, tokens, at_ends, ends))]
+
+
+def next_likelihoods(
+    logits: torch.Tensor, rows: torch.Tensor, next_ids: Sequence[int]
+) -> torch.Tensor:
+    """fp32 [len(rows), 2] log-probability of the token that follows, and entropy in nats.
+
+    Args:
+        logits: [n, vocab], not changed.
+        rows: int64 indices into ``logits``.
+        next_ids: [len(rows)] the tokens that follow.
+    """
+    ids, num_rows = on_device(next_ids, logits.device), len(rows)
+    found = torch.empty(num_rows, 2, dtype=torch.float32, device=logits.device)
+    size = max(1, PIECE_BYTES // (4 * logits.shape[1]))
+    for start in range(0, num_rows, size):
+        piece = slice(start, start + size)
+        logprobs = logits[rows[piece]].float().log_softmax(dim=-1)
+        found[piece, 0] = logprobs.gather(1, ids[piece, None])[:, 0]
+        found[piece, 1] = torch.special.entr(logprobs.exp()).sum(dim=-1)
+    return found.clamp_(min=MIN_LOGPROB)
+
+
+def encode_hidden_states(hidden: torch.Tensor, layers: Sequence[int]) -> dict[str, Any]:
+    """Returns hidden states [rows, width] as plain data: raw little-endian bytes in base64."""
+    raw = hidden.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    return {
+        "layers": list(layers),
+        "dtype": str(hidden.dtype).removeprefix("torch."),
+        "shape": list(hidden.shape),
+        "data": base64.b64encode(raw).decode("ascii"),
+    }

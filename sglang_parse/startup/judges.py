@@ -1,0 +1,83 @@
+"""Start-up checks of a verdict head, and of the layers that verify passes capture."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from sglang_parse.core.config import ParseConfig, flag, parse_layers
+from sglang_parse.core.judge import WEIGHTS, JudgeFile
+from sglang_parse.startup.certificates import model_digest
+from sglang_parse.startup.models import refuse, require
+
+logger = logging.getLogger(__name__)
+SETTING = flag("judge")
+
+
+def check_judge(args: Any, config: ParseConfig, target: Any) -> None:
+    """Checks that the target has the layers to capture, and that the head was trained for it.
+
+    Args:
+        args: SGLang's view of ``ServerArgs``.
+        target: the target's ``ModelConfig``.
+
+    Raises:
+        AdmissionError: with setting, value and fix.
+    """
+    _check_layers(flag("hidden_layers"), parse_layers(config.hidden_layers), target)
+    head = config.head
+    if head is not None:
+        _check_layers(SETTING, head.layers, target)
+        _check_weights(config.judge, head)
+        _check_models(args, config.judge, head)
+    if config.captured_layers:
+        _check_capture(target)
+
+
+def _check_layers(setting: str, layers: Any, target: Any) -> None:
+    last = target.num_hidden_layers - 2
+    fix = f"use layers 0..{last}: SGLang captures the outputs of all layers but the last"
+    require(all(layer <= last for layer in layers), f"layers of {setting}", layers, fix)
+
+
+def _check_weights(path: str, head: JudgeFile) -> None:
+    width = len(head.layers) * head.hidden_size
+    wanted = {"weights": [head.num_weights, width], "scalars": [2], "bias": [1]}
+    try:
+        with safe_open(f"{path}/{WEIGHTS}", framework="pt") as file:
+            names = file.keys()
+            found = {name: list(file.get_slice(name).get_shape()) for name in names}
+    except (OSError, SafetensorError) as error:
+        found = {"cannot be read": [str(error)]}
+    fix = f"train it again; its judge.json says {wanted}"
+    require(found == wanted, f"{WEIGHTS} of {SETTING} {path}", found, fix)
+
+
+def _check_models(args: Any, path: str, head: JudgeFile) -> None:
+    """Refuses another target's head; warns about another draft model's."""
+    cache, fix = args.download_dir, "train one for this pair with sglang-parse train-judge"
+    target = model_digest(args.model_path, args.revision, cache)
+    trained = head.fingerprint
+    if trained.target != target:
+        refuse(SETTING, f"{path}, trained for target {trained.target}; this is {target}", fix)
+    draft = args.speculative_draft_model_path
+    digest = model_digest(draft, args.speculative_draft_model_revision, cache)
+    if trained.draft != digest:
+        logger.warning(
+            "PARSE: %s %s was trained on drafts of another draft model (%s, this is %s): its "
+            "verdicts may be worse here. Fix: %s.",
+            *(SETTING, path, trained.draft, digest, fix),
+        )
+
+
+def _check_capture(target: Any) -> None:
+    """Raises AdmissionError for a target whose layers SGLang cannot capture."""
+    from sglang.srt.models.registry import ModelRegistry
+
+    names = target.hf_config.architectures
+    model, _ = ModelRegistry.resolve_model_cls(names)
+    fix = f"use {SETTING} question or likelihood, which read no hidden states"
+    has_method = hasattr(model, "set_eagle3_layers_to_capture")
+    require(has_method, "architecture of the target with captured layers", names[0], fix)

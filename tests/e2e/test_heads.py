@@ -1,0 +1,296 @@
+"""Verdict heads on real servers: verdicts of plain transformers and NumPy, in a causal pass.
+
+Heads with random weights on the random pair reject drafts anywhere. ``head`` reads two layers,
+under overlap, with drafts in blocks; ``both`` asks about complete answers, too, beside an EAGLE-3
+head on two ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from sglang_parse.client.servers import awake
+from support.client import EXACT, Client, ids_of, parse_info, random_prompts
+from support.demo_pair import DEMO, disturbed_draft
+from support.heads import HeadShape, decode_hidden_states, head_verdicts, rows_of, write_head
+from support.models import load_model, load_tokenizer
+from support.reference_verdicts import reference_verdicts
+from support.servers import (
+    AHEAD,
+    BLOCKS,
+    OVERLAP,
+    QUESTION,
+    SEED,
+    SMALL_CHUNKS,
+    Start,
+    parse_flags,
+    served,
+    two_ranks_environment,
+)
+
+PROMPTS = random_prompts(6, seed=51)
+LIMIT = {"max_new_tokens": 72, "ignore_eos": True}
+TRACE = {"trace": True}
+SHAPE = HeadShape("worst-token", (0, 1), 64, bias=2.5)
+EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="session")
+def model(pair: tuple[Path, Path]) -> Any:
+    """The random target in plain transformers."""
+    return load_model(pair[0])
+
+
+@pytest.fixture(scope="module")
+def folder(
+    model: Any, block_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    scale = rows_of(model, PROMPTS[0], PROMPTS[1], SHAPE.layers).scale
+    return write_head(tmp_path_factory.mktemp("heads") / "a head", block_pair, SHAPE, scale)
+
+
+@pytest.fixture(scope="module")
+def head(start_server: Start, block_pair: tuple[Path, Path], folder: Path) -> Iterator[Client]:
+    flags = (
+        *(
+            "--parse-judge",
+            str(folder),
+            "--parse-hidden-layers",
+            "1",
+            "--parse-segment",
+            "tokens:3",
+        ),
+        *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6", "--page-size", "16"),
+        *(*BLOCKS, *OVERLAP, *SMALL_CHUNKS, *SEED, "--enable-metrics"),
+    )
+    yield from served(start_server, "head", *parse_flags(block_pair, *flags), **AHEAD)
+
+
+def check_verdicts(
+    model: Any, folder: Path, layers: tuple[int, ...], prompt: list[int], answer: dict
+) -> list[float]:
+    """Asserts that every verdict of a head is NumPy's; returns them."""
+    found: list[float] = []
+    for record in parse_info(answer)["trace"]:
+        context = [*prompt, *answer["output_ids"][: record["output_start"]]]
+        ends, draft = record["prefix_ends"], record["draft_token_ids"]
+        rows = rows_of(model, context, draft[: ends[-1]], layers)
+        ours = head_verdicts(folder, rows, ends)
+        asked = [bool(ids) for ids in record["question_token_ids"]]
+        for verdict, expected, is_asked, mass in zip(
+            record["verdicts"], ours, asked, record["verdict_mass"], strict=True
+        ):
+            assert (mass is not None) == is_asked
+            if not is_asked:
+                assert verdict == pytest.approx(expected, abs=TOLERANCE)
+                found.append(verdict)
+    return found
+
+
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_verdicts_equal_numpys(head: Client, model: Any, folder: Path, concurrency: int):
+    """Alone or packed with others, in rounds after the first, and after a radix-cache hit."""
+    head.flush()
+    verdicts: list[float] = []
+    for _ in range(2):
+        answers = head.generate_all(PROMPTS, concurrency, parse=TRACE, **LIMIT)
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            verdicts += check_verdicts(model, folder, SHAPE.layers, prompt, answer)
+            assert parse_info(answer)["judge"] == "head"
+    assert answers[-1]["meta_info"]["cached_tokens"] > 0
+    assert len(parse_info(answers[0])["trace"]) > 3
+    # Not vacuous: verdicts of all kinds, some accept and some reject.
+    assert min(verdicts) < 0.2 < 0.8 < max(verdicts)
+    accepted = sum(parse_info(answer)["accepted_tokens"] for answer in answers)
+    assert 0 < accepted < sum(parse_info(answer)["drafted_tokens"] for answer in answers)
+    head.assert_nothing_lost()
+
+
+def test_the_pass_is_causal(head: Client, semantic: Client):
+    """No question rows and no custom mask, as the passes of questions have."""
+    answers = head.generate_all(PROMPTS, 6, parse=TRACE, **LIMIT)
+    for record in (r for a in answers for r in parse_info(a)["trace"]):
+        assert not any(record["question_token_ids"])
+        assert len(record["prefix_ends"]) == -(-record["prefix_ends"][-1] // 3)
+    semantic.generate(PROMPTS[0], **LIMIT)
+    place = "target-verify"
+    assert head.look()["forwards"][f"{place} eager"] > 10
+    assert head.look()["custom_masks"][place] == 0 < semantic.look()["custom_masks"][place]
+
+
+def test_exact_above_one(head: Client, plain: Client):
+    expected = ids_of(plain.generate_all(PROMPTS, 6, **LIMIT))
+    for concurrency in (1, 6):
+        answers = head.generate_all(PROMPTS, concurrency, parse=EXACT, **LIMIT)
+        assert ids_of(answers) == expected
+        assert all(parse_info(answer)["rounds"] > 3 for answer in answers)
+
+
+def test_beside_all_kinds_of_requests(head: Client, plain: Client):
+    expected = ids_of(plain.generate_all(PROMPTS, 6, **LIMIT))
+    alone = ids_of(head.generate_all(PROMPTS, 1, **LIMIT))
+    kinds = [EXACT, {"enabled": False}, {}]
+    with ThreadPoolExecutor(18) as pool:
+        jobs = [
+            pool.submit(head.generate, prompt, parse=kind, **LIMIT)
+            for prompt in PROMPTS
+            for kind in kinds
+        ]
+        answers = ids_of([job.result() for job in jobs])
+    assert answers[0::3] == answers[1::3] == expected
+    assert answers[2::3] == alone
+    head.assert_nothing_lost()
+
+
+def test_the_next_turn(head: Client, model: Any, folder: Path):
+    first = head.generate_all(PROMPTS[:3], 3, **LIMIT)
+    turns = [p + a["output_ids"] + PROMPTS[5] for p, a in zip(PROMPTS, first, strict=False)]
+    for prompt, answer in zip(
+        turns, head.generate_all(turns, 3, parse=TRACE, **LIMIT), strict=True
+    ):
+        assert answer["meta_info"]["cached_tokens"] > len(PROMPTS[0]) // 16 * 16
+        check_verdicts(model, folder, SHAPE.layers, prompt, answer)
+
+
+def test_aborted_requests_return_their_slots(head: Client):
+    with head.probe.fault("target-verify", "slow", seconds=0.3), ThreadPoolExecutor(4) as pool:
+        rids = [f"gone-{i}" for i in range(4)]
+        jobs = [
+            pool.submit(head.generate, p, top={"rid": rid}, max_new_tokens=200, ignore_eos=True)
+            for p, rid in zip(PROMPTS, rids, strict=False)
+        ]
+        while not head.look()["running"]:
+            pass
+        head.abort_all()
+        reasons = {job.result()["meta_info"]["finish_reason"]["type"] for job in jobs}
+    assert reasons == {"abort"}
+    head.assert_nothing_lost()
+
+
+def test_nan_ends_the_request(head: Client):
+    fault = head.probe.fault("target-verify", "nan", times=1)
+    with fault, pytest.raises(httpx.HTTPStatusError) as failed:
+        head.generate(PROMPTS[0], **LIMIT)
+    assert "NaN" in failed.value.response.text
+    assert head.generate(PROMPTS[0], **LIMIT)["output_ids"]
+    head.assert_nothing_lost()
+
+
+def test_hidden_states_of_a_given_draft(head: Client, model: Any, folder: Path):
+    """What train-judge reads: the target's rows of any draft, from the serving engine."""
+    draft = PROMPTS[1][:18]
+    options = {"trace": True, "hidden_states": True, "threshold": 0, "draft_token_ids": draft}
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [
+            pool.submit(head.generate, PROMPTS[0], parse=options, max_new_tokens=17)
+            for _ in range(4)
+        ]
+        answers = [job.result() for job in jobs]
+    for answer in answers:
+        assert answer["output_ids"] == draft[:17]
+        record = parse_info(answer)["trace"][0]
+        assert record["anchor_token_id"] == draft[0]
+        assert record["draft_token_ids"] == draft[1:]
+        end = record["prefix_ends"][-1]
+        rows = rows_of(model, [*PROMPTS[0], draft[0]], draft[1 : end + 1], (0, 1))
+        assert record["hidden_states"]["layers"] == [0, 1]
+        found = decode_hidden_states(record["hidden_states"])
+        np.testing.assert_allclose(found, rows.hidden, atol=1e-3 * rows.scale)
+        assert record["draft_logprobs"] == pytest.approx(rows.logprobs, abs=1e-3)
+        assert record["draft_entropies"] == pytest.approx(rows.entropies, abs=1e-3)
+        check_verdicts(model, folder, SHAPE.layers, PROMPTS[0], answer)
+
+
+def test_bad_drafts_are_refused(head: Client):
+    options = {"trace": True, "hidden_states": True, "threshold": 0}
+    for wrong, words in (
+        ({"draft_token_ids": [5]}, "has 1 tokens; it needs 2 to 21"),
+        ({"draft_token_ids": [5, 6], "threshold": 0.5}, "threshold 0"),
+        ({"draft_token_ids": [5, 10**6]}, "outside the vocabulary"),
+        ({"trace": False}, "it needs trace true"),
+    ):
+        with pytest.raises(httpx.HTTPStatusError) as failed:
+            head.generate(PROMPTS[0], parse={**options, **wrong}, **LIMIT)
+        assert words in failed.value.response.text
+    head.assert_nothing_lost()
+
+
+# -- a head and a question, an EAGLE-3 head, two ranks ----------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo_head(
+    target_model: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, HeadShape]:
+    shape = HeadShape("running-mean", (4, 10, 14), target_model.config.hidden_size, bias=0.5)
+    text = "a: 15 + 27 = 42\nb: 42 - 30 = 12\nc: 12 + 70 = 82\n"
+    ids = load_tokenizer(DEMO / "target").encode(text)
+    scale = rows_of(target_model, ids[:5], ids[5:], shape.layers).scale
+    pair = (DEMO / "target", DEMO / "draft")
+    return write_head(tmp_path_factory.mktemp("heads") / "demo", pair, shape, scale), shape
+
+
+@pytest.fixture(scope="module")
+def both(
+    start_server: Start, demo_head: tuple[Path, HeadShape], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    pair = DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
+    judge = ("--parse-judge", str(demo_head[0]))
+    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
+    with two_ranks_environment():
+        server = start_server("head-question-eagle3", *flags)
+    with awake(server):
+        yield Client.of(server)
+    server.stop()
+
+
+def test_the_question_is_about_complete_answers_only(
+    both: Client,
+    problems: list,
+    target_model: Any,
+    tokenizer: Any,
+    demo_head: tuple[Path, HeadShape],
+):
+    prompts = [problem.prompt for problem in problems[:6]]
+    answers = both.generate_all(prompts, 6, parse=TRACE, max_new_tokens=220)
+    folder, shape = demo_head
+    num_asked = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        context = tokenizer.encode(prompt, add_special_tokens=False)
+        info = parse_info(answer)
+        assert info["judge"] == "head+question"
+        check_verdicts(target_model, folder, shape.layers, context, answer)
+        for record in info["trace"]:
+            questions = record["question_token_ids"]
+            assert not any(questions[:-1])
+            assert bool(questions[-1]) == record["finished"]
+            if questions[-1]:
+                num_asked += 1
+                last = {**record, "question_token_ids": questions[-1:]}
+                last["prefix_ends"] = record["prefix_ends"][-1:]
+                asked = reference_verdicts(target_model, context, answer["output_ids"], last)
+                assert record["verdicts"][-1] == pytest.approx(float(asked.verdicts[0]), abs=1e-3)
+    assert num_asked > 0
+    steps = sum(parse_info(answer)["eagle3_steps"] for answer in answers)
+    assert sum(parse_info(answer)["eagle3_tokens"] for answer in answers) > 2 * steps > 0
+
+
+def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client, problems: list):
+    prompts = [problem.prompt for problem in problems[:6]]
+    limit = {"max_new_tokens": 220}
+    expected = ids_of(demo_plain.generate_all(prompts, 6, **limit))
+    for parse in (EXACT, {"enabled": False}):
+        answers = both.generate_all(prompts, 6, parse=parse, **limit)
+        assert ids_of(answers) == expected
+        infos = [parse_info(answer) for answer in answers]
+        steps = sum(info["eagle3_steps"] for info in infos)
+        assert sum(info["eagle3_tokens"] for info in infos) > 2 * steps > 0
+    both.assert_nothing_lost()

@@ -1,0 +1,126 @@
+"""Verdict heads: pooling, the likelihood reader's promise, files, settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_parse.core.config import ConfigError, ParseConfig
+from sglang_parse.core.judge import (
+    FILE,
+    LIKELIHOOD_BIAS,
+    LIKELIHOOD_SCALARS,
+    JudgeError,
+    pooled_scores,
+    read_judge,
+    sigmoid,
+)
+from support.heads import HeadShape, write_head
+
+SCORES, AT_ENDS, ENDS = [3.0, -1.0, 2.0, 4.0], [0.5, 0.0, 1.0, -2.0], [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ("worst-token", [-1.0, -1.0]),
+        ("segment-mean", [1.0, 3.0]),
+        ("running-mean", [1.0 + 0.0, 2.0 - 2.0]),
+    ],
+)
+def test_pooling(pooling, expected: list[float]):
+    assert pooled_scores(pooling, SCORES, AT_ENDS, ENDS) == pytest.approx(expected)
+    assert pooled_scores(pooling, SCORES, AT_ENDS, []) == []
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=30))
+def test_the_worst_token_never_recovers(scores: list[float]):
+    ends = [*range(1, len(scores) + 1)]
+    pooled = pooled_scores("worst-token", scores, [0.0] * len(scores), ends)
+    assert pooled == sorted(pooled, reverse=True)
+
+
+@given(st.lists(st.floats(0, 30), min_size=2, max_size=40))
+def test_the_likelihood_never_rejects_a_greedy_choice(logits: list[float]):
+    """In any distribution, the most likely token's verdict is at least 1 / 1.3."""
+    total = math.log(sum(map(math.exp, logits)))
+    logprobs = [logit - total for logit in logits]
+    entropy = -sum(math.exp(p) * p for p in logprobs)
+    score = LIKELIHOOD_SCALARS[0] * max(logprobs) + LIKELIHOOD_SCALARS[1] * entropy
+    assert sigmoid(score + LIKELIHOOD_BIAS) >= 1 / 1.3 - 1e-9
+
+
+def test_sigmoid_has_no_overflow():
+    assert (sigmoid(-1e4), sigmoid(0.0), sigmoid(1e4)) == (0.0, 0.5, 1.0)
+    assert math.isnan(sigmoid(float("nan")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    shape = HeadShape("segment-mean", (2, 5), 8)
+    return write_head(tmp_path / "judge", (tmp_path / "target", tmp_path / "draft"), shape, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "wrong version"),
+        ({"pooling": "median"}, "wrong pooling"),
+        ({"layers": [1, 2, 3, 4]}, "wrong layers"),
+        ({"fingerprint": {}}, "wrong fingerprint.target"),
+    ],
+)
+def test_a_damaged_file_is_named(folder: Path, change: dict, words: str):
+    path = folder / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(JudgeError, match=words):
+        read_judge(str(folder))
+
+
+def test_no_file(tmp_path: Path):
+    (tmp_path / FILE).write_text("no JSON")
+    with pytest.raises(JudgeError, match="not a JSON object"):
+        read_judge(str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"--parse-judge is '/none'.*cannot be read.*use question"
+    ):
+        ParseConfig(judge="/none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "max_questions"),
+    [
+        ({}, "question", 16),
+        ({"question": "chatml", "max_prefixes": 4}, "question", 4),
+        ({"judge": "question"}, "question", 16),
+        ({"judge": "likelihood"}, "likelihood", 0),
+        ({"judge": "likelihood", "question": "chatml"}, "likelihood+question", 1),
+        ({"judge": "HEAD"}, "head", 0),
+        ({"judge": "HEAD", "question": "chatml"}, "head+question", 1),
+        ({"verification": "token"}, None, 0),
+    ],
+)
+def test_the_judge_of_settings(folder: Path, settings: dict, name, max_questions: int):
+    settings = {key: str(folder) if value == "HEAD" else value for key, value in settings.items()}
+    config = ParseConfig(**settings)
+    assert (config.judge_name, config.max_questions) == (name, max_questions)
+
+
+def test_layers_to_capture(folder: Path):
+    assert ParseConfig().captured_layers == ()
+    assert ParseConfig(judge=str(folder)).captured_layers == (2, 5)
+    assert ParseConfig(judge=str(folder), hidden_layers="7, 2").captured_layers == (2, 5, 7)
+    for wrong in ("1,2,3,4", "-1", "a", "1,,2"):
+        with pytest.raises(ConfigError, match="at most 3 layers"):
+            ParseConfig(hidden_layers=wrong)
+    for settings in ({"hidden_layers": "1"}, {"judge": "question"}):
+        with pytest.raises(ConfigError, match="needs no verdicts"):
+            ParseConfig(verification="token", **settings)
