@@ -74,7 +74,7 @@ class JudgeFile(BaseModel):
 
 @lru_cache
 def read_judge(folder: str) -> JudgeFile:
-    """Reads the head of ``sglang-parse train-judge`` in a folder.
+    """Reads the verdict head in a folder.
 
     Raises:
         JudgeError: there is none, or it is damaged.

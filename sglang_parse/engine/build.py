@@ -130,7 +130,7 @@ def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None
     if certified.certificate:
         return DriftWatch(certified.certificate.first_verdicts)
     head = config.head
-    return DriftWatch(head.first_verdicts, "verdict head", "train-judge") if head else None
+    return DriftWatch(head.first_verdicts, is_certified=False) if head else None
 
 
 def _controller(config: ParseConfig, server_args: Any, max_question_len: int) -> Controller:

@@ -277,9 +277,12 @@ def trace_record(
     }
     if result.hidden is not None and judge is not None:
         num_rows = 1 + draft.num_verified
-        record["hidden_states"] = encode_hidden_states(result.hidden[:num_rows], judge.layers)
         logprobs, entropies = zip(*(row[2:] for row in result.scores[:-1]), strict=True)
-        record["draft_logprobs"], record["draft_entropies"] = list(logprobs), list(entropies)
+        record |= {
+            "hidden_states": encode_hidden_states(result.hidden[:num_rows], judge.layers),
+            "draft_logprobs": list(logprobs),
+            "draft_entropies": list(entropies),
+        }
     return record
 
 

@@ -284,8 +284,10 @@ class Verifier:
             verified = parts[span][:num_verified]
             num_values = sum(len(part.logits_rows) for part in verified)
             if verified:
-                logits = output.logits[:num_values]
-                done.values.append(self._measure(batch, verified, logits, output.hidden))
+                # No name for the logits: the next forward needs their memory.
+                done.values.append(
+                    self._measure(batch, verified, output.logits[:num_values], output.hidden)
+                )
             # Not a view: the next forward overwrites the logits, and needs their memory.
             done.decode_logits.append(output.logits[num_values:].clone())
             del output

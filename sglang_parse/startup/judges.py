@@ -57,7 +57,7 @@ def _check_weights(path: str, head: JudgeFile) -> None:
 
 def _check_models(args: Any, path: str, head: JudgeFile) -> None:
     """Refuses another target's head; warns about another draft model's."""
-    cache, fix = args.download_dir, "train one for this pair with sglang-parse train-judge"
+    cache, fix = args.download_dir, "train one for this pair"
     target = model_digest(args.model_path, args.revision, cache)
     trained = head.fingerprint
     if trained.target != target:

@@ -105,7 +105,7 @@ class Collector:
         """
         (answer,) = self.ask([0], {"trace": True}, PROBE_TOKENS)
         found = Fingerprint(**answer.parse["fingerprint"])
-        if not found.question:
+        if not found.judge:
             raise BenchError(
                 f"{self.endpoint.url} runs --parse-verification token: there are no verdicts"
             )

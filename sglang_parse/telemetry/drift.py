@@ -23,7 +23,7 @@ class DriftWatch:
 
     Args:
         certified: smallest verdicts of the calibration set's first drafts, or the training set's.
-        source: what they belong to; ``command``: what renews it.
+        is_certified: they are the calibration set's.
 
     Attributes:
         distance: largest difference of the two distribution functions, 0 to 1, of the last
@@ -33,11 +33,12 @@ class DriftWatch:
     def __init__(
         self,
         certified: Sequence[float],
-        source: str = "certificate",
-        command: str = "calibrate",
+        *,
+        is_certified: bool = True,
     ) -> None:
         self._certified = list(certified)
-        self._source, self._command = source, command
+        self._source = "certificate" if is_certified else "verdict head's training"
+        self._fix = "run sglang-parse calibrate" if is_certified else "train the head"
         self._window: list[float] = []
         self.distance: float | None = None
 
@@ -57,7 +58,7 @@ class DriftWatch:
         logger.warning(
             "PARSE: the verdicts of the last %d first drafts are not those of the %s "
             "(distance %.3f, p %.1g): requests or models have changed, and it may not hold. "
-            "Fix: run sglang-parse %s on requests like these.",
-            *(WINDOW, self._source, self.distance, found.pvalue, self._command),
+            "Fix: %s on requests like these.",
+            *(WINDOW, self._source, self.distance, found.pvalue, self._fix),
         )
         return True

@@ -19,7 +19,7 @@ from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.forward import verify_rows
-from sglang_parse.engine.verdicts import WINDOW, QuestionJudge
+from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
 pytestmark = pytest.mark.compat
@@ -44,10 +44,8 @@ class Round:
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
-        self.question_judge = QuestionJudge(QUESTION, segments, config.max_prefixes, Counters())
-        self.committer = Committer(
-            config, self.question_judge, Controller(mode="always"), Counters()
-        )
+        self.verdicts = Judge(config, QUESTION, None, segments, Counters())
+        self.committer = Committer(config, self.verdicts, Controller(mode="always"), Counters())
         self.state = RequestState(
             RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
@@ -63,7 +61,7 @@ class Round:
         )
 
     def ask(self) -> Questions:
-        questions = self.question_judge.questions(self.req)
+        questions = self.verdicts.questions(self.req)
         assert questions is not None
         self.state.ask(questions)
         return questions
@@ -83,7 +81,7 @@ class Round:
         return self.commit(verdicts, choices)
 
     def commit(self, verdicts: list[float], choices: list[int]) -> list[int]:
-        assert verify_rows(0, self.req, semantic=True).token_rows == tuple(range(len(choices)))
+        assert verify_rows(0, self.req).token_rows == tuple(range(len(choices)))
         return self._write(Action.VERIFY, choices, verdicts)
 
     def step(self, choices: list[int], proposed: list[int]) -> list[int]:
@@ -94,8 +92,8 @@ class Round:
         self, action: Action, choices: list[int], verdicts: list[float], proposed: list[int] = ()
     ) -> list[int]:
         result = TargetResult(0, action, len(choices), proposed=proposed)
-        result.target_tokens, result.verdicts = choices, verdicts
-        result.verdict_mass = [1.0] * len(verdicts)
+        result.target_tokens = choices
+        result.answers = [(verdict, 1.0) for verdict in verdicts]
         tokens = list(self.committer.commit(self.req, result))
         self.state.write(tokens)
         return tokens
@@ -296,7 +294,7 @@ def test_a_question_that_contradicts_the_target_is_reported_once(
     one.ask()
     for count in range(2 * WINDOW):
         assert len(caplog.records) == warnings * (count >= WINDOW)
-        one.question_judge.observe(one.req, [verdict], [1.0], [11, 12])
+        one.verdicts.observe(one.req, Verdicts([verdict], [1.0]), [11, 12])
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warnings
     assert all("16 of 16 prefixes (100 %)" in text for text in texts)

@@ -13,45 +13,15 @@ from pathlib import Path
 import pytest
 
 from support.demo_pair import DEMO
+from support.launch import changed, launch
 from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
-QUESTION = str(DEMO / "question.json")
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_pair(tmp_path_factory.mktemp("pair"), PairShape(num_layers=1, max_positions=512))
-
-
-def launch(pair: tuple[Path, Path], *flags: str):
-    """The launcher's checks before it starts processes."""
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
-    from sglang.srt.server_args import prepare_server_args
-
-    target, draft = pair
-    argv = ["--model-path", str(target), "--device", "cpu", "--dtype", "float32"]
-    argv += ["--speculative-algorithm", "PARSE"]
-    for name, value in (
-        ("--attention-backend", "torch_native"),
-        ("--speculative-draft-model-path", str(draft)),
-        ("--parse-question", QUESTION),
-    ):
-        if name not in flags:
-            argv += [name, value]
-    args = prepare_server_args([*argv, *flags])
-    args.resolve_once()
-    return args
-
-
-def changed(source: Path, folder: Path, **config: object) -> Path:
-    """A copy of a model folder with other values in its config.json."""
-    shutil.copytree(source, folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    return folder
 
 
 def test_a_good_configuration_is_accepted_and_completed(pair):

@@ -15,7 +15,7 @@ from sglang_parse.core.phases import Draft, Phase, RequestPolicy
 from sglang_parse.core.question import QuestionError, QuestionWording, render_question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
-from sglang_parse.engine.verdicts import QuestionJudge
+from sglang_parse.engine.verdicts import Judge
 from sglang_parse.startup.models import AdmissionError
 from sglang_parse.startup.questions import question_for
 from support.chat_families import FAMILIES, QUESTIONS
@@ -163,7 +163,7 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     tokenizer = family.tokenizer()
     question = render_question(tokenizer, family.wording)
     segments = Segmenter(tokenizer, config.segment_rule)
-    judge = QuestionJudge(question, segments, config.max_prefixes, Counters())
+    judge = Judge(config, question, None, segments, Counters())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
     questions = judge.questions(request_of(state))
@@ -178,7 +178,7 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     question = question_for(SimpleNamespace(chat_template=None), tokenizer, config)
     assert question is not None
     segments = Segmenter(tokenizer, config.segment_rule)
-    judge = QuestionJudge(question, segments, config.max_prefixes, Counters())
+    judge = Judge(config, question, None, segments, Counters())
     state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING)
     req = request_of(state, 5, 6)
 

@@ -25,6 +25,7 @@ FINGERPRINT = Fingerprint(
     target="0123456789abcdef",
     draft="fedcba9876543210",
     question={"partial": list(range(40)), "complete": list(range(50)), "verdicts": [8, 9]},
+    judge="question",
     segment="line",
     draft_tokens=128,
     max_prefixes=16,

@@ -246,7 +246,7 @@ def engine_for(
     from sglang_parse.engine.faults import DraftGuard
     from sglang_parse.engine.parts import Engine
     from sglang_parse.engine.target import TargetModel
-    from sglang_parse.engine.verdicts import QuestionJudge
+    from sglang_parse.engine.verdicts import Judge
     from sglang_parse.engine.verify import Verifier
 
     table = batch.req_to_token_pool.req_to_token
@@ -276,7 +276,7 @@ def engine_for(
         eagle=None,
         judge=None,
         verifier=Verifier(
-            target, question and QuestionJudge(question, None, 1, None), is_masked=is_masked
+            target, question and Judge(config, question, None, None, None), is_masked=is_masked
         ),
         committer=SimpleNamespace(
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),

@@ -49,6 +49,7 @@ def record(
         "draft_token_ids": encode("".join(segments) + unverified),
         "finished": finished,
         "prefix_ends": ends,
+        "judge": "question",
         "question_token_ids": questions,
         "accept_token_id": ord("y"),
         "reject_token_id": ord("n"),

@@ -130,6 +130,7 @@ class FinishedReq:
 def test_every_key_of_meta_info_is_in_the_table():
     policy = RequestPolicy(
         threshold=0.5,
+        judge="question",
         keep_trace=True,
         plain_reason="LoRA",
         decode_accelerator="eagle3",
