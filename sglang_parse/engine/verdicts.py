@@ -204,8 +204,8 @@ class Judge:
                 "PARSE: the %s does not work for this model: %d of %d prefixes (%.0f %%) "
                 "that the target would have written itself, token for token, got a verdict below "
                 "the threshold and were rejected. Fix: use --parse-judge likelihood, choose "
-                "another --parse-question or --parse-threshold with sglang-parse calibrate, or compare "
-                "tokens instead with --parse-verification token.",
+                "another --parse-question or --parse-threshold with sglang-parse calibrate, or "
+                "compare tokens instead with --parse-verification token.",
                 *(self.name, rejected, matched, 100 * rejected / matched),
             )
         self._num_matched = self._num_rejected = 0
