@@ -211,9 +211,11 @@ class Served:
 
     def verdict_mass(self) -> str:
         """A target may answer with other tokens than the verdict tokens."""
-        values = [mass for record in self.rounds for mass in record["verdict_mass"]]
+        masses = [mass for record in self.rounds for mass in record["verdict_mass"]]
+        values = [mass for mass in masses if mass is not None]
         if not values:
-            return "no questions (--parse-verification token)"
+            flag = "--parse-judge" if masses else "--parse-verification token"
+            return f"no questions ({flag})"
         found = (
             f"mean {fmean(values):.3f}, smallest {min(values):.3f} of the probability, "
             f"of {len(values)} verdicts"
