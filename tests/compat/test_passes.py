@@ -57,7 +57,7 @@ class Launched:
         states = torch.tensor(hidden)[:, None] if capture else None
         return forward.ForwardOutput(torch.tensor(logits)[:, None], states, replays=False)
 
-    def _measure(self, _batch, parts, logits):
+    def _measure(self, _batch, parts, logits, _hidden):
         self.measured.append(([part.row for part in parts], logits.flatten().tolist()))
         return torch.cat([logits, logits], 1).double()
 

@@ -135,7 +135,10 @@ def test_other_grades_are_refused(tmp_path: Path, score: float):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fingerprint": FINGERPRINT.model_dump() | {"question": {}}}, "there are no verdicts"),
+        (
+            {"fingerprint": FINGERPRINT.model_dump() | {"question": {}, "judge": ""}},
+            "there are no verdicts",
+        ),
         ({"kv_truncated_drafts": 1}, "drafts were truncated for lack of KV slots"),
         ({"trace": []}, "the server did not draft at once; fix: .*--parse-drafting always"),
     ],
