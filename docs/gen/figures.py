@@ -31,6 +31,8 @@ from sglang_parse.client.records import (
     EAGLE3,
     PARSE,
     PARSE_EAGLE3,
+    PARSE_HEAD,
+    PARSE_LIKELIHOOD,
     PARSE_ONE,
     PLAIN,
     STANDALONE,
@@ -46,6 +48,8 @@ TITLES = {
     EAGLE3: "stock EAGLE3",
     PARSE_ONE: "PARSE, one token per draft forward",
     PARSE: "PARSE",
+    PARSE_HEAD: "PARSE, verdict head",
+    PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE + EAGLE-3",
 }
 KEY = ("server", "threshold", "off_fraction", "group")

@@ -16,7 +16,7 @@ GUARANTEE = (
     "With confidence {confidence:g} over the draw of the calibration set: at most a fraction "
     "{alpha:g} of the first drafts of requests exchangeable with these {event}, at this threshold "
     "and at every stricter one. Not covered: later rounds of an answer (the check by whole answers "
-    "bounds those), other data, other models, other questions."
+    "bounds those), other data, other models, other judges."
 )
 EVENTS = {
     "token": "have their first wrong token accepted",
@@ -63,7 +63,7 @@ def _certified(figures: Calibration, certificate: Certificate) -> str:
     return (
         f"No threshold qualifies ({levels}): even at {rows[0].threshold:g}, the strictest one, "
         f"{_fares(rows[0], certificate)}; {allowed}. More requests, a larger alpha, another "
-        "question, or a target with better verdicts may help."
+        "judge (--judge), or a target with better verdicts may help."
     )
 
 
@@ -96,10 +96,10 @@ def _separation(figures: Calibration) -> str:
         return f"Whether right drafts get higher verdicts is open ({area}): give more --requests."
     verdicts = "LOWER verdicts than" if found.high < CHANCE else "the SAME verdicts as"
     return (
-        f"Right drafts get {verdicts} wrong ones ({area}). The question does not work for this "
-        "model, and no threshold can mend that: do not serve it. Fix: another question "
-        "(--parse-question), or --parse-verification token, which accepts only what the target "
-        "would have written."
+        f"Right drafts get {verdicts} wrong ones ({area}). The judge does not work for this "
+        "model, and no threshold can mend that: do not serve it. Fix: --parse-judge likelihood, "
+        "which accepts what the target would have written; a verdict head (sglang-parse "
+        "train-judge); another --parse-question; or --parse-verification token."
     )
 
 

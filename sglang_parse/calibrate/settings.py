@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
 from sglang_parse.client.flags import at_least, fraction, numbers, option
+from sglang_parse.client.targets import Models, parse_settings
 from sglang_parse.core.certificate import Loss
-from sglang_parse.tasks.settings import GradedSettings
+from sglang_parse.core.judge import QUESTION
+from sglang_parse.tasks.settings import GradedSettings, model
 
 _guarantee = partial(option, group="guarantee")
 
@@ -25,6 +27,11 @@ def _level(text: str) -> float:
 class CalibrateSettings(GradedSettings):
     """Settings of a calibration, fixed before it starts."""
 
+    judge: str = model(
+        QUESTION,
+        "question, likelihood, or a folder of train-judge; with these two no question is asked "
+        "(default %(default)s)",
+    )
     alpha: float = _guarantee(0.01, "bound of the error rate (default %(default)s)", type=_level)
     delta: float = _guarantee(
         0.05, "probability that the bound does not hold (default %(default)s)", type=_level
@@ -44,6 +51,15 @@ class CalibrateSettings(GradedSettings):
     thresholds: tuple[float, ...] = _guarantee(
         (), "more thresholds to test and to answer with: 0.5,0.9", type=numbers(fraction)
     )
+
+    @property
+    def models(self) -> Models:
+        """The models that are served here."""
+        found = super().models
+        if self.judge == QUESTION:
+            return found
+        flags = (*parse_settings(judge=self.judge), *found.parse_flags)
+        return replace(found, question=None, parse_flags=flags)
 
     @property
     def levels(self) -> tuple[float, float]:

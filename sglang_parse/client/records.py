@@ -11,17 +11,20 @@ from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
+PARSE_HEAD, PARSE_LIKELIHOOD = "parse-head", "parse-likelihood"
 TITLES = {
     PLAIN: "plain target",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
     PARSE_ONE: "PARSE, draft token by token",
     PARSE: "PARSE",
+    PARSE_HEAD: "PARSE, verdict head",
+    PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE+EAGLE3",
     DRAFT: "draft alone",
 }
 """Kind of server -> its name for people, in the order of pages."""
-WITH_PARSE = (PARSE, PARSE_ONE, PARSE_EAGLE3)
+WITH_PARSE = (PARSE, PARSE_ONE, PARSE_HEAD, PARSE_LIKELIHOOD, PARSE_EAGLE3)
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")
@@ -223,6 +226,8 @@ class ServingRun:
         accept_length: SGLang's average at that moment, None without speculation.
         stages: stage -> fraction of the run's time, all requests of the server together; empty
             where the server publishes no metrics of PARSE.
+        rows_per_pass, ms_per_pass: rows and time of verified drafts per verify pass, all requests
+            of the server together; None without a pass.
     """
 
     variant: Variant
@@ -236,3 +241,5 @@ class ServingRun:
     latency_ms: Mapping[str, Mapping[str, float]]
     accept_length: float | None
     stages: Mapping[str, float] = field(default_factory=dict)
+    rows_per_pass: float | None = None
+    ms_per_pass: float | None = None

@@ -16,6 +16,8 @@ from sglang_parse.client.records import (
     EAGLE3,
     PARSE,
     PARSE_EAGLE3,
+    PARSE_HEAD,
+    PARSE_LIKELIHOOD,
     PARSE_ONE,
     STANDALONE,
     TITLES,
@@ -24,6 +26,7 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
 from sglang_parse.core.config import flag as flag_of
+from sglang_parse.core.judge import LIKELIHOOD, JudgeError, read_judge
 from sglang_parse.core.simulation import ENV_VAR
 
 
@@ -38,6 +41,7 @@ class Models:
         parse_flags: more flags for the servers with PARSE.
         standalone_steps, eagle3_steps: draft tokens per verification of the stock servers, and of
             PARSE's EAGLE-3 continuation.
+        judge: folder with a verdict head for the target; None leaves out the server with it.
     """
 
     target: str
@@ -48,6 +52,7 @@ class Models:
     parse_flags: tuple[str, ...] = ()
     standalone_steps: int = 4
     eagle3_steps: int = 4
+    judge: str | None = None
 
     def check_local(self) -> None:
         """A path that is not there is no hub name. Raises: BenchError."""
@@ -57,6 +62,12 @@ class Models:
             looks_local = path is not None and (path.startswith(("/", ".")) or Path(path).exists())
             if looks_local and not (Path(path or "") / "config.json").is_file():
                 raise BenchError(f"{flag} is {path!r}, which holds no model (no config.json)")
+        if self.judge:
+            try:
+                read_judge(self.judge)
+            except JudgeError as error:
+                fix = "give a folder of sglang-parse train-judge"
+                raise BenchError(f"--judge is {self.judge!r}: {error}; fix: {fix}") from error
 
 
 def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
@@ -95,8 +106,12 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
         return (*_algorithm(EAGLE3, _head(models)), *_steps(models.eagle3_steps))
     if kind not in WITH_PARSE:
         return ()
+    parse = _algorithm(PARSE, models.draft)
+    if kind in (PARSE_HEAD, PARSE_LIKELIHOOD):  # without a question
+        judge = LIKELIHOOD if kind == PARSE_LIKELIHOOD else _judge(models)
+        return (*parse, *parse_settings(judge=judge), *models.parse_flags)
     question = parse_settings(question=models.question) if models.question else ()
-    found = (*_algorithm(PARSE, models.draft), *question, *models.parse_flags)
+    found = (*parse, *question, *models.parse_flags)
     if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
         return (*found, *parse_settings(draft_parallel_tokens=1))
     if kind == PARSE_EAGLE3:
@@ -125,3 +140,12 @@ def _head(models: Models) -> str:
             "leave them out with --servers"
         )
     return models.eagle3
+
+
+def _judge(models: Models) -> str:
+    if models.judge is None:
+        raise BenchError(
+            f"a server {PARSE_HEAD} needs a verdict head for the target; fix: give --judge its "
+            "folder, made by sglang-parse train-judge, or leave the server out with --servers"
+        )
+    return models.judge

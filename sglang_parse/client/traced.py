@@ -85,7 +85,7 @@ class ExplainedRound:
     Attributes:
         target_text: the target's text up to the next draft.
         num_matched: matched tokens in it.
-        verdict_tokens: accept and reject token as text; () without questions.
+        verdict_tokens: accept and reject token as text; () where no question is set.
         accepted_at: (largest threshold of a range, accepted length there), ascending; () if
             verdicts did not set the accepted length.
     """

@@ -76,6 +76,8 @@ class SpeedAt:
         latency_ms: latency -> percentile -> median over the runs.
         stages: stage -> fraction of the time, all requests of the server together; median over the
             runs. Empty where the server publishes no metrics of PARSE.
+        rows_per_pass, ms_per_pass: rows and time of verified drafts per verify pass, medians over
+            the runs; null without a pass.
     """
 
     concurrency: int
@@ -83,6 +85,8 @@ class SpeedAt:
     over: dict[str, Spread]
     latency_ms: dict[str, dict[str, float]]
     stages: dict[str, float]
+    rows_per_pass: float | None = None
+    ms_per_pass: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +203,14 @@ def _speed_at(
             for kind in LATENCIES
         },
         stages={s: median(stages.get(s, 0.0) for stages in known) for s in STAGES if known},
+        rows_per_pass=_median(run.rows_per_pass for run in mine),
+        ms_per_pass=_median(run.ms_per_pass for run in mine),
     )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def accept_length(answers: Sequence[Answer]) -> float | None:

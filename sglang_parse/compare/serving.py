@@ -41,7 +41,8 @@ PROGRAM = "sglang.bench_serving"
 PRELOADED = ("sglang_parse.compare.preload",)
 PARSE_OFF = {"parse": {"enabled": False}}
 _PROCESSES = multiprocessing.get_context("forkserver")
-_STAGE_SECONDS = next(metric for metric in METRICS if metric.name == "stage_seconds_total")
+STAGE_SECONDS, PASSES, ROWS = "stage_seconds_total", "verify_passes_total", "verify_rows_total"
+_LABELS = {metric.name: metric.label for metric in METRICS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,9 @@ def bench(endpoint: Endpoint, load: Load, folder: Path) -> list[ServingRun]:
     requests, output = folder / f"{load.stem}.requests.jsonl", folder / f"{load.stem}.result.jsonl"
     write_requests(requests, load)
     output.unlink(missing_ok=True)
-    before = stage_seconds(endpoint)
+    before = server_totals(endpoint)
     _run(flags(endpoint.url, load, requests, output), endpoint, folder / f"{load.stem}.log")
-    after = stage_seconds(endpoint)
+    after = server_totals(endpoint)
     result = json.loads(output.read_text(encoding="utf-8").splitlines()[-1])
     failed = [error for error in result["errors"] if error]
     if failed or result["completed"] != len(load.problems):
@@ -150,12 +151,13 @@ def bench(endpoint: Endpoint, load: Load, folder: Path) -> list[ServingRun]:
             f"(all: {output}); the first: {failed[:1]}"
         )
     # A server publishes a counter from its first use on.
-    spent = {stage: (after[stage] - before.get(stage, 0.0)) / result["duration"] for stage in after}
-    return read_result(load, result, spent)
+    growth = {key: after[key] - before.get(key, 0.0) for key in after}
+    return read_result(load, result, growth)
 
 
-def stage_seconds(endpoint: Endpoint) -> dict[str, float]:
-    """Stage -> seconds since the server's start; empty where it publishes no such metric.
+def server_totals(endpoint: Endpoint) -> dict[tuple[str, str], float]:
+    """(Counter, label value) -> its total since the server's start, of stage times, verify passes
+    and their rows; empty where it publishes no such metric.
 
     Raises:
         BenchError: the server does not answer.
@@ -168,10 +170,10 @@ def stage_seconds(endpoint: Endpoint) -> dict[str, float]:
     if response.status_code != httpx.codes.OK:
         return {}
     return {
-        sample.labels[_STAGE_SECONDS.label]: sample.value
+        (name, sample.labels.get(_LABELS[name], "")): sample.value
         for family in text_string_to_metric_families(response.text)
         for sample in family.samples
-        if sample.name == PREFIX + _STAGE_SECONDS.name
+        if (name := sample.name.removeprefix(PREFIX)) in (STAGE_SECONDS, PASSES, ROWS)
     }
 
 
@@ -201,10 +203,11 @@ def _become(program: str, words: Sequence[str], log: Path) -> None:
 
 
 def read_result(
-    load: Load, result: Mapping[str, Any], stages: Mapping[str, float]
+    load: Load, result: Mapping[str, Any], growth: Mapping[tuple[str, str], float]
 ) -> list[ServingRun]:
-    """Figures of each group of requests, from ``--output-details``."""
-    seconds = result["duration"]
+    """Figures of each group of requests, from ``--output-details`` and the server's counters."""
+    seconds, passes = result["duration"], growth.get((PASSES, ""))
+    spent = {stage: value for (name, stage), value in growth.items() if name == STAGE_SECONDS}
     found = []
     for variant, indices in load.groups().items():
         output_tokens = sum(result["output_lens"][index] for index in indices)
@@ -220,7 +223,9 @@ def read_result(
                 requests_per_s=len(indices) / seconds,
                 latency_ms=_latency_ms(result, indices),
                 accept_length=result["accept_length"] if variant.group == ALL else None,
-                stages=stages,
+                stages={stage: value / seconds for stage, value in spent.items()},
+                rows_per_pass=growth[ROWS, ""] / passes if passes else None,
+                ms_per_pass=1e3 * spent["verify"] / passes if passes else None,
             )
         )
     return found

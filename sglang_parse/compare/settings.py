@@ -18,6 +18,8 @@ from sglang_parse.client.flags import (
 )
 from sglang_parse.client.records import (
     DRAFT,
+    PARSE_HEAD,
+    PARSE_LIKELIHOOD,
     PARSE_ONE,
     PLAIN,
     TITLES,
@@ -80,10 +82,11 @@ class CompareSettings(TaskSettings):
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
+    judge: str = model(partial(short_path, "judge"), f"verdict head of {PARSE_HEAD}, a folder")
     standalone_steps: int = model(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = model(
-        tuple(TITLES),
+        tuple(name for name in TITLES if name != PARSE_LIKELIHOOD),
         f"of {','.join(TITLES)}; default: the command's, or those of --url",
         read=lambda names: split_names(names) if isinstance(names, str) else names,
     )
@@ -141,6 +144,8 @@ class CompareSettings(TaskSettings):
         # With URLs only those servers, unless others were asked for too.
         is_default = not isinstance(arguments.servers, str)
         named = () if found.remotes and is_default else found.servers
+        if is_default and not found.has_head:
+            named = tuple(name for name in named if name != PARSE_HEAD)
         kinds = (*named, *(name for name in found.remotes if name not in named))
         servers = tuple(name for kind in kinds for name in found._names_of(kind))
         if len(set(servers)) != len(servers):
@@ -171,7 +176,13 @@ class CompareSettings(TaskSettings):
             eagle3=self.eagle3 or None,
             standalone_steps=self.standalone_steps,
             eagle3_steps=self.eagle3_steps,
+            judge=(self.judge or None) if PARSE_HEAD in map(kind_of, self.own_servers) else None,
         )
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the folder of the verdict head is there."""
+        return bool(self.judge) and Path(self.judge).is_dir()
 
     @property
     def own_servers(self) -> tuple[str, ...]:

@@ -30,6 +30,14 @@ def show_figures(console: Console, figures: Comparison, baseline: str, output: P
         if one.time is not None:
             spent = ", ".join(f"{stage} {ms:.0f}" for stage, ms in one.time.ms_per_request.items())
             console.print(f"ms per request of {one.variant.label}: {spent}", highlight=False)
+    for one in figures.variants:
+        passes = ", ".join(
+            f"{speed.rows_per_pass:.0f} rows and {speed.ms_per_pass:.1f} ms at {speed.concurrency}"
+            for speed in one.speeds
+            if speed.rows_per_pass is not None and speed.ms_per_pass is not None
+        )
+        if passes:
+            console.print(f"verify pass of {one.variant.label}: {passes}", highlight=False)
     console.print(f"{output / 'results.json'}\n{output / 'report.html'}")
 
 

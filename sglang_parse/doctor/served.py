@@ -40,9 +40,9 @@ TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"
 """Options of a prompt's requests; ``FORCED`` where nothing was drafted."""
 NAMES = ("answers", "verdict mass", "matched prefixes", "acceptance", "speedup")
 """Checks by answers, by methods of these names."""
-ANOTHER_QUESTION = (
-    "another --parse-question, a threshold from sglang-parse calibrate, or --parse-verification "
-    "token"
+ANOTHER_JUDGE = (
+    "--parse-judge likelihood, a head from sglang-parse train-judge, another --parse-question, a "
+    "threshold from sglang-parse calibrate, or --parse-verification token"
 )
 
 
@@ -214,8 +214,7 @@ class Served:
         masses = [mass for record in self.rounds for mass in record["verdict_mass"]]
         values = [mass for mass in masses if mass is not None]
         if not values:
-            flag = "--parse-judge" if masses else "--parse-verification token"
-            return f"no questions ({flag})"
+            return f"no questions: {self._judge_name}" if masses else "no questions: token mode"
         found = (
             f"mean {fmean(values):.3f}, smallest {min(values):.3f} of the probability, "
             f"of {len(values)} verdicts"
@@ -233,9 +232,14 @@ class Served:
             return "the target would have written no whole prefix itself, or nothing was asked"
         found = f"{rejected} of {matched} prefixes that the target would have written are rejected"
         if contradicts_target(matched, rejected):
-            found += ": the target would have written what the judge refuses, so the question does "
-            raise Problem(f"{found}not work for this model", ANOTHER_QUESTION, WARNING)
+            found += ": the target would have written what the judge refuses, so the "
+            found += f"{self._judge_name} does not work for this model"
+            raise Problem(found, ANOTHER_JUDGE, WARNING)
         return found
+
+    @property
+    def _judge_name(self) -> str:
+        return str(self.run.answers[0].parse.get("judge", "question"))
 
     def _matched(self) -> list[int]:
         """Counts prefixes that the target would have written itself, and the rejected ones."""
@@ -249,9 +253,9 @@ class Served:
         if not matched:
             return "a better draft model: see what it writes with sglang-parse explain"
         if contradicts_target(matched, rejected):
-            return ANOTHER_QUESTION
+            return ANOTHER_JUDGE
         rejections = "see which prefixes are rejected with sglang-parse explain"
-        return f"another --parse-threshold, or another question: {rejections}"
+        return f"another --parse-threshold, or another --parse-judge: {rejections}"
 
     def acceptance(self) -> str:
         run, verdicts = self.run, [value for record in self.rounds for value in record["verdicts"]]

@@ -20,6 +20,7 @@ from sglang_parse.doctor import command, memory
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.startup import checks, compat, fallback, models
 from sglang_parse.startup.certificates import certified_server
+from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.questions import question_for
 
 SMALL_RATIO = 4.0
@@ -29,7 +30,7 @@ QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
     *("tokenizers", "vocabularies", "context lengths", "draft forward", "default requests"),
-    *("size ratio", "memory", "question", "verify pass"),
+    *("size ratio", "memory", "question", "judge", "verify pass"),
 )
 """Checks of every server, by methods of these names."""
 
@@ -231,7 +232,8 @@ class Start:
     def question(self) -> str:
         question = self.built_question()
         if question is None:
-            return f"none with {flag('verification')} {self.config.verification}"
+            name = "verification" if self.config.judge_name is None else "judge"
+            return f"none with {flag(name)} {getattr(self.config, name)}"
         lens = {"partial": question.partial_ids, "complete": question.complete_ids}
         if question.thinking is not None:
             lens["inside thoughts"] = question.thinking.suffix_ids
@@ -241,6 +243,16 @@ class Start:
             for token in (question.accept_id, question.reject_id)
         )
         return f"{shown} tokens; verdict tokens {yes} and {no}"
+
+    def judge(self) -> str:
+        """Where verdicts come from; whether a verdict head, and layers to capture, fit."""
+        name, head = self.config.judge_name, self.config.head
+        if name is None:
+            return f"none with {flag('verification')} {self.config.verification}"
+        check_judge(self.args, self.config, self.pair[0])
+        if head is None:
+            return name
+        return f"{name}: {head.pooling}, layers {', '.join(map(str, head.layers)) or 'none'}"
 
     def verify_pass(self) -> str:
         """SGLang reserves memory for the activations of a prefill chunk."""

@@ -141,6 +141,7 @@ class Step:
                 self._times.propose(self._reqs(eagle), watch.ms)
             self.forward = engine.verifier.verify(self.batch, drafted, proposals, decoding)
             engine.counters.count("verify_passes_total", self.forward.num_passes)
+            engine.counters.count("verify_rows_total", self.forward.num_verify_rows)
         elif decoding:
             reqs = self._reqs(decoding)
             last_ids = before.forward.last_tokens(reqs) if before and before.forward else None

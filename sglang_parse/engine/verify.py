@@ -109,7 +109,7 @@ class TargetForward:
         num_passes: verify passes it took.
         is_decode_only: an ordinary decode step, whose tokens may stay in flight.
         decode_rows: indices into the batch of the requests that decode; ``decoding``: these.
-        num_rows: rows of all requests.
+        num_rows: rows of all requests; ``num_verify_rows``: of those whose drafts are verified.
     """
 
     def __init__(
@@ -132,6 +132,8 @@ class TargetForward:
         self.decode_rows = [part.row for part in results if part.action is Action.DECODE]
         self.decoding = [reqs[row] for row in self.decode_rows]
         self.num_rows = sum(part.num_rows for part in results)
+        verified = (part for part in results if part.action is Action.VERIFY)
+        self.num_verify_rows = sum(part.num_rows for part in verified)
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
 

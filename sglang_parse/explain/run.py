@@ -50,5 +50,5 @@ def summary(answer: ExplainedAnswer) -> str:
         said += f"\n  the target itself would have written {matched} prefixes"
         said += f"; the verdicts refused {refused} of them"
         if contradicts_target(matched, refused):
-            said += ": the question does not work for this model"
+            said += f": the {parse.get('judge', 'question')} does not work for this model"
     return said

@@ -80,6 +80,11 @@ METRICS = (
     Metric("rounds_total", "Drafts verified by the target."),
     Metric("verify_passes_total", "Verify passes: target forwards that verify drafts."),
     Metric(
+        "verify_rows_total",
+        "Rows of verified drafts in verify passes: last committed tokens, drafts and questions; "
+        "verify_rows_total / verify_passes_total is the rows per pass.",
+    ),
+    Metric(
         "eagle3_steps_total",
         "Target forwards that verify a proposal of the EAGLE-3 head, counted once per request.",
     ),

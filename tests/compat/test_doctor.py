@@ -342,6 +342,9 @@ def test_question(good: dict[str, Finding]):
     assert (line.status, "tokens" in line.found) == (FAILS, True)
     exact = check(parse_verification="token", parse_question=None)["question"]
     assert exact.found == "none with --parse-verification token"
+    lines = check(parse_judge="likelihood", parse_question=None)
+    assert lines["question"].found == "none with --parse-judge likelihood"
+    assert (lines["judge"].status, lines["judge"].found) == (OK, "likelihood")
 
 
 def test_pass(good: dict[str, Finding]):
@@ -525,11 +528,8 @@ def test_bad_answers():
     ("matched", "fix"),
     [
         # The target would have written the draft: no draft model would be better.
-        (
-            (4, 4),
-            "another --parse-question, a threshold from sglang-parse calibrate, or --par",
-        ),
-        ((4, 1), "another --parse-threshold, or another question"),
+        ((4, 4), "--parse-judge likelihood, a head from sglang-parse train-judge, another --par"),
+        ((4, 1), "another --parse-threshold, or another --parse-judge"),
         ((0, 0), "a better draft model"),
     ],
 )

@@ -398,7 +398,7 @@ def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
 def test_explain(server: Server, tmp_path: Path):
     words = shlex.split(find_block("sglang-parse explain"))
     assert run_program(server, [*words, "--output", str(tmp_path)]) == 0
-    assert "Verdict tokens" in (tmp_path / "explain.html").read_text(encoding="utf-8")
+    assert "verdict tokens" in (tmp_path / "explain.html").read_text(encoding="utf-8")
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):

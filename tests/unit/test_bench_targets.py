@@ -13,7 +13,8 @@ from support.pair_models import demo_models
 
 pytestmark = pytest.mark.unit
 
-MODELS = Models("big", "small", "head", "q.json", ("--device", "cpu"), ("--more", "1"), 5, 3)
+COMMON, MORE = ("--device", "cpu"), ("--more", "1")
+MODELS = Models("big", "small", "head", "q.json", COMMON, MORE, 5, 3, "judge")
 DRAFTED = "--speculative-algorithm {} --speculative-draft-model-path {}"
 CHAIN = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
 PARSE = f"--model-path big {DRAFTED.format('PARSE', 'small')} --parse-question q.json --more 1"
@@ -24,6 +25,8 @@ EXPECTED = {
     "eagle3": f"--model-path big {DRAFTED.format('EAGLE3', 'head')} {CHAIN.format(3, 4)}",
     "parse": PARSE,
     "parse-one": f"{PARSE} --parse-draft-parallel-tokens 1",
+    "parse-head": PARSE.replace("question q.json", "judge judge"),
+    "parse-likelihood": PARSE.replace("question q.json", "judge likelihood"),
     "parse-eagle3": f"{PARSE} --parse-decode-accelerator eagle3 --parse-eagle3-path head "
     f"{CHAIN.format(3, 4)}",
 }
@@ -52,3 +55,5 @@ def test_what_cannot_be_started_is_refused():
         server_specs(MODELS, ("vllm",))
     with pytest.raises(BenchError, match="give --eagle3 its folder"):
         server_specs(replace(MODELS, eagle3=None), ("parse-eagle3",))
+    with pytest.raises(BenchError, match="give --judge its folder"):
+        server_specs(replace(MODELS, judge=None), ("parse-head",))

@@ -57,17 +57,28 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return found
 
 
-def calibrate(folder: Path, *words: str, task: Assignment = TASK):
+def read(*words: str) -> CalibrateSettings:
     parser = ArgumentParser()
     CalibrateSettings.add_arguments(parser)
+    return CalibrateSettings.read(parser.parse_args(words))
+
+
+def calibrate(folder: Path, *words: str, task: Assignment = TASK):
     sizes = ("--pilot", "10", "--requests", "20", "--served", "10", "--concurrency", "4")
-    settings = CalibrateSettings.read(
-        parser.parse_args([*sizes, "--output", str(folder), "--loss", "answer", *words])
-    )
+    settings = read(*sizes, "--output", str(folder), "--loss", "answer", *words)
     endpoint = Remote("parse", "http://nowhere")
     with make_progress(Console(file=io.StringIO())) as progress:
         collector = Collector(settings, task, endpoint, progress, lambda ids: str(len(ids)))
         return run_calibration(settings, "answer", collector)
+
+
+def test_a_server_with_another_judge_asks_no_question():
+    (asking,) = read().server_specs()
+    assert "--parse-question" in asking.flags
+    assert "--parse-judge" not in asking.flags
+    (spec,) = read("--judge", "likelihood", "--parse-flags", "--parse-segment line").server_specs()
+    assert spec.flags[-4:] == ("--parse-judge", "likelihood", "--parse-segment", "line")
+    assert "--parse-question" not in spec.flags
 
 
 def test_the_three_sets_are_disjoint_and_asked_once(server: Server, tmp_path: Path):

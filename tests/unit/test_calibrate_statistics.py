@@ -304,7 +304,7 @@ def same(right: float, wrong: float, count: int) -> list[FirstDraft]:
 def test_the_verdicts_are_said_to_know_something_or_not(drafts: list, place: int, words: str):
     said = summary(*calibration(drafts))
     assert words in said[place]
-    gives_up = "The question does not work for this model" in said[place]
+    gives_up = "The judge does not work for this model" in said[place]
     assert gives_up == ("SAME" in words or "LOWER" in words)
 
 

@@ -133,10 +133,15 @@ def test_limit_of_one_run_by_hand():
 def test_stage_fractions_are_medians_of_the_runs_that_have_them():
     known = ({"draft": 0.1}, {"draft": 0.3, "verify": 0.2}, {})
     plain = Variant("plain")
-    runs = [replace(timed(plain, k, 4, 80.0), stages=stages) for k, stages in enumerate(known)]
+    runs = [
+        replace(timed(plain, k, 4, 80.0), stages=stages, ms_per_pass=(4.0, 6.0, None)[k])
+        for k, stages in enumerate(known)
+    ]
     (figures,) = make_comparison(Measured(runs), ("plain",), "plain").variants
     stages = {"prefill": 0.0, "draft": 0.2, "verify": 0.1, "decode": 0.0}
-    assert figures.speed_at(4).stages == pytest.approx(stages)
+    speed = figures.speed_at(4)
+    assert speed.stages == pytest.approx(stages)
+    assert (speed.ms_per_pass, speed.rows_per_pass) == (5.0, None)
 
 
 def test_a_mixed_load_has_a_line_for_each_group():

@@ -54,7 +54,7 @@ def _fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One without SGLang; the next one that is needed in this process imports it again."""
     multiprocessing.forkserver._forkserver._stop()
     monkeypatch.setattr(serving, "PRELOADED", ())
-    monkeypatch.setattr(serving, "stage_seconds", lambda _: {})
+    monkeypatch.setattr(serving, "server_totals", lambda _: {})
     yield
     multiprocessing.forkserver._forkserver._stop()
 
@@ -126,11 +126,15 @@ def test_half_of_the_requests_switch_parse_off(folder: Path):
 
 
 def test_stages_are_fractions_of_the_runs_duration(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    seconds = iter([{"draft": 1.0}, {"draft": 1.3, "verify": 0.6}])
-    monkeypatch.setattr(serving, "stage_seconds", lambda _: next(seconds))
+    draft, verify = ((serving.STAGE_SECONDS, stage) for stage in ("draft", "verify"))
+    passes, rows = (serving.PASSES, ""), (serving.ROWS, "")
+    before = {draft: 1.0, passes: 1, rows: 100}
+    totals = iter([before, {draft: 1.3, verify: 0.6, passes: 13, rows: 700}])
+    monkeypatch.setattr(serving, "server_totals", lambda _: next(totals))
     stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
     (timed,) = run_bench(folder)
     assert timed.stages == pytest.approx({"draft": 0.2, "verify": 0.4})
+    assert (timed.rows_per_pass, timed.ms_per_pass) == pytest.approx((50, 50))
 
 
 def test_a_failed_request_is_an_error(folder: Path):
