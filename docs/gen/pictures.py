@@ -1,4 +1,4 @@
-"""Pictures of the documentation, drawn by the code: the mask of a verify pass."""
+"""Pictures of the documentation, drawn by the code: the masks of a verify pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ CELL, LEFT, TOP = 34, 70, 54
 NAMES = ("prompt", "d0", "d1", "d2", "d3", "q0", "q0", "q1", "q1")
 LAYOUT = RequestLayout(prefix_len=1, num_draft_rows=4, visible_lens=(2, 4), question_lens=(2, 2))
 """Two segments of two tokens, questions of two tokens; the prompt is one column."""
+WITHOUT = RequestLayout(prefix_len=1, num_draft_rows=4, visible_lens=(), question_lens=())
+"""The same draft under a verdict head."""
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
 .note { text-anchor: start }
@@ -18,15 +20,15 @@ text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
 </style>"""
 
 
-def kind(column: int) -> str:
+def kind(layout: RequestLayout, column: int) -> str:
     """Returns the kind of KV in a column."""
-    if column < LAYOUT.prefix_len:
+    if column < layout.prefix_len:
         return "prompt"
-    return "draft" if column < LAYOUT.prefix_len + LAYOUT.num_draft_rows else "question"
+    return "draft" if column < layout.prefix_len + layout.num_draft_rows else "question"
 
 
-def cell(row: int, column: int) -> str:
-    shown = kind(column) if may_attend(LAYOUT, row, column) else "none"
+def cell(layout: RequestLayout, row: int, column: int) -> str:
+    shown = kind(layout, column) if may_attend(layout, row, column) else "none"
     x, y = LEFT + column * CELL, TOP + row * CELL
     return f'<rect class="cell {shown}" x="{x}" y="{y}" width="{CELL}" height="{CELL}"/>'
 
@@ -35,34 +37,58 @@ def label(x: float, y: float, text: str, style: str = "") -> str:
     return f'<text class="{style}" x="{x}" y="{y}">{text}</text>'
 
 
-def mask() -> str:
-    """Draws the README's example: rows attend to the filled columns."""
-    width, height = LEFT + LAYOUT.kv_len * CELL, TOP + LAYOUT.num_rows * CELL
+def draw(layout: RequestLayout, notes: dict[int, str]) -> str:
+    """Draws a request's rows of a verify pass, which attend to the filled columns.
+
+    Args:
+        notes: row -> text beside it.
+    """
+    width, height = LEFT + layout.kv_len * CELL, TOP + layout.num_rows * CELL
     columns = [
         label(LEFT + (column + 0.5) * CELL, TOP - 10, name if column else "p")
-        for column, name in enumerate(NAMES)
+        for column, name in enumerate(NAMES[: layout.kv_len])
     ]
     rows = [
-        label(LEFT - 24, TOP + (row + 0.65) * CELL, NAMES[LAYOUT.prefix_len + row])
-        for row in range(LAYOUT.num_rows)
+        label(LEFT - 24, TOP + (row + 0.65) * CELL, NAMES[layout.prefix_len + row])
+        for row in range(layout.num_rows)
     ]
-    cells = [cell(row, column) for row in range(LAYOUT.num_rows) for column in range(LAYOUT.kv_len)]
-    cuts = [TOP + rows_above * CELL for rows_above in (0, 2, 4, 6)]
-    lines = [f'<path class="line" d="M{LEFT} {y}H{width}"/>' for y in cuts[1:]]
-    notes = [
-        label(width + 16, TOP + (row + 0.65) * CELL, text, "note")
-        for row, text in (
-            (0, "segment 0"),
-            (2, "segment 1"),
-            (4, "question 0: prefix 0 and itself,"),
-            (5, "never later draft"),
-            (6, "question 1: prefix 1 and itself,"),
-            (7, "never question 0"),
-        )
+    cells = [
+        cell(layout, row, column)
+        for row in range(layout.num_rows)
+        for column in range(layout.kv_len)
     ]
-    parts = [*columns, *rows, *cells, *lines, *notes, label(LEFT, 20, "p: the prompt", "note")]
+    cuts = [TOP + row * CELL for row in range(2, layout.num_rows, 2)]
+    lines = [f'<path class="line" d="M{LEFT} {y}H{width}"/>' for y in cuts]
+    texts = [
+        label(width + 16, TOP + (row + 0.65) * CELL, text, "note") for row, text in notes.items()
+    ]
+    parts = [*columns, *rows, *cells, *lines, *texts, label(LEFT, 20, "p: the prompt", "note")]
     size = f'viewBox="0 0 {width + 250} {height + 10}" width="{width + 250}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
 
 
-PICTURES = {"mask": mask}
+def mask() -> str:
+    """Draws a pass with a question per prefix."""
+    notes = {
+        0: "segment 0",
+        2: "segment 1",
+        4: "question 0: prefix 0 and itself,",
+        5: "never later draft",
+        6: "question 1: prefix 1 and itself,",
+        7: "never question 0",
+    }
+    return draw(LAYOUT, notes)
+
+
+def causal() -> str:
+    """Draws a pass without questions."""
+    notes = {
+        0: "segment 0",
+        1: "verdict 0: from d0 and d1",
+        2: "segment 1",
+        3: "verdict 1: from d0 to d3",
+    }
+    return draw(WITHOUT, notes)
+
+
+PICTURES = {"mask": mask, "causal": causal}

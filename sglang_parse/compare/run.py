@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     settings, log = CompareSettings.read(arguments), ProgressLog(console)
     preset = getattr(arguments, "command", "compare")
-    if preset == "compare" and not settings.has_head:
+    is_default = not isinstance(arguments.servers, str) and not settings.remotes
+    if preset == "compare" and is_default and not settings.has_head:
         log(f"without {title_of(PARSE_HEAD)}: no folder {settings.judge!r} (--judge)")
     count = max(settings.problems, settings.num_timed, settings.warmup)
     task = make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)

@@ -7,6 +7,9 @@ head on two ranks.
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,10 @@ import httpx
 import numpy as np
 import pytest
 
+from sglang_parse import cli
 from sglang_parse.client.servers import awake
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.startup.certificates import judge_digest
 from support.client import EXACT, Client, ids_of, parse_info, random_prompts
 from support.demo_pair import DEMO, disturbed_draft
 from support.heads import HeadShape, decode_hidden_states, head_verdicts, rows_of, write_head
@@ -221,6 +227,45 @@ def test_bad_drafts_are_refused(head: Client):
             head.generate(PROMPTS[0], parse={**options, **wrong}, **LIMIT)
         assert words in failed.value.response.text
     head.assert_nothing_lost()
+
+
+ALL_RIGHT = """
+import sys
+for line in sys.stdin:
+    print('{"score": 1, "right_chars": null}', flush=True)
+"""
+
+
+def test_calibrate_certifies_a_threshold_of_this_head(
+    head: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out"
+    rows = (json.dumps({"prompt": f"What is {n} + {n * n}?"}) for n in range(48))
+    prompts.write_text("\n".join(rows))
+    grader = shlex.join([sys.executable, "-c", ALL_RIGHT])
+    task = ("--task-file", str(prompts), "--grader", grader, "--max-tokens", "24")
+    sizes = ("--requests", "40", "--pilot", "8", "--served", "0", "--alpha", "0.1")
+    server = ("--url", head.url, "--model-name", "default", "--output", str(output))
+    assert cli.main(["calibrate", *task, *sizes, *server]) == 0
+    found = json.loads((output / "calibration.json").read_text())
+    certified = ParseConfig(judge=str(folder), threshold=str(output / "calibration.json"))
+    assert found["fingerprint"]["judge"] == judge_digest(certified)
+    assert found["fingerprint"]["question"] == {}
+    # Without an error the loosest threshold passes, below verdicts of these very drafts.
+    assert 0 < found["threshold"] == certified.accept_threshold < max(found["first_verdicts"])
+
+
+def test_explain_shows_verdicts_without_a_question(
+    head: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    words = ("--url", head.url, "--requests", "1", "--output", str(tmp_path))
+    assert cli.main(["explain", *words]) == 0
+    text = (tmp_path / "explain.html").read_text(encoding="utf-8")
+    assert "Judge: head, threshold 0.5" in text
+    assert 'class="verdict"' in text
+    assert ", mass" not in text
 
 
 # -- a head and a question, an EAGLE-3 head, two ranks ----------------------------------
