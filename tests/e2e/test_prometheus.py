@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_parse.client.servers import Remote, awake
-from sglang_parse.compare.serving import stage_seconds
+from sglang_parse.compare.serving import PASSES, ROWS, STAGE_SECONDS, server_totals
 from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support import calibration
@@ -293,14 +293,22 @@ def test_stage_seconds(seen: Seen):
 def test_the_comparison_reads_stage_times(watched: Watched):
     client = watched.client
     server = Remote("parse", client.url)
-    before = stage_seconds(server)
-    infos = [parse_info(client.generate(PROMPTS[0], **LENGTH)) for _ in range(3)]
+    before = server_totals(server)
+    trace = {"trace": True}
+    infos = [parse_info(client.generate(PROMPTS[0], parse=trace, **LENGTH)) for _ in range(3)]
     client.wait_idle()
-    after = stage_seconds(server)
-    for stage, seconds in after.items():
-        spent = seconds - before.get(stage, 0.0)
+    grown = {key: value - before.get(key, 0.0) for key, value in server_totals(server).items()}
+    stages = {label: spent for (name, label), spent in grown.items() if name == STAGE_SECONDS}
+    assert set(stages) == {"prefill", "draft", "verify", "decode"}
+    for stage, spent in stages.items():
         assert spent == pytest.approx(total(infos, f"{stage}_ms") / 1e3, rel=0.1)
-    assert set(after) == {"prefill", "draft", "verify", "decode"}
+    # One request at a time: a pass per draft.
+    records = [record for info in infos for record in info["trace"]]
+    assert grown[PASSES, ""] == len(records) > 3
+    assert grown[ROWS, ""] == sum(
+        1 + record["prefix_ends"][-1] + sum(map(len, record["question_token_ids"]))
+        for record in records
+    )
 
 
 def test_verify_passes_cover_one_draft_or_more(seen: Seen):
@@ -481,4 +489,4 @@ def test_the_line_does_not_need_metrics(unwatched: Watched):
     assert_lines_add_up(lines, [parse_info(answer) for answer in answers])
     assert printed(lines, "decoding") == 0  # token mode resumes drafting at once
     assert HTTP.get(f"{client.url}/metrics", timeout=60).status_code == 404
-    assert stage_seconds(Remote("parse", client.url)) == {}
+    assert server_totals(Remote("parse", client.url)) == {}
