@@ -282,10 +282,12 @@ class Served:
         r, v = run.per_token("draft_ms") / t, run.per_token("verify_ms") / t
         a = run.per_token("accepted_tokens") + run.per_token("matched_tokens")
         speedup = t / _ms_per_token(self.with_parse[: len(self.plain)])
-        prefixes = "fewer prefixes (--parse-max-prefixes), a shorter question, longer drafts"
+        shorter = "fewer prefixes (--parse-max-prefixes), a shorter question, longer drafts"
+        masses = [mass for record in self.rounds for mass in record["verdict_mass"]]
+        asks = any(mass is not None for mass in masses)
         cost, stage, fix = max(
             (r, "drafting", "a smaller or faster draft model"),
-            (v, "verify", prefixes),
+            (v, "verify", shorter if asks else "longer drafts"),
             (1 - a, "decode", self._accept_fix),
         )
         found = (
