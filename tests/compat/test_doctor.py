@@ -37,11 +37,13 @@ from sglang_parse.startup import compat
 from sglang_parse.startup.sglang_api import Symbol
 from support.calibration import demo_fingerprint, write_certificate
 from support.demo_pair import DEMO
+from support.heads import HeadShape, write_head
 from support.models import load_model
 from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 HEAD = DEMO / "eagle3"
+CONFIG = DEMO / "target" / "config.json"
 (PORT,) = free_ports(1)
 
 
@@ -345,6 +347,18 @@ def test_question(good: dict[str, Finding]):
     lines = check(parse_judge="likelihood", parse_question=None)
     assert lines["question"].found == "none with --parse-judge likelihood"
     assert (lines["judge"].status, lines["judge"].found) == (OK, "likelihood")
+
+
+@pytest.mark.parametrize("of_this_target", [True, False])
+def test_judge(tmp_path: Path, of_this_target: bool):
+    """A head, and a question for complete answers; a head of another target."""
+    shape = HeadShape("worst-token", (4, 9), json.loads(CONFIG.read_text())["hidden_size"])
+    target = DEMO / ("target" if of_this_target else "draft")
+    head = write_head(tmp_path, (target, DEMO / "draft"), shape, 1.0)
+    line = check(parse_judge=head)["judge"]
+    assert (line.status == OK) == of_this_target
+    wanted = "head+question: worst-token, layers 4, 9"
+    assert (line.found == wanted) if of_this_target else ("trained for target" in line.found)
 
 
 def test_pass(good: dict[str, Finding]):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 import pytest
 
 from sglang_parse import cli
 from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.records import TITLES, Variant, title_of
+from sglang_parse.client.records import TITLES, BenchError, Variant, title_of
 from sglang_parse.client.targets import server_specs
 from sglang_parse.compare import settings as module
 from sglang_parse.compare.settings import PRESETS, CompareSettings, add_arguments
 from sglang_parse.core.simulation import ENV_VAR
+from support.calibration import FINGERPRINT
 
 pytestmark = pytest.mark.unit
 
@@ -53,6 +56,21 @@ def test_presets():
     assert load.loads("parse")[:4] == [*((off, 1) for off in offs), (offs[0], 4)]
     assert load.loads("plain") == [(Variant("plain"), c) for c in (1, 4, 8, 16)]
     assert load.order(1) == load.servers[::-1]
+
+
+def test_a_verdict_head_brings_its_server(tmp_path: Path):
+    """Where there is none, only a server that was asked for is refused."""
+    empty = ("--judge", str(tmp_path))
+    with pytest.raises(BenchError, match="--judge is .*judge.json cannot be read.*train-judge"):
+        settings(*empty, "--servers", "plain,parse-head")
+    assert "parse-head" not in settings("--judge", "").servers
+    content = {"version": 1, "pooling": "worst-token", "layers": [3], "hidden_size": 8}
+    content |= {"fingerprint": FINGERPRINT.model_dump(), "first_verdicts": [0.5]}
+    (tmp_path / "judge.json").write_text(json.dumps(content))
+    found = settings(*empty)
+    assert "parse-head" in found.servers
+    (spec,) = server_specs(found.models, ("parse-head",))
+    assert spec.flags[-2:] == ("--parse-judge", str(tmp_path))
 
 
 def test_servers_that_run_are_taken_alone_unless_others_are_named():
