@@ -98,8 +98,8 @@ def _separation(figures: Calibration) -> str:
     return (
         f"Right drafts get {verdicts} wrong ones ({area}). The judge does not work for this "
         "model, and no threshold can mend that: do not serve it. Fix: --parse-judge likelihood, "
-        "which accepts what the target would have written; a verdict head (sglang-parse "
-        "train-judge); another --parse-question; or --parse-verification token."
+        "which accepts what the target would have written; a verdict head; "
+        "another --parse-question; or --parse-verification token."
     )
 
 

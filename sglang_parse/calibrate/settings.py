@@ -29,7 +29,7 @@ class CalibrateSettings(GradedSettings):
 
     judge: str = model(
         QUESTION,
-        "question, likelihood, or a folder of train-judge; with these two no question is asked "
+        "question, likelihood, or a verdict head's folder; with these two no question is asked "
         "(default %(default)s)",
     )
     alpha: float = _guarantee(0.01, "bound of the error rate (default %(default)s)", type=_level)
