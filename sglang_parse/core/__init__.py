@@ -13,6 +13,7 @@
     phases         records of a request's state machine: phases, actions, plans, outcomes
     request        state of one request and its transitions
     kv_demand      actions and KV slots of the running requests in the next iteration
+    json_file      files that other programs have written
     certificate    certified thresholds of ``sglang-parse calibrate``
     policy         adaptive drafting
     counters       counters of requests and of the process

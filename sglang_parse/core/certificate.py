@@ -8,13 +8,14 @@ questions and other data are not covered.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
+
+from sglang_parse.core.json_file import read_json_file
 
 NUM_QUANTILES = 513
 """Verdicts of the calibration set that a certificate stores, to compare a server's with."""
@@ -96,16 +97,7 @@ def read_certificate(path: str) -> Certificate:
         CertificateError: it cannot be read, or no threshold qualified.
     """
     name = f"certificate {path!r}"
-    try:
-        certificate = Certificate(**json.loads(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise CertificateError(f"{name} cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
-        raise CertificateError(f"{name} is not a JSON object: {error}") from error
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise CertificateError(f"{name} has a wrong {place}: {problem['msg']}") from error
+    certificate = read_json_file(Certificate, Path(path), name, CertificateError)
     if certificate.threshold is None:
         raise CertificateError(
             f"{name} certifies nothing: no threshold bounds the error rate by "

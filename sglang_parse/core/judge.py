@@ -20,7 +20,6 @@ log(1 / 0.3) and a verdict >= 0.77: it is never rejected.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -28,9 +27,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from sglang_parse.core.certificate import Fingerprint
+from sglang_parse.core.json_file import read_json_file
 
 Pooling = Literal["worst-token", "segment-mean", "running-mean"]
 QUESTION, LIKELIHOOD = "question", "likelihood"
@@ -80,16 +80,7 @@ def read_judge(folder: str) -> JudgeFile:
         JudgeError: there is none, or it is damaged.
     """
     path = Path(folder) / FILE
-    try:
-        return JudgeFile(**json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise JudgeError(f"{path} cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
-        raise JudgeError(f"{path} is not a JSON object: {error}") from error
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise JudgeError(f"{path} has a wrong {place}: {problem['msg']}") from error
+    return read_json_file(JudgeFile, path, str(path), JudgeError)
 
 
 def pooled_scores(
