@@ -235,7 +235,7 @@ def _where_time_goes(
         draft_fraction=per_token(traced, "accepted_tokens"),
         matched_fraction=per_token(traced, "matched_tokens"),
         rounds_per_request=per_request(traced, "rounds"),
-        limit=median(limits) if limits else None,
+        limit=_median(limits),
     )
 
 

@@ -209,12 +209,18 @@ class Served:
         """Records of their traces."""
         return [record for answer in self.run.answers for record in answer.parse["trace"]]
 
+    @property
+    def _masses(self) -> list[float]:
+        """Of all verdicts by a question."""
+        masses = (mass for record in self.rounds for mass in record["verdict_mass"])
+        return [mass for mass in masses if mass is not None]
+
     def verdict_mass(self) -> str:
         """A target may answer with other tokens than the verdict tokens."""
-        masses = [mass for record in self.rounds for mass in record["verdict_mass"]]
-        values = [mass for mass in masses if mass is not None]
+        values = self._masses
         if not values:
-            return f"no questions: {self._judge_name}" if masses else "no questions: token mode"
+            has_verdicts = any(record["verdicts"] for record in self.rounds)
+            return f"no questions: {self._judge_name if has_verdicts else 'token mode'}"
         found = (
             f"mean {fmean(values):.3f}, smallest {min(values):.3f} of the probability, "
             f"of {len(values)} verdicts"
@@ -283,11 +289,9 @@ class Served:
         a = run.per_token("accepted_tokens") + run.per_token("matched_tokens")
         speedup = t / _ms_per_token(self.with_parse[: len(self.plain)])
         shorter = "fewer prefixes (--parse-max-prefixes), a shorter question, longer drafts"
-        masses = [mass for record in self.rounds for mass in record["verdict_mass"]]
-        asks = any(mass is not None for mass in masses)
         cost, stage, fix = max(
             (r, "drafting", "a smaller or faster draft model"),
-            (v, "verify", shorter if asks else "longer drafts"),
+            (v, "verify", shorter if self._masses else "longer drafts"),
             (1 - a, "decode", self._accept_fix),
         )
         found = (
