@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.judge import FILE, WEIGHTS
 from sglang_parse.startup.certificates import model_digest
+from support.calibration import FINGERPRINT
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,8 @@ def write_head(folder: Path, pair: tuple[Path, Path], shape: HeadShape, scale: f
     tensors = {"weights": weights, "scalars": shape.scalars, "bias": [shape.bias]}
     arrays = {name: np.asarray(value, dtype=np.float32) for name, value in tensors.items()}
     save_file(arrays, folder / WEIGHTS)
-    fingerprint = Fingerprint(
-        target=model_digest(str(pair[0])),
-        draft=model_digest(str(pair[1])),
-        question={},
-        judge="question",
-        segment="line",
-        draft_tokens=128,
-        max_prefixes=16,
-        selection="first-reject",
-        dtype="torch.float32",
-    )
+    digests = {"target": model_digest(str(pair[0])), "draft": model_digest(str(pair[1]))}
+    fingerprint = FINGERPRINT.model_copy(update=digests)
     content = {
         "version": 1,
         "pooling": shape.pooling,
