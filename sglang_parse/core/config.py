@@ -80,7 +80,7 @@ class ParseConfig(BaseModel):
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
     certified there."""
-    judge: str = Field("auto", json_schema_extra={"metavar": "JUDGE"})
+    judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
     """Where verdicts come from: 'question' asks the target, 'likelihood' compares each draft token
     with what the target would have written, or the folder of a verdict head (judge.json and
     judge.safetensors); with either of these, --parse-question is asked about complete answers only.
@@ -158,17 +158,15 @@ class ParseConfig(BaseModel):
     @field_validator("hidden_layers")
     @classmethod
     def _check_hidden_layers(cls, text: str) -> str:
-        if text:
-            parse_layers(text)
+        parse_layers(text)
         return text
 
     def _check_judge(self) -> None:
         setting, mode = flag("judge"), flag("verification")
-        for name, value in (
-            ("judge", self.judge.replace(AUTO, "")),
-            ("hidden_layers", self.hidden_layers),
-        ):
-            if value and not self.is_semantic:
+        for name in ("judge", "hidden_layers"):
+            value = getattr(self, name)
+            is_given = value != type(self).model_fields[name].default
+            if is_given and not self.is_semantic:
                 raise ConfigError(
                     f"{flag(name)} is {value!r}, but {mode} {self.verification} needs no verdicts; "
                     f"use {mode} semantic, or leave {flag(name)} out"
@@ -247,9 +245,8 @@ class ParseConfig(BaseModel):
     @property
     def captured_layers(self) -> tuple[int, ...]:
         """Layers whose outputs verify passes capture, ascending."""
-        head = self.head
-        layers = {*(parse_layers(self.hidden_layers)), *(head.layers if head else ())}
-        return tuple(sorted(layers))
+        layers = self.head.layers if self.head else ()
+        return tuple(sorted({*parse_layers(self.hidden_layers), *layers}))
 
     @property
     def judge_name(self) -> str | None:

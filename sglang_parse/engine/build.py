@@ -93,7 +93,7 @@ def build_engine(
         draft_guard=guard,
         eagle=eagle,
         judge=judge,
-        verifier=Verifier(target, judge, is_masked=is_masked, captures_layers=captured is not None),
+        verifier=Verifier(target, judge, is_masked=is_masked),
         committer=Committer(config, judge, controller, counters),
         schedule=Schedule(config, controller, max_question_len, parallel.size),
         controller=controller,

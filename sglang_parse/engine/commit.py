@@ -66,11 +66,9 @@ class Committer:
         if state.phase is Phase.DRAFTING and not finished and not given:
             self._resume_drafting(state, len(state.output_ids))
         state.begin(first_id)
-        if len(given) > 1 and self.judge is not None:
+        if given and self.judge is not None:
             state.give_draft(given[1:], self.config.max_prefixes)
-            questions = self.judge.questions(req)
-            if questions is not None:
-                state.ask(questions)
+            self.judge.ask(req)
 
     def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
         """Moves the request to its next phase and returns its output tokens."""

@@ -123,12 +123,11 @@ class EagleDecoder:
     def layers(self) -> list[int]:
         """The target's layers that the head reads, until others are captured, too."""
         runner = self.worker.target_worker.model_runner
-        ids, n = (
-            runner.spec_aux_config.eagle_aux_hidden_state_layer_ids,
-            runner.model_config.num_hidden_layers,
-        )
-        # Of a head that names none, as in ``set_eagle3_layers_to_capture``.
-        return [1, n // 2 - 1, n - 4] if ids is None else ids
+        ids = runner.spec_aux_config.eagle_aux_hidden_state_layer_ids
+        if ids is not None:
+            return ids
+        num_layers = runner.model_config.num_hidden_layers
+        return [1, num_layers // 2 - 1, num_layers - 4]  # as in ``set_eagle3_layers_to_capture``
 
     @property
     def _chain_rows(self) -> int:

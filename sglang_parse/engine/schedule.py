@@ -73,6 +73,7 @@ class Schedule:
     ) -> None:
         self.config, self.controller = config, controller
         self.max_question_len, self.block_size = max_question_len, block_size
+        self.max_questions = config.max_questions  # of every plan
         self.block_rows = 1 + lookahead_rows(block_size, Masks.EVERY) if block_size > 1 else 0
         self._planned: IterationPlan | None = None
 
@@ -171,7 +172,7 @@ class Schedule:
         # The block that completes a chunk is accepted whole.
         longest_draft = lookahead_slots(state, chunk + self.block_size - 1, budget, rows)
         max_prefixes = state.plan.max_prefixes if state.plan else self.config.max_prefixes
-        num_questions = min(max_prefixes, longest_draft, self.config.max_questions)
+        num_questions = min(max_prefixes, longest_draft, self.max_questions)
         return KvDemand(
             phase=state.phase,
             committed=committed,

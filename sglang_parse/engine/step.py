@@ -122,9 +122,8 @@ class Step:
         if judge is None:
             return
         for req in self._reqs(rows):
-            questions = None if is_gone(req) else judge.questions(req)
-            if questions is not None:
-                req.parse_state.ask(questions)
+            if not is_gone(req):
+                judge.ask(req)
 
     # -- verify -----------------------------------------------------------------
 

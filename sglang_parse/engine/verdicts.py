@@ -109,6 +109,12 @@ class Judge:
             ids.append(asked)
         return Questions(ends, ids, len(all_ends), was_thinking)
 
+    def ask(self, req: Req) -> None:
+        """Attaches ``questions`` to the draft of a request."""
+        questions = self.questions(req)
+        if questions is not None:
+            req.parse_state.ask(questions)
+
     def read(self, logits: torch.Tensor) -> torch.Tensor:
         """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
         assert self.question is not None

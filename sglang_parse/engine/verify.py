@@ -26,7 +26,7 @@ from sglang_parse.engine.forward import (
     run_forward,
     verify_rows,
 )
-from sglang_parse.engine.heads import next_likelihoods
+from sglang_parse.engine.heads import Head, next_likelihoods
 from sglang_parse.engine.requests import needs_hidden_states
 from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
@@ -181,20 +181,12 @@ class Verifier:
         target: the target model.
         judge: where verdicts come from; None in token mode.
         is_masked: verify in the layout ``mask``, otherwise in ``alias``.
-        captures_layers: capture hidden states of verified drafts.
     """
 
-    def __init__(
-        self,
-        target: TargetModel,
-        judge: Judge | None,
-        *,
-        is_masked: bool,
-        captures_layers: bool = False,
-    ) -> None:
+    def __init__(self, target: TargetModel, judge: Judge | None, *, is_masked: bool) -> None:
         self.target, self.judge, self.is_masked = target, judge, is_masked
-        self.captures_layers = captures_layers
-        self._scores_rows = captures_layers or bool(judge and judge.head)
+        self._captures = judge is not None and bool(judge.layers)
+        self._scores_rows = self._captures or (judge is not None and judge.head is not None)
         self._num_values = 5 if self._scores_rows else 1 + (judge is not None)
 
     def decode(
@@ -273,7 +265,7 @@ class Verifier:
         """Runs the forwards of ``parts``, those to decode last."""
         runner, done = self.target.runner, PassOutputs()
         capture = needs_hidden_states([batch.reqs[part.row] for part in parts])
-        capture = capture or (self.captures_layers and Action.VERIFY in actions)
+        capture = capture or (self._captures and Action.VERIFY in actions)
         for span in forward_spans(runner, parts):
             output = run_forward(
                 runner, batch, parts[span], is_masked=self.is_masked, capture=capture
@@ -316,38 +308,14 @@ class Verifier:
         size = len(logits), self._num_values
         values = torch.zeros(size, dtype=torch.float64, device=logits.device)
         if self._scores_rows:
-            values[tokens, 1:] = self._score(parts, logits, tokens, hidden).double()
+            scored = _score(self.judge.head, parts, logits, tokens, hidden)
+            values[tokens, 1:] = scored.double()
         index = tokens if answer_index else None
         values[tokens, 0] = self._choose(batch, parts, logits, index).double()
         if answer_index:
             asked = on_device(answer_index, logits.device)
             values[asked, :2] = self.judge.read(logits[asked]).double()
         return values.masked_fill_(is_bad[:, None], float("nan"))
-
-    def _score(
-        self,
-        parts: Sequence[RequestRows],
-        logits: torch.Tensor,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """fp32 [token rows, 4] their ``Head.scores`` and ``next_likelihoods``."""
-        next_ids = [
-            token for part in parts for token in (*part.token_ids[1 : part.num_token_rows], 0)
-        ]
-        likelihoods = next_likelihoods(logits, tokens, next_ids)
-        head = self.judge.head if self.judge else None
-        if head is None:
-            return torch.nn.functional.pad(likelihoods, (2, 0))
-        if hidden is not None:
-            starts = accumulate((part.layout.num_rows for part in parts), initial=0)
-            rows = [
-                start + row
-                for start, part in zip(starts, parts, strict=False)
-                for row in part.token_rows
-            ]
-            hidden = hidden[on_device(rows, hidden.device)]
-        return torch.cat([head.scores(hidden, likelihoods), likelihoods], dim=-1)
 
     def _choose(
         self,
@@ -400,3 +368,26 @@ def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:
         answers.extend(range(middle, end))
         start = end
     return tokens, answers
+
+
+def _score(
+    head: Head | None,
+    parts: Sequence[RequestRows],
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor | None,
+) -> torch.Tensor:
+    """fp32 [token rows, 4] their ``Head.scores``, 0 without a head, and ``next_likelihoods``."""
+    next_ids = [token for part in parts for token in (*part.token_ids[1 : part.num_token_rows], 0)]
+    likelihoods = next_likelihoods(logits, tokens, next_ids)
+    if head is None:
+        return torch.nn.functional.pad(likelihoods, (2, 0))
+    if hidden is not None:
+        starts = accumulate((part.layout.num_rows for part in parts), initial=0)
+        rows = [
+            start + row
+            for start, part in zip(starts, parts, strict=False)
+            for row in part.token_rows
+        ]
+        hidden = hidden[on_device(rows, hidden.device)]
+    return torch.cat([head.scores(hidden, likelihoods), likelihoods], dim=-1)

@@ -87,10 +87,10 @@ def fingerprint_of(
     args: Any, config: ParseConfig, question: Question | None, dtype: str
 ) -> Fingerprint:
     """Returns a server's fingerprint; ``dtype`` is the target's."""
-    draft, cache = args.speculative_draft_model_path, args.download_dir
+    target, draft = pair_digests(args)
     return Fingerprint(
-        target=model_digest(args.model_path, args.revision, cache),
-        draft=model_digest(draft, args.speculative_draft_model_revision, cache),
+        target=target,
+        draft=draft,
         question=_question_ids(question),
         judge=judge_digest(config),
         segment=str(config.segment_rule),
@@ -98,6 +98,15 @@ def fingerprint_of(
         max_prefixes=config.max_prefixes,
         selection=config.selection,
         dtype=dtype,
+    )
+
+
+def pair_digests(args: Any) -> tuple[str, str]:
+    """Returns ``model_digest`` of a server's target and draft model."""
+    draft, cache = args.speculative_draft_model_path, args.download_dir
+    return (
+        model_digest(args.model_path, args.revision, cache),
+        model_digest(draft, args.speculative_draft_model_revision, cache),
     )
 
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from sglang_parse.core.config import ParseConfig, flag, parse_layers
 from sglang_parse.core.judge import WEIGHTS, JudgeFile
-from sglang_parse.startup.certificates import model_digest
+from sglang_parse.startup.certificates import pair_digests
 from sglang_parse.startup.models import refuse, require
 
 logger = logging.getLogger(__name__)
@@ -57,18 +57,15 @@ def _check_weights(path: str, head: JudgeFile) -> None:
 
 def _check_models(args: Any, path: str, head: JudgeFile) -> None:
     """Refuses another target's head; warns about another draft model's."""
-    cache, fix = args.download_dir, "train one for this pair"
-    target = model_digest(args.model_path, args.revision, cache)
-    trained = head.fingerprint
+    target, draft = pair_digests(args)
+    trained, fix = head.fingerprint, "train one for this pair"
     if trained.target != target:
         refuse(SETTING, f"{path}, trained for target {trained.target}; this is {target}", fix)
-    draft = args.speculative_draft_model_path
-    digest = model_digest(draft, args.speculative_draft_model_revision, cache)
-    if trained.draft != digest:
+    if trained.draft != draft:
         logger.warning(
             "PARSE: %s %s was trained on drafts of another draft model (%s, this is %s): its "
             "verdicts may be worse here. Fix: %s.",
-            *(SETTING, path, trained.draft, digest, fix),
+            *(SETTING, path, trained.draft, draft, fix),
         )
 
 

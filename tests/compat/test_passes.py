@@ -45,7 +45,7 @@ class Launched:
         target = SimpleNamespace(runner=SimpleNamespace(model_config=model))
         state = SimpleNamespace(policy=RequestPolicy(threshold=0.5, uses_eagle=capture))
         reqs = [SimpleNamespace(rows=part, lora_id=None, parse_state=state) for part in PARTS]
-        verifier = verify.Verifier(target, SimpleNamespace(head=None), is_masked=True)
+        verifier = verify.Verifier(target, SimpleNamespace(head=None, layers=()), is_masked=True)
         batch = SimpleNamespace(reqs=reqs)
         self.forward = verifier.verify(batch, DRAFTED, PROPOSALS, DECODING)
 
