@@ -73,6 +73,7 @@ class RequestPolicy:
             the head cannot serve the request or would not pay for itself; else "".
         uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
         allow_async_decode: a decode step may launch before the last one's token is on the host.
+        is_adjusted: its parameters change logits before a token is chosen (``engine.adjust``).
         stop_ids: token ids that finish the request; empty under ``ignore_eos``.
         certified: whether the server's certificate covers the request; None without one.
         fingerprint: the server's, returned with a trace.
@@ -88,6 +89,7 @@ class RequestPolicy:
     decode_accelerator: str = ""
     uses_eagle: bool = False
     allow_async_decode: bool = True
+    is_adjusted: bool = False
     stop_ids: frozenset[int] = frozenset()
     certified: bool | None = None
     fingerprint: Mapping[str, Any] | None = None

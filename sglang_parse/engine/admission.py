@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sglang_parse.core.config import RequestOptions
 from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.engine.adjust import Adjustment
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.requests import stop_ids_of
 from sglang_parse.engine.sglang_types import Req
@@ -44,6 +45,7 @@ def policy_for(engine: Engine, req: Req) -> RequestPolicy:
     options = RequestOptions.read(req.sampling_params.custom_params, config)
     feature = fallback.unsupported_feature(req)
     plain_reason = feature if options.enabled else "switched off"
+    is_adjusted = Adjustment.adjusts(req)
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
     accelerator = "eagle3" if uses_eagle and not feature else "none"
     return RequestPolicy(
@@ -56,7 +58,8 @@ def policy_for(engine: Engine, req: Req) -> RequestPolicy:
         plain_reason=plain_reason,
         decode_accelerator=accelerator if config.uses_eagle3 else "",
         uses_eagle=uses_eagle,
-        allow_async_decode=not feature,
+        allow_async_decode=not feature and not is_adjusted,
+        is_adjusted=is_adjusted,
         stop_ids=stop_ids_of(req),
         certified=certified.covers(
             options.threshold, greedy=req.sampling_params.top_k <= 1, plain=bool(plain_reason)

@@ -41,6 +41,11 @@ def is_greedy(req: Req) -> bool:
     return req.sampling_params.top_k <= 1
 
 
+def is_adjusted(req: Req) -> bool:
+    """Whether the logits of its rows are adjusted before a token is chosen."""
+    return req.parse_state.policy.is_adjusted
+
+
 def needs_hidden_states(reqs: Sequence[Req]) -> bool:
     """Whether the EAGLE-3 head runs for any of the requests, so that the target captures."""
     return any(req.parse_state.policy.uses_eagle for req in reqs)

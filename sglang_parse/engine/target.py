@@ -17,10 +17,11 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.device import HostCopy
+from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.batch import select_requests
 from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.requests import needs_hidden_states
+from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -63,7 +64,14 @@ class TargetModel:
             result = self.worker.forward_batch_generation(None, forward_batch, **kwargs)
             return PrefillForward(result, None)
         result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
-        is_bad = nan_rows(result.logits_output.next_token_logits)
+        logits = result.logits_output.next_token_logits
+        is_bad = nan_rows(logits)
+        adjusted = [
+            LogitsRows(req, row, before=req.output_ids)
+            for row, req in enumerate(batch.reqs)
+            if is_adjusted(req)
+        ]
+        adjust(logits, adjusted)
         tokens = self.runner.sample(result.logits_output, forward_batch)
         tokens = broadcast_tokens(tokens, is_bad)
         result.next_token_ids = tokens.clamp(min=0)

@@ -17,6 +17,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
 from sglang_parse.device import HostCopy, on_device
+from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import (
@@ -27,7 +28,7 @@ from sglang_parse.engine.forward import (
     verify_rows,
 )
 from sglang_parse.engine.heads import Head, next_likelihoods
-from sglang_parse.engine.requests import needs_hidden_states
+from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
 from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
@@ -296,10 +297,13 @@ class Verifier:
     ) -> torch.Tensor:
         """float64 [rows, 1, 2 or 5] of verified rows; see ``TargetForward``. Overwrites the logits.
 
+        Verdicts of a head, too, are about the adjusted logits, under which the draft was written.
+
         Args:
             hidden: [rows of the forward, width] captured hidden states, if any.
         """
         is_bad = nan_rows(logits)
+        adjust(logits, _adjusted_rows(batch, parts))
         if self.judge is None:
             values = self._choose(batch, parts, logits).double()[:, None]
             return values.masked_fill_(is_bad[:, None], float("nan"))
@@ -351,10 +355,29 @@ class Verifier:
             [batch.reqs[row].parse_state.committed_len for row in rows], batch.device
         )
         is_bad = nan_rows(logits)
+        adjusted = [
+            LogitsRows(req, place, before=req.parse_state.output_ids)
+            for place, req in enumerate(batch.reqs[row] for row in rows)
+            if is_adjusted(req)
+        ]
+        adjust(logits, adjusted)
         has_logprobs = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
         rows_to_sample = prepare_rows(self.target.runner, batch, rows, return_logprob=has_logprobs)
         tokens, output = rows_to_sample.sample(logits, positions)
         return tokens.double().masked_fill(is_bad, float("nan")), output, has_logprobs
+
+
+def _adjusted_rows(batch: ScheduleBatch, parts: Sequence[RequestRows]) -> list[LogitsRows]:
+    """Token rows, of the parts' logits, of requests that are adjusted."""
+    adjusted, start = [], 0
+    for part in parts:
+        req = batch.reqs[part.row]
+        if is_adjusted(req):
+            drafted = part.token_ids[1 : part.num_token_rows]
+            output_ids = req.parse_state.output_ids
+            adjusted.append(LogitsRows(req, start, part.num_token_rows, output_ids, drafted))
+        start += len(part.logits_rows)
+    return adjusted
 
 
 def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:

@@ -28,8 +28,9 @@ from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy
+from sglang_parse.engine.adjust import LogitsRows
 from sglang_parse.engine.drafting.draft_model import DraftModel
-from sglang_parse.engine.requests import draft_budget, is_gone
+from sglang_parse.engine.requests import draft_budget, is_adjusted, is_gone
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -119,7 +120,8 @@ class DraftChunk(ABC):
         if not self._runs_ahead:
             return False
         members = {id(req) for req in self._reqs(self.rows)}
-        if any(id(req) not in members for req in reqs):
+        # Adjustments begin with tokens that the host knows.
+        if any(id(req) not in members or is_adjusted(req) for req in reqs):
             return False
         self.wait(leave=1)
         return all(
@@ -174,6 +176,24 @@ class DraftChunk(ABC):
 
 def is_drafting(req: Req) -> bool:
     return req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault
+
+
+def adjusted_rows(
+    reqs: Sequence[Req], count: int = 1, *, candidates: bool = False
+) -> list[LogitsRows]:
+    """Rows of the adjusted ones of ``reqs`` in logits with ``count`` rows for each.
+
+    Args:
+        candidates: rows after the first one follow the draft's candidates.
+    """
+    rows = []
+    for place, req in enumerate(reqs):
+        if is_adjusted(req):
+            draft, output_ids = req.parse_state.draft, req.parse_state.output_ids
+            before = [*output_ids, *draft.token_ids]
+            after = draft.candidates if candidates else ()
+            rows.append(LogitsRows(req, place * count, count, before, after))
+    return rows
 
 
 def num_drafted(req: Req) -> int:

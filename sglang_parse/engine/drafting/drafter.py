@@ -12,6 +12,7 @@ from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.draft_prefill import prefill_missing
 from sglang_parse.engine.drafting.parallel import ParallelChunk
 from sglang_parse.engine.drafting.token_by_token import TokenChunk
+from sglang_parse.engine.requests import is_adjusted
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 logger = logging.getLogger(__name__)
@@ -80,10 +81,12 @@ class Drafter:
                 draft_tokens=draft_tokens,
                 runs_ahead=runs_ahead,
             )
+        # Adjustments of a block depend on the tokens and candidates before it.
+        is_any_adjusted = any(is_adjusted(batch.reqs[row]) for row in rows)
         return ParallelChunk(
             *(self.model, layout, batch, rows),
             draft_tokens=draft_tokens,
-            runs_ahead=runs_ahead and self._plans_on_device,
+            runs_ahead=runs_ahead and self._plans_on_device and not is_any_adjusted,
             mask_id=self._mask_id,
             is_masked=self._is_masked,
         )

@@ -28,9 +28,10 @@ from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask, flat_mask_at, qlen_only_mask
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
+from sglang_parse.engine.adjust import adjust
 from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.broadcast import broadcast_tokens
-from sglang_parse.engine.drafting.chunk import DraftChunk, length
+from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DraftModel, extend_batch
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
@@ -213,6 +214,8 @@ class _Blocks:
         """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN."""
         logits = self._model.run(new_batch(span, state))
         is_bad = nan_rows(logits)
+        # Rows of masks, too: what they propose follows all candidates.
+        adjust(logits, adjusted_rows(self._reqs[span.place], self._width, candidates=True))
         return broadcast_tokens(self._choose(span, logits, state), is_bad).view(-1, self._width)
 
     def _choose(self, span: _Span, logits: torch.Tensor, state: ChainState) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
+from sglang_parse.engine.adjust import Adjustment
 from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_tokens
-from sglang_parse.engine.drafting.chunk import DraftChunk, length
+from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DecodePlan
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import nan_rows
@@ -41,16 +42,21 @@ class TokenChunk(DraftChunk):
             logits = model.decode(plan, 0, before.last_tokens(reqs))
         else:
             logits = forward_missing(model, reqs, lengths[0])
-        tokens = [_choose(sampled, logits, plan.positions[0])]
+        adjusted = adjusted_rows(reqs)
+        adjustment = Adjustment(adjusted, logits.device) if adjusted else None
+        tokens = [_choose(sampled, logits, plan.positions[0], adjustment)]
         num_sent, early = 0, num_steps - max(STEPS_AHEAD, model.graph_steps)
         while (step := len(tokens)) < num_steps and not self._ends_a_draft(reqs, tokens[-1]):
             if not num_sent and 0 < early <= step:
                 self._send(rows, tokens)
                 num_sent = step
             ids = tokens[-1].clamp(min=0)
-            chosen = model.decode_graph(plan, step, ids) if sampled.is_argmax else None
+            chosen = None
+            if sampled.is_argmax and adjustment is None:
+                chosen = model.decode_graph(plan, step, ids)
             if chosen is None:
-                chosen = [_choose(sampled, model.decode(plan, step, ids), plan.positions[step])]
+                logits = model.decode(plan, step, ids)
+                chosen = [_choose(sampled, logits, plan.positions[step], adjustment)]
             tokens += chosen
         self._send(rows, tokens[num_sent:])
         self._last = tokens[-1]
@@ -76,7 +82,17 @@ class TokenChunk(DraftChunk):
         state.add_draft(sound, budget, num_launched=len(values))
 
 
-def _choose(sampled: PreparedRows, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _choose(
+    sampled: PreparedRows,
+    logits: torch.Tensor,
+    positions: torch.Tensor,
+    adjustment: Adjustment | None,
+) -> torch.Tensor:
     """int64 [n] the next tokens, ``NO_TOKEN`` where logits held a NaN."""
     is_bad = nan_rows(logits)
-    return broadcast_tokens(sampled.sample(logits, positions)[0], is_bad)
+    if adjustment is None:
+        return broadcast_tokens(sampled.sample(logits, positions)[0], is_bad)
+    adjustment.apply(logits)
+    tokens = broadcast_tokens(sampled.sample(logits, positions)[0], is_bad)
+    adjustment.advance(tokens.clamp(min=0))
+    return tokens
