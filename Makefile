@@ -10,7 +10,8 @@ PIP := pip==26.3
 COMPILED := import sglang.launch_server, sglang.srt.entrypoints.http_server, \
 	sglang.srt.managers.detokenizer_manager, sglang.srt.managers.scheduler, \
 	sglang.srt.model_executor.model_runner, sglang.srt.models.registry, \
-	accelerate, hypothesis, math_verify, openai, plotly.graph_objects, pytest, rich, scipy.stats
+	accelerate, hypothesis, math_verify, openai, plotly.graph_objects, pytest, rich, scipy.stats, \
+	sklearn.linear_model
 PAIR ?= build/demo_pair
 DEMO_FLAGS ?=
 COMPARE_FLAGS ?=

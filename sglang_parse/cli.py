@@ -87,6 +87,16 @@ COMMANDS = (
         "calibrate",
         extra="calibrate",
     ),
+    Command(
+        "train-judge",
+        "train a verdict head: verdicts without a question, from the target's hidden states",
+        "Verifies first drafts of graded problems, or given ones, with the target's hidden states; "
+        "trains a head that tells right from wrong prefixes, beside the question and the "
+        "likelihood; writes a folder for --parse-judge and report.html. Exit code 1 when anything "
+        "failed; that there is nothing to learn is a result.",
+        "train_judge",
+        extra="train-judge",
+    ),
 )
 
 

@@ -43,6 +43,7 @@ class Asking:
         custom_params: of SGLang's requests; empty for none.
         limit_s: a request that takes longer has failed.
         wants_tokens: whether answers come with token ids.
+        options_of: index of an item -> more keys of its request's ``custom_params["parse"]``.
     """
 
     model: str = MODEL_NAME
@@ -51,10 +52,14 @@ class Asking:
     custom_params: Mapping[str, Any] | None = None
     limit_s: float = REQUEST_LIMIT_S
     wants_tokens: bool = False
+    options_of: Callable[[int], Mapping[str, Any]] | None = None
 
-    def extra_body(self) -> dict[str, Any]:
+    def extra_body(self, index: int) -> dict[str, Any]:
         """Request fields beyond the OpenAI API."""
-        custom = {"custom_params": dict(self.custom_params)} if self.custom_params else {}
+        params = dict(self.custom_params or {})
+        if self.options_of:
+            params["parse"] = {**params.get("parse", {}), **self.options_of(index)}
+        custom = {"custom_params": params} if params else {}
         tokens = {"return_token_ids": True} if self.wants_tokens else {}
         return {"return_meta_info": True, **custom, **tokens}
 
@@ -170,7 +175,7 @@ def run_together(
 
 def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:
     started = time.perf_counter()
-    response = _complete(client, server, item.text, asking)
+    response = _complete(client, server, item, asking, asking.extra_body(index))
     wall_ms = (time.perf_counter() - started) * 1e3
     (choice,), extra = response.choices, response.choices[0].model_extra or {}
     return Answer(
@@ -183,15 +188,20 @@ def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking
     )
 
 
-def _complete(client: openai.OpenAI, server: Endpoint, prompt: str, asking: Asking) -> Any:
+def _complete(
+    client: openai.OpenAI, server: Endpoint, item: Item, asking: Asking, extra: dict[str, Any]
+) -> Any:
     title = title_of(server.name)
+    messages: Any = list(item.messages) or [{"role": "user", "content": item.text}]
+    if messages[-1]["role"] == "assistant":
+        extra = {**extra, "continue_final_message": True}
     try:
         response = client.chat.completions.create(
             model=asking.model,
-            messages=[{"role": "user", "content": prompt}],
+            messages=messages,
             temperature=asking.temperature,
             max_tokens=asking.max_tokens,
-            extra_body=asking.extra_body(),
+            extra_body=extra,
         )
     except openai.OpenAIError as error:
         server.check_alive()  # the log of a server that ended explains more

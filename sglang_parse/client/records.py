@@ -60,11 +60,14 @@ class Item:
         key: its name in the task's file.
         text: the user's message.
         reference: what the grader compares with.
+        messages: the conversation; empty for ``text`` alone. One that ends with the assistant's is
+            continued there.
     """
 
     key: str
     text: str
     reference: Any
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 Grader = Callable[[Item, str], float]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sglang_parse.client.ask import MAX_TOKENS
 from sglang_parse.client.demo_pair import load_problems
+from sglang_parse.client.prompts import read_prompts
 from sglang_parse.client.records import Assignment, Item
 from sglang_parse.tasks.prompts import file_assignment
 
 FILE_MAX_TOKENS = 1024
 """Default answer length for prompts of a file, in tokens."""
+DEMO_TITLE = "held-out problems of the demo pair"
 
 
 def make_assignment(
@@ -31,7 +35,7 @@ def make_assignment(
         return file_assignment(file, grader, max_tokens or FILE_MAX_TOKENS)
     module = load_problems()
     problems = module.held_out_problems(count)
-    items = [Item(str(number), problem.text, problem) for number, problem in enumerate(problems)]
+    items = _items(problems)
 
     def grade(item: Item, text: str) -> float:
         return float(module.is_answer_right(item.reference, text))
@@ -39,5 +43,21 @@ def make_assignment(
     def locate(item: Item, text: str, finished: bool) -> int | None:
         return module.num_right_before_error(item.reference, text, finished=finished)
 
-    title = "held-out problems of the demo pair"
-    return Assignment(title, items, grade, max_tokens or MAX_TOKENS, locate)
+    return Assignment(DEMO_TITLE, items, grade, max_tokens or MAX_TOKENS, locate)
+
+
+def prompts_assignment(file: Path | None, count: int, max_tokens: int | None) -> Assignment:
+    """Loads the problems without a grader: every answer gets 0. Args and errors as above."""
+    if file is not None:
+        title, items, limit = file.name, read_prompts(file), FILE_MAX_TOKENS
+    else:
+        title, items, limit = (
+            DEMO_TITLE,
+            _items(load_problems().held_out_problems(count)),
+            MAX_TOKENS,
+        )
+    return Assignment(title, items, lambda *_: 0.0, max_tokens or limit)
+
+
+def _items(problems: Sequence[Any]) -> list[Item]:
+    return [Item(str(number), problem.text, problem) for number, problem in enumerate(problems)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -22,7 +23,7 @@ from transformers import AutoTokenizer
 from sglang_parse.client.ask import Asking, ask
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
-from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError
+from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError, Item
 from sglang_parse.client.servers import ENVIRONMENT, Endpoint, Remote
 from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.core.certificate import Fingerprint
@@ -51,6 +52,8 @@ class FirstDraft:
         first_wrong: index of the first prefix with an error; None without an error, or where the
             grader cannot locate one.
         is_answer_right: of a finished draft; else None.
+        first_wrong_token: number of the first wrong draft token, from 1; 0 for the anchor; None
+            as ``first_wrong``.
     """
 
     problem: int
@@ -60,6 +63,7 @@ class FirstDraft:
     finished: bool
     first_wrong: int | None
     is_answer_right: bool | None
+    first_wrong_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,15 @@ class Collector:
         parse: Parse | None,
         max_tokens: int,
         on_answer: Callable[[], None] = lambda: None,
+        items: Sequence[Item] | None = None,
+        **asking_more: Any,
     ) -> Sequence[Answer]:
-        """Answers these problems, always by drafting; ``parse`` None: by plain decoding."""
+        """Answers these problems, always by drafting; ``parse`` None: by plain decoding.
+
+        Args:
+            items: in place of the task's.
+            asking_more: further fields of ``Asking``.
+        """
         server, options = self.endpoint, {"enabled": True, "drafting": "always", **(parse or {})}
         if parse is None:  # under PARSE's name the client would require drafts
             server, options = Remote(PLAIN, self.endpoint.url), {"enabled": False}
@@ -88,9 +99,10 @@ class Collector:
             max_tokens=max_tokens,
             custom_params={"parse": options},
             limit_s=REQUEST_LIMIT_S,
+            **asking_more,
         )
         return ask(
-            *(server, self.task.items, indices),
+            *(server, items or self.task.items, indices),
             concurrency=self.settings.concurrency,
             asking=asking,
             on_answer=on_answer,
@@ -125,6 +137,7 @@ class Collector:
         parse: Parse | None,
         read: Callable[[Answer], Any],
         max_tokens: int | None = None,
+        **asking: Any,
     ) -> list[Any]:
         """Returns what ``read`` makes of the answer to each problem, plain data; saves it in waves.
 
@@ -132,6 +145,7 @@ class Collector:
             name: of the progress bar and of the file, whose results are not requested again; it has
                 the selection where results depend on it.
             max_tokens: per answer; default: the task's.
+            asking: more arguments of ``ask``.
         """
         limit = max_tokens or self.task.max_tokens
         conditions = {
@@ -148,7 +162,8 @@ class Collector:
         advance = partial(self.progress.advance, bar)
         advance(len(indices) - len(missing))
         for start in range(0, len(missing), size):
-            answers = self.ask(missing[start : start + size], parse, limit, partial(advance, 1))
+            wave = missing[start : start + size]
+            answers = self.ask(wave, parse, limit, partial(advance, 1), **asking)
             results |= {str(answer.problem): read(answer) for answer in answers}
             fresh = path.with_suffix(".tmp")  # replaced in one step, in case this is interrupted
             fresh.write_text(json.dumps({"conditions": conditions, "results": results}))
@@ -169,21 +184,24 @@ class Collector:
         """
         record, locate = first_record(answer), self.task.locate
         ids, finished = [record["anchor_token_id"], *record["draft_token_ids"]], record["finished"]
-        text, ends, wrong = self.decode(ids), record["prefix_ends"], []
+        text, ends, wrong = self.decode(ids), record["prefix_ends"], None
         num_right = locate and locate(self.task.items[answer.problem], text, finished)
         if num_right is not None:
-            lengths = [len(self.decode(ids[: end + 1])) for end in ends]
-            wrong = [place for place, length in enumerate(lengths) if length > num_right]
-            if finished and ends[-1] == len(ids) - 1:  # the end itself may be the error
-                wrong.append(len(ends) - 1)
+            text_len = lambda token: len(self.decode(ids[: token + 1]))  # noqa: E731
+            wrong = bisect_right(range(len(ids)), num_right, key=text_len)
+            if finished:  # the end itself may be the error
+                wrong = min(wrong, len(ids) - 1)
+        if wrong is not None and wrong > ends[-1]:  # it was not verified
+            wrong = None
         return FirstDraft(
             problem=answer.problem,
             verdicts=record["verdicts"],
             prefix_ends=ends,
             num_drafted=len(ids) - 1,
             finished=finished,
-            first_wrong=min(wrong, default=None),
+            first_wrong=None if wrong is None else bisect_left(ends, wrong),
             is_answer_right=bool(self.grade(answer.problem, text)) if finished else None,
+            first_wrong_token=wrong,
         )
 
 

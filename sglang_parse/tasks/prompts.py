@@ -64,7 +64,8 @@ class GraderCommand:
         if "right_chars" not in reply:
             raise BenchError(
                 f"{SETTING} wrote no right_chars for {item.key}, so errors cannot be located; "
-                "fix: write it, or use --loss answer"
+                "fix: write it, or grade complete answers only: --loss answer (calibrate), "
+                "--labels answers (train-judge)"
             )
         return reply["right_chars"]
 

@@ -1,0 +1,203 @@
+"""How well scores of prefixes tell right from wrong. Pure.
+
+A unit is a prefix with a label: all up to a draft's first wrong one, or the complete draft where
+errors are not located. All 95 % intervals are percentiles of a bootstrap by prompt, the same
+resamples for every reader of verdicts, so that their differences are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+KEPT, RISKS = (90, 95, 99), (1, 2, 5)
+"""Percent of right units that are kept, and of drafts with an accepted error."""
+RANKED_RISK = 2
+RESAMPLES = 400
+CHANCE = 0.5
+TINY = 1e-9
+"""Against rounding of counts that are whole numbers."""
+Scores = Sequence[Sequence[float]]
+"""By draft and prefix; higher is better."""
+
+
+class Labeled(Protocol):
+    """The part of a ``LabeledDraft`` that figures depend on."""
+
+    @property
+    def prompt(self) -> int: ...
+    @property
+    def prefix_ends(self) -> Sequence[int]: ...
+    @property
+    def right(self) -> Sequence[bool | None]: ...
+    @property
+    def labeled(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its 95 % interval; all null where there is nothing to compute it from."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Estimate:
+        """Args: values: [1 + resamples], that of all prompts first; NaN where undefined."""
+        if np.isnan(values[0]):
+            return cls(None, None, None)
+        low, high = np.nanpercentile(values[1:], (2.5, 97.5))
+        return cls(float(values[0]), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderFigures:
+    """How well one reader's verdicts tell right from wrong.
+
+    Attributes:
+        auroc: probability that a right unit has a higher verdict than a wrong one, ties counted
+            half: 1 is perfect, 0.5 is chance.
+        auroc_within_prompt: the same, of units of one prompt; null where no prompt has both.
+        refused_at_kept: refused fraction of the wrong units at the threshold that keeps 90, 95 or
+            99 % of the right ones.
+        kept_at_risk: fraction of the draft tokens that first-reject accepts at the threshold at
+            which 1, 2 or 5 % of the drafts have an error accepted.
+    """
+
+    auroc: Estimate
+    auroc_within_prompt: Estimate
+    refused_at_kept: dict[str, Estimate]
+    kept_at_risk: dict[str, Estimate]
+
+
+class Comparison:
+    """Computes figures of several readers of the same drafts.
+
+    Args:
+        resamples: of the bootstrap; 0 leaves only the numbers themselves.
+    """
+
+    def __init__(self, drafts: Sequence[Labeled], resamples: int = RESAMPLES) -> None:
+        names, prompts = np.unique([draft.prompt for draft in drafts], return_inverse=True)
+        count = len(names)
+        drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), resamples)
+        self._resamples = np.vstack([np.ones(count, int), drawn])  # how often each prompt counts
+        self._units = [(d, k) for d, draft in enumerate(drafts) for k in draft.labeled]
+        self._unit_prompts = prompts[[d for d, _ in self._units]]
+        self._right = np.array([drafts[d].right[k] for d, k in self._units], bool)
+        self._drafts, self._prompts = drafts, prompts
+
+    def figures(self, scores: Scores) -> ReaderFigures:
+        """Of one reader."""
+        refused, kept = self._refused_at_kept(scores), self._kept_at_risk(scores)
+        return ReaderFigures(
+            auroc=Estimate.of(self._aurocs(scores)),
+            auroc_within_prompt=Estimate.of(self._within_prompt(scores)),
+            refused_at_kept={
+                str(percent): Estimate.of(refused[:, place]) for place, percent in enumerate(KEPT)
+            },
+            kept_at_risk={
+                str(percent): Estimate.of(kept[:, place]) for place, percent in enumerate(RISKS)
+            },
+        )
+
+    def gain(self, scores: Scores, other: Scores) -> Estimate:
+        """The paired difference of two AUROCs."""
+        return Estimate.of(self._aurocs(scores) - self._aurocs(other))
+
+    def auroc(self, scores: Scores) -> Estimate:
+        return Estimate.of(self._aurocs(scores))
+
+    def rank(self, scores: Scores) -> tuple[float, float]:
+        """Of a candidate: tokens kept at ``RANKED_RISK`` percent, rounded, then AUROC."""
+        kept = self._kept_at_risk(scores)[0, RISKS.index(RANKED_RISK)]
+        return round(float(kept), 2), float(self._aurocs(scores)[0])
+
+    def _aurocs(self, scores: Scores) -> np.ndarray:
+        """[1 + resamples]"""
+
+        def area(right: np.ndarray, wrong: np.ndarray) -> float:
+            below = np.cumsum(wrong) - wrong
+            return _ratio((right * (below + wrong / 2)).sum(), right.sum() * wrong.sum())
+
+        return self._over_units(scores, area)
+
+    def _refused_at_kept(self, scores: Scores) -> np.ndarray:
+        """[1 + resamples, len(KEPT)]"""
+
+        def refused(right: np.ndarray, wrong: np.ndarray) -> list[float]:
+            right_below, wrong_below = np.cumsum(right) - right, np.cumsum(wrong) - wrong
+            allowed = [(1 - percent / 100) * right.sum() + TINY for percent in KEPT]
+            # The last value that is a threshold with few enough right units below it.
+            places = np.searchsorted(right_below, allowed, side="right") - 1
+            return [_ratio(wrong_below[place], wrong.sum()) for place in places]
+
+        return self._over_units(scores, refused)
+
+    def _over_units(self, scores: Scores, compute: Callable[..., Any]) -> np.ndarray:
+        """Calls ``compute`` with the numbers of right and wrong units by ascending score."""
+        places, size = _places([scores[d][k] for d, k in self._units])
+
+        def count(times: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+            return np.bincount(places[chosen], times[self._unit_prompts[chosen]], size)
+
+        kinds = self._right, ~self._right
+        return np.array(
+            [compute(*(count(times, kind) for kind in kinds)) for times in self._resamples]
+        )
+
+    def _kept_at_risk(self, scores: Scores) -> np.ndarray:
+        """[1 + resamples, len(RISKS)]"""
+        lowest = [list(accumulate(values, min)) for values in scores]  # first-reject
+        places, size = _places([value for values in lowest for value in values])
+        starts = np.cumsum([0, *map(len, lowest)])
+        lengths = np.concatenate([np.diff([0, *draft.prefix_ends]) for draft in self._drafts])
+        owners = np.repeat(self._prompts, np.diff(starts))
+        errors = [
+            (d, one.right.index(False)) for d, one in enumerate(self._drafts) if False in one.right
+        ]
+        error_places = places[[starts[d] + k for d, k in errors]]
+        error_owners = self._prompts[[d for d, _ in errors]]
+
+        def kept(times: np.ndarray) -> list[float]:
+            tokens = np.bincount(places, times[owners] * lengths, size)
+            accepted = _from(np.bincount(error_places, times[error_owners], size))
+            # At the threshold above every score nothing is accepted.
+            tokens_kept = np.append(_from(tokens), 0.0)
+            allowed = [percent / 100 * times[self._prompts].sum() + TINY for percent in RISKS]
+            return [_ratio(tokens_kept[(accepted > most).sum()], tokens.sum()) for most in allowed]
+
+        return np.array([kept(times) for times in self._resamples])
+
+    def _within_prompt(self, scores: Scores) -> np.ndarray:
+        """[1 + resamples]"""
+        values = np.array([scores[d][k] for d, k in self._units])
+        wins, pairs = np.zeros((2, self._resamples.shape[1]))
+        order = np.argsort(self._unit_prompts, kind="stable")
+        bounds = np.flatnonzero(np.diff(self._unit_prompts[order])) + 1
+        for units in np.split(order, bounds):
+            right, wrong = (values[units[self._right[units] == kind]] for kind in (True, False))
+            signs = np.sign(right[:, None] - wrong[None, :])
+            prompt = self._unit_prompts[units[0]]
+            wins[prompt], pairs[prompt] = (signs + 1).sum() / 2, signs.size
+        return np.array([_ratio(times @ wins, times @ pairs) for times in self._resamples])
+
+
+def _places(values: Sequence[float]) -> tuple[np.ndarray, int]:
+    """The place of each value among the different ones, ascending, and their number."""
+    unique, places = np.unique(values, return_inverse=True)
+    return places, len(unique)
+
+
+def _from(counts: np.ndarray) -> np.ndarray:
+    """Sums from each place on."""
+    return np.cumsum(counts[::-1])[::-1]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole > 0 else float("nan")

@@ -1,0 +1,151 @@
+"""Requests first drafts with the target's hidden states, and stores both on disk.
+
+Hidden states are one file per draft, as the server sends them: training reads one at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_parse.client.records import Answer, BenchError
+from sglang_parse.core.judge import QUESTION
+from sglang_parse.tasks.collect import (
+    ACCEPT_ALL,
+    PROBE_TOKENS,
+    Collector,
+    FirstDraft,
+    first_record,
+)
+
+WITH_STATES = {**ACCEPT_ALL, "hidden_states": True}
+_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+"""Stored as; NumPy has no bfloat16."""
+Given = Callable[[int], Sequence[int]]
+"""Problem -> the draft's tokens, in place of the draft model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDraft:
+    """A first draft as the target reads it.
+
+    Attributes:
+        draft: graded, with the verdicts of the server's judge.
+        token_ids: [1 + n] the anchor and the verified tokens.
+        logprobs, entropies: [n], in nats.
+    """
+
+    draft: FirstDraft
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    entropies: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What the server captures, and where it is stored.
+
+    Attributes:
+        judge: the server's, as in a trace.
+        layers: ascending.
+        dtype: of the target.
+    """
+
+    judge: str
+    layers: tuple[int, ...]
+    hidden_size: int
+    dtype: str
+    folder: Path
+
+    @classmethod
+    def of(cls, collector: Collector, given: Given | None) -> HiddenStates:
+        """Asks the server. Raises: BenchError, if it sends none."""
+        settings = collector.settings
+        more = _given_options(given)
+        try:
+            (answer,) = collector.ask([0], WITH_STATES, PROBE_TOKENS, options_of=more)
+        except BenchError as error:
+            if settings.remote is None:
+                raise
+            raise BenchError(
+                f"{settings.remote.url} sends no hidden states: {error}; fix: start it with "
+                "--parse-hidden-layers 8,12,14 (layers of its target) and --parse-max-prefixes 64"
+            ) from error
+        record = first_record(answer)
+        found = record["hidden_states"]
+        layers = tuple(found["layers"])
+        return cls(
+            judge=record["judge"],
+            layers=layers,
+            hidden_size=found["shape"][1] // len(layers),
+            dtype=found["dtype"],
+            folder=settings.output / f"drafts-layers-{'-'.join(map(str, layers))}",
+        )
+
+    @property
+    def asks_question(self) -> bool:
+        """Whether the server's verdicts are the question's."""
+        return self.judge == QUESTION
+
+    def store(self, problem: int, states: dict[str, Any]) -> None:
+        """Writes the hidden states of a trace record."""
+        raw = np.frombuffer(base64.b64decode(states["data"]), _DTYPES[states["dtype"]])
+        np.save(self._path(problem), raw.reshape(states["shape"]))
+
+    def load(self, problem: int) -> np.ndarray:
+        """fp32 [1 + n, len(layers) * hidden_size]. Raises: BenchError, if it is not there."""
+        path = self._path(problem)
+        try:
+            stored = np.load(path)
+        except (OSError, ValueError) as error:
+            raise BenchError(
+                f"{path} cannot be read ({error}); fix: move {self.folder}.json away, so that "
+                "drafts are requested again"
+            ) from error
+        if self.dtype == "bfloat16":
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32)
+
+    def _path(self, problem: int) -> Path:
+        return self.folder / f"{problem}.npy"
+
+
+def gather(
+    collector: Collector, indices: Sequence[int], states: HiddenStates, given: Given | None
+) -> list[SeenDraft]:
+    """Returns the first drafts of these problems, in their order; resumes from disk.
+
+    Args:
+        given: drafts to verify instead of the draft model's.
+    """
+
+    def read(answer: Answer) -> dict[str, Any]:
+        record = first_record(answer)
+        states.store(answer.problem, record["hidden_states"])
+        num_tokens = record["prefix_ends"][-1]
+        return {
+            "draft": asdict(collector.grade_draft(answer)),
+            "token_ids": [record["anchor_token_id"], *record["draft_token_ids"][:num_tokens]],
+            "logprobs": record["draft_logprobs"],
+            "entropies": record["draft_entropies"],
+        }
+
+    states.folder.mkdir(parents=True, exist_ok=True)
+    limit = collector.served[0].draft_tokens + 2  # ends with the draft
+    if given is None:
+        limit = min(limit, collector.task.max_tokens)
+    found = collector.collect(
+        *(states.folder.name, indices, WITH_STATES, read, limit), options_of=_given_options(given)
+    )
+    return [SeenDraft(**{**one, "draft": FirstDraft(**one["draft"])}) for one in found]
+
+
+def _given_options(given: Given | None) -> Callable[[int], dict[str, Any]] | None:
+    if given is None:
+        return None
+    return lambda problem: {"draft_token_ids": list(given(problem))}

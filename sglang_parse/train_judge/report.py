@@ -1,0 +1,205 @@
+"""A training in words: judge.json, the terminal, and the sentences that the page shows too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from safetensors.numpy import save_file
+
+from sglang_parse.client.program import write_json
+from sglang_parse.client.tables import make_table
+from sglang_parse.core.certificate import Fingerprint, spread_out
+from sglang_parse.core.judge import FILE, WEIGHTS, sigmoid
+from sglang_parse.train_judge.figures import CHANCE, Comparison, Estimate, ReaderFigures, Scores
+from sglang_parse.train_judge.training import (
+    Trained,
+    TrainingSet,
+    likelihood_scores,
+    smallest_logprobs,
+)
+
+QUESTION, LOGPROB, SMALLEST = "question", "logprob", "smallest_logprob"
+TITLES = {
+    QUESTION: "the question",
+    LOGPROB: "the likelihood",
+    SMALLEST: "the smallest log-probability",
+}
+"""Readers that need no training -> their names for people."""
+HEAD = "the head"
+
+
+@dataclass(frozen=True)
+class JudgeReport:
+    """A trained head beside the readers that need no training, on the same drafts.
+
+    Attributes:
+        head: by verdicts out of fold.
+        others: by key of judge.json; None without a question.
+        gains: AUROC of the head minus theirs, paired.
+        curve: (drafts that trained a fold's head, AUROC).
+    """
+
+    data: TrainingSet
+    trained: Trained
+    head: ReaderFigures
+    others: dict[str, ReaderFigures | None]
+    gains: dict[str, Estimate]
+    curve: Sequence[tuple[int, Estimate]]
+
+    @classmethod
+    def of(cls, data: TrainingSet, trained: Trained) -> JudgeReport:
+        """Compares a trained head."""
+        drafts, compared = data.drafts, Comparison(data.drafts)
+        scores: dict[str, Scores] = {
+            LOGPROB: [likelihood_scores(draft) for draft in drafts],
+            SMALLEST: [smallest_logprobs(draft) for draft in drafts],
+        }
+        if all(draft.asked for draft in drafts):
+            scores = {QUESTION: [draft.asked for draft in drafts], **scores}
+        return cls(
+            data=data,
+            trained=trained,
+            head=compared.figures(trained.scores),
+            others={QUESTION: None, **{key: compared.figures(one) for key, one in scores.items()}},
+            gains={key: compared.gain(trained.scores, one) for key, one in scores.items()},
+            curve=[(count, compared.auroc(one)) for count, one in trained.curve],
+        )
+
+    @property
+    def unit(self) -> str:
+        """What AUROC compares."""
+        if any(len(draft.labeled) > 1 for draft in self.data.drafts):
+            return "prefixes up to the first wrong one of each draft"
+        return "complete drafts"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Drafts, prompts, and what is right or wrong of the units."""
+        drafts = self.data.drafts
+        right = [draft.right[place] for draft in drafts for place in draft.labeled]
+        return {
+            "num_drafts": len(drafts),
+            "num_prompts": len({draft.prompt for draft in drafts}),
+            "num_wrong_drafts": sum(False in draft.right for draft in drafts),
+            "num_right_units": right.count(True),
+            "num_wrong_units": right.count(False),
+        }
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether the head may know nothing."""
+        return self.head.auroc.low is None or self.head.auroc.low <= CHANCE
+
+    @property
+    def unbeaten(self) -> list[str]:
+        """Readers that the head may be no better than."""
+        return [key for key, gain in self.gains.items() if gain.low is None or gain.low <= 0]
+
+
+def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]) -> dict[str, Any]:
+    """``judge.json`` as plain data."""
+    data, chosen = report.data, report.trained.candidate
+    lowest = [sigmoid(min(scores)) for scores in report.trained.scores]
+    return {
+        "version": 1,
+        "pooling": chosen.pooling,
+        "layers": list(chosen.layers),
+        "hidden_size": data.hidden_size,
+        "fingerprint": fingerprint.model_dump(),
+        "first_verdicts": spread_out(lowest),
+        "unit": report.unit,
+        **report.counts,
+        **asdict(report.head),
+        **{key: one and asdict(one) for key, one in report.others.items()},
+        "auroc_gain": {key: asdict(gain) for key, gain in report.gains.items()},
+        "learning_curve": [
+            {"num_drafts": count, "auroc": asdict(area)} for count, area in report.curve
+        ],
+        "uses_scalars": chosen.uses_scalars,
+        "strength": chosen.strength,
+        "candidates": [
+            {**asdict(one), "kept_at_risk_2": kept, "auroc": area}
+            for one, (kept, area) in report.trained.tried
+        ],
+        "conditions": facts,
+    }
+
+
+def write(folder: Path, report: JudgeReport, values: dict[str, Any]) -> None:
+    """Writes judge.json and judge.safetensors."""
+    head = report.trained.head
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        "weights": np.ascontiguousarray(head.weights, np.float32),
+        "scalars": np.ascontiguousarray(head.scalars, np.float32),
+        "bias": np.array([head.bias], np.float32),
+    }
+    save_file(tensors, folder / WEIGHTS)
+    write_json(folder / FILE, values)
+
+
+def summary(report: JudgeReport) -> list[str]:
+    """States the result; bad news first."""
+    counts, chosen, unit = report.counts, report.trained.candidate, report.unit
+    layers = f"layers {', '.join(map(str, chosen.layers))}" if chosen.layers else "no layer"
+    labels = f"{counts['num_right_units']} right and {counts['num_wrong_units']} wrong {unit}"
+    area = f"AUROC {shown(report.head.auroc)}; 0.5 is a coin toss"
+    found = (
+        f"A head with {chosen.pooling} pooling on {layers} tells right from wrong on prompts that "
+        f"it was not trained on ({area}; {labels})."
+    )
+    if report.is_useless:
+        found = (
+            f"The head may be no better than a coin toss ({area}; {labels}): do not serve it. More "
+            "labeled drafts or other --layers may help; a target may also have nothing to know."
+        )
+    beaten = [key for key in report.gains if key not in report.unbeaten]
+    compared = [f"It is better than {_listed(beaten, report)}."] if beaten else []
+    if report.unbeaten:
+        worse = f"It is NOT clearly better than {_listed(report.unbeaten, report)}."
+        compared = [f"{worse} A reader that needs no training is simpler.", *compared]
+    return [*compared, found] if report.unbeaten and not report.is_useless else [found, *compared]
+
+
+def _listed(keys: Sequence[str], report: JudgeReport) -> str:
+    figures = {key: report.others[key] for key in keys}
+    return " or ".join(
+        f"{TITLES[key]} (AUROC {shown(one.auroc)})" for key, one in figures.items() if one
+    )
+
+
+def shown(one: Estimate, percent: bool = False) -> str:
+    """A number with its interval, for people."""
+    if one.value is None or one.low is None or one.high is None:
+        return "unknown"
+    if percent:
+        return f"{100 * one.value:.1f} % ({100 * one.low:.1f} to {100 * one.high:.1f})"
+    return f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f})"
+
+
+def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
+    """All readers with figures, by name, the head first."""
+    others = [(TITLES[key], one) for key, one in report.others.items() if one]
+    return [(HEAD, report.head), *others]
+
+
+def show(console: Console, report: JudgeReport) -> None:
+    """Prints the readers side by side and the summary."""
+    headings = ("", "AUROC", "wrong refused\nat 95 % kept", "tokens kept\nat 1 % risk", "at 5 %")
+    table = make_table("verdicts on held-out prompts, 95 % intervals", headings)
+    for name, found in rows(report):
+        kept = [_two_lines(found.kept_at_risk[risk]) for risk in ("1", "5")]
+        refused = _two_lines(found.refused_at_kept["95"])
+        table.add_row(name, shown(found.auroc).replace(" (", "\n("), refused, *kept)
+    console.print(table)
+    for sentence in summary(report):
+        console.print(sentence, highlight=False)
+
+
+def _two_lines(one: Estimate) -> str:
+    return shown(one, percent=True).replace(" (", "\n(")

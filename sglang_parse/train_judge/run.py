@@ -1,0 +1,156 @@
+"""A training: labeled first drafts with hidden states, then the head."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from sglang_parse.client import conditions
+from sglang_parse.client.program import ProgressLog
+from sglang_parse.client.records import Assignment, BenchError
+from sglang_parse.client.servers import ENVIRONMENT
+from sglang_parse.client.tables import add_bar, make_progress
+from sglang_parse.client.targets import command_of, parse_settings
+from sglang_parse.core.certificate import Fingerprint
+from sglang_parse.core.config import MAX_DRAFT
+from sglang_parse.core.judge import FILE
+from sglang_parse.tasks.assignment import make_assignment, prompts_assignment
+from sglang_parse.tasks.collect import Collector, open_collector
+from sglang_parse.train_judge.data import data_assignment
+from sglang_parse.train_judge.gather import Given, HiddenStates, gather
+from sglang_parse.train_judge.labels import label, label_by_target, prompt_numbers
+from sglang_parse.train_judge.page import render
+from sglang_parse.train_judge.report import JudgeReport, content, show, write
+from sglang_parse.train_judge.settings import TrainJudgeSettings
+from sglang_parse.train_judge.training import NothingToLearnError, TrainingSet, num_steps, train
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Trains; writes judge.json, judge.safetensors and report.html, prints the figures.
+
+    Raises:
+        BenchError: a server or a request failed.
+    """
+    settings, log = TrainJudgeSettings.read(arguments), ProgressLog(console)
+    task, given = load_task(settings), None
+    if settings.data:
+        settings, given = with_given_drafts(settings, task)
+    with open_collector(settings, task, console, log) as collector:
+        data, fingerprint = collect(settings, collector, given, log)
+    try:
+        with make_progress(console) as progress:
+            bar = add_bar(progress, "train", num_steps(data))
+            trained = train(data, settings.max_rows, lambda: progress.advance(bar))
+    except NothingToLearnError as error:
+        console.print(f"There is no head: {error}.", highlight=False)
+        return 0
+    report = JudgeReport.of(data, trained)
+    facts = {
+        **conditions.of_now(("scikit-learn",)),
+        "minutes": round(log.seconds / 60, 1),
+        "server": settings.remote.url if settings.remote else command_of(*settings.server_specs()),
+        "data_set": data_set(task),
+        **{name: getattr(settings, name) for name in ("labels", "max_rows", "concurrency")},
+    }
+    values = content(report, fingerprint, facts)
+    write(settings.output, report, values)
+    page = settings.output / "report.html"
+    page.write_text(render(report, fingerprint, facts), encoding="utf-8")
+    show(console, report)
+    if not report.is_useless:
+        console.print(f"serve with it: --parse-judge {settings.output}", highlight=False)
+    console.print(f"{settings.output / FILE}\n{page}", highlight=False)
+    return 0
+
+
+def load_task(settings: TrainJudgeSettings) -> Assignment:
+    """The problems and their labels. Raises: BenchError."""
+    if settings.data:
+        digest = hashlib.sha256(settings.data.read_bytes()).hexdigest()[:16]
+        task = data_assignment(settings.data, f"{settings.data.name} ({digest})")
+    elif settings.labels == "target":
+        task = prompts_assignment(settings.task_file, settings.requests, settings.max_tokens)
+    else:
+        make = settings.task_file, settings.grader, settings.requests, settings.max_tokens
+        task = make_assignment(*make)
+    return replace(task, locate=None) if settings.labels == "answers" else task
+
+
+def with_given_drafts(
+    settings: TrainJudgeSettings, task: Assignment
+) -> tuple[TrainJudgeSettings, Given]:
+    """Tokenizes the drafts of ``--data``; the server that is started takes the longest one.
+
+    Raises:
+        BenchError: a draft is too long, or its characters cannot be counted in tokens.
+    """
+    os.environ.update({} if settings.remote else ENVIRONMENT)
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)
+    given = []
+    for item in task.items:
+        text = item.reference.draft
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if item.reference.right_chars is not None and back != text:
+            raise BenchError(
+                f"{settings.data}: {item.key}: tokens of the draft decode to {back[:80]!r}..., so "
+                "right_chars has no place in them; fix: null, or that text"
+            )
+        given.append([*ids, tokenizer.eos_token_id])
+    longest = max(range(len(given)), key=lambda place: len(given[place]))
+    num_tokens = len(given[longest]) - 1  # the first one is no draft token
+    if num_tokens > MAX_DRAFT:
+        raise BenchError(
+            f"{settings.data}: {task.items[longest].key}: the draft has {num_tokens} tokens; "
+            f"use at most {MAX_DRAFT}"
+        )
+    flags = (*parse_settings(draft_tokens=num_tokens), *settings.parse_flags)
+    return replace(settings, parse_flags=flags), given.__getitem__
+
+
+def collect(
+    settings: TrainJudgeSettings,
+    collector: Collector,
+    given: Given | None,
+    log: Callable[[str], None],
+) -> tuple[TrainingSet, Fingerprint]:
+    """Requests the drafts and labels them. Raises: BenchError."""
+    task, states = collector.task, HiddenStates.of(collector, given)
+    count = len(task.items) if settings.data else min(settings.requests, len(task.items))
+    seen = gather(collector, range(count), states, given)
+    found = (
+        label_by_target(collector, seen, settings.samples) if settings.labels == "target" else seen
+    )
+    is_located = settings.labels == "target" or task.locate is not None
+    prompts, problems, drafts = prompt_numbers(task.items), [], []
+    for one in found:
+        if one is None:
+            continue
+        number = one.draft.problem
+        labeled = label(one, prompts[number], states, is_located=is_located)
+        if labeled is not None:
+            problems.append(number)
+            drafts.append(labeled)
+    log(f"{len(drafts)} of {count} drafts have a label")
+    data = TrainingSet(
+        drafts=drafts,
+        load=lambda place: states.load(problems[place]),
+        layers=states.layers,
+        hidden_size=states.hidden_size,
+        locates_tokens=task.locate is not None and settings.labels != "target",
+    )
+    return data, collector.served[0]
+
+
+def data_set(task: Assignment) -> str:
+    """Names a task, with a digest of its prompts."""
+    texts = "\n".join(item.text for item in task.items)
+    digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
+    return f"{task.title} ({len(task.items)} prompts, {digest})"
