@@ -31,7 +31,7 @@ def label(
         is_located: ``first_wrong`` is known; else only complete drafts have a label.
     """
     draft, count = seen.draft, len(seen.draft.prefix_ends)
-    right: list[bool | None] = [None] * (count - 1) + [draft.is_answer_right]
+    right: list[bool | None] = [*[None] * (count - 1), draft.is_answer_right]
     if is_located:
         right = [True] * count
         if draft.first_wrong is not None:
