@@ -1,0 +1,345 @@
+"""Training a verdict head, its labels and its figures, without a server."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sglang_parse.client.records import Answer, BenchError, Item
+from sglang_parse.tasks.collect import FirstDraft
+from sglang_parse.train_judge.data import data_assignment, read_data
+from sglang_parse.train_judge.figures import Comparison
+from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
+from sglang_parse.train_judge.labels import ending, label, label_by_target, prompt_numbers
+from sglang_parse.train_judge.report import JudgeReport, summary
+from sglang_parse.train_judge.settings import TrainJudgeSettings
+from sglang_parse.train_judge.training import (
+    FOLDS,
+    LabeledDraft,
+    NothingToLearnError,
+    TrainingSet,
+    likelihood_scores,
+    num_steps,
+    train,
+)
+from support.labeled_drafts import HIDDEN, make_drafts
+
+pytestmark = pytest.mark.unit
+
+MAX_ROWS = 32
+
+
+# -- training --------------------------------------------------------------------------------
+
+
+def test_a_planted_direction_is_found():
+    data, direction = make_drafts(160)
+    steps = []
+    found = train(data, MAX_ROWS, lambda: steps.append(1))
+    assert found.candidate.layers[-1] == 5
+    assert Comparison(data.drafts).auroc(found.scores).value > 0.98
+    # The state at a wrong token's own row tells, not the one before.
+    at = found.head.weights[1][-HIDDEN:]
+    assert at @ direction / np.linalg.norm(at) > 0.9
+    assert len(steps) == num_steps(data)
+    assert [count for count, _ in found.curve] == [16, 32, 64, 128]
+
+
+def test_scores_are_log_odds():
+    data, _ = make_drafts(160, signal=1.0)
+    found = train(data, MAX_ROWS)
+    pairs = [
+        (1 / (1 + math.exp(-scores[place])), draft.right[place])
+        for draft, scores in zip(data.drafts, found.scores, strict=True)
+        for place in draft.labeled
+    ]
+    verdicts, right = np.array(pairs, float).T
+    assert verdicts.mean() == pytest.approx(right.mean(), abs=0.01)
+
+
+def test_held_out_prompts_decide():
+    """Drafts of one prompt share a fold, so learning the prompts by heart is not rewarded."""
+    data, _ = make_drafts(80, per_prompt=4)
+    by_prompt: dict[int, set[int]] = {}
+    for draft, fold in zip(data.drafts, data.folds, strict=True):
+        by_prompt.setdefault(draft.prompt, set()).add(int(fold))
+    assert all(len(folds) == 1 for folds in by_prompt.values())
+    assert {*data.folds.tolist()} == {*range(FOLDS)}
+
+
+def test_log_probabilities_are_used_where_they_tell():
+    data, _ = make_drafts(160, signal=0.0, likely=True)
+    found = train(data, MAX_ROWS)
+    assert found.candidate.uses_scalars
+    assert found.head.scalars[0] > 0
+    assert Comparison(data.drafts).auroc(found.scores).value > 0.95
+
+
+def test_complete_drafts_alone_train_a_running_mean():
+    data, _ = make_drafts(200, locates=False)
+    found = train(data, MAX_ROWS)
+    assert found.candidate.pooling == "running-mean"
+    assert found.head.weights.shape[0] == 3
+    assert Comparison(data.drafts).auroc(found.scores).value > 0.75
+
+
+def test_noise_trains_a_head_that_is_called_useless():
+    data, _ = make_drafts(120, signal=0.0)
+    try:
+        report = JudgeReport.of(data, train(data, MAX_ROWS))
+    except NothingToLearnError as error:
+        assert "know nothing" in str(error)
+        return
+    assert report.is_useless
+    assert "do not serve it" in summary(report)[0]
+
+
+def test_a_head_that_is_no_better_than_the_likelihood_is_said_to_be():
+    data, _ = make_drafts(120, signal=0.0, likely=True)
+    report = JudgeReport.of(data, train(data, MAX_ROWS))
+    assert "smallest_logprob" in report.unbeaten
+    assert "NOT clearly better" in summary(report)[0]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_one_kind_of_label_is_nothing_to_learn_from(right: bool):
+    drafts = [LabeledDraft(n, [2], [right], None, [-1.0] * 2, [1.0] * 2) for n in range(20)]
+    data = TrainingSet(drafts, lambda _: np.zeros((3, 4), np.float32), (1,), 4, False)
+    with pytest.raises(NothingToLearnError, match="training needs 5 of each"):
+        train(data, MAX_ROWS)
+
+
+def test_few_rows_keep_the_wrong_token():
+    data, _ = make_drafts(160)
+    found = train(data, max_rows=1)
+    assert Comparison(data.drafts).auroc(found.scores).value > 0.9
+
+
+# -- figures ---------------------------------------------------------------------------------
+
+
+def drafts_of(*right: Sequence[bool | None], prompts: Sequence[int] | None = None):
+    return [
+        LabeledDraft(
+            prompt=prompts[n] if prompts else n,
+            prefix_ends=[10 * (k + 1) for k in range(len(own))],
+            right=own,
+            wrong_token=None,
+            logprobs=[-1.0] * 10 * len(own),
+            entropies=[1.0] * 10 * len(own),
+        )
+        for n, own in enumerate(right)
+    ]
+
+
+def test_auroc_counts_pairs():
+    drafts = drafts_of([True, False, None], [True, True], [False, None])
+    scores = [[0.9, 0.5, 0.0], [0.5, 0.7], [0.6, 0.9]]
+    # right: 0.9, 0.5, 0.7; wrong: 0.5, 0.6; won: 2 + 0.5 + 2
+    assert Comparison(drafts).figures(scores).auroc.value == pytest.approx(4.5 / 6)
+
+
+def test_auroc_within_prompts_ignores_prompts_of_one_kind():
+    drafts = drafts_of([True], [False], [True], [False], prompts=[0, 0, 1, 2])
+    figures = Comparison(drafts).figures([[0.1], [0.2], [0.9], [0.0]])
+    assert figures.auroc_within_prompt.value == 0.0
+    assert figures.auroc.value == 0.75
+
+
+def test_refused_at_kept():
+    drafts = drafts_of(*[[True]] * 10, *[[False]] * 4)
+    scores = [[n / 10] for n in range(1, 11)] + [[0.05], [0.15], [0.25], [0.95]]
+    refused = Comparison(drafts).figures(scores).refused_at_kept
+    # Nine of ten right ones are kept at 0.2, all of them at 0.1.
+    assert refused["90"].value == 0.5
+    assert refused["95"].value == refused["99"].value == 0.25
+
+
+def test_kept_at_risk_is_that_of_first_reject():
+    drafts = drafts_of(*[[True, True]] * 98, [True, False], [False, None])
+    scores = [[0.9, 0.8]] * 98 + [[0.9, 0.7], [0.1, 0.99]]
+    kept = Comparison(drafts).figures(scores).kept_at_risk
+    # At threshold 0.7 one draft of 100 has an error accepted; above it none, and half the tokens
+    # of that draft; the last draft is rejected at its first prefix.
+    assert kept["1"].value == pytest.approx((98 * 20 + 20) / 2000)
+    assert kept["2"].value == pytest.approx(1.0)
+
+
+def test_intervals_are_by_prompt():
+    """A hundred copies of one prompt's drafts know no more than one prompt."""
+    drafts = drafts_of(*[[True], [False]] * 50, prompts=[n // 2 for n in range(100)])
+    scores = [[float(numbers)] for numbers in np.random.default_rng(0).random(100)]
+    one = Comparison(drafts).figures(scores).auroc
+    assert one.low < one.value < one.high
+    same = Comparison([*drafts] * 4).figures([*scores] * 4).auroc
+    assert (same.low, same.high) == pytest.approx((one.low, one.high))
+
+
+def test_likelihood_is_the_worst_token():
+    (draft,) = drafts_of([True, True])
+    scores = likelihood_scores(draft)
+    assert scores == [pytest.approx(-math.log(0.3))] * 2
+
+
+# -- labels ----------------------------------------------------------------------------------
+
+STATES = HiddenStates("question", (1,), 4, "float32", Path())
+
+
+def seen_draft(**changes) -> SeenDraft:
+    given = {
+        "problem": 0,
+        "verdicts": [0.9, 0.8, 0.7],
+        "prefix_ends": [2, 4, 6],
+        "num_drafted": 6,
+        "finished": True,
+        "first_wrong": 1,
+        "is_answer_right": False,
+        "first_wrong_token": 3,
+    }
+    draft = FirstDraft(**(given | changes))
+    return SeenDraft(draft, [7, *range(6)], [-1.0] * 6, [1.0] * 6)
+
+
+def test_prefixes_after_the_first_wrong_one_have_no_label():
+    found = label(seen_draft(), 5, STATES, is_located=True)
+    assert found.right == [True, False, None]
+    assert (found.prompt, found.wrong_token, found.labeled) == (5, 3, [0, 1])
+    assert list(found.asked) == [0.9, 0.8, 0.7]
+
+
+def test_without_located_errors_only_complete_drafts_have_a_label():
+    found = label(seen_draft(), 5, STATES, is_located=False)
+    assert found.right == [None, None, False]
+    unfinished = seen_draft(finished=False, is_answer_right=None)
+    assert label(unfinished, 5, STATES, is_located=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("2 + 2 = 4\nAnswer: 1,234.5", 1234.5),
+        ("so it is 7.", 7.0),
+        ("12\nThe  capital is Paris.\n", "the capital is paris."),
+        ("", ""),
+    ],
+)
+def test_endings(text: str, end: float | str):
+    assert ending(text) == end
+
+
+def test_the_targets_answers_locate_the_first_wrong_prefix():
+    """After ``num_right`` lines of a draft the target's answer ends otherwise."""
+    num_right, finished_rounds = [0, 2, 3, 1], []
+
+    class Target:
+        task = SimpleNamespace(items=[Item(str(n), "?", None) for n in range(4)])
+
+        def decode(self, ids):
+            return str(len(ids) - 1)  # tokens of the prefix
+
+        def collect(self, name, indices, parse, read, *, items=None, temperature=0.0):
+            assert parse is None
+            finished_rounds.append(len(indices))
+            meta = {"finish_reason": {"type": "stop"}}
+            texts = []
+            for index in indices:
+                text = "\nAnswer: 5"
+                if items:
+                    lines = int(items[index].messages[-1]["content"]) // 2
+                    text = "\nAnswer: 5" if lines <= num_right[index] else "\nAnswer: 6"
+                texts.append(read(Answer(index, text, 3, 1.0, meta)))
+            return texts
+
+    drafts = [seen_draft(problem=n, finished=False) for n in range(4)]
+    found = label_by_target(Target(), drafts, samples=1)
+    assert [one.draft.first_wrong for one in found] == [0, 2, None, 1]
+    assert finished_rounds == [4, 4, 4]  # own answers, and two rounds of a bisection
+
+
+def test_items_of_one_prompt_share_a_number():
+    items = [Item("0", "a", None), Item("1", "b", None), Item("2", "a", None)]
+    assert prompt_numbers(items) == [0, 1, 0]
+
+
+# -- files and flags -------------------------------------------------------------------------
+
+GOOD = {
+    "messages": [{"role": "user", "content": "2 + 2?"}],
+    "draft": "It is 5.",
+    "score": 0,
+    "right_chars": 6,
+}
+
+
+def write(folder: Path, *rows: object) -> Path:
+    path = folder / "data.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_data_is_a_task_that_knows_its_labels(tmp_path: Path):
+    right = GOOD | {"draft": "It is 4.", "score": 1, "right_chars": None}
+    task = data_assignment(write(tmp_path, GOOD, right), "made")
+    assert [task.grade(item, "") for item in task.items] == [0.0, 1.0]
+    assert [task.locate(item, "", True) for item in task.items] == [6, None]
+    unlocated = data_assignment(write(tmp_path, GOOD | {"right_chars": None}, right), "made")
+    assert unlocated.locate is None
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (GOOD | {"score": 2}, "data.jsonl:1: score: "),
+        (GOOD | {"draft": ""}, "data.jsonl:1: draft: "),
+        (GOOD | {"right_chars": 9}, "right_chars is 9, but score is 0 and draft has 8 characters"),
+        (GOOD | {"score": 1}, "right_chars is 6, but score is 1"),
+        (GOOD | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant's"),
+        (GOOD | {"messages": [{"role": "user"}]}, "without a role or content"),
+        ({"draft": "x", "score": 1}, "data.jsonl:1: messages: "),
+    ],
+)
+def test_data_names_line_field_and_fix(tmp_path: Path, row: object, message: str):
+    with pytest.raises(BenchError) as caught:
+        read_data(write(tmp_path, row))
+    assert message in str(caught.value)
+    assert "fix: one object per line" in str(caught.value)
+
+
+def test_data_that_is_no_json_names_its_line(tmp_path: Path):
+    path = write(tmp_path, GOOD)
+    path.write_text(path.read_text() + "{\n")
+    with pytest.raises(BenchError, match=r"data\.jsonl:2 is not JSON"):
+        read_data(path)
+
+
+def read(*words: str) -> TrainJudgeSettings:
+    parser = ArgumentParser()
+    TrainJudgeSettings.add_arguments(parser)
+    return TrainJudgeSettings.read(parser.parse_args(list(words)))
+
+
+def test_default_layers_are_half_three_quarters_and_the_last_one_but_one():
+    settings = read()
+    assert settings.layers == (8, 12, 14)
+    assert "--parse-hidden-layers" in settings.models.parse_flags
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data", "a.jsonl", "--labels", "target"), "leave out --labels target"),
+        (("--layers", "1,2,3,4"), "--layers names 4; use at most 3"),
+        (("--target", "no/such/model"), "fix: --layers"),
+    ],
+)
+def test_settings_that_do_not_fit(words: tuple[str, ...], message: str):
+    with pytest.raises(BenchError, match=message):
+        read(*words)
