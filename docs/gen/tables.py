@@ -68,6 +68,24 @@ CALIBRATE_KEYS = {
     "guarantee": "the certificate in words",
     "conditions": "date, machine, versions, server and sizes of the run",
 }
+TRAIN_JUDGE_KEYS = {
+    "unit": "what AUROC compares: prefixes up to the first wrong one of each draft, or complete "
+    "drafts",
+    "num_drafts": "with a label",
+    "num_prompts": "different prompts of those",
+    "num_wrong_drafts": "with a wrong prefix",
+    "num_right_units": "right prefixes, or complete drafts",
+    "num_wrong_units": "wrong ones",
+    "auroc_gain": "of the head over each other reader, paired, with its 95 % interval",
+    "learning_curve": "out-of-fold AUROC by the number of drafts that trained a fold's head",
+    "uses_scalars": "whether the head reads log-probabilities and entropies",
+    "strength": "inverse regularization, scikit-learn's C",
+    "candidates": "every head that was tried, best first, with what it was chosen by",
+    "question": "the same figures of the question; null where none was asked",
+    "logprob": "the same figures of `--parse-judge likelihood`",
+    "smallest_logprob": "the same figures of the smallest log-probability so far",
+    "conditions": "date, machine, versions, server, data and settings of the run",
+}
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -263,6 +281,16 @@ def calibrate_keys() -> str:
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 
+def train_judge_keys() -> str:
+    """Keys of ``sglang-parse train-judge``'s judge.json."""
+    texts = {
+        **attributes("core.judge.JudgeFile"),
+        **attributes("train_judge.figures.ReaderFigures"),
+        **TRAIN_JUDGE_KEYS,
+    }
+    return table(("key", "meaning"), rows_of(texts))
+
+
 def record_keys(record: str) -> str:
     """Keys of a file that is one record."""
     return table(("key", "meaning"), rows_of(attributes(record)))
@@ -364,6 +392,7 @@ TABLES = {
     "question keys": question_keys,
     "bench keys": bench_keys,
     "calibrate keys": calibrate_keys,
+    "train-judge keys": train_judge_keys,
     "compare keys": compare_keys,
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),

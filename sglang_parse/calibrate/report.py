@@ -98,7 +98,7 @@ def _separation(figures: Calibration) -> str:
     return (
         f"Right drafts get {verdicts} wrong ones ({area}). The judge does not work for this "
         "model, and no threshold can mend that: do not serve it. Fix: --parse-judge likelihood, "
-        "which accepts what the target would have written; a verdict head; "
+        "which accepts what the target would have written; a head of sglang-parse train-judge; "
         "another --parse-question; or --parse-verification token."
     )
 

@@ -66,7 +66,7 @@ class Models:
             try:
                 read_judge(self.judge)
             except JudgeError as error:
-                fix = "give the folder of a verdict head"
+                fix = "give a folder of sglang-parse train-judge"
                 raise BenchError(f"--judge is {self.judge!r}: {error}; fix: {fix}") from error
 
 
@@ -146,6 +146,6 @@ def _judge(models: Models) -> str:
     if models.judge is None:
         raise BenchError(
             f"a server {PARSE_HEAD} needs a verdict head for the target; fix: give --judge its "
-            "folder, or leave the server out with --servers"
+            "folder (sglang-parse train-judge), or leave the server out with --servers"
         )
     return models.judge

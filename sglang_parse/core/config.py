@@ -82,12 +82,12 @@ class ParseConfig(BaseModel):
     certified there."""
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
     """Where verdicts come from: 'question' asks the target, 'likelihood' compares each draft token
-    with what the target would have written, or the folder of a verdict head (judge.json and
-    judge.safetensors); with either of these, --parse-question is asked about complete answers only.
+    with what the target would have written, or the folder of a verdict head by ``sglang-parse
+    train-judge``; with either of these, --parse-question is asked about complete answers only.
     'auto': the question."""
     hidden_layers: str = Field("", json_schema_extra={"metavar": "LAYERS"})
-    """Decoder layers of the target whose outputs traces may contain, such as '8,12', to
-    train verdict heads on. At most 3."""
+    """Decoder layers of the target whose outputs traces may contain, such as '8,12', for
+    ``sglang-parse train-judge``. At most 3."""
     selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
     """Which prefix is accepted. 'first-reject': the longest before the first rejected one.
     'longest': the longest accepted one. 'answer-first': all of a finished draft if its last
@@ -176,7 +176,7 @@ class ParseConfig(BaseModel):
         except JudgeError as error:
             raise ConfigError(
                 f"{setting} is {_shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
-                "folder of a verdict head"
+                "folder of sglang-parse train-judge"
             ) from error
 
     def _check_eagle3(self) -> None:

@@ -41,8 +41,8 @@ TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"
 NAMES = ("answers", "verdict mass", "matched prefixes", "acceptance", "speedup")
 """Checks by answers, by methods of these names."""
 ANOTHER_JUDGE = (
-    "--parse-judge likelihood or a verdict head, another --parse-question, a "
-    "threshold from sglang-parse calibrate, or --parse-verification token"
+    "--parse-judge likelihood, or a head of sglang-parse train-judge; another --parse-question; "
+    "a threshold from sglang-parse calibrate; or --parse-verification token"
 )
 
 

@@ -209,9 +209,10 @@ class Judge:
             self._warn_once(
                 "PARSE: the %s does not work for this model: %d of %d prefixes (%.0f %%) "
                 "that the target would have written itself, token for token, got a verdict below "
-                "the threshold and were rejected. Fix: use --parse-judge likelihood, choose "
-                "another --parse-question or --parse-threshold with sglang-parse calibrate, or "
-                "compare tokens instead with --parse-verification token.",
+                "the threshold and were rejected. Fix: use --parse-judge likelihood, or a head of "
+                "sglang-parse train-judge; choose another --parse-question or --parse-threshold "
+                "with sglang-parse calibrate; or compare tokens instead with --parse-verification "
+                "token.",
                 *(self.name, rejected, matched, 100 * rejected / matched),
             )
         self._num_matched = self._num_rejected = 0

@@ -51,14 +51,14 @@ def _check_weights(path: str, head: JudgeFile) -> None:
             found = {name: list(file.get_slice(name).get_shape()) for name in names}
     except (OSError, SafetensorError) as error:
         found = {"cannot be read": [str(error)]}
-    fix = f"train it again; its judge.json says {wanted}"
+    fix = f"run sglang-parse train-judge; its judge.json says {wanted}"
     require(found == wanted, f"{WEIGHTS} of {SETTING} {path}", found, fix)
 
 
 def _check_models(args: Any, path: str, head: JudgeFile) -> None:
     """Refuses another target's head; warns about another draft model's."""
     target, draft = pair_digests(args)
-    trained, fix = head.fingerprint, "train one for this pair"
+    trained, fix = head.fingerprint, "run sglang-parse train-judge for this pair"
     if trained.target != target:
         refuse(SETTING, f"{path}, trained for target {trained.target}; this is {target}", fix)
     if trained.draft != draft:

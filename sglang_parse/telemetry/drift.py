@@ -38,7 +38,7 @@ class DriftWatch:
     ) -> None:
         self._certified = list(certified)
         self._source = "certificate" if is_certified else "verdict head's training"
-        self._fix = "run sglang-parse calibrate" if is_certified else "train the head"
+        self._fix = "run sglang-parse calibrate" if is_certified else "run sglang-parse train-judge"
         self._window: list[float] = []
         self.distance: float | None = None
 

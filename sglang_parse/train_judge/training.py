@@ -1,4 +1,4 @@
-"""Labelled drafts to a verdict head. Pure: arrays in, weights and out-of-fold scores out.
+"""Labeled drafts to a verdict head. Pure: arrays in, weights and out-of-fold scores out.
 
 All candidates are logistic regressions on standardized features, in fp32. What they learn from:
 

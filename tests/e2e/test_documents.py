@@ -45,6 +45,7 @@ RUN_BY = {
     "-m pytest ": "test_pytest_commands_exist",
     "-m sglang_parse.cli bench ": "test_bench",
     "-m sglang_parse.cli calibrate ": "test_calibrate",
+    "-m sglang_parse.cli train-judge ": "test_train_judge",
     "-m sglang.launch_server": "server (fixture)",
     "30000/v1/chat/completions": "test_curl",
     "30000/metrics": "test_metrics",
@@ -181,6 +182,20 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     conditions = content.pop("conditions")
     keys = {f"conditions.{key}" for key in conditions} | set(report_keys(content))
     assert documented_keys("bench keys") == keys
+
+
+def test_train_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """Few drafts of the demo, which starts a server of its own."""
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    words = shlex.split(find_block("-m sglang_parse.cli train-judge "))
+    assert cli.main([*words[3:], "--requests", "40", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "40 of 40 drafts have a label" in printed
+    # So few are enough for a head, or for the reason why there is none.
+    if "There is no head: " not in printed:
+        content = json.loads((tmp_path / "judge.json").read_text())
+        assert documented_keys("train-judge keys") == {*content}
+        assert ParseConfig(judge=str(tmp_path)).head is not None
 
 
 def test_parallel_draft(tmp_path: Path, nursery: Nursery):

@@ -27,6 +27,7 @@ from sglang_parse.train_judge.training import (
     TrainingSet,
     likelihood_scores,
     num_steps,
+    platt,
     train,
 )
 from support.labeled_drafts import HIDDEN, make_drafts
@@ -92,13 +93,15 @@ def test_complete_drafts_alone_train_a_running_mean():
 
 def test_noise_trains_a_head_that_is_called_useless():
     data, _ = make_drafts(120, signal=0.0)
-    try:
-        report = JudgeReport.of(data, train(data, MAX_ROWS))
-    except NothingToLearnError as error:
-        assert "know nothing" in str(error)
-        return
+    report = JudgeReport.of(data, train(data, MAX_ROWS))
     assert report.is_useless
     assert "do not serve it" in summary(report)[0]
+
+
+def test_scores_that_are_lower_where_drafts_are_right_are_nothing_to_serve():
+    drafts = drafts_of(*[[True]] * 10, *[[False]] * 10)
+    with pytest.raises(NothingToLearnError, match="know nothing about these labels"):
+        platt(drafts, [[0.1]] * 10 + [[0.9]] * 10)
 
 
 def test_a_head_that_is_no_better_than_the_likelihood_is_said_to_be():
@@ -245,8 +248,9 @@ def test_the_targets_answers_locate_the_first_wrong_prefix():
         def decode(self, ids):
             return str(len(ids) - 1)  # tokens of the prefix
 
-        def collect(self, name, indices, parse, read, *, items=None, temperature=0.0):
+        def collect(self, _, indices, parse, read, *, items=None, temperature=0.0):
             assert parse is None
+            assert temperature == 0
             finished_rounds.append(len(indices))
             meta = {"finish_reason": {"type": "stop"}}
             texts = []

@@ -1,0 +1,161 @@
+"""sglang-parse train-judge against real servers, and a server with the head that it trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from sglang_parse import cli
+from sglang_parse.core.judge import WEIGHTS, JudgeFile
+from support.client import Client, parse_info
+from support.demo_pair import DEMO, RenderedProblem, disturbed_draft
+from support.heads import head_verdicts, rows_of
+from support.models import load_tokenizer
+from support.pages import documented_keys
+from support.servers import QUESTION, Start, parse_flags, served
+
+LAYERS = (8, 12)
+REQUESTS = 80
+TOLERANCE = 1e-3
+"""Of verdicts, whose scores are of trained weights on states of size 10."""
+FIGURES = {"auroc", "auroc_within_prompt", "refused_at_kept", "kept_at_risk"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"), noise=0.1)
+
+
+@pytest.fixture(scope="module")
+def states(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """Sends hidden states, and asks the question."""
+    layers = ",".join(map(str, LAYERS))
+    flags = ("--parse-hidden-layers", layers, "--parse-max-prefixes", "64")
+    yield from served(start_server, "states", *parse_flags(pair, *QUESTION, *flags))
+
+
+def train_judge(client: Client, folder: Path, *flags: str) -> int:
+    own = ("--url", client.url, "--model-name", "default", "--output", str(folder))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cli, "end_on_sigterm", lambda: None)
+        return cli.main(["train-judge", "--concurrency", "16", *own, *flags])
+
+
+@pytest.fixture(scope="module")
+def trained(states: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    assert train_judge(states, folder, "--requests", str(REQUESTS)) == 0
+    return folder
+
+
+def test_the_files_have_the_head_and_how_good_it_is(trained: Path):
+    found = json.loads((trained / "judge.json").read_text())
+    head = JudgeFile.model_validate(found)
+    assert {*head.layers} <= {*LAYERS}
+    assert load_file(trained / WEIGHTS)["weights"].shape == (
+        head.num_weights,
+        len(head.layers) * head.hidden_size,
+    )
+    assert (found["num_drafts"], found["num_prompts"]) == (REQUESTS, REQUESTS)
+    assert 5 <= found["num_wrong_drafts"] <= REQUESTS - 5
+    assert found["auroc"]["low"] > 0.7
+    for key in ("question", "logprob", "smallest_logprob"):
+        assert {*found[key]} == FIGURES <= {*found}
+    assert [point["num_drafts"] for point in found["learning_curve"]] == [8, 16, 32, 64][
+        -len(found["learning_curve"]) :
+    ]
+    assert head.fingerprint.judge == "question"
+    assert {*found} == documented_keys("train-judge keys")
+    page = (trained / "report.html").read_text(encoding="utf-8")
+    assert "the likelihood" in page
+
+
+def test_it_resumes_without_new_drafts(states: Client, trained: Path):
+    (drafts,) = trained.glob("drafts-*.json")
+    written, then = drafts.stat().st_mtime_ns, json.loads((trained / "judge.json").read_text())
+    assert train_judge(states, trained, "--requests", str(REQUESTS)) == 0
+    assert drafts.stat().st_mtime_ns == written
+    now = json.loads((trained / "judge.json").read_text())
+    assert now["auroc"] == then["auroc"]
+    assert now["first_verdicts"] == then["first_verdicts"]
+
+
+def test_labeled_drafts_of_a_file(
+    states: Client, problems: list[RenderedProblem], tmp_path: Path, capsys: Any
+):
+    """The file's drafts are verified, not the draft model's."""
+    rows = []
+    for problem in problems[:24]:
+        solution = problem.problem.solution
+        place = solution.rindex("=") + 2
+        wrong = solution[:place] + ("1" if solution[place] != "1" else "2") + solution[place + 1 :]
+        for text in (solution, wrong):
+            is_right = text is solution
+            row = {"messages": [{"role": "user", "content": problem.problem.text}], "draft": text}
+            rows.append(row | {"score": int(is_right), "right_chars": None if is_right else place})
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train_judge(states, tmp_path / "out", "--data", str(path)) == 0
+    found = json.loads((tmp_path / "out" / "judge.json").read_text())
+    assert (found["num_drafts"], found["num_prompts"]) == (48, 24)
+    assert found["num_wrong_drafts"] == found["num_wrong_units"] == 24
+    assert found["auroc_within_prompt"]["value"] is not None
+    assert "serve with it" in capsys.readouterr().out
+
+
+def test_the_targets_answers_as_labels(states: Client, tmp_path: Path):
+    flags = ("--labels", "target", "--requests", "40")
+    assert train_judge(states, tmp_path, *flags) == 0
+    found = json.loads((tmp_path / "judge.json").read_text())
+    assert found["num_drafts"] >= 35
+    assert found["auroc"]["value"] > 0.7
+
+
+def test_a_server_without_hidden_states_is_refused(semantic: Client, tmp_path: Path, capsys: Any):
+    assert train_judge(semantic, tmp_path, "--requests", "10") == 1
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "sends no hidden states" in printed
+    assert "--parse-hidden-layers 8,12,14" in printed
+
+
+# -- a server with the head --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def head(start_server: Start, pair: tuple[Path, Path], trained: Path) -> Iterator[Client]:
+    flags = parse_flags(pair, "--parse-judge", str(trained))
+    yield from served(start_server, "trained-head", *flags)
+
+
+def test_the_server_reads_what_was_trained(
+    head: Client, target_model: Any, trained: Path, problems: list[RenderedProblem]
+):
+    """Verdicts are those of the file in plain transformers, high before errors and low at them."""
+    layers = json.loads((trained / "judge.json").read_text())["layers"]
+    tokenizer, right, wrong = load_tokenizer(DEMO / "target"), [], []
+    answers = head.generate_all(
+        [problem.prompt for problem in problems[:24]],
+        8,
+        parse={"threshold": 0.0, "trace": True},
+        max_new_tokens=160,
+    )
+    for problem, answer in zip(problems, answers, strict=False):
+        record = parse_info(answer)["trace"][0]
+        prompt = tokenizer.encode(problem.prompt, add_special_tokens=False)
+        ends = record["prefix_ends"]
+        draft = [record["anchor_token_id"], *record["draft_token_ids"]]
+        rows = rows_of(target_model, [*prompt, draft[0]], draft[1 : ends[-1] + 1], layers)
+        expected = head_verdicts(trained, rows, ends)
+        assert record["verdicts"] == pytest.approx(expected, abs=TOLERANCE)
+        if problem.is_right(answer["text"]):
+            right.append(min(record["verdicts"]))
+        else:
+            wrong.append(min(record["verdicts"]))
+    assert right
+    assert wrong
+    assert sum(right) / len(right) > 0.2 + sum(wrong) / len(wrong)
