@@ -542,7 +542,7 @@ def test_bad_answers():
     ("matched", "fix"),
     [
         # The target would have written the draft: no draft model would be better.
-        ((4, 4), "--parse-judge likelihood or a verdict head, another --par"),
+        ((4, 4), "--parse-judge likelihood, or a head of sglang-parse train-judge; another --par"),
         ((4, 1), "another --parse-threshold, or another --parse-judge"),
         ((0, 0), "a better draft model"),
     ],

@@ -61,7 +61,7 @@ def test_presets():
 def test_a_verdict_head_brings_its_server(tmp_path: Path):
     """Where there is none, only a server that was asked for is refused."""
     empty = ("--judge", str(tmp_path))
-    with pytest.raises(BenchError, match="--judge is .*judge.json cannot be read.*verdict head"):
+    with pytest.raises(BenchError, match="--judge is .*judge.json cannot be read.*train-judge"):
         settings(*empty, "--servers", "plain,parse-head")
     assert "parse-head" not in settings("--judge", "").servers
     content = {"version": 1, "pooling": "worst-token", "layers": [3], "hidden_size": 8}
