@@ -45,7 +45,7 @@ def test_a_head_needs_no_rows_for_questions(pair: tuple[Path, Path], head: Path)
 
 def test_another_targets_head(pair: tuple[Path, Path], head: Path, tmp_path: Path):
     other = changed(pair[0], tmp_path / "other", rope_theta=12345.0)
-    words = r"--parse-judge is .*trained for target .*Fix: run sglang-parse train-judge for this pair"
+    words = r"--parse-judge is .*trained for target .*Fix: run sglang-parse train-judge for"
     with pytest.raises(ValueError, match=words):
         launch((other, pair[1]), "--parse-judge", str(head))
 
