@@ -6,6 +6,7 @@ Texts of a record's fields come from the "Attributes:" section of its docstring.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import re
 import textwrap
@@ -322,9 +323,10 @@ def program_flags(module: ModuleType) -> str:
 
 
 def plain_reasons() -> str:
-    """Returns the fallback reasons in ``meta_info``."""
+    """Returns which requests are served by plain decoding, and why."""
     value = package()["startup.fallback._PLAIN_REASONS"].value
-    return ", ".join(f'"{entry.elements[0].strip(chr(39))}"' for entry in value.elements)
+    rows = [[ast.literal_eval(str(e.elements[i])) for i in (0, 2)] for e in value.elements]
+    return table(("`reason`", "why"), [(f'"{reason}"', why) for reason, why in rows])
 
 
 def layers(package_name: str) -> str:

@@ -1,4 +1,4 @@
-"""``select``: the answer is drafted; the choice needs log probabilities, so the target makes it.
+"""``select``: the answer is drafted; the target chooses, by log probabilities of the choices.
 
 python examples/frontend/choose.py http://127.0.0.1:30000
 """

@@ -25,6 +25,7 @@ Beside them:
     verdicts       verdicts on a draft's prefixes: from a question, a verdict head, or both
     heads          verdict heads on the device, and the hidden states that they read
     adjust         what requests' parameters change in logits before the sampler
+    logprobs       log probabilities of output tokens
     sampling       SGLang's sampler, row by row
     timing         stage times
     broadcast      one decision for all tensor-parallel ranks

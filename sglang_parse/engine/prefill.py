@@ -68,7 +68,9 @@ def _give_first_tokens(batch: ScheduleBatch, engine: Engine, result: Any) -> dic
         ids = req.parse_state.policy.draft_token_ids
         if not ids or req.output_ids or req is batch.chunked_req:
             continue
-        if any(not 0 <= token < vocab_size for token in ids):
+        if req.return_logprob:
+            req.parse_state.fail("draft_token_ids and log probabilities: ask for one of them")
+        elif any(not 0 <= token < vocab_size for token in ids):
             req.parse_state.fail(f"draft_token_ids outside the vocabulary, 0..{vocab_size - 1}")
         else:
             given[req.rid] = result.next_token_ids[row] = ids[0]

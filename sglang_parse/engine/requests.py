@@ -41,6 +41,11 @@ def is_greedy(req: Req) -> bool:
     return req.sampling_params.top_k <= 1
 
 
+def asks_logprobs(req: Req) -> bool:
+    """Whether it asks for log probabilities of its output."""
+    return req.return_logprob
+
+
 def is_adjusted(req: Req) -> bool:
     """Whether the logits of its rows are adjusted before a token is chosen."""
     return req.parse_state.policy.is_adjusted

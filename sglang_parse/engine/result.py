@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.device import on_device
+from sglang_parse.engine.logprobs import TokenLogprobs, write_logprobs
 from sglang_parse.engine.sglang_types import ScheduleBatch
 
 
@@ -33,19 +34,24 @@ class PendingResult(GenerationBatchResult):
         self._event = event
 
     def fill(
-        self, batch: ScheduleBatch, emitted: Sequence[Sequence[int]], output: LogitsProcessorOutput
+        self,
+        batch: ScheduleBatch,
+        emitted: Sequence[Sequence[int]],
+        output: LogitsProcessorOutput,
+        logprobs: Mapping[int, Sequence[TokenLogprobs]],
     ) -> None:
         """Pads the output tokens to one stride.
 
         Args:
             emitted: per request of the batch its output tokens.
-            output: the sampler's output; log probabilities at their requests' indices.
+            output: the sampler's output.
+            logprobs: by index of a request that asks for them, those of its tokens.
         """
-        if batch.return_logprob and output.next_token_logprobs is None:
-            # The requests that asked for them ended; SGLang accesses them all the same.
-            output.next_token_logprobs = torch.zeros(len(batch.reqs), 1)
         lens = [len(tokens) for tokens in emitted]
         stride = max(1, *lens)
+        if batch.return_logprob:
+            kept = {row: tokens[: lens[row]] for row, tokens in logprobs.items() if tokens}
+            write_logprobs(output, batch.reqs, kept, stride)
         flat: list[int] = []
         for tokens in emitted:
             flat.extend(tokens)
@@ -60,26 +66,3 @@ class PendingResult(GenerationBatchResult):
     def copy_to_cpu(self, **_: Any) -> None:
         """SGLang calls this when the worker returns, to start its own copy."""
         self.copy_done = self._event
-
-
-def spread_logprobs(output: LogitsProcessorOutput, rows: Sequence[int], num_reqs: int) -> None:
-    """Scatters the sampled rows' log probabilities to their requests' indices, width 1."""
-    logprobs = torch.zeros(num_reqs, 1)
-    logprobs[torch.tensor(rows), 0] = output.next_token_logprobs.float().cpu()
-    output.next_token_logprobs = logprobs
-    # SGLang calls .tolist() on all of these except the requested ids.
-    for name in (
-        "next_token_top_logprobs_val",
-        "next_token_top_logprobs_idx",
-        "next_token_token_ids_logprobs_val",
-    ):
-        values = getattr(output, name)
-        setattr(output, name, _spread(map(torch.as_tensor, values or ()), rows, num_reqs))
-    requested_ids = output.next_token_token_ids_logprobs_idx
-    output.next_token_token_ids_logprobs_idx = _spread(requested_ids or (), rows, num_reqs)
-
-
-def _spread(values: Iterable[Any], rows: Sequence[int], num_reqs: int) -> list[Any] | None:
-    """``values`` of ``rows`` in a list with a place for every request; None if there are none."""
-    places = dict(zip(rows, values, strict=False))
-    return [places.get(i, torch.empty(0)) for i in range(num_reqs)] if places else None

@@ -83,19 +83,16 @@ def _select_sampling_masks(selected: SamplingBatchInfo) -> None:
     )
 
 
-def prepare_rows(
-    runner: Any, batch: ScheduleBatch, rows: Sequence[int], *, return_logprob: bool = False
-) -> PreparedRows:
+def prepare_rows(runner: Any, batch: ScheduleBatch, rows: Sequence[int]) -> PreparedRows:
     """Gathers the parameters of some rows, for any number of samplings of them.
 
     Args:
         runner: the model runner whose sampler is used.
         batch: the scheduler's batch (its ``sampling_info`` is the forward-only copy).
         rows: [n] index of each row's request in the batch.
-        return_logprob: also compute what the requests asked for.
     """
     reqs = batch.reqs
-    argmax = {row for row in {*rows} if not return_logprob and _is_argmax(reqs[row])}
+    argmax = {row for row in {*rows} if _is_argmax(reqs[row])}
     places = [place for place, row in enumerate(rows) if row not in argmax]
     if not places:
         return PreparedRows(runner, None, None)
@@ -103,9 +100,6 @@ def prepare_rows(
     view = _SamplingView(
         sampling_info=select_sampling_info(batch.sampling_info, reqs, drawn),
         req_pool_indices=batch.req_pool_indices[on_device(drawn, batch.device)],
-        return_logprob=return_logprob,
-        top_logprobs_nums=_pick(batch.top_logprobs_nums, drawn),
-        token_ids_logprobs=_pick(batch.token_ids_logprobs, drawn),
     )
     is_some = len(places) < len(rows)
     return PreparedRows(runner, on_device(places, batch.device) if is_some else None, view)
@@ -116,10 +110,6 @@ def _is_argmax(req: Req) -> bool:
     policy = req.parse_state.policy
     is_supported = not policy.is_plain or policy.decode_accelerator == "eagle3"
     return is_greedy(req) and is_supported
-
-
-def _pick(values: list | None, rows: Sequence[int]) -> list | None:
-    return None if values is None else [values[row] for row in rows]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +142,7 @@ class PreparedRows:
             positions: int64 [n] position of the token each row stands for; seeds use it.
 
         Returns:
-            int64 [n] token ids, and the output record with log probabilities, if any.
+            int64 [n] token ids, and the output record with sampling masks, if any.
         """
         if self.view is None:  # is_argmax
             return logits.argmax(dim=-1), LogitsProcessorOutput(next_token_logits=logits)
@@ -178,11 +168,11 @@ class _SamplingView:
 
     sampling_info: SamplingBatchInfo
     req_pool_indices: torch.Tensor
-    return_logprob: bool
-    top_logprobs_nums: list | None
-    token_ids_logprobs: list | None
     positions: torch.Tensor | None = None  # these two: ``PreparedRows`` fills them in
     seq_lens: torch.Tensor | None = None
+    return_logprob: bool = False  # ``logprobs``
+    top_logprobs_nums: None = None
+    token_ids_logprobs: None = None
     forward_mode: ForwardMode = ForwardMode.DECODE
     watermark_prompt_tail_ids: Any = None
     watermark_context_hash_history: Any = None

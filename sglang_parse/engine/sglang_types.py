@@ -50,6 +50,7 @@ class Req(Protocol):
     decode_batch_idx: int
     is_retracted: bool
     return_logprob: bool
+    logprob: Any
     return_sampling_mask: bool
     skip_radix_cache_insert: bool
     to_finish: Any

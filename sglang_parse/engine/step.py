@@ -24,9 +24,10 @@ from sglang_parse.device import wait_for_device
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
 from sglang_parse.engine.faults import end_request
+from sglang_parse.engine.logprobs import TokenLogprobs
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.requests import is_gone, rows_by_action
-from sglang_parse.engine.result import PendingResult, spread_logprobs
+from sglang_parse.engine.result import PendingResult
 from sglang_parse.engine.schedule import free_slots
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.timing import IterationTimes
@@ -52,6 +53,7 @@ class Step:
         self.engine, self.batch, self.draft_chunk = engine, copy.copy(batch), draft_chunk
         self.result = PendingResult(event)
         self._emitted: list[Sequence[int]] = [()] * len(batch.reqs)
+        self._logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._times = IterationTimes()
         self.chunk: DraftChunk | None = None
@@ -164,10 +166,9 @@ class Step:
             if not is_gone(req):
                 if forward.hidden is not None and req.parse_state.policy.keep_hidden_states:
                     result.hidden = forward.hidden[result.hidden_rows]
-                self._emitted[result.row] = engine.committer.commit(req, result)
+                tokens = self._emitted[result.row] = engine.committer.commit(req, result)
+                self._logprobs[result.row] = result.logprobs_of(tokens)
         self._output = forward.output
-        if forward.has_logprobs:
-            spread_logprobs(self._output, forward.decode_rows, len(batch.reqs))
         if engine.eagle is not None:
             engine.eagle.draft_extend(batch, results, forward.hidden, self._emitted)
         for result in results:
@@ -193,7 +194,7 @@ class Step:
                 engine.counters.observe_output(req.parse_state, now)
                 continue
             self._emitted[row] = ()
-        self.result.fill(self.batch, self._emitted, self._output)
+        self.result.fill(self.batch, self._emitted, self._output, self._logprobs)
 
     def _reqs(self, rows: Sequence[int]) -> list[Req]:
         return [self.batch.reqs[row] for row in rows]

@@ -8,7 +8,7 @@ ordinary decode step of SGLang runs instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 
@@ -28,7 +28,8 @@ from sglang_parse.engine.forward import (
     verify_rows,
 )
 from sglang_parse.engine.heads import Head, next_likelihoods
-from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
+from sglang_parse.engine.logprobs import LogprobRows, Record, TokenLogprobs
+from sglang_parse.engine.requests import asks_logprobs, is_adjusted, needs_hidden_states
 from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
@@ -49,6 +50,7 @@ class TargetResult:
         target_tokens: [num_tokens] the target's choice after each token.
         scores: [num_tokens] each token row's ``Head.scores`` and ``next_likelihoods``; empty
             where verdicts come from questions alone.
+        logprobs: [num_tokens] each token row's ``logprobs.Record``, if ``asks_logprobs``.
         answers: [num_answers] verdict and mass: p(accept) / (p(accept) + p(reject)), and
             p(accept) + p(reject).
         hidden: [num_rows, width] its captured hidden states, if a trace needs them.
@@ -64,6 +66,8 @@ class TargetResult:
     start: int = 0
     target_tokens: Sequence[int] = ()
     scores: Sequence[Sequence[float]] = ()
+    asks_logprobs: bool = False
+    logprobs: Sequence[Record] = ()
     answers: Sequence[tuple[float, float]] = ()
     hidden: torch.Tensor | None = None
     is_nan: bool = False
@@ -79,6 +83,12 @@ class TargetResult:
     def hidden_rows(self) -> slice:
         """Its rows of the forward's hidden states."""
         return slice(self.start, self.start + self.num_rows)
+
+    def logprobs_of(self, tokens: Sequence[int]) -> Sequence[TokenLogprobs]:
+        """Log probabilities of the output ``tokens``, each the target's choice or a draft token;
+        none if the request does not ask for them."""
+        choices = zip(tokens, self.target_tokens, self.logprobs, strict=False)
+        return [(record[int(token != choice)], record) for token, choice, record in choices]
 
     def fill(self, start: int, values: Iterator[Sequence[float]]) -> None:
         """Takes its own of the forward's rows, from ``start``, and ``values``."""
@@ -102,11 +112,12 @@ class TargetForward:
             and its row's scores and likelihoods, or a verdict with its mass; NaN where logits held
             one.
         reqs: the batch's requests.
+        records: float64 [token rows, width] of requests that ask for log probabilities, by forward.
 
     Attributes:
         hidden: [num_rows, width] captured hidden states; None if not captured.
         replays: whether all of it replayed CUDA graphs.
-        output: the sampler's output of decode rows, with log probabilities if ``has_logprobs``.
+        output: the sampler's output of decode rows, with sampling masks if asked for.
         num_passes: verify passes it took.
         is_decode_only: an ordinary decode step, whose tokens may stay in flight.
         decode_rows: indices into the batch of the requests that decode; ``decoding``: these.
@@ -122,13 +133,13 @@ class TargetForward:
         hidden: torch.Tensor | None,
         replays: bool,
         output: LogitsProcessorOutput,
-        has_logprobs: bool,
+        records: Sequence[torch.Tensor] = (),
         num_passes: int = 0,
         is_decode_only: bool = False,
     ) -> None:
         self._results = results
         self.hidden, self.replays, self.num_passes = hidden, replays, num_passes
-        self.output, self.has_logprobs = output, has_logprobs
+        self.output = output
         self.is_decode_only = is_decode_only
         self.decode_rows = [part.row for part in results if part.action is Action.DECODE]
         self.decoding = [reqs[row] for row in self.decode_rows]
@@ -137,11 +148,17 @@ class TargetForward:
         self.num_verify_rows = sum(part.num_rows for part in verified)
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
+        for result in results:
+            result.asks_logprobs = reqs[result.row].return_logprob
+        self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
         """Waits for the results, one per request."""
         values, start = iter(self._on_host.tolist()), 0
+        records = iter(self._records.tolist() if self._records else ())
         for result in self._results:
+            if result.asks_logprobs:
+                result.logprobs = [*islice(records, result.num_tokens)]
             result.fill(start, values)
             start += result.num_rows
         return self._results
@@ -161,7 +178,7 @@ class PassOutputs:
     """Outputs of the forwards that one verify pass is split into.
 
     Attributes:
-        values: ``TargetForward``'s values of verified rows, by forward.
+        values, records: ``TargetForward``'s of verified rows, by forward.
         decode_logits: [rows, vocab] logits of decode rows, by forward.
         hidden: captured hidden states, by forward.
         replays: whether all forwards replayed CUDA graphs.
@@ -169,6 +186,7 @@ class PassOutputs:
     """
 
     values: list[torch.Tensor] = field(default_factory=list)
+    records: list[torch.Tensor] = field(default_factory=list)
     decode_logits: list[torch.Tensor] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
     replays: bool = True
@@ -200,7 +218,7 @@ class Verifier:
         """
         decoded = self.target.decode(batch, rows, last_ids)
         logits_output = decoded.logits_output
-        tokens, output, has_logprobs = self._sample(batch, rows, logits_output.next_token_logits)
+        tokens, output, records = self._sample(batch, rows, logits_output.next_token_logits)
         return TargetForward(
             [*map(TargetResult, rows)],
             tokens[:, None],
@@ -208,7 +226,7 @@ class Verifier:
             hidden=logits_output.hidden_states,
             replays=decoded.can_run_graph,
             output=output,
-            has_logprobs=has_logprobs,
+            records=records,
             is_decode_only=True,
         )
 
@@ -243,10 +261,11 @@ class Verifier:
         if alone:
             decoded = self.target.decode(batch, alone).logits_output
             done.decode_logits.append(decoded.next_token_logits)
-        sampled, has_logprobs = LogitsProcessorOutput(next_token_logits=None), False
+        sampled = LogitsProcessorOutput(next_token_logits=None)
         if decoding:
             logits = torch.cat(done.decode_logits)
-            tokens, sampled, has_logprobs = self._sample(batch, [*riding, *alone], logits)
+            tokens, sampled, records = self._sample(batch, [*riding, *alone], logits)
+            done.records += records
             padded = torch.nn.functional.pad(tokens[:, None], (0, self._num_values - 1))
             done.values.append(padded)
         return TargetForward(
@@ -256,7 +275,7 @@ class Verifier:
             hidden=torch.cat(done.hidden) if done.hidden else None,
             replays=done.replays,
             output=sampled,
-            has_logprobs=has_logprobs,
+            records=done.records,
             num_passes=done.num_passes,
         )
 
@@ -280,9 +299,11 @@ class Verifier:
             num_values = sum(len(part.logits_rows) for part in verified)
             if verified:
                 # No name for the logits: the next forward needs their memory.
-                done.values.append(
-                    self._measure(batch, verified, output.logits[:num_values], output.hidden)
+                values, records = self._measure(
+                    batch, verified, output.logits[:num_values], output.hidden
                 )
+                done.values.append(values)
+                done.records += records
             # Not a view: the next forward overwrites the logits, and needs their memory.
             done.decode_logits.append(output.logits[num_values:].clone())
             del output
@@ -294,90 +315,116 @@ class Verifier:
         parts: Sequence[RequestRows],
         logits: torch.Tensor,
         hidden: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """float64 [rows, 1, 2 or 5] of verified rows; see ``TargetForward``. Overwrites the logits.
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Values and records of verified rows; see ``TargetForward``. Overwrites the logits.
 
         Verdicts of a head, too, are about the adjusted logits, under which the draft was written.
 
         Args:
             hidden: [rows of the forward, width] captured hidden states, if any.
         """
-        is_bad = nan_rows(logits)
-        adjust(logits, _adjusted_rows(batch, parts))
+        is_bad, reqs = nan_rows(logits), batch.reqs
+        adjust(logits, _token_rows(reqs, parts, is_adjusted))
+        asked = LogprobRows.of(_token_rows(reqs, parts, asks_logprobs), reqs, logits.device)
         if self.judge is None:
-            values = self._choose(batch, parts, logits).double()[:, None]
-            return values.masked_fill_(is_bad[:, None], float("nan"))
+            values = self._choose(batch, parts, logits, None, asked).double()[:, None]
+        else:
+            values = self._values(self.judge, batch, parts, logits, hidden, asked)
+        records = [asked.read(logits, values[:, 0])] if asked else []
+        return values.masked_fill_(is_bad[:, None], float("nan")), records
+
+    def _values(
+        self,
+        judge: Judge,
+        batch: ScheduleBatch,
+        parts: Sequence[RequestRows],
+        logits: torch.Tensor,
+        hidden: torch.Tensor | None,
+        asked: LogprobRows | None,
+    ) -> torch.Tensor:
+        """Choices, scores and answers of verified rows."""
         token_index, answer_index = _logits_places(parts)
         tokens = on_device(token_index, logits.device)
         size = len(logits), self._num_values
         values = torch.zeros(size, dtype=torch.float64, device=logits.device)
         if self._scores_rows:
-            scored = _score(self.judge.head, parts, logits, tokens, hidden)
+            scored = _score(judge.head, parts, logits, tokens, hidden)
             values[tokens, 1:] = scored.double()
         index = tokens if answer_index else None
-        values[tokens, 0] = self._choose(batch, parts, logits, index).double()
+        values[tokens, 0] = self._choose(batch, parts, logits, index, asked).double()
         if answer_index:
-            asked = on_device(answer_index, logits.device)
-            values[asked, :2] = self.judge.read(logits[asked]).double()
-        return values.masked_fill_(is_bad[:, None], float("nan"))
+            answers = on_device(answer_index, logits.device)
+            values[answers, :2] = judge.read(logits[answers]).double()
+        return values
 
     def _choose(
         self,
         batch: ScheduleBatch,
         parts: Sequence[RequestRows],
         logits: torch.Tensor,
-        index: torch.Tensor | None = None,
+        index: torch.Tensor | None,
+        asked: LogprobRows | None,
     ) -> torch.Tensor:
         """The target's choice at every token row.
 
         Args:
             index: the token rows of ``logits``; None if all are.
+            asked: rows that are read afterwards.
         """
         rows = [part.row for part in parts for _ in part.token_rows]
         prepared = prepare_rows(self.target.runner, batch, rows)
         if prepared.is_argmax:  # of all rows: selecting first would copy the logits
             tokens = logits.argmax(dim=-1)
             return tokens if index is None else tokens[index]
+        if asked:
+            asked.keep(logits)
         token_logits = logits if index is None else logits[index]
         positions = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
         return prepared.sample(token_logits, on_device(positions, logits.device))[0]
 
     def _sample(
         self, batch: ScheduleBatch, rows: Sequence[int], logits: torch.Tensor
-    ) -> tuple[torch.Tensor, LogitsProcessorOutput, bool]:
+    ) -> tuple[torch.Tensor, LogitsProcessorOutput, list[torch.Tensor]]:
         """Samples decode rows.
 
         Returns:
-            float64 [n] token ids, NaN where logits held one; the sampler's output; whether it holds
-            log probabilities.
+            float64 [n] token ids, NaN where logits held one; the sampler's output; records of those
+            that ask for log probabilities.
         """
-        positions = on_device(
-            [batch.reqs[row].parse_state.committed_len for row in rows], batch.device
-        )
+        reqs = [batch.reqs[row] for row in rows]
+        positions = on_device([req.parse_state.committed_len for req in reqs], batch.device)
         is_bad = nan_rows(logits)
-        adjusted = [
-            LogitsRows(req, place, before=req.parse_state.output_ids)
-            for place, req in enumerate(batch.reqs[row] for row in rows)
-            if is_adjusted(req)
-        ]
-        adjust(logits, adjusted)
-        has_logprobs = batch.return_logprob and any(batch.reqs[i].return_logprob for i in rows)
-        rows_to_sample = prepare_rows(self.target.runner, batch, rows, return_logprob=has_logprobs)
-        tokens, output = rows_to_sample.sample(logits, positions)
-        return tokens.double().masked_fill(is_bad, float("nan")), output, has_logprobs
+        adjust(logits, _decode_rows(reqs, is_adjusted))
+        asked = LogprobRows.of(_decode_rows(reqs, asks_logprobs), batch.reqs, logits.device)
+        prepared = prepare_rows(self.target.runner, batch, rows)
+        if asked and not prepared.is_argmax:
+            asked.keep(logits)
+        tokens, output = prepared.sample(logits, positions)
+        records = [asked.read(logits, tokens)] if asked else []
+        return tokens.double().masked_fill(is_bad, float("nan")), output, records
 
 
-def _adjusted_rows(batch: ScheduleBatch, parts: Sequence[RequestRows]) -> list[LogitsRows]:
-    """Token rows, of the parts' logits, of requests that are adjusted."""
-    adjusted, start = [], 0
+def _token_rows(
+    reqs: Sequence[Req], parts: Sequence[RequestRows], belongs: Callable[[Req], bool]
+) -> list[LogitsRows]:
+    """Token rows, among the parts' logits, of the requests that belong."""
+    found, start = [], 0
     for part in parts:
-        req = batch.reqs[part.row]
-        if is_adjusted(req):
-            drafted = part.token_ids[1 : part.num_token_rows]
-            output_ids = req.parse_state.output_ids
-            adjusted.append(LogitsRows(req, start, part.num_token_rows, output_ids, drafted))
+        req, count = reqs[part.row], part.num_token_rows
+        if belongs(req):
+            drafted = part.token_ids[1:count]
+            found.append(LogitsRows(req, start, count, req.parse_state.output_ids, drafted))
         start += len(part.logits_rows)
-    return adjusted
+    return found
+
+
+def _decode_rows(reqs: Sequence[Req], belongs: Callable[[Req], bool]) -> list[LogitsRows]:
+    """Rows of the requests that belong, in logits of one row for each."""
+    return [
+        LogitsRows(req, row, before=req.parse_state.output_ids)
+        for row, req in enumerate(reqs)
+        if belongs(req)
+    ]
 
 
 def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:

@@ -8,11 +8,18 @@ from typing import Any
 
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-# (reason, whether a request has it)
-_PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
-    ("log probabilities", lambda req: req.return_logprob),
-    ("sampling mask", lambda req: req.return_sampling_mask),
-    ("hidden states", lambda req: req.return_hidden_states),
+# (reason in ``meta_info``, whether a request has it, why it is served by plain decoding)
+_PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
+    (
+        "sampling mask",
+        lambda req: req.return_sampling_mask,
+        "it lists the tokens that SGLang's sampler drew from; accepted draft tokens are not drawn",
+    ),
+    (
+        "hidden states",
+        lambda req: req.return_hidden_states,
+        "SGLang returns those of every row of a forward, and verify passes have rejected rows",
+    ),
     (
         "grammar",
         lambda req: (
@@ -22,6 +29,7 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
             )
             or req.grammar is not None
         ),
+        "drafts do not follow it",
     ),
     (
         "penalties",
@@ -30,19 +38,40 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object]], ...] = (
             or req.sampling_params.presence_penalty
             or req.sampling_params.repetition_penalty != 1.0
         ),
+        "drafts do not follow them",
     ),
-    ("min_new_tokens", lambda req: req.sampling_params.min_new_tokens),
-    ("logit_bias", lambda req: req.sampling_params.logit_bias),
-    ("custom logit processor", lambda req: req.custom_logit_processor),
-    ("multimodal input", lambda req: req.multimodal_inputs),
-    ("input embeddings", lambda req: req.input_embeds is not None),
-    ("LoRA", lambda req: req.lora_id),
+    (
+        "min_new_tokens",
+        lambda req: req.sampling_params.min_new_tokens,
+        "drafts do not follow it",
+    ),
+    ("logit_bias", lambda req: req.sampling_params.logit_bias, "drafts do not follow it"),
+    (
+        "custom logit processor",
+        lambda req: req.custom_logit_processor,
+        "drafts do not follow it",
+    ),
+    (
+        "multimodal input",
+        lambda req: req.multimodal_inputs,
+        "the draft model does not see it",
+    ),
+    (
+        "input embeddings",
+        lambda req: req.input_embeds is not None,
+        "the draft model has other embeddings",
+    ),
+    (
+        "LoRA",
+        lambda req: req.lora_id,
+        "SGLang's LoRA kernels do not support the rows of a verify pass",
+    ),
 )
 
 
 def unsupported_feature(req: Any) -> str:
     """Returns the feature for which a request needs plain decode steps; "" for none."""
-    return next((reason for reason, asks in _PLAIN_REASONS if asks(req)), "")
+    return next((reason for reason, asks, _ in _PLAIN_REASONS if asks(req)), "")
 
 
 @dataclass

@@ -175,7 +175,7 @@ METRICS = (
 
 META_INFO = {
     "mode": "`parse`, or `plain` for plain decoding",
-    "reason": 'with `plain`: "switched off", "log probabilities", "grammar", ...; with `parse`, if '
+    "reason": 'with `plain`: "switched off", "hidden states", "LoRA", ...; with `parse`, if '
     'nothing was drafted: "drafting suspended: expected speedup 0.63, below 1.1", ...',
     "simulated": "only with simulated acceptance: the accept ratio; the answer is meaningless",
     "judge": "where verdicts come from: `question`, `likelihood` or `head`, the latter two with "

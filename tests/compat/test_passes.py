@@ -44,7 +44,8 @@ class Launched:
         model = SimpleNamespace(vocab_size=1)
         target = SimpleNamespace(runner=SimpleNamespace(model_config=model))
         state = SimpleNamespace(policy=RequestPolicy(threshold=0.5, uses_eagle=capture))
-        reqs = [SimpleNamespace(rows=part, lora_id=None, parse_state=state) for part in PARTS]
+        common = {"lora_id": None, "parse_state": state, "return_logprob": False}
+        reqs = [SimpleNamespace(rows=part, **common) for part in PARTS]
         verifier = verify.Verifier(target, SimpleNamespace(head=None, layers=()), is_masked=True)
         batch = SimpleNamespace(reqs=reqs)
         self.forward = verifier.verify(batch, DRAFTED, PROPOSALS, DECODING)
@@ -59,11 +60,11 @@ class Launched:
 
     def _measure(self, _batch, parts, logits, _hidden):
         self.measured.append(([part.row for part in parts], logits.flatten().tolist()))
-        return torch.cat([logits, logits], 1).double()
+        return torch.cat([logits, logits], 1).double(), []
 
     def _sample(self, _batch, rows, logits):
         self.sampled = (list(rows), logits.flatten().tolist())
-        return logits[: len(rows), 0].double(), None, False
+        return logits[: len(rows), 0].double(), None, []
 
     @property
     def values(self) -> list:

@@ -121,7 +121,10 @@ def test_select_is_the_plain_targets(backend: sgl.RuntimeEndpoint, answered: lis
     assert len(scored) == 6
     for meta_info in scored:
         (info,) = meta_info["parse"]
-        assert (info["mode"], info["reason"]) == ("plain", "log probabilities")
+        assert (info["mode"], info["reason"]) == (
+            "parse",
+            "the request ended before its first draft",
+        )
 
 
 def test_constrained_gen_is_the_plain_targets(backend: sgl.RuntimeEndpoint):

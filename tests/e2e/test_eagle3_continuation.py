@@ -140,8 +140,8 @@ def test_drafts_and_head_together(eagle: Client, problems: list):
     list(map(assert_adds_up, answers))
 
 
+LOGPROBS = {"top": {"return_logprob": True, "top_logprobs_num": 2}}
 SPECIAL = {
-    "log probabilities": {"top": {"return_logprob": True, "top_logprobs_num": 2}},
     "sampling mask": {"top": {"return_sampling_mask": True}},
     "penalties": {"frequency_penalty": 0.4},
     "logit_bias": {"logit_bias": {"17": 2.0}},
@@ -167,6 +167,10 @@ def test_all_kinds_of_requests_share_a_batch(
             pool.submit(eagle.generate, prompt, parse=parse, **LIMIT)
             for prompt, parse in zip(prompts, options, strict=False)
         ]
+        asked = [
+            pool.submit(eagle.generate, prompts[0], parse=parse, **LIMIT, **LOGPROBS)
+            for parse in (OFF, EXACT)
+        ]
         sampled = pool.submit(eagle.generate, prompts[1], parse=OFF, **LIMIT, **seeded)
     for (job, parse), answer in zip(zip(jobs, options, strict=True), expected, strict=False):
         if parse is not NORMAL:
@@ -178,9 +182,13 @@ def test_all_kinds_of_requests_share_a_batch(
         info = parse_info(ours)
         assert (info["reason"], info["decode_accelerator"]) == (name, "none")
         assert info["eagle3_steps"] == 0
+    theirs = demo_plain.generate(prompts[0], **LIMIT, **LOGPROBS)
+    for ours in (job.result() for job in asked):
+        assert_same(ours, theirs)
+        assert parse_info(ours)["eagle3_steps"] > 0
         for key in ("output_token_logprobs", "output_top_logprobs"):
-            ours_log, their_log = (a["meta_info"].get(key, []) for a in (ours, theirs))
-            assert _numbers(ours_log) == pytest.approx(_numbers(their_log), abs=1e-4)
+            ours_log, their_log = (_numbers(a["meta_info"][key]) for a in (ours, theirs))
+            assert ours_log == pytest.approx(their_log, abs=1e-4)
     assert both.result()["output_ids"] == wishes["grammar"].result()["output_ids"]
     assert parse_info(both.result())["decode_accelerator"] == "none"
     assert parse_info(sampled.result())["eagle3_steps"] > 0
@@ -240,7 +248,7 @@ def test_later_turns_reuse_the_heads_kv(eagle: Client, demo_plain: Client, promp
     limit = {"max_new_tokens": 110}
     for client in (eagle, demo_plain):
         client.flush()
-    kinds = [{"parse": EXACT}, {"parse": OFF}, {"parse": NORMAL}, SPECIAL["log probabilities"]]
+    kinds = [{"parse": EXACT}, {"parse": OFF}, {"parse": NORMAL}, {"parse": OFF, **LOGPROBS}]
     jobs = list(zip(prompts, kinds * 2, strict=False))
     with ThreadPoolExecutor(8) as pool:
         first = list(pool.map(lambda job: eagle.generate(job[0], **job[1], **limit), jobs))

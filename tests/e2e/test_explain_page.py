@@ -47,7 +47,7 @@ def test_page(page: Path, width: int, dark: bool):
     assert found["steps"][0] == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
     for text in (
         "prefill 44.1 ms, 6 %",
-        "log probabilities",
+        "sampling mask",
         "b: - 72 <b>&amp;</b>",
         "✂ rejection point",
     ):
@@ -75,4 +75,4 @@ def test_a_page_without_verdicts_has_no_slider(tmp_path: Path):
     path.write_text(render(three_answers()[1:], FACTS), encoding="utf-8")
     text = path.read_text(encoding="utf-8")
     assert "<script" not in text
-    assert "Served by plain decoding: log probabilities" in text
+    assert "Served by plain decoding: sampling mask" in text

@@ -26,23 +26,7 @@ CASES = {
     "json value": ("grammar", {"json_schema": '{"type": "boolean"}', **FREE_END}),
     "json object": ("grammar", {"json_schema": OBJECT, **FREE_END}),
 }
-TOPS = {
-    "log probabilities": {
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": 3,
-        "token_ids_logprob": [5, 9],
-    },
-    "sampling mask": {"return_sampling_mask": True},
-}
-LOGPROB_KEYS = (
-    "output_token_logprobs",
-    "output_top_logprobs",
-    "output_token_ids_logprobs",
-    "input_token_logprobs",
-    "input_top_logprobs",
-    "input_token_ids_logprobs",
-)
+TOPS = {"sampling mask": {"return_sampling_mask": True}}
 
 
 def _batched_with_drafts(client: Client, **kwargs) -> dict:
@@ -77,7 +61,7 @@ def test_output_equals_the_plain_servers(
 
 
 def test_all_of_them_in_one_batch(plain: Client, token: Client):
-    """Grammars, penalties, log probabilities and sampling masks in one batch with drafts."""
+    """Grammars, penalties and sampling masks in one batch with drafts."""
     jobs = [(reason, {**LIMIT, **case}) for reason, case in CASES.values()]
     jobs += [(reason, {**LIMIT, "top": top}) for reason, top in TOPS.items()]
     with ThreadPoolExecutor(len(jobs) + len(DRAFTING)) as pool:
@@ -116,24 +100,6 @@ def test_adapters_are_refused_without_lora(plain: Client, token: Client):
         response = client.post("/generate", body)
         assert response.status_code == 400
         assert "lora" in response.text.lower()
-
-
-def test_log_probabilities_equal_the_plain_servers(plain: Client, token: Client):
-    top = TOPS["log probabilities"]
-    left = _batched_with_drafts(token, top=top, **LIMIT)
-    right = plain.generate(PROMPT, top=top, **LIMIT)
-    assert left["output_ids"] == right["output_ids"]
-    _assert_plain(left, "log probabilities")
-    for key in LOGPROB_KEYS:
-        ours, theirs = left["meta_info"][key], right["meta_info"][key]
-        assert len(ours) == len(theirs) > 0
-        assert _flat(ours) == pytest.approx(_flat(theirs), abs=1e-4)
-
-
-def _flat(nested) -> list[float]:
-    if isinstance(nested, (list, tuple)):
-        return [x for item in nested for x in _flat(item)]
-    return [float(nested)] if isinstance(nested, (int, float)) else []
 
 
 def test_server_stays_healthy(token: Client):

@@ -31,7 +31,7 @@ EVERY_LINE = ("--decode-log-interval", "1")
 ACCEPT_SOME = {"trace": True, "threshold": 0.45}
 FALLBACKS = {
     "switched off": {"parse": {"enabled": False}},
-    "log probabilities": {"top": {"return_logprob": True}},
+    "sampling mask": {"top": {"return_sampling_mask": True}},
     "penalties": {"presence_penalty": 0.5},
 }
 LINE = re.compile(

@@ -34,7 +34,6 @@ FALLBACKS: dict[str, tuple[dict[str, Any], ...]] = {
     "penalties": ({"frequency_penalty": 0.6}, {"repetition_penalty": 1.3}),
     "min_new_tokens": ({"min_new_tokens": 20},),
     "logit_bias": ({"logit_bias": {"20": 3.0}},),
-    "log probabilities": ({},),
     "switched off": ({},),
 }
 
@@ -139,8 +138,8 @@ def _sampling(
     elif kind == "fallback":
         reason = rng.choice(list(FALLBACKS))
         sampling |= rng.choice(FALLBACKS[reason]) | {"max_new_tokens": rng.randint(24, 48)}
-        if reason == "log probabilities":
-            body = {"return_logprob": True, "top_logprobs_num": 2}
+    if rng.random() < 0.1:
+        body = {"return_logprob": True, "top_logprobs_num": 2}
     if kind == "sampled" or (not is_exact and rng.random() < 0.3):
         sampling["temperature"] = rng.choice([0.5, 0.8, 1.2])
         sampling |= rng.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])

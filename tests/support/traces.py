@@ -86,7 +86,7 @@ def three_answers() -> list[ExplainedAnswer]:
         rule="answer-first",
     )
     output = accepted + corrected + long + "d: 1 - 2 = 9\n" + ANSWER
-    plain = Traced("Hello?", encode("Hi!"), {"mode": "plain", "reason": "log probabilities"})
+    plain = Traced("Hello?", encode("Hi!"), {"mode": "plain", "reason": "sampling mask"})
     problem = "Start with 40\na: + 58\nb: - 72 <b>&amp;</b>"
     return [
         explain_answer(one, decode) for one in (traced(problem, output, first, second, last), plain)
