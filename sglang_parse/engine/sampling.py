@@ -149,8 +149,9 @@ class PreparedRows:
         if self.drawn is None:
             return self._draw(self.view, logits, positions)
         tokens = logits.argmax(dim=-1)
-        tokens[self.drawn], _ = self._draw(self.view, logits[self.drawn], positions[self.drawn])
-        return tokens, LogitsProcessorOutput(next_token_logits=logits)
+        drawn = self._draw(self.view, logits[self.drawn], positions[self.drawn])
+        tokens[self.drawn], output = drawn
+        return tokens, output
 
     def _draw(
         self, view: _SamplingView, logits: torch.Tensor, positions: torch.Tensor
