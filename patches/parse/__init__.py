@@ -16,6 +16,7 @@ from sglang_parse.patches.parse import (
     meta_info,
     model_kinds,
     port,
+    predictions,
     request_bounds,
     request_options,
     sampling_mask,
@@ -27,7 +28,7 @@ from sglang_parse.patches.parse import (
 
 MODULES = (
     *(arrivals, cli_flags, decode_graphs, decode_log, draft_kv_pool, head_prefixes, kv_by_phase),
-    *(lora_admitted, memory_release, meta_info, model_kinds, port, request_bounds),
+    *(lora_admitted, memory_release, meta_info, model_kinds, port, predictions, request_bounds),
     *(request_options, sampling_mask, start_errors, stop_order, weight_updates, whole_batches),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -12,6 +12,8 @@
     simulation     simulated acceptance for benchmarks
     phases         records of a request's state machine: phases, actions, plans, outcomes
     request        state of one request and its transitions
+    text_match     place of an answer in a text that may draft it
+    prediction     texts of OpenAI's predicted outputs
     kv_demand      actions and KV slots of the running requests in the next iteration
     json_file      files that other programs have written
     certificate    certified thresholds of ``sglang-parse calibrate``

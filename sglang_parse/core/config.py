@@ -303,6 +303,9 @@ class RequestOptions(BaseModel):
     draft_token_ids: list[int] = Field(default_factory=list, max_length=MAX_DRAFT)
     """With hidden_states: the first draft, verified as it is. At threshold 0 it becomes the
     output; the first token replaces the target's first."""
+    draft: str = ""
+    """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
+    draft model's. The OpenAI API's ``prediction`` is the same."""
     drafting: Literal["auto", "always"] = "auto"
     """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
     then up to 32 tokens at a time unless --parse-draft-tokens is set."""
@@ -332,7 +335,20 @@ class RequestOptions(BaseModel):
             problem, *_ = _problems(error, cls, "custom_params.parse.{}".format)
             raise ConfigError(problem) from None
         read._check_hidden_states(config)
+        read._check_draft()
         return read
+
+    def _check_draft(self) -> None:
+        name = "custom_params.parse.draft"
+        if self.draft and self.draft_token_ids:
+            raise ConfigError(f"{name} is given beside draft_token_ids; leave one of them out")
+        try:
+            self.draft.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{name} has half a character (a lone surrogate) at place {error.start}; send "
+                "valid Unicode"
+            ) from None
 
     def _check_hidden_states(self, config: ParseConfig) -> None:
         name, layers = "custom_params.parse.hidden_states", flag("hidden_layers")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from sglang_parse.core.phases import DraftPlan, Phase, Stats
@@ -18,6 +18,7 @@ _STAGES = ("prefill", "draft", "verify", "decode")
 # Count of a request -> (counter, label value, factor), where not simply (count_total, "", 1).
 _COUNTERS = {f"{stage}_ms": ("stage_seconds_total", stage, 1e-3) for stage in _STAGES}
 _COUNTERS["target_tokens"] = ("target_tokens_total", "parse", 1.0)
+_SOURCE_COUNTERS = {"verify_ms": ("source_verify_seconds_total", 1e-3)}
 _STATS = tuple(field.name for field in fields(Stats))
 
 
@@ -34,6 +35,18 @@ def request_counts(req: Any) -> dict[str, float]:
         values["matched_tokens"] -= matched
     values["target_tokens"] = num_visible - values["accepted_tokens"]
     return values
+
+
+def source_counts(req: Any) -> dict[str, dict[str, float]]:
+    """Returns the counts of each source of a request's drafts as its client sees them."""
+    state = req.parse_state
+    counts = {source: asdict(stats) for source, stats in state.sources.items()}
+    if req.finished() and state.last_source:
+        num_hidden = len(req.output_ids) - len(req.output_ids_through_stop)
+        accepted, matched = state.last_of_output(num_hidden)
+        counts[state.last_source]["accepted_tokens"] -= accepted
+        counts[state.last_source]["matched_tokens"] -= matched
+    return counts
 
 
 def num_kv_slots(req: Any) -> int:
@@ -126,6 +139,12 @@ class Counters:
                 elif state.policy.is_plain and count == "target_tokens":
                     label_value = "plain"
                 self.count(name, growth * factor, label_value)
+        for source, counts in source_counts(req).items():
+            for count, value in counts.items():
+                growth = state.count(f"{source} {count}", value)
+                if growth > 0:
+                    name, factor = _SOURCE_COUNTERS.get(count, (f"source_{count}_total", 1.0))
+                    self.count(name, growth * factor, source)
 
     def update_latest(self) -> None:
         for req in self.latest_reqs:

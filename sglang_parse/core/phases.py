@@ -116,12 +116,17 @@ class DraftPlan:
     speedup: float | None = None
 
 
+MODEL, PREDICTION, GIVEN = "model", "prediction", "draft_token_ids"
+"""Sources of drafts: the draft model, the request's predicted output, the tokens it gave."""
+
+
 @dataclass(slots=True)
 class Draft:
     """Draft tokens after the last committed token.
 
     Attributes:
         token_ids: draft tokens.
+        source: where they come from.
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
         candidates: unverified proposals of mask tokens for what follows (``block``).
@@ -131,6 +136,7 @@ class Draft:
     """
 
     token_ids: list[int] = field(default_factory=list)
+    source: str = MODEL
     finished: bool = False
     is_truncated: bool = False
     candidates: tuple[int, ...] = ()
@@ -154,13 +160,33 @@ class Draft:
 
 
 @dataclass(slots=True)
+class SourceStats:
+    """Counters of one request's drafts from one source, in ``meta_info["parse"]["sources"]``.
+
+    Attributes:
+        rounds: verified drafts.
+        drafted_tokens: their tokens.
+        accepted_tokens: those of them accepted by the selection rule.
+        matched_tokens: those after the accepted prefix that equal the target's choices.
+        verify_ms: the request's part of their verify passes' wall time.
+    """
+
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    matched_tokens: int = 0
+    verify_ms: float = 0.0
+
+
+@dataclass(slots=True)
 class Stats:
     """Counters of one request, under these names in ``meta_info["parse"]``.
 
     Attributes:
         rounds: verified drafts.
-        drafted_tokens: tokens that the draft model wrote.
-        draft_forwards: draft model forwards that wrote them; fewer under parallel drafting.
+        drafted_tokens: draft tokens of all sources.
+        draft_forwards: draft model forwards that wrote its part of them; fewer under parallel
+            drafting.
         accepted_tokens: draft tokens accepted by the selection rule.
         matched_tokens: draft tokens after the accepted prefix that equal the target's choices and
             are output; counted in ``target_tokens``.
@@ -198,6 +224,7 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: number of output tokens before the draft.
+        source: where the draft comes from: "model", "prediction" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.
@@ -228,6 +255,7 @@ class TraceRecord(TypedDict):
     """
 
     output_start: int
+    source: str
     anchor_token_id: int
     draft_token_ids: list[int]
     finished: bool

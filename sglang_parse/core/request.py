@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sglang_parse.core.phases import (
+    GIVEN,
+    MODEL,
     TARGET_DECODES,
     Action,
     Draft,
@@ -27,11 +29,42 @@ from sglang_parse.core.phases import (
     Phase,
     Questions,
     RequestPolicy,
+    SourceStats,
     Stats,
     TraceRecord,
 )
+from sglang_parse.core.policy.text_length import TextLength
+from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
+
+
+@dataclass(slots=True)
+class RequestText:
+    """A text that drafts for one request.
+
+    Attributes:
+        match: where the answer is in it.
+        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
+        is_complete: nothing is added to it any more.
+        num_unused: characters of it that were left out, because no answer can be as long.
+    """
+
+    match: TextMatch
+    length: TextLength
+    cost: float = 0.0
+    is_complete: bool = True
+    num_unused: int = 0
+
+    def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
+        """(tokens of the text that are in the answer, tokens that are not).
+
+        Args:
+            output_ids: all of a finished answer.
+        """
+        self.match.follow(output_ids[self.match.num_seen :])
+        covered = min(self.match.num_covered, len(output_ids), len(self.match))
+        return covered, len(self.match) - covered
 
 
 @dataclass(slots=True)
@@ -51,7 +84,7 @@ class RequestState:
             segment is complete, if ``resumes``.
         drafting_suspended: a draft was due and did not start, because it was not expected to pay.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
-        num_failed: consecutive drafts that brought nothing.
+        num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
@@ -63,7 +96,9 @@ class RequestState:
         last_decode_at: time of its last output, in seconds, while the target decodes.
         num_target_run, num_matched_run: tokens of the last output that the target chose, and how
             many of those are matched draft tokens.
-        stats: counters for ``meta_info``.
+        stats: counters for ``meta_info``; ``sources``: those of each source of drafts.
+        texts: by source, a text that drafts for it.
+        last_source: source of the last verified draft.
         trace: one record per round.
         counted: what ``counters.Counters`` has counted so far.
     """
@@ -95,6 +130,9 @@ class RequestState:
     num_target_run: int = 1
     num_matched_run: int = 0
     stats: Stats = field(default_factory=Stats)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
+    texts: dict[str, RequestText] = field(default_factory=dict)
+    last_source: str = ""
     trace: list[TraceRecord] = field(default_factory=list)
     counted: dict[str, float] = field(default_factory=dict)
 
@@ -128,12 +166,17 @@ class RequestState:
         self.output_ids = list(output_ids)
         self.num_inflight = self.num_draft_inflight = self.num_scanned = 0
         self.eagle = self.last_decode_at = None
+        for text in self.texts.values():
+            text.match.reset()
 
     def _take_back(self, num_lost: int) -> None:
         """Uncounts the last output, which a retraction under overlap discards."""
         accepted, matched = self.last_of_output(num_lost)
         self.stats.accepted_tokens -= accepted
         self.stats.matched_tokens -= matched
+        if self.last_source:
+            self.sources[self.last_source].accepted_tokens -= accepted
+            self.sources[self.last_source].matched_tokens -= matched
         start = len(self.output_ids) - num_lost
         self.trace = [record for record in self.trace if record["output_start"] < start]
 
@@ -195,19 +238,34 @@ class RequestState:
         # The last token's KV may not be written yet.
         self.draft_kv_len = self.committed_len + self.num_drafted
         num_added = self.num_drafted - count
-        self.stats.drafted_tokens += num_added
+        self._count_drafted(num_added)
         self.stats.draft_forwards += min(num_added, 1) if is_block else num_added
         is_drafting = self.phase is Phase.DRAFTING
         self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
             self.fail(NAN_IN_DRAFT)
 
-    def give_draft(self, token_ids: Sequence[int], max_prefixes: int) -> None:
-        """Takes a client's draft, to be verified as it is up to a stop token."""
+    def give_draft(self, token_ids: Sequence[int], max_prefixes: int, source: str = GIVEN) -> None:
+        """Takes a draft that no draft model wrote, to be verified as it is up to a stop token."""
         length = len(token_ids)
         self.start_draft(DraftPlan(length, max_prefixes, length))
-        self.launch_draft(length)
-        self.add_draft(token_ids, length, num_launched=length)
+        self.draft.source = source
+        for token in token_ids:
+            self.draft.token_ids.append(token)
+            if token in self.policy.stop_ids:
+                self.draft.finished = True
+                break
+        self.phase = Phase.VERIFYING
+        self._count_drafted(self.num_drafted)
+
+    def _count_drafted(self, num_tokens: int) -> None:
+        self.stats.drafted_tokens += num_tokens
+        self.source_stats.drafted_tokens += num_tokens
+
+    @property
+    def source_stats(self) -> SourceStats:
+        """Counters of the current draft's source."""
+        return self.sources.setdefault(self.draft.source, SourceStats())
 
     def ask(self, questions: Questions) -> None:
         """The draft is over; what its pass will ask."""
@@ -257,11 +315,14 @@ class RequestState:
             has_failed: the draft brought nothing.
             record: the trace's, if the request keeps one.
         """
-        self.num_failed = self.num_failed + 1 if has_failed else 0
+        if self.draft.source == MODEL:
+            self.num_failed = self.num_failed + 1 if has_failed else 0
         self.num_target_run, self.num_matched_run = num_target, matched
-        self.stats.rounds += 1
-        self.stats.accepted_tokens += accepted_len
-        self.stats.matched_tokens += matched
+        self.last_source = self.draft.source
+        for stats in (self.stats, self.source_stats):
+            stats.rounds += 1
+            stats.accepted_tokens += accepted_len
+            stats.matched_tokens += matched
         if record is not None:
             self.trace.append(record)
 
@@ -353,6 +414,8 @@ class RequestState:
         decode: float = 0.0,
     ) -> None:
         """Adds the request's part of a stage's wall time, in ms."""
+        if verify and self.last_source:
+            self.sources[self.last_source].verify_ms += verify
         self.stats.prefill_ms += prefill
         self.stats.draft_ms += draft
         self.stats.verify_ms += verify

@@ -6,6 +6,7 @@ A backend may pad or repack weights. Activations are not counted: they use the m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +63,12 @@ def device_bytes(device: str) -> int:
     return min(module.mem_get_info(index)[1] for index in range(module.device_count()))
 
 
-def fits(args: Any, target: Any, weights: tuple[Weights, Weights]) -> str:
+def fits(args: Any, target: Any, weights: Sequence[Weights]) -> str:
     """Checks that weights and KV fit, and a request as long as the context.
 
     Args:
         target: its ``ModelConfig``.
-        weights: of target and draft.
+        weights: of all models.
     """
     dtypes, ranks = (args.kv_cache_dtype, args.tp_size), args.tp_size
     drafts, draft_dtype = slot_sharers(args), args.speculative_draft_kv_cache_dtype

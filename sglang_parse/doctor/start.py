@@ -147,10 +147,13 @@ class Start:
 
     def models(self) -> str:
         pair = models.read_pair(self.args)
-        for check in models.PAIR_CHECKS:
+        for check in models.PAIR_CHECKS if pair[1] else (models.check_attention,):
             if check not in (models.check_vocabularies, models.check_contexts):  # have their lines
                 check(self.args, *pair)
-        kinds = [f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" for m in pair]
+        kinds = [
+            f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" if m else "none"
+            for m in pair
+        ]
         return f"target {kinds[0]}; draft {kinds[1]}"
 
     # -- read once, for several checks ----------------------------------------------
@@ -162,9 +165,16 @@ class Start:
 
     @cached_property
     def pair(self) -> tuple[Any, Any]:
-        """``ModelConfig`` of target and draft."""
+        """``ModelConfig`` of target and draft, None without a draft model."""
         with _reading("models"):
             return models.read_pair(self.args)
+
+    @property
+    def draft(self) -> Any:
+        """``ModelConfig`` of the draft model."""
+        if self.pair[1] is None:
+            not_checked("no draft model: drafts are requests' predictions only")
+        return self.pair[1]
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -173,13 +183,17 @@ class Start:
             return models.tokenizer_of(self.args)
 
     @cached_property
-    def weights(self) -> tuple[memory.Weights, memory.Weights]:
-        """Those of target and draft."""
+    def weights(self) -> Sequence[memory.Weights]:
+        """Those of target and draft; the target's alone without a draft model."""
         paths = self.args.model_path, self.args.speculative_draft_model_path
-        target, draft = map(memory.weights_of, paths, [model.dtype for model in self.pair])
-        if target is None or draft is None:
+        models = [
+            (path, model.dtype) for path, model in zip(paths, self.pair, strict=True) if model
+        ]
+        weights = [memory.weights_of(path, dtype) for path, dtype in models]
+        found = [one for one in weights if one is not None]
+        if len(found) < len(models):
             not_checked("no safetensors files of the models' weights on this machine")
-        return target, draft
+        return found
 
     def built_question(self) -> Question | None:
         return question_for(self.args, self.tokenizer, self.config)
@@ -187,21 +201,21 @@ class Start:
     # -- of the models --------------------------------------------------------------
 
     def tokenizers(self) -> str:
-        _, tokenizer = self.pair, self.tokenizer
+        _, tokenizer = self.draft, self.tokenizer
         models.check_tokenizers(self.args, tokenizer)
         return f"the same {len(tokenizer.get_vocab()):,} entries"
 
     def vocabularies(self) -> str:
-        models.check_vocabularies(self.args, *self.pair)
+        models.check_vocabularies(self.args, self.pair[0], self.draft)
         return f"{self.pair[0].vocab_size:,} tokens each"
 
     def context_lengths(self) -> str:
-        models.check_contexts(self.args, *self.pair)
-        target, draft = self.pair
+        target, draft = self.pair[0], self.draft
+        models.check_contexts(self.args, target, draft)
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
     def draft_forward(self) -> str:
-        block = models.parallel_draft(self.config, self.pair[1])
+        block = models.parallel_draft(self.config, self.draft)
         if block.size == 1:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"
@@ -216,7 +230,7 @@ class Start:
         return f"{self.config.eagle3_path} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
-        target, draft = self.weights
+        _, (target, draft) = self.draft, self.weights
         ratio = target.count / draft.count
         found = (
             f"{target.count:,} and {draft.count:,} weights: {ratio:.1f} to 1 (in a mixture of "

@@ -13,6 +13,7 @@ To follow one verify iteration, read these files in this order:
 
 Beside them:
 
+    sources        where drafts come from: the draft model, or texts (a package)
     drafting       everything the draft model does (a package)
     eagle          an EAGLE-3 head that accelerates the target's decode steps
     target         the target's prefill and decode forwards through SGLang

@@ -23,7 +23,9 @@ def admit(engine: Engine, req: Req) -> None:
     """Sets ``parse_policy`` of a request that joins the waiting queue, also after a retraction."""
     if getattr(req, "parse_policy", None) is not None:
         return
-    policy = req.parse_policy = policy_for(engine, req)
+    options = RequestOptions.read(req.sampling_params.custom_params, engine.config)
+    policy = req.parse_policy = policy_for(engine, req, options)
+    engine.sources.receive(req, "" if policy.is_plain else options.draft)
     # Requests with an adapter use a separate part of the radix cache anyway.
     if engine.eagle is not None and not policy.uses_eagle and not req.lora_id:
         req.extra_key = "|".join(filter(None, (BYPASS_KEY, req.extra_key)))
@@ -40,9 +42,8 @@ def finish(engine: Engine, req: Req) -> None:
         )
 
 
-def policy_for(engine: Engine, req: Req) -> RequestPolicy:
+def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPolicy:
     config, certified = engine.config, engine.certified
-    options = RequestOptions.read(req.sampling_params.custom_params, config)
     feature = fallback.unsupported_feature(req)
     plain_reason = feature if options.enabled else "switched off"
     is_adjusted = Adjustment.adjusts(req)

@@ -19,6 +19,11 @@ from sglang_parse.core.block import NO_TOKEN
 T = TypeVar("T")
 
 
+def is_first_rank() -> bool:
+    """Whether this is rank 0, whose decisions count."""
+    return get_parallel().tp_group.rank_in_group == 0
+
+
 def broadcast(values: torch.Tensor) -> torch.Tensor:
     """Rank 0's ``values``; without communication on one rank.
 

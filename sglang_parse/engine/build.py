@@ -12,10 +12,12 @@ from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import PREDICTION
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.engine.broadcast import is_first_rank
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.drafter import Drafter
@@ -24,6 +26,10 @@ from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.heads import CapturedLayers, Head
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
+from sglang_parse.engine.sources.chain import SourceChain
+from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
+from sglang_parse.engine.sources.text import TextSource
 from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
@@ -59,8 +65,10 @@ def build_engine(
         tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
     question = question_for(target_worker.server_args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft = DraftModel(*models, graph_steps=config.draft_graph_steps)
-    parallel = _parallel_draft(config, draft)
+    draft, parallel = None, ParallelDraft()
+    if server_args.speculative_draft_model_path:
+        draft = DraftModel(*models, graph_steps=config.draft_graph_steps)
+        parallel = _parallel_draft(config, draft)
     target, guard = TargetModel(target_worker), DraftGuard(server_args.tp_size)
     controller = _controller(config, server_args, max_question_len)
     certified = certified_server(server_args, config, question, str(target.runner.dtype))
@@ -78,9 +86,9 @@ def build_engine(
             layers=captured.layers if captured else (),
             drift=_drift_watch(config, certified),
         )
-    return Engine(
-        config=config,
-        drafter=Drafter(
+    drafter = None
+    if draft is not None:
+        drafter = Drafter(
             draft,
             block_size=parallel.size,
             mask_id=parallel.mask_id,
@@ -89,13 +97,25 @@ def build_engine(
             plans_on_device=SUPPORT[server_args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,
             is_timed=not server_args.enable_deterministic_inference,
-        ),
+        )
+    question_rows = 0 if config.has_head else max_question_len
+    context_len = target.runner.model_config.context_len
+    encoder = TextEncoder(tokenizer, context_len) if is_first_rank() else None
+    sources = SourceChain(
+        TextSource(PREDICTION, config, controller, question_rows),
+        DraftModelSource(controller) if drafter else None,
+        IncomingTexts(encoder, counters),
+    )
+    return Engine(
+        config=config,
+        drafter=drafter,
         draft_guard=guard,
         eagle=eagle,
         judge=judge,
         verifier=Verifier(target, judge, is_masked=is_masked),
-        committer=Committer(config, judge, controller, counters),
+        committer=Committer(config, judge, controller, counters, sources),
         schedule=Schedule(config, controller, max_question_len, parallel.size),
+        sources=sources,
         controller=controller,
         counters=counters,
         certified=certified,

@@ -14,7 +14,7 @@ from operator import ne
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Action, Draft, Phase, TraceRecord
+from sglang_parse.core.phases import MODEL, Action, Draft, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
@@ -25,6 +25,7 @@ from sglang_parse.engine.faults import NAN_IN_TARGET
 from sglang_parse.engine.heads import encode_hidden_states
 from sglang_parse.engine.requests import draft_completes_answer, tokens_left
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.verdicts import Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
@@ -37,8 +38,9 @@ class Committer:
     Args:
         config: the server's settings.
         judge: where verdicts come from; None in token mode.
-        controller: decides about drafts, and observes every round.
+        controller: observes segments of the target.
         counters: the process's counters.
+        sources: start drafts, and observe every round.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class Committer:
         judge: Judge | None,
         controller: Controller,
         counters: Counters,
+        sources: SourceChain,
     ) -> None:
-        self.config, self.judge = config, judge
+        self.config, self.judge, self.sources = config, judge, sources
         self.controller, self.counters = controller, counters
         self._simulated = SimulatedAcceptance.from_env(config)
         if self._simulated is not None:
@@ -64,11 +67,12 @@ class Committer:
         finished = first_id in state.policy.stop_ids or tokens_left(req) <= 1
         given = state.policy.draft_token_ids if not state.output_ids else ()
         if state.phase is Phase.DRAFTING and not finished and not given:
-            self._resume_drafting(state, len(state.output_ids))
+            new_ids = () if first_id is None else (first_id,)
+            self._resume_drafting(req, new_ids, len(state.output_ids))
         state.begin(first_id)
         if given and self.judge is not None:
             state.give_draft(given[1:], self.config.max_prefixes)
-            self.judge.ask(req)
+        self.ask(req)
 
     def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
         """Moves the request to its next phase and returns its output tokens."""
@@ -86,7 +90,13 @@ class Committer:
             num_matched = matching_tokens(result.proposed, tokens)
             tokens = tokens[: num_matched + 1][: max(1, tokens_left(req))]
         is_eagle = result.action is Action.EAGLE_DECODE
-        return self._commit_decode(state, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+        return self._commit_decode(req, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+
+    def ask(self, req: Req) -> None:
+        """Attaches questions to a draft that has just begun and is complete: a text."""
+        draft = req.parse_state.draft
+        if self.judge is not None and draft.token_ids and not draft.prefix_ends:
+            self.judge.ask(req)
 
     # -- drafts -----------------------------------------------------------------
 
@@ -105,7 +115,7 @@ class Committer:
         has_failed = self._observe(req, result, verdicts, accepted_len, matched)
         tokens = (*draft.token_ids[:accepted_len], *bonus)
         state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
-        self._after_round(state, draft, selection, bonus, matched)
+        self._after_round(req, draft, selection, tokens, matched)
         return tokens
 
     def _select(self, state: RequestState, result: TargetResult, verdicts: Verdicts) -> Selection:
@@ -141,25 +151,28 @@ class Committer:
         matched: int,
     ) -> bool:
         """Counts the outcome and feeds the controller; returns whether the draft failed."""
-        state = req.parse_state
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
         self.counters.observe_verify(outcome.num_verified, accepted_len, verdicts.values)
         if self.judge is not None:
             decides = self._simulated is None
             self.judge.observe(req, verdicts, result.target_tokens, decides=decides)
-        threshold = state.policy.threshold
-        self.controller.observe_round(threshold, outcome, num_failed=state.num_failed)
+        self.sources.observe(req, outcome)
         return outcome.has_failed
 
     def _after_round(
         self,
-        state: RequestState,
+        req: Req,
         draft: Draft,
         selection: Selection,
-        bonus: Sequence[int],
+        tokens: Sequence[int],
         matched: int,
     ) -> None:
-        """The next phase: drafting, or first the rest of the segment by the target."""
+        """The next phase: drafting, or first the rest of the segment by the target.
+
+        Args:
+            tokens: the accepted and the bonus tokens.
+        """
+        state, bonus = req.parse_state, tokens[selection.accepted_len :]
         start = len(state.output_ids) + selection.accepted_len
         rejected = selection.accepted_len < draft.num_verified
         state.start_decode(start, resumes=not rejected or self.config.on_reject == "redraft")
@@ -167,21 +180,20 @@ class Committer:
         may_draft = state.resumes and (
             not rejected or self._segment_end(state, bonus, len(bonus)) is not None
         )
-        if may_draft and self._resume_drafting(state, start + len(bonus)):
+        may_draft = may_draft and self._resume_drafting(req, tokens, start + len(bonus))
+        if may_draft and draft.source == state.draft.source == MODEL:
             carried = _carry_over(draft, selection, bonus)
         state.carry_over(carried, selection.accepted_len + matched + len(carried))
 
     # -- decode -----------------------------------------------------------------
 
-    def _commit_decode(
-        self, state: RequestState, tokens: Sequence[int], is_eagle: bool
-    ) -> Sequence[int]:
-        num_beyond = 0
+    def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
+        state, num_beyond = req.parse_state, 0
         if state.phase is Phase.DECODING and state.resumes:
             segment = [*state.output_ids[state.segment_start :], *tokens]
             end = self._segment_end(state, segment, len(tokens))
             num_written = len(state.output_ids) + len(tokens)
-            if end is not None and self._resume_drafting(state, num_written):
+            if end is not None and self._resume_drafting(req, tokens, num_written):
                 num_beyond = len(segment) - end
         state.finish_decode(len(tokens), num_beyond=num_beyond, is_eagle=is_eagle)
         return tokens
@@ -200,15 +212,17 @@ class Committer:
             self.controller.observe_decoded_segment(state.policy.threshold, end)
         return end
 
-    def _resume_drafting(self, state: RequestState, num_written: int) -> bool:
-        """Starts a draft if it is expected to pay; else the target decodes one more segment."""
-        policy = state.policy
-        plan = self.controller.plan(policy.threshold, state.num_failed, always=policy.always_drafts)
-        if plan:
-            state.start_draft(plan)
-        else:
-            state.skip_draft(num_written, self.controller.no_draft_reason)
-        return bool(plan)
+    def _resume_drafting(self, req: Req, new_ids: Sequence[int], num_written: int) -> bool:
+        """Starts a draft if one is expected to pay; else the target decodes one more segment.
+
+        Args:
+            new_ids: what this iteration outputs.
+            num_written: output tokens before the target's segment.
+        """
+        reason = self.sources.start(req, new_ids)
+        if reason:
+            req.parse_state.skip_draft(num_written, reason)
+        return not reason
 
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
         self.counters.simulated_accept_ratio = simulated.fraction
@@ -254,6 +268,7 @@ def trace_record(
     draft, question = state.draft, judge and judge.question
     record: TraceRecord = {
         "output_start": len(state.output_ids),
+        "source": draft.source,
         "anchor_token_id": state.output_ids[-1],
         "draft_token_ids": list(draft.token_ids),
         "finished": draft.finished,

@@ -15,6 +15,7 @@ from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.schedule import Schedule
+from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.timing import StageTimer
 from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
@@ -23,17 +24,18 @@ from sglang_parse.startup.certificates import Certified
 
 @dataclass(slots=True)
 class Engine:
-    """Everything that an iteration works with; ``eagle`` is None without an EAGLE-3 head,
-    ``judge`` in token mode."""
+    """Everything that an iteration works with; ``drafter`` is None without a draft model,
+    ``eagle`` without an EAGLE-3 head, ``judge`` in token mode."""
 
     config: ParseConfig
-    drafter: Drafter
+    drafter: Drafter | None
     draft_guard: DraftGuard
     eagle: EagleDecoder | None
     judge: Judge | None
     verifier: Verifier
     committer: Committer
     schedule: Schedule
+    sources: SourceChain
     controller: Controller
     counters: Counters
     certified: Certified
@@ -41,9 +43,11 @@ class Engine:
 
     def observe(self, stages: Sequence[StageTime]) -> None:
         """Learns from an iteration's stage times; the same on all ranks where they decide."""
-        if self.controller.is_adaptive or len(self.drafter.choice.costs) > 1:
+        choice = self.drafter.choice if self.drafter else None
+        if self.controller.is_adaptive or (choice and len(choice.costs) > 1):
             stages = broadcast_object(stages)
         self.controller.observe(stages)
-        self.drafter.choice.observe(stages)
+        if choice:
+            choice.observe(stages)
         self.counters.expected_speedup = self.controller.speedup
         self.counters.last_plan = self.controller.last_plan

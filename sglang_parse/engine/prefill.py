@@ -28,13 +28,15 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
             req.parse_state = RequestState(req.parse_policy)
+            engine.sources.begin(req)
     engine.timer.end_idle()
     engine.schedule.invalidate()
     num_eagle = eagle_ms = 0.0
     with engine.timer.start() as watch:
         forward = engine.verifier.target.prefill(batch, **kwargs)
         given = _give_first_tokens(batch, engine, forward.result)
-        engine.drafter.model.kv.clear(batch.out_cache_loc)
+        if engine.drafter is not None:
+            engine.drafter.model.kv.clear(batch.out_cache_loc)
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             req.parse_state.restart(length, req.output_ids)
         if engine.eagle is not None:
@@ -48,6 +50,7 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     num_drafting = sum(not req.parse_state.policy.is_plain for req in batch.reqs)
     observed = (num_drafting * ms_per_req, int(num_eagle), eagle_ms)
     engine.controller.observe_prefill(*broadcast_object(observed))
+    engine.sources.poll(batch.reqs, may_wait=True)
     for req, first_id in zip(batch.reqs, first_ids, strict=True):
         if first_id == NO_TOKEN:
             req.parse_state.fail(NAN_IN_TARGET)

@@ -96,6 +96,13 @@ def stop_ids_of(req: Req) -> frozenset[int]:
     return frozenset(ids - {None})
 
 
+def stop_id_of(req: Req) -> int | None:
+    """The token id that an answer usually ends with; None if nothing finishes the request."""
+    stop_ids = req.parse_state.policy.stop_ids
+    usual = req.tokenizer.eos_token_id if req.tokenizer is not None else None
+    return usual if usual in stop_ids else min(stop_ids, default=None)
+
+
 def sequence_slice(req: Req, start: int, end: int, draft: Sequence[int] = ()) -> list[int]:
     """Token ids [start, end) of prompt + output + draft."""
     ids: list[int] = []

@@ -27,7 +27,8 @@ class Req(Protocol):
     """One request.
 
     Attributes:
-        parse_policy, parse_state: PARSE's own, set at admission and at the first prefill.
+        parse_policy, parse_state: PARSE's own, set at admission and at the first prefill;
+            parse_incoming: texts that are on their way.
         output_ids: tokens of processed results; PARSE's ``RequestState.output_ids`` is ahead.
         extra_key: namespace of the radix cache.
         to_finish: finish reason that SGLang applies when it processes the result.
@@ -36,6 +37,7 @@ class Req(Protocol):
     rid: str
     parse_policy: RequestPolicy
     parse_state: RequestState
+    parse_incoming: dict[str, Any]
     origin_input_ids: Sequence[int]
     output_ids: Sequence[int]
     sampling_params: Any

@@ -23,6 +23,7 @@ from sglang_parse.core.phases import Action
 from sglang_parse.device import wait_for_device
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
+from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.faults import end_request
 from sglang_parse.engine.logprobs import TokenLogprobs
 from sglang_parse.engine.parts import Engine
@@ -82,25 +83,26 @@ class Step:
     # -- draft ------------------------------------------------------------------
 
     def _draft(self, rows: Mapping[Action, Sequence[int]], before: Step | None) -> None:
-        engine, drafting = self.engine, self._prefill_drafts(rows[Action.DRAFT])
-        if not drafting:
+        engine, drafter = self.engine, self.engine.drafter
+        drafting = self._prefill_drafts(drafter, rows[Action.DRAFT]) if drafter else ()
+        if drafter is None or not drafting:
             return
         previous = before.chunk if before else None
-        self.chunk = engine.drafter.start(self.batch, drafting, previous)
+        self.chunk = drafter.start(self.batch, drafting, previous)
         self._chunk_watch = engine.timer.start()
         unfinished = (req for req in self._reqs(drafting) if is_drafting(req))
         with engine.draft_guard.contain(unfinished, ends_failures=True):
             self.chunk.launch(self.draft_chunk, previous)
-            self.result.can_run_cuda_graph = engine.drafter.model.replays
-        if rows[Action.EAGLE_DECODE] or not engine.drafter.model.runs_ahead:
+            self.result.can_run_cuda_graph = drafter.model.replays
+        if rows[Action.EAGLE_DECODE] or not drafter.model.runs_ahead:
             self._finish_draft()
 
-    def _prefill_drafts(self, rows: Sequence[int]) -> Sequence[int]:
+    def _prefill_drafts(self, drafter: Drafter, rows: Sequence[int]) -> Sequence[int]:
         """Prefills what the draft model lacks; returns the rows that can draft now."""
         reqs, engine = self._reqs(rows), self.engine
         with engine.draft_guard.contain(reqs):
             watch = engine.timer.start()
-            num_prefilled = engine.drafter.prefill_missing(reqs)
+            num_prefilled = drafter.prefill_missing(reqs)
             if any(num_prefilled):
                 wait_for_device(self.batch.device)
                 self._times.draft_prefill(reqs, num_prefilled, watch.stop())
@@ -155,6 +157,7 @@ class Step:
     # -- commit -----------------------------------------------------------------
 
     def _commit(self) -> None:
+        self.engine.sources.poll(self.batch.reqs)
         forward, self.forward = self.forward, None
         if forward is None:
             return
@@ -191,6 +194,7 @@ class Step:
                 end_request(req, req.parse_state.fault)
             elif not is_gone(req) and self._emitted[row]:
                 req.parse_state.write(self._emitted[row])
+                engine.committer.ask(req)
                 engine.counters.observe_output(req.parse_state, now)
                 continue
             self._emitted[row] = ()

@@ -41,7 +41,7 @@ class ParseWorker(BaseSpecWorker):
         self.engine = build_engine(ParseConfig.from_env(), context.counters, *models)
         self.pipeline = context.pipeline = Pipeline(self.engine)
         self._target_worker = target_worker
-        self._draft_worker = self.engine.drafter.model
+        self._draft_worker = self.engine.drafter.model if self.engine.drafter else None
         self._running: dict[str, Req] = {}
 
     def forward_batch_generation(
@@ -88,7 +88,7 @@ class ParseWorker(BaseSpecWorker):
         if self.engine.eagle is not None:
             self.engine.eagle.init_attention_backends()
         registry.assert_used(self.engine.verifier.target.runner)
-        if self.engine.schedule.block_size > 1:
+        if self.engine.drafter is not None and self.engine.schedule.block_size > 1:
             runner = self.engine.drafter.model.draft_runner
             registry.assert_used(runner, "draft")
             check_kv(runner.server_args.attention_backend, runner.kv_cache_dtype, "draft")
@@ -105,7 +105,7 @@ class ParseWorker(BaseSpecWorker):
         if req is None:
             return
         admission.finish(self.engine, req)
-        if get_memory().disable_radix_cache:
+        if self.engine.drafter is None or get_memory().disable_radix_cache:
             return
         self.pipeline.order_after_forward(self.engine.verifier.target.runner.device)
         self.engine.drafter.model.kv.settle(req, req.owned_kv_len())

@@ -102,11 +102,11 @@ def fingerprint_of(
 
 
 def pair_digests(args: Any) -> tuple[str, str]:
-    """Returns ``model_digest`` of a server's target and draft model."""
+    """Returns ``model_digest`` of a server's target and draft model, "" without one."""
     draft, cache = args.speculative_draft_model_path, args.download_dir
     return (
         model_digest(args.model_path, args.revision, cache),
-        model_digest(draft, args.speculative_draft_model_revision, cache),
+        model_digest(draft, args.speculative_draft_model_revision, cache) if draft else "",
     )
 
 

@@ -21,6 +21,7 @@ from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.startup import compat, fallback
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
+    DRAFT,
     check_head,
     check_models,
     flag_of,
@@ -89,6 +90,8 @@ def validate_server_args(server_args: Any) -> None:
     num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
+    if draft is None:
+        logger.info("PARSE: no draft model (%s): drafts are requests' predictions only", DRAFT)
     for found, fix in fallback.plain_defaults(server_args, target):
         logger.warning("PARSE: %s. Fix: %s", found, fix)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
@@ -138,7 +141,9 @@ def check_draft_graphs(args: Any, config: ParseConfig) -> None:
     """Raises AdmissionError if several draft steps cannot be one CUDA graph."""
     if not (steps := config.draft_graph_steps):
         return
-    setting, fix, backend = flag("draft_graph_steps"), "leave it out", args.attention_backend
+    setting, model = flag("draft_graph_steps"), args.speculative_draft_model_path
+    require(model, f"{setting} without {DRAFT}", steps, "leave it out, or give a draft model")
+    fix, backend = "leave it out", args.attention_backend
     where = f"{setting} with --attention-backend {backend}"
     require(backend in GRAPHS_OF_STEPS, where, steps, f"{fix}, or use fa3 or triton")
     # Rank 0 broadcasts its choice at every step, which is untested inside a graph.

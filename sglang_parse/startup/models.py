@@ -39,21 +39,27 @@ def _check_folder(path: str, setting: str) -> None:
 
 
 def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Returns the ``ModelConfig`` of target and draft; raises AdmissionError if they do not fit."""
+    """Returns the ``ModelConfig`` of target and draft, None without a draft model.
+
+    Raises:
+        AdmissionError: they do not fit.
+    """
     target, draft = read_pair(args)
-    for check in PAIR_CHECKS:
+    checks = PAIR_CHECKS if draft else (check_attention,)
+    for check in checks:
         check(args, target, draft)
-    check_tokenizers(args, tokenizer)
+    if draft:
+        check_tokenizers(args, tokenizer)
     return target, draft
 
 
 def read_pair(args: Any) -> tuple[Any, Any]:
-    """Returns the ``ModelConfig`` of target and draft, unchecked."""
+    """Returns the ``ModelConfig`` of target and draft, unchecked; None without a draft model."""
     draft_path = args.speculative_draft_model_path
-    require(draft_path, DRAFT, draft_path, "give a small model with the target's tokenizer")
-    _check_folder(draft_path, DRAFT)
+    if draft_path:
+        _check_folder(draft_path, DRAFT)
     target = _model_config(args, args.model_path, args.context_length, TARGET)
-    return target, _model_config(args, draft_path, None, DRAFT)
+    return target, _model_config(args, draft_path, None, DRAFT) if draft_path else None
 
 
 def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
@@ -83,8 +89,10 @@ def check_attention(args: Any, target: Any, draft: Any) -> None:
         "use a model with multi-head or grouped-query attention in every layer, such as Qwen3, "
         "Llama 3 or GLM-4.5, or start without --speculative-algorithm PARSE"
     )
-    paths = args.model_path, args.speculative_draft_model_path
-    for setting, path, model in zip((TARGET, DRAFT), paths, (target, draft), strict=True):
+    models = [(TARGET, args.model_path, target)]
+    if draft is not None:
+        models.append((DRAFT, args.speculative_draft_model_path, draft))
+    for setting, path, model in models:
         kind = _special_attention(model)
         require(not kind, setting, f"{path}, a {model.hf_config.architectures[0]} with {kind}", fix)
     window = getattr(target.hf_text_config, "sliding_window", None)
@@ -172,12 +180,19 @@ class ParallelDraft:
 def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
     """Returns the parallel drafting that the settings and the draft's ``ModelConfig`` allow.
 
+    Args:
+        draft: None without a draft model.
+
     Raises:
         AdmissionError: it is set, and the draft's files name no valid mask token.
     """
+    size, setting = config.block_size, flag("draft_parallel_tokens")
+    if draft is None:
+        fix = f"leave it out, or give a draft model with {DRAFT}"
+        require(size in (None, 1), setting, size, fix)
+        return ParallelDraft()
     named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
     key, mask_id = next(((k, v) for k, v in named.items() if v is not None), ("", None))
-    size, setting = config.block_size, flag("draft_parallel_tokens")
     if size == 1 or (size is None and mask_id is None):
         return ParallelDraft()
     if mask_id is None:
@@ -193,7 +208,8 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
 def slot_sharers(args: Any) -> list[Any]:
     """Returns the ``ModelConfig`` of every model with KV under the target's slot numbers."""
     config = ParseConfig.from_env()
-    sharers = [_model_config(args, args.speculative_draft_model_path, None, DRAFT)]
+    draft_path = args.speculative_draft_model_path
+    sharers = [_model_config(args, draft_path, None, DRAFT)] if draft_path else []
     if config.uses_eagle3:
         sharers.append(_model_config(args, config.eagle3_path, None, flag("eagle3_path")))
     return sharers

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_parse.core.block import Masks
-from sglang_parse.core.counters import request_counts
+from sglang_parse.core.counters import request_counts, source_counts
+from sglang_parse.core.phases import GIVEN, MODEL, PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,40 @@ class Metric:
 
 
 PREFIX = "sglang:parse_"
+TEXT_SOURCES = (PREDICTION,)
+SOURCES = (MODEL, *TEXT_SOURCES, GIVEN)
 TENTHS = tuple(i / 10 for i in range(1, 10))
 METRICS = (
     Metric("requests_total", "Requests served with PARSE."),
     Metric("plain_requests_total", "Requests served by plain decoding.", "reason", ()),
     Metric("faults_total", "Requests that PARSE ended with an error."),
-    Metric("drafted_tokens_total", "Draft tokens generated."),
+    Metric("drafted_tokens_total", "Draft tokens of all sources."),
+    Metric("source_rounds_total", "Drafts verified, by their source.", "source", SOURCES),
+    Metric("source_drafted_tokens_total", "Draft tokens, by source.", "source", SOURCES),
+    Metric("source_accepted_tokens_total", "Accepted draft tokens, by source.", "source", SOURCES),
+    Metric(
+        "source_matched_tokens_total",
+        "Draft tokens after the accepted prefix that equal the target's choices, by source.",
+        "source",
+        SOURCES,
+    ),
+    Metric(
+        "source_verify_seconds_total",
+        "Wall time of verifying drafts, by source; included in stage_seconds_total.",
+        "source",
+        SOURCES,
+    ),
+    Metric(
+        "source_faults_total",
+        "Drafts that a source should have given and did not, because something failed.",
+        "source",
+        TEXT_SOURCES,
+    ),
     Metric(
         "draft_forwards_total",
         "Forwards of the draft model that generated draft tokens, counted once per request in the "
-        "batch; drafted_tokens_total / draft_forwards_total is the tokens per draft forward.",
+        "batch; source_drafted_tokens_total of the model / draft_forwards_total is the tokens per "
+        "draft forward.",
     ),
     Metric(
         "draft_forward_passes_total",
@@ -173,6 +198,10 @@ METRICS = (
 )
 
 
+def _rounded(counts: dict[str, float]) -> dict[str, float]:
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in counts.items()}
+
+
 META_INFO = {
     "mode": "`parse`, or `plain` for plain decoding",
     "reason": 'with `plain`: "switched off", "hidden states", "LoRA", ...; with `parse`, if '
@@ -187,9 +216,15 @@ META_INFO = {
     "certified": "only with a certificate for the threshold: whether its guarantee covers this "
     "request; false if the request sets a lower threshold, samples or is served by plain decoding, "
     "and if the server differs from the certified one",
-    "tokens_per_draft_forward": "`drafted_tokens` / `draft_forwards`; 0 without a draft",
+    "tokens_per_draft_forward": "the draft model's `drafted_tokens` / `draft_forwards`; 0 without "
+    "a draft",
     "plan": "the plan of its last round: maximum `draft_tokens`, `max_prefixes` and `draft_chunk`, "
     "and the expected `speedup`, null for a probe; absent without a draft",
+    "sources": "by source of drafts (`model`, `prediction`, `draft_token_ids`): `rounds`, "
+    "`drafted_tokens`, `accepted_tokens`, `matched_tokens` and `verify_ms` of its drafts",
+    "prediction": "only with a prediction: how many of its tokens are in the answer "
+    "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
+    "was not read, because no answer can be as long",
     "trace": "only if requested; one record per round",
     "fingerprint": "with a trace: the settings that its verdicts depend on, as in a certificate",
 }
@@ -222,9 +257,18 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
         info["decode_accelerator"] = state.policy.decode_accelerator
     else:
         shown = {k: v for k, v in shown.items() if not k.startswith("eagle3_")}
-    per_forward = shown["drafted_tokens"] / max(1, shown["draft_forwards"])
-    shown["tokens_per_draft_forward"] = float(per_forward)
-    info.update({k: round(v, 3) if isinstance(v, float) else v for k, v in shown.items()})
+    sources = source_counts(req)
+    num_by_model = sources.get(MODEL, {}).get("drafted_tokens", 0)
+    shown["tokens_per_draft_forward"] = float(num_by_model / max(1, shown["draft_forwards"]))
+    info.update(_rounded(shown))
+    info["sources"] = {source: _rounded(counts) for source, counts in sources.items()}
+    if (text := state.texts.get(PREDICTION)) is not None:
+        covered, left = text.count_covered(req.output_ids_through_stop)
+        info["prediction"] = {
+            "accepted_tokens": covered,
+            "rejected_tokens": left,
+            "unused_characters": text.num_unused,
+        }
     if state.plan is not None:
         info["plan"] = asdict(state.plan)
     if state.policy.certified is not None:

@@ -7,6 +7,7 @@
     threshold_stats   acceptance statistics and drafting state per threshold
     acceptance        acceptance of drafts by depth
     agreement         matched tokens after a rejection point
+    text_length       length of drafts from a text
     layout_choice     draft layout with the lowest cost per accepted token
     eagle_gate        whether the EAGLE-3 head runs for a request
     lru               bounded map for keys that clients choose

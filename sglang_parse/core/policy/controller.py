@@ -61,6 +61,10 @@ SUSPEND_SPEEDUP, RESUME_SPEEDUP = 1.05, 1.1
 """Expected speedups below which drafting is suspended and from which it resumes. Expectation
 exceeded reality by 4 to 6 % where drafting about broke even (simulated acceptance 0.1 and 0.3)."""
 
+EXTRA_PER_ROW = 1 / 32
+"""Cost of one more row in a forward before costs are known, in decode steps."""
+DRAFTING_OFF = "drafting is off (--parse-drafting never)"
+
 
 @dataclass(slots=True)
 class Controller:
@@ -202,7 +206,7 @@ class Controller:
         if self.mode == "always":
             return self._full_plan()
         if self.mode != "auto":
-            return self._no_draft("drafting is off (--parse-drafting never)")
+            return self._no_draft(DRAFTING_OFF)
         if threshold > 1:
             return self._no_draft("a threshold above 1 accepts no draft")
         key = stats_key(threshold, num_failed)
@@ -283,6 +287,18 @@ class Controller:
             stats.num_queries, stats.search_load = 0, load
             stats.search_rounds, stats.search_ms = rounds, self._observed_ms
         return stats.best_plan
+
+    def extra_cost(self, num_rows: int) -> float:
+        """Cost of verifying a draft of one request, in ``num_rows`` rows, instead of a decode step
+        of it: in tokens that the running requests decode in that time. 0 unless adaptive."""
+        if not self.is_adaptive:
+            return 0.0
+        step_ms = self._costs.decode.at(self.num_running)
+        pass_ms = self._costs.verify.at(self.num_running - 1 + num_rows)
+        if not step_ms or pass_ms is None:
+            return EXTRA_PER_ROW * num_rows
+        tokens_per_step = self.num_running * self._costs.tokens_per_step
+        return max(0.0, pass_ms / step_ms - 1) * tokens_per_step
 
     # -- requests ---------------------------------------------------------------
 

@@ -1,0 +1,32 @@
+"""The draft model as a source of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_parse.core.phases import MODEL
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.engine.sglang_types import Req
+
+
+class DraftModelSource:
+    """Drafts that the draft model writes over the next iterations, planned by the controller."""
+
+    name = MODEL
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
+        state = req.parse_state
+        policy, controller = state.policy, self._controller
+        plan = controller.plan(policy.threshold, state.num_failed, always=policy.always_drafts)
+        if plan is None:
+            return controller.no_draft_reason
+        state.start_draft(plan)
+        return ""
+
+    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+        state = req.parse_state
+        self._controller.observe_round(state.policy.threshold, outcome, num_failed=state.num_failed)

@@ -1,0 +1,29 @@
+"""The interface of a source of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.engine.sglang_types import Req
+
+
+class DraftSource(Protocol):
+    """Where drafts come from.
+
+    Attributes:
+        name: in ``Draft.source``, ``meta_info`` and metrics.
+    """
+
+    name: str
+
+    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+        """Starts the request's next draft; its answer so far is its output and ``new_ids``.
+
+        Returns:
+            "" if a draft has started; else why not.
+        """
+
+    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+        """Learns how the request's draft, which is of this source, was verified."""

@@ -1,0 +1,83 @@
+"""Drafts from a text of a request: its predicted output.
+
+They need no forward of a draft model: a draft starts with the verify pass in the next iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
+from sglang_parse.core.policy.text_length import SourceAgreement, TextLength
+from sglang_parse.core.request import RequestText
+from sglang_parse.core.text_match import TextMatch
+from sglang_parse.engine.requests import stop_id_of, tokens_left
+from sglang_parse.engine.sglang_types import Req
+
+MAX_PREFIXES = 4
+"""Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
+
+
+class TextSource:
+    """Drafts from the texts of one kind.
+
+    Args:
+        name: of the texts among ``RequestState.texts``.
+        config: the server's settings.
+        controller: knows the costs of verify passes.
+        question_rows: rows of a question; 0 where verdicts need none.
+    """
+
+    def __init__(
+        self, name: str, config: ParseConfig, controller: Controller, question_rows: int
+    ) -> None:
+        self.name, self._config, self._controller = name, config, controller
+        self._question_rows = question_rows
+        self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
+        self._agreement = SourceAgreement()
+
+    def new_text(self, *, is_complete: bool) -> RequestText:
+        """A text of a request, still without tokens."""
+        length = TextLength(self._agreement.for_request())
+        return RequestText(TextMatch(), length, is_complete=is_complete)
+
+    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+        state, text = req.parse_state, req.parse_state.texts[self.name]
+        if self._config.drafting == "never" and not state.policy.always_drafts:
+            return DRAFTING_OFF
+        match, num_written = text.match, len(state.output_ids) + len(new_ids)
+        pending = num_written - match.num_seen
+        match.follow([*state.output_ids, *new_ids][-pending:] if pending else ())
+        limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
+        rest = match.rest(limit) if limit > 1 else ()
+        cost = self._cost
+        length = text.length.choose(match.match_len, len(rest), num_written, cost)
+        if not length:
+            return f"the {self.name} {'does not fit here' if len(match) else 'is not ready'}"
+        draft_ids = [*rest[:length]]
+        if self._ends_answer(text, length, len(rest), limit) and (stop := stop_id_of(req)):
+            draft_ids.append(stop)
+        text.cost = cost(length)
+        state.give_draft(draft_ids, self._max_prefixes, self.name)
+        return ""
+
+    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+        text = req.parse_state.texts[self.name]
+        match, num_drafted = text.match, outcome.num_drafted
+        num_output = min(outcome.accepted_len + outcome.num_matched, num_drafted)
+        self._agreement.observe(match.match_len, num_drafted, num_output)
+        text.length.observe(match.match_len, num_drafted, num_output, text.cost)
+        if num_output == num_drafted:
+            match.follow_draft()
+
+    def _ends_answer(self, text: RequestText, length: int, num_left: int, limit: int) -> bool:
+        """Whether the answer would end behind the draft, as its text does. The target says so
+        itself in token mode; a verdict on the complete answer needs the stop token."""
+        is_end = text.is_complete and length == num_left < limit
+        return self._config.is_semantic and is_end
+
+    def _cost(self, num_tokens: int) -> float:
+        rows = 1 + num_tokens + self._max_prefixes * self._question_rows
+        return self._controller.extra_cost(rows)
