@@ -208,6 +208,16 @@ class RequestState:
         """Counts draft tokens, at most, that the draft model has been launched for."""
         self.num_draft_inflight += num_tokens
 
+    def add_text(self, source: str, text: RequestText) -> None:
+        """Adds a text that may draft; ``extend_text`` its tokens."""
+        self.texts[source] = text
+
+    def extend_text(self, source: str, token_ids: Sequence[int], num_unused: int) -> None:
+        """A text is complete."""
+        text = self.texts[source]
+        text.match.extend(token_ids)
+        text.is_complete, text.num_unused = True, num_unused
+
     def add_draft(
         self,
         token_ids: Sequence[int],

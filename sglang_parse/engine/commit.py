@@ -93,7 +93,7 @@ class Committer:
         return self._commit_decode(req, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
 
     def ask(self, req: Req) -> None:
-        """Attaches questions to a draft that has just begun and is complete: a text."""
+        """Attaches the questions to a complete draft."""
         draft = req.parse_state.draft
         if self.judge is not None and draft.token_ids and not draft.prefix_ends:
             self.judge.ask(req)

@@ -122,12 +122,9 @@ class Step:
 
     def _ask(self, rows: Sequence[int]) -> None:
         """Attaches the questions to complete drafts."""
-        judge = self.engine.judge
-        if judge is None:
-            return
         for req in self._reqs(rows):
             if not is_gone(req):
-                judge.ask(req)
+                self.engine.committer.ask(req)
 
     # -- verify -----------------------------------------------------------------
 

@@ -56,6 +56,8 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
 def read_pair(args: Any) -> tuple[Any, Any]:
     """Returns the ``ModelConfig`` of target and draft, unchecked; None without a draft model."""
     draft_path = args.speculative_draft_model_path
+    fix = "give a small model with the target's tokenizer, or leave the flag out"
+    require(draft_path != "", DRAFT, draft_path, fix)
     if draft_path:
         _check_folder(draft_path, DRAFT)
     target = _model_config(args, args.model_path, args.context_length, TARGET)

@@ -11,7 +11,7 @@ import pytest
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Action, Draft, Phase, Questions, RequestPolicy
+from sglang_parse.core.phases import PREDICTION, Action, Draft, Phase, Questions, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
@@ -19,6 +19,10 @@ from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.forward import verify_rows
+from sglang_parse.engine.sources.chain import SourceChain
+from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.incoming import IncomingTexts
+from sglang_parse.engine.sources.text import TextSource
 from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
@@ -45,7 +49,13 @@ class Round:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
         self.verdicts = Judge(config, QUESTION, None, segments, Counters())
-        self.committer = Committer(config, self.verdicts, Controller(mode="always"), Counters())
+        controller, counters = Controller(mode="always"), Counters()
+        sources = SourceChain(
+            TextSource(PREDICTION, config, controller, 0),
+            DraftModelSource(controller),
+            IncomingTexts(None, counters),
+        )
+        self.committer = Committer(config, self.verdicts, controller, counters, sources)
         self.state = RequestState(
             RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,

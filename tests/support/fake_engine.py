@@ -280,8 +280,10 @@ def engine_for(
         ),
         committer=SimpleNamespace(
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
+            ask=lambda _: None,
         ),
         schedule=SimpleNamespace(invalidate=lambda: None),
+        sources=SimpleNamespace(begin=lambda _: None, poll=lambda *_, **__: None),
         controller=Controller(),
         counters=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),

@@ -16,8 +16,10 @@ from sglang_parse.calibrate.report import content
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, Stats, TraceRecord
+from sglang_parse.core.policy.text_length import TextLength
 from sglang_parse.core.question import QuestionWording, built_in_questions
-from sglang_parse.core.request import RequestState
+from sglang_parse.core.request import RequestState, RequestText
+from sglang_parse.core.text_match import TextMatch
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
 from support import calibration, comparison
 from support.comparison import FACTS
@@ -138,6 +140,7 @@ def test_every_key_of_meta_info_is_in_the_table():
     )
     table = page("response-metadata").partition("## Fallback to plain decoding")[0]
     state = RequestState(policy, plan=DraftPlan(64, 8, 16))
+    state.add_text("prediction", RequestText(TextMatch(), TextLength(())))
     assert first_column(table) == set(response_info(FinishedReq(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 

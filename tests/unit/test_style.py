@@ -70,7 +70,9 @@ def test_only_the_request_module_changes_a_requests_state():
     assert found == []
 
 
-@pytest.mark.parametrize("package", ["core", "core/policy", "engine", "engine/drafting"])
+@pytest.mark.parametrize(
+    "package", ["core", "core/policy", "engine", "engine/drafting", "engine/sources"]
+)
 def test_a_package_docstring_lists_its_modules(package: str):
     """Each on its own line: indent, name, at least two spaces, description."""
     folder = PACKAGE / package

@@ -44,7 +44,7 @@ class SourceChain:
     def begin(self, req: Req) -> None:
         """The request's state has been made, for its first prefill."""
         for name in req.parse_incoming:
-            req.parse_state.texts[name] = self._texts[name].new_text(is_complete=False)
+            req.parse_state.add_text(name, self._texts[name].new_text())
 
     def poll(self, reqs: Sequence[Req], *, may_wait: bool = False) -> None:
         """Adds what has become ready to the requests' texts, on all ranks alike.
@@ -63,9 +63,7 @@ class SourceChain:
         found = [self._take(req, name, may_wait) for req, name in pending]
         for (req, name), news in zip(pending, broadcast_object(found), strict=True):
             if news is not None:
-                text = req.parse_state.texts[name]
-                text.match.extend(news.token_ids)
-                text.is_complete, text.num_unused = True, news.num_unused
+                req.parse_state.extend_text(name, news.token_ids, news.num_unused)
 
     def _take(self, req: Req, name: str, may_wait: bool) -> News | None:
         future = req.parse_incoming[name]

@@ -38,10 +38,10 @@ class TextSource:
         self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
         self._agreement = SourceAgreement()
 
-    def new_text(self, *, is_complete: bool) -> RequestText:
+    def new_text(self) -> RequestText:
         """A text of a request, still without tokens."""
         length = TextLength(self._agreement.for_request())
-        return RequestText(TextMatch(), length, is_complete=is_complete)
+        return RequestText(TextMatch(), length, is_complete=False)
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         state, text = req.parse_state, req.parse_state.texts[self.name]

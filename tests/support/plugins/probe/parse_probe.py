@@ -171,9 +171,10 @@ class Probe:
         walk = walk_radix_cache_for_canary(radix_cache=scheduler.tree_cache)
         slots, previous = list(map(int, walk.slot_indices)), list(map(int, walk.prev_slot_indices))
         runners = [scheduler.tp_worker.model_runner]
-        if scheduler.draft_worker is not None:
+        if getattr(scheduler.draft_worker, "draft_worker", None) is not None:
             runners.append(scheduler.draft_worker.draft_worker.draft_runner)
         engine = getattr(scheduler.draft_worker, "engine", None)
+        drafter = engine and engine.drafter
         if engine is not None and engine.eagle is not None:
             runners.append(engine.eagle.worker.draft_runner)
         return [
@@ -181,7 +182,7 @@ class Probe:
                 "slots": path,
                 "written": [[self.written[model_of(r)].get(s) for s in path] for r in runners],
                 "fingerprints": [kv_fingerprint(runner, path) for runner in runners],
-                "marked": engine.drafter.model.kv._marked[path].tolist() if engine else None,
+                "marked": drafter.model.kv._marked[path].tolist() if drafter else None,
             }
             for path in tree_paths(slots, previous)
         ]

@@ -1,0 +1,322 @@
+"""Predicted outputs: texts of clients as drafts, without a draft model and beside one."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from support.client import HTTP, Client, assert_same, parse_info
+from support.demo_pair import DEMO, RenderedProblem, held_out
+from support.servers import PARSE, SEED, Start, served
+
+PROBLEMS = held_out(8)
+USERS = [{"role": "user", "content": one.problem.text} for one in PROBLEMS]
+
+
+@pytest.fixture(scope="module")
+def texts(start_server: Start) -> Iterator[Client]:
+    """PARSE in token mode without a draft model; chunks so small that prefills take several."""
+    yield from served(
+        start_server,
+        "texts",
+        *("--model-path", str(DEMO / "target"), *PARSE, "--parse-verification", "token", *SEED),
+    )
+
+
+@pytest.fixture(scope="module")
+def answers(demo_plain: Client) -> list[dict[str, Any]]:
+    """The stock server's."""
+    return [demo_plain.generate(one.prompt, max_new_tokens=160) for one in PROBLEMS]
+
+
+def predict(client: Client, one: RenderedProblem, text: str, **options: Any) -> dict[str, Any]:
+    return client.generate(one.prompt, parse={"draft": text}, **{"max_new_tokens": 160, **options})
+
+
+def changed(text: str, fraction: float, seed: int = 1) -> str:
+    """The text with the digits of some lines drawn anew."""
+    rng, lines = random.Random(seed), text.split("\n")
+    for place in rng.sample(range(len(lines)), round(fraction * len(lines))):
+        lines[place] = "".join(
+            rng.choice("0123456789") if char.isdigit() else char for char in lines[place]
+        )
+    return "\n".join(lines)
+
+
+def test_a_right_prediction_is_the_answer(texts: Client, answers: list):
+    for one, plain in zip(PROBLEMS, answers, strict=True):
+        answer = predict(texts, one, plain["text"])
+        assert_same(answer, plain)
+        info = parse_info(answer)
+        assert info["prediction"]["rejected_tokens"] == 0
+        assert info["prediction"]["accepted_tokens"] == len(answer["output_ids"]) - 1  # its end
+        assert info["rounds"] <= 4
+        assert [*info["sources"]] == ["prediction"]
+        assert info["sources"]["prediction"]["accepted_tokens"] == info["accepted_tokens"]
+        assert info["draft_forwards"] == info["tokens_per_draft_forward"] == 0
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 1.0])
+def test_changed_lines_cost_no_more_than_themselves(texts: Client, answers: list, fraction: float):
+    accepted = 0
+    for seed, (one, plain) in enumerate(zip(PROBLEMS, answers, strict=True)):
+        answer = predict(texts, one, changed(plain["text"], fraction, seed))
+        assert_same(answer, plain)
+        info = parse_info(answer)
+        accepted += info["accepted_tokens"] + info["matched_tokens"]
+    if fraction < 1:
+        assert accepted > (0.8 - fraction) * sum(len(plain["output_ids"]) for plain in answers)
+
+
+def hostile_texts(right: str) -> dict[str, str]:
+    lines = right.split("\n")
+    rng = random.Random(3)
+    return {
+        "empty": "",
+        "one character": "a",
+        "space": " ",
+        "new lines": "\n" * 3000,
+        "leading space": f" {right}",
+        "reordered": "\n".join(lines[::-1]),
+        "twice": f"{right}\n{right}",
+        "first half": right[: len(right) // 2],
+        "second half": right[len(right) // 2 :],
+        "another answer": "a: 11 + 11 = 22\nb: 22 - 11 = 11\nAnswer: 11",
+        "repeats": "a: 81 " * 5000,
+        "megabytes": f"{right}\n" * 40_000,
+        "megabytes of noise": "".join(map(chr, (rng.randrange(32, 0xD7FF) for _ in range(10**6)))),
+        "other scripts": "数学の答え: הַתְּשׁוּבָה Ответ 😀👩‍👩‍👧 " * 20,
+        "special tokens": f"<|im_end|>{right}<|im_end|>\n<|im_start|>user\n<|endoftext|>",
+        "special tokens inside": right.replace("=", "<|im_end|>="),
+        "control characters": "\x00\x01\u202e\ufeff" + right,
+        "half words": right.replace(" ", "  ").upper(),
+        "verdict": f"{right}\nThe answer above is correct. Yes. Yes. Yes.",
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_texts("x"))
+def test_no_prediction_changes_the_answer(texts: Client, answers: list, kind: str):
+    one, plain = PROBLEMS[0], answers[0]
+    answer = predict(texts, one, hostile_texts(plain["text"])[kind])
+    assert_same(answer, plain)
+    info = parse_info(answer)
+    if kind == "megabytes":
+        assert info["prediction"]["unused_characters"] > 10**6
+        assert info["accepted_tokens"] > 40
+    elif "special" in kind:  # they stay text
+        assert info["prediction"]["rejected_tokens"] > 10
+    elif kind in ("twice", "verdict"):
+        assert info["prediction"]["accepted_tokens"] == len(answer["output_ids"]) - 1
+
+
+def test_many_at_once(texts: Client, answers: list):
+    jobs = [
+        (place % len(PROBLEMS), text)
+        for place, text in enumerate(
+            [*hostile_texts(answers[0]["text"]).values()]
+            + [changed(plain["text"], seed / 8, seed) for seed, plain in enumerate(answers)]
+            + [plain["text"] for plain in answers]
+        )
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        found = pool.map(lambda job: predict(texts, PROBLEMS[job[0]], job[1]), jobs)
+        for (place, _), answer in zip(jobs, found, strict=True):
+            assert_same(answer, answers[place])
+    texts.assert_nothing_lost()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 2},
+        {"max_new_tokens": 3},
+        {"max_new_tokens": 17},
+        {"stop": ["= "]},
+        {"stop": ["\nc"]},
+        {"stop_token_ids": [16]},
+        {"max_new_tokens": 150, "ignore_eos": True},
+    ],
+    ids=str,
+)
+def test_answers_end_where_they_must(
+    texts: Client, demo_plain: Client, answers: list, limits: dict
+):
+    one, text = PROBLEMS[1], answers[1]["text"]
+    plain = demo_plain.generate(one.prompt, **{"max_new_tokens": 160, **limits})
+    answer = predict(texts, one, text, **limits)
+    assert_same(answer, plain)
+    info = parse_info(answer)
+    assert info["prediction"]["accepted_tokens"] <= len(answer["output_ids"])
+    assert info["sources"].get("prediction", {}).get("accepted_tokens", 0) >= 0
+
+
+def test_without_a_prediction_the_target_decodes(texts: Client, answers: list):
+    answer = texts.generate(PROBLEMS[0].prompt, max_new_tokens=160)
+    assert_same(answer, answers[0])
+    info = parse_info(answer)
+    assert info["reason"] == "no draft model, and the request has no prediction"
+    assert "prediction" not in info
+
+
+def test_requests_that_parse_cannot_serve(texts: Client, answers: list):
+    answer = predict(texts, PROBLEMS[0], answers[0]["text"], min_new_tokens=1)
+    assert_same(answer, answers[0])
+    assert parse_info(answer)["mode"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"draft": 5}, "draft"),
+        ({"draft": ["a"]}, "draft"),
+        ({"draft": "a\ud800b"}, "lone surrogate"),
+        ({"draft": "a", "draft_token_ids": [5, 6]}, "draft_token_ids"),
+    ],
+)
+def test_bad_drafts_are_a_400(texts: Client, options: dict, named: str):
+    params = {"max_new_tokens": 4, "custom_params": {"parse": options}}
+    body = json.dumps({"text": "Start", "sampling_params": params})
+    headers = {"content-type": "application/json"}
+    response = HTTP.post(f"{texts.url}/generate", content=body, headers=headers)
+    assert response.status_code == 400
+    assert named in response.text
+
+
+# -- the OpenAI API -----------------------------------------------------------------------
+
+
+def api_of(client: Client) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("shape", ["text", "parts"])
+def test_chat_prediction(texts: Client, answers: list, shape: str):
+    api, right = api_of(texts), answers[2]["text"].replace("<|im_end|>", "")
+    parts = [{"type": "text", "text": right[:20]}, {"type": "text", "text": right[20:]}]
+    prediction = {"type": "content", "content": right if shape == "text" else parts}
+    request = {"model": "demo", "messages": [USERS[2]], "temperature": 0, "max_tokens": 160}
+    reply = api.chat.completions.create(**request, prediction=prediction)
+    assert reply.choices[0].message.content == right
+    details = reply.usage.completion_tokens_details
+    assert details.rejected_prediction_tokens == 0
+    assert details.accepted_prediction_tokens == reply.usage.completion_tokens - 1
+    stream = api.chat.completions.create(
+        **request, prediction=prediction, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [*stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == right
+    assert chunks[-1].usage.completion_tokens_details == details
+    reply = api.chat.completions.create(**request)
+    assert reply.usage.completion_tokens_details is None
+
+
+def test_several_choices_share_a_prediction(texts: Client, answers: list):
+    right = answers[2]["text"].replace("<|im_end|>", "")
+    reply = api_of(texts).chat.completions.create(
+        model="demo",
+        messages=[USERS[2]],
+        temperature=0,
+        max_tokens=160,
+        n=2,
+        prediction={"type": "content", "content": right},
+    )
+    assert [choice.message.content for choice in reply.choices] == [right, right]
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == reply.usage.completion_tokens - 2
+
+
+def test_completion_prediction(texts: Client, answers: list):
+    wrong = changed(answers[3]["text"], 0.3)
+    reply = api_of(texts).completions.create(
+        model="demo",
+        prompt=PROBLEMS[3].prompt,
+        temperature=0,
+        max_tokens=160,
+        extra_body={"prediction": {"type": "content", "content": wrong}},
+    )
+    assert reply.choices[0].text == answers[3]["text"].replace("<|im_end|>", "")
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert details.rejected_prediction_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "text",
+        {"type": "text", "content": "a"},
+        {"type": "content"},
+        {"type": "content", "content": 5},
+        {"type": "content", "content": [{"type": "image_url", "image_url": "a"}]},
+        {"type": "content", "content": [{"type": "text", "text": None}]},
+    ],
+)
+def test_bad_predictions_are_a_400(texts: Client, prediction: Any):
+    body = {"model": "demo", "messages": [USERS[0]], "max_tokens": 4, "prediction": prediction}
+    response = texts.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert "prediction" in response.text
+
+
+def test_a_prediction_and_a_draft_are_a_400(texts: Client):
+    body = {
+        "model": "demo",
+        "messages": [USERS[0]],
+        "max_tokens": 4,
+        "prediction": {"type": "content", "content": "a"},
+        "custom_params": {"parse": {"draft": "b"}},
+    }
+    response = texts.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert "leave one out" in response.text
+
+
+# -- semantic verification, beside a draft model --------------------------------------------
+
+
+def test_semantic_verification_accepts_what_is_right(demo: Client, answers: list):
+    for one, plain in zip(PROBLEMS[:3], answers[:3], strict=True):
+        answer = predict(demo, one, plain["text"].replace("<|im_end|>", ""))
+        assert one.is_right(answer["text"])
+        info = parse_info(answer)
+        assert info["sources"]["prediction"]["accepted_tokens"] > 40
+        assert info["sources"].get("model", {"accepted_tokens": 0})["accepted_tokens"] < 20
+
+
+def test_semantic_verification_rejects_what_is_wrong(demo: Client, answers: list):
+    for seed, (one, plain) in enumerate(zip(PROBLEMS[:4], answers[:4], strict=True)):
+        wrong = changed(plain["text"].replace("<|im_end|>", ""), 0.3, seed)
+        answer = predict(demo, one, wrong)
+        assert one.is_right(answer["text"])
+        sources = parse_info(answer)["sources"]
+        assert sources["prediction"]["accepted_tokens"] < sources["prediction"]["drafted_tokens"]
+
+
+def test_a_threshold_above_one_accepts_nothing(demo: Client, answers: list):
+    for one, plain in zip(PROBLEMS[:2], answers[:2], strict=True):
+        parse = {"draft": changed(plain["text"], 0.3), "threshold": 1.5, "trace": True}
+        answer = demo.generate(one.prompt, parse=parse, max_new_tokens=160)
+        assert answer["output_ids"] == plain["output_ids"]
+        info = parse_info(answer)
+        assert info["accepted_tokens"] == 0
+        assert {record["source"] for record in info["trace"]} <= {"prediction", "model"}
+
+
+def test_the_draft_model_still_has_its_kv(demo: Client, answers: list):
+    """Text drafts leave the draft model's KV marks right: later turns draft as well as ever."""
+    one = PROBLEMS[5]
+    demo.flush()
+    before = parse_info(demo.generate(one.prompt, max_new_tokens=160))
+    demo.flush()
+    predict(demo, one, changed(answers[5]["text"], 0.4))
+    after = parse_info(demo.generate(one.prompt, max_new_tokens=160))
+    assert after["accepted_tokens"] == before["accepted_tokens"]
+    demo.assert_nothing_lost()

@@ -1,0 +1,240 @@
+"""Texts as drafts: where an answer is in a text, and how long its drafts are."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.policy.text_length import (
+    FIRST_TOKENS,
+    LOSS_RATE,
+    MAX_LOSS,
+    SourceAgreement,
+    TextLength,
+)
+from sglang_parse.core.prediction import prediction_text
+from sglang_parse.core.request import RequestState, RequestText
+from sglang_parse.core.text_match import MAX_MATCH, TextMatch
+
+pytestmark = pytest.mark.unit
+
+TEXT = [*range(100, 140)]
+
+
+def followed(text: list[int], answer: list[int]) -> TextMatch:
+    match = TextMatch(text)
+    match.follow(answer)
+    return match
+
+
+# -- where the answer is --------------------------------------------------------------------
+
+
+def test_an_answer_that_follows_the_text():
+    match = followed(TEXT, TEXT[:5])
+    assert match.rest(3) == TEXT[5:8]
+    assert (match.num_covered, match.match_len) == (5, 0)
+    match.follow(TEXT[5:])
+    assert match.rest(8) == []
+    assert match.num_covered == len(TEXT)
+
+
+def test_a_changed_token_is_passed_by():
+    match = followed(TEXT, [*TEXT[:5], 7, TEXT[6]])
+    assert match.rest(2) == TEXT[7:9]
+    assert (match.num_covered, match.match_len) == (6, 1)
+
+
+def test_an_insertion_and_a_deletion():
+    assert followed(TEXT, [*TEXT[:5], 7, 8, 9, TEXT[5]]).rest(1) == [TEXT[6]]
+    assert followed(TEXT, [*TEXT[:5], TEXT[12]]).rest(1) == [TEXT[13]]
+
+
+def test_one_token_far_off_is_chance():
+    answer = [*TEXT[:2], TEXT[30]]
+    assert not followed(TEXT, answer).rest(1)
+    assert followed(TEXT, [*answer, TEXT[31]]).rest(1) == [TEXT[32]]
+
+
+def test_moved_text_is_found_before_the_last_place():
+    match = followed(TEXT, [*TEXT[20:24]])
+    assert match.rest(1) == [TEXT[24]]
+    match.follow([*TEXT[24:], *TEXT[3:6]])
+    assert match.rest(2) == TEXT[6:8]
+    assert match.match_len == 3
+
+
+def test_the_nearest_place_behind_the_last_one_comes_first():
+    text = [1, 2, 3, 9, 5, 6, 9, 7, 8, 9, 4]
+    match = followed(text, [1, 2, 3, 0, 9])
+    assert match.rest(2) == [5, 6]
+    match.follow([0, 9])
+    assert match.rest(2) == [7, 8]
+
+
+def test_a_longer_match_far_off_wins():
+    text = [1, 2, 3, 9, 5, *[0] * 40, 6, 7, 9, 8]
+    assert followed(text, [1, 2, 6, 7, 9]).rest(1) == [8]
+
+
+def test_text_that_arrives_later():
+    match = followed([], TEXT[:4])
+    assert match.rest(4) == ()
+    match.extend(TEXT)
+    assert match.rest(2) == TEXT[4:6]
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(st.integers(0, 3), max_size=60),
+    st.integers(1, 7),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_is_found_ends_with_the_newest_tokens(text: list, answer: list, step: int):
+    """Against a search by hand; however the answer arrives."""
+    match = TextMatch(text)
+    for start in range(0, len(answer), step):
+        part = answer[start : start + step]
+        match.follow(part)
+        rest, seen = [*match.rest(100)], answer[: start + len(part)]
+        assert match.num_seen == len(seen)
+        if not rest:
+            continue
+        place = len(text) - len(rest)
+        assert rest == text[place:]
+        length = match.match_len
+        assert length <= MAX_MATCH
+        if length and part:
+            assert place == 0 or text[place - 1] == seen[-1]
+
+
+def test_token_boundaries_are_respected():
+    """Ids whose bytes look like others' when read from the middle."""
+    assert not followed([0x00010000, 0x00010000], [9, 0x0001, 0x0100]).rest(1)
+    assert followed([0, 0, 0, 1, 0, 2], [9, 1, 0]).rest(1) == [2]
+
+
+# -- how long its drafts are ----------------------------------------------------------------
+
+
+def new_length() -> TextLength:
+    return TextLength(SourceAgreement().for_request())
+
+
+def drafted(answer: list[int], text: list[int], cost_per_row: float) -> tuple[float, int]:
+    """(cost of an answer in decode steps, verify passes)."""
+    match, length, seen, cost, passes = TextMatch(text), new_length(), 1, 0.0, 0
+    match.follow(answer[:1])
+    while seen < len(answer):
+        rest = match.rest(min(128, len(answer) - seen))
+        count = length.choose(match.match_len, len(rest), seen, lambda n: cost_per_row * (n + 1))
+        right = 0
+        while right < count and rest[right] == answer[seen + right]:
+            right += 1
+        if count:
+            extra = cost_per_row * (count + 1)
+            length.observe(match.match_len, count, right, extra)
+            cost, passes = cost + extra, passes + 1
+            if right == count:
+                match.follow_draft()
+        match.follow(answer[seen : seen + right + 1])
+        seen, cost = seen + right + 1, cost + 1
+    return cost, passes
+
+
+def test_right_drafts_double():
+    answer = [*range(1000, 1300)]
+    assert drafted(answer, answer, 0.03)[1] <= 6
+
+
+@pytest.mark.parametrize("cost_per_row", [0.005, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize("size", [8, 64, 2000])
+def test_a_hopeless_text_costs_three_percent(cost_per_row: float, size: int):
+    """Also one that looks promising again and again: few different tokens."""
+    rng = random.Random(size)
+    answer, text = ([rng.randrange(size) for _ in range(400)] for _ in range(2))
+    cost, _ = drafted(answer, [answer[0], *text], cost_per_row)
+    assert cost <= 1.03 * (len(answer) - 1)
+
+
+def test_losses_are_bounded_whatever_others_gained():
+    shared = SourceAgreement()
+    for _ in range(100):
+        shared.observe(3, 16, 16)
+    length, lost = TextLength(shared.for_request()), 0.0
+    for written in range(400):
+        if count := length.choose(3, 16, written, lambda n: 0.1 * n):
+            length.observe(3, count, 0, 0.1 * count)
+            lost += 0.1 * count
+    assert 0 < lost <= MAX_LOSS + LOSS_RATE * 400
+    assert length.longest == FIRST_TOKENS
+
+
+def test_no_draft_without_tokens():
+    assert new_length().choose(0, 0, 10, lambda _: 0.0) == 0
+
+
+def test_cost_of_a_pass_at_the_load():
+    controller = Controller(Limits(), "auto")
+    assert controller.extra_cost(32) == 1.0  # before anything is measured
+    controller.observe_load(2)
+    for rows, ms in ((2, 10.0), (18, 15.0)):
+        controller.observe([StageTime(Stage.VERIFY, rows, 0, ms)])
+    controller.observe([StageTime(Stage.DECODE, 2, 2, 10.0)])
+    assert controller.extra_cost(17) == pytest.approx(1.0)  # 5 ms, 2 tokens in 10 ms
+    assert Controller(Limits(), "always").extra_cost(32) == 0.0
+
+
+# -- the request ----------------------------------------------------------------------------
+
+
+def test_a_given_draft_is_no_draft_models():
+    state = RequestState(RequestPolicy(threshold=0.5, stop_ids=frozenset({9})))
+    state.restart(10, ())
+    state.begin(5)
+    state.set_draft_kv_len(4)
+    state.give_draft([6, 7, 9, 8], 4, PREDICTION)
+    assert (state.phase, state.draft.finished) == (Phase.VERIFYING, True)
+    assert state.draft.token_ids == [6, 7, 9]
+    assert state.draft_kv_len == 4
+    assert state.stats.draft_forwards == 0
+    state.finish_round(2, 0, 1, has_failed=True)
+    assert state.num_failed == 0
+    state.charge(verify=3.0)
+    found = state.sources[PREDICTION]
+    assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (1, 3, 2)
+    assert found.verify_ms == 3.0
+    assert MODEL not in state.sources
+
+
+def test_a_retraction_starts_the_text_over():
+    state = RequestState(RequestPolicy(threshold=0.5))
+    state.add_text(PREDICTION, RequestText(TextMatch(), new_length(), is_complete=False))
+    state.extend_text(PREDICTION, TEXT, 3)
+    text = state.texts[PREDICTION]
+    text.match.follow(TEXT[:4])
+    state.restart(10, TEXT[:2])
+    assert text.match.num_seen == 0
+    assert text.is_complete
+    assert text.count_covered(TEXT[:2]) == (2, len(TEXT) - 2)
+
+
+# -- OpenAI's shape -------------------------------------------------------------------------
+
+
+def test_texts_of_predictions():
+    assert prediction_text(None) is None
+    assert prediction_text({"type": "content", "content": ""}) == ""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert prediction_text({"type": "content", "content": parts}) == "ab"
+
+
+@pytest.mark.parametrize("shape", [5, [], {}, {"type": "content", "content": [{"type": "text"}]}])
+def test_other_shapes_are_errors(shape: object):
+    with pytest.raises(ValueError, match="prediction"):
+        prediction_text(shape)
