@@ -87,11 +87,10 @@ class Step:
         drafting = self._prefill_drafts(drafter, rows[Action.DRAFT]) if drafter else ()
         if drafter is None or not drafting:
             return
-        previous = before.chunk if before else None
+        previous, reqs = before.chunk if before else None, self._reqs(drafting)
         self.chunk = drafter.start(self.batch, drafting, previous)
         self._chunk_watch = engine.timer.start()
-        unfinished = (req for req in self._reqs(drafting) if is_drafting(req))
-        with engine.draft_guard.contain(unfinished, ends_failures=True):
+        with engine.draft_guard.contain(filter(is_drafting, reqs), ends_failures=True):
             self.chunk.launch(self.draft_chunk, previous)
             self.result.can_run_cuda_graph = drafter.model.replays
         if rows[Action.EAGLE_DECODE] or not drafter.model.runs_ahead:
