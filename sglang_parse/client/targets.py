@@ -26,7 +26,7 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
 from sglang_parse.core.config import flag as flag_of
-from sglang_parse.core.judge import LIKELIHOOD, JudgeError, read_judge
+from sglang_parse.core.judge import LIKELIHOOD, QUESTION, JudgeError, read_judge
 from sglang_parse.core.simulation import ENV_VAR
 
 
@@ -110,7 +110,8 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind in (PARSE_HEAD, PARSE_LIKELIHOOD):  # without a question
         judge = LIKELIHOOD if kind == PARSE_LIKELIHOOD else _judge(models)
         return (*parse, *parse_settings(judge=judge), *models.parse_flags)
-    question = parse_settings(question=models.question) if models.question else ()
+    asked = {"question": models.question} if models.question else {"judge": QUESTION}
+    question = parse_settings(**asked)
     found = (*parse, *question, *models.parse_flags)
     if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
         return (*found, *parse_settings(draft_parallel_tokens=1))

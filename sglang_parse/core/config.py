@@ -72,8 +72,8 @@ class ParseConfig(BaseModel):
     question: str = Field(
         "",
         description="JSON file with the verification question, or the name of a built-in one: "
-        f"{', '.join(built_in_questions())}. If not set, a built-in question is chosen by the "
-        "target's chat template and tokenizer.",
+        f"{', '.join(built_in_questions())}. If not set, --parse-judge question chooses a "
+        "built-in one by the target's chat template and tokenizer.",
         json_schema_extra={"metavar": "FILE"},
     )
     threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
@@ -84,7 +84,7 @@ class ParseConfig(BaseModel):
     """Where verdicts come from: 'question' asks the target, 'likelihood' compares each draft token
     with what the target would have written, or the folder of a verdict head by ``sglang-parse
     train-judge``; with either of these, --parse-question is asked about complete answers only.
-    'auto': the question."""
+    'auto': the question if --parse-question is set, else the likelihood."""
     hidden_layers: str = Field("", json_schema_extra={"metavar": "LAYERS"})
     """Decoder layers of the target whose outputs traces may contain, such as '8,12', for
     ``sglang-parse train-judge``. At most 3."""
@@ -228,12 +228,19 @@ class ParseConfig(BaseModel):
     @property
     def has_head(self) -> bool:
         """Whether verdicts come from the draft's rows, by a trained head or the likelihood."""
-        return self.is_semantic and self.judge not in (AUTO, QUESTION)
+        return self.is_semantic and self.resolved_judge != QUESTION
+
+    @property
+    def resolved_judge(self) -> str:
+        """The judge, in semantic mode; what 'auto' stands for instead of 'auto'."""
+        automatic = QUESTION if self.question else LIKELIHOOD
+        return automatic if self.judge == AUTO else self.judge
 
     @property
     def head(self) -> JudgeFile | None:
         """The trained head, if there is one."""
-        return read_judge(self.judge) if self.has_head and self.judge != LIKELIHOOD else None
+        trained = self.has_head and self.resolved_judge != LIKELIHOOD
+        return read_judge(self.judge) if trained else None
 
     @property
     def max_questions(self) -> int:
@@ -256,7 +263,7 @@ class ParseConfig(BaseModel):
             return None
         if not self.has_head:
             return QUESTION
-        name = LIKELIHOOD if self.judge == LIKELIHOOD else "head"
+        name = "head" if self.head else LIKELIHOOD
         return f"{name}+{QUESTION}" if self.max_questions else name
 
     @property

@@ -24,7 +24,8 @@ def question() -> Question:
 
 
 def server(question: Question | None, draft: Path = DEMO / "draft", **settings: Any) -> Certified:
-    return certified_server(demo_args(draft), ParseConfig(**settings), question, "torch.float32")
+    config = ParseConfig(judge="question", **settings)
+    return certified_server(demo_args(draft), config, question, "torch.float32")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ CHATML = str(QUESTIONS / "chatml.json")
 
 def ask(chat_template: str | None, question: str = CHATML, **settings: str):
     tokenizer = FAMILIES["qwen3"].tokenizer()
-    config = ParseConfig(question=question, **settings)
+    config = ParseConfig(**{"judge": "question", "question": question} | settings)
     args = SimpleNamespace(chat_template=chat_template)
     return question_for(args, tokenizer, config), tokenizer
 
@@ -76,7 +76,7 @@ FOUND["qwen3"] = "qwen3_thinking"
 def test_each_family_gets_its_question(name: str, caplog: pytest.LogCaptureFixture):
     tokenizer = FAMILIES[name].tokenizer()
     with caplog.at_level("INFO"):
-        found = question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig())
+        found = question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig(judge="question"))
     wording = QuestionWording.read(QUESTIONS / f"{FOUND[name]}.json")
     assert found == render_question(tokenizer, wording)
     [line] = [
@@ -98,7 +98,7 @@ def found_by(template: str, *words: str, caplog: pytest.LogCaptureFixture) -> st
     """The log line of a server without a question setting, for a model with these words."""
     tokenizer = tokenizer_of(template, *words)
     with caplog.at_level("INFO"):
-        question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig())
+        question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig(judge="question"))
     return caplog.records[-1].getMessage()
 
 
@@ -146,7 +146,7 @@ def test_a_refusal_names_the_built_in_questions_that_fit():
 
 
 def test_token_mode_has_no_question():
-    assert ask("chatml", verification="token")[0] is None
+    assert ask("chatml", judge="auto", verification="token")[0] is None
 
 
 def request_of(state: RequestState, *prompt: int) -> SimpleNamespace:

@@ -84,7 +84,7 @@ def demo_args(draft: Path = DEMO / "draft") -> SimpleNamespace:
 
 def demo_fingerprint(**settings: Any) -> Fingerprint:
     """The fingerprint of the demo pair's server with these settings."""
-    config = ParseConfig(**settings)
+    config = ParseConfig(judge="question", **settings)
     return fingerprint_of(demo_args(), config, demo_question(), "torch.float32")
 
 

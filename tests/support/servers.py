@@ -103,14 +103,17 @@ def plain_flags(target: Path) -> tuple[str, ...]:
 
 
 def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
-    """A PARSE server that always drafts, whatever the expected speedup.
+    """A PARSE server that always drafts, whatever the expected speedup, and asks a question unless
+    ``flags`` say otherwise.
 
     ``PARSE_TEST_FLAGS`` runs a whole suite another way: "--parse-overlap on", for one.
     """
     target, draft = pair
+    named = {"--parse-question", "--parse-judge", "--parse-verification"} & {*flags}
+    question = () if named else ("--parse-judge", "question")
     return (
         *("--model-path", str(target), *PARSE, "--speculative-draft-model-path", str(draft)),
-        *("--parse-drafting", "always"),
+        *("--parse-drafting", "always", *question),
         *flags,
         *os.environ.get("PARSE_TEST_FLAGS", "").split(),
     )

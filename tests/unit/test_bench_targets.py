@@ -39,9 +39,11 @@ def test_flags(name: str):
     assert (spec.name, command_of(spec)) == (name, launched + EXPECTED[name])
 
 
-def test_the_built_in_question_needs_no_flag():
+def test_the_built_in_question_is_asked_without_a_file():
     (spec,) = server_specs(replace(MODELS, question=None, parse_flags=()), ("parse",))
-    assert not any(flag.startswith("--parse") for flag in spec.flags)
+    asked = [flag for flag in spec.flags if flag.startswith("--parse")]
+    assert asked == ["--parse-judge"]
+    assert spec.flags[spec.flags.index("--parse-judge") + 1] == "question"
 
 
 def test_the_demo_pair_has_segments_of_lines_and_its_own_question():

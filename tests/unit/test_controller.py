@@ -69,7 +69,7 @@ def observe(
 
 @pytest.mark.parametrize(("mode", "drafts"), [("always", True), ("never", False)])
 def test_fixed_modes(mode: str, drafts: bool):
-    limits = Limits.of(ParseConfig(drafting=mode, draft_tokens=64), 20)
+    limits = Limits.of(ParseConfig(judge="question", drafting=mode, draft_tokens=64), 20)
     controller = Controller(limits, mode)
     observe(controller, BAD if drafts else GOOD)
     for threshold in (HALF, 1.5):
@@ -81,7 +81,7 @@ def test_fixed_modes(mode: str, drafts: bool):
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_a_request_may_ask_for_drafts_that_do_not_pay(mode: str):
-    controller = with_costs(Limits.of(ParseConfig(drafting=mode, draft_tokens=64), 20))
+    controller = with_costs(Limits.of(ParseConfig(judge="question", drafting=mode, draft_tokens=64), 20))
     controller.mode = mode
     observe(controller, BAD)
     for threshold in (HALF, 1.5):
@@ -382,7 +382,7 @@ def test_the_decode_cost_is_measured_again(draft_ms: float, factor: int):
 
 
 def test_given_settings_are_fixed():
-    config = ParseConfig(draft_tokens=48, draft_chunk=8)
+    config = ParseConfig(judge="question", draft_tokens=48, draft_chunk=8)
     limits = Limits.of(config, 20)
     assert limits.fixed == {"draft_tokens", "draft_chunk"}
     controller = with_costs(limits)
@@ -391,7 +391,8 @@ def test_given_settings_are_fixed():
     for _ in range(10):
         if plan := controller.plan(HALF):
             assert (plan.draft_tokens, plan.draft_chunk) == (48, 8)
-    assert Limits.of(ParseConfig(), 20).fixed == frozenset()
+    assert Limits.of(ParseConfig(judge="question"), 20).fixed == frozenset()
+    assert Limits.of(ParseConfig(judge="likelihood"), 0).fixed == {"max_prefixes"}
 
 
 def test_simulated_acceptance_fixes_the_draft_length():

@@ -98,7 +98,7 @@ def test_no_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "name", "max_questions"),
     [
-        ({}, "question", 16),
+        ({}, "likelihood", 0),
         ({"question": "chatml", "max_prefixes": 4}, "question", 4),
         ({"judge": "question"}, "question", 16),
         ({"judge": "likelihood"}, "likelihood", 0),
