@@ -20,6 +20,7 @@ from sglang_parse.startup.models import AdmissionError
 from sglang_parse.startup.questions import question_for
 from support.chat_families import FAMILIES, QUESTIONS
 
+NO_TEMPLATE, ASKED = SimpleNamespace(chat_template=None), ParseConfig(judge="question")
 CHATML = str(QUESTIONS / "chatml.json")
 
 
@@ -76,7 +77,7 @@ FOUND["qwen3"] = "qwen3_thinking"
 def test_each_family_gets_its_question(name: str, caplog: pytest.LogCaptureFixture):
     tokenizer = FAMILIES[name].tokenizer()
     with caplog.at_level("INFO"):
-        found = question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig(judge="question"))
+        found = question_for(NO_TEMPLATE, tokenizer, ASKED)
     wording = QuestionWording.read(QUESTIONS / f"{FOUND[name]}.json")
     assert found == render_question(tokenizer, wording)
     [line] = [
@@ -98,7 +99,7 @@ def found_by(template: str, *words: str, caplog: pytest.LogCaptureFixture) -> st
     """The log line of a server without a question setting, for a model with these words."""
     tokenizer = tokenizer_of(template, *words)
     with caplog.at_level("INFO"):
-        question_for(SimpleNamespace(chat_template=None), tokenizer, ParseConfig(judge="question"))
+        question_for(NO_TEMPLATE, tokenizer, ASKED)
     return caplog.records[-1].getMessage()
 
 

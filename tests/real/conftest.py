@@ -54,6 +54,14 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
+def states(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """As ``semantic``, and traces have hidden states."""
+    flags = ("--parse-segment", "sentence", "--parse-max-prefixes", "64")
+    layers = ("--parse-hidden-layers", "15,22,28")
+    yield from served(start_server, "states", *parse_flags(pair, *flags, *layers))
+
+
+@pytest.fixture(scope="module")
 def contradicted(
     start_server: Start, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:

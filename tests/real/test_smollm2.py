@@ -20,8 +20,10 @@ import pytest
 from sglang_parse import cli
 from sglang_parse.calibrate.run import NO_SEPARATION
 from support.client import HTTP, Client, parse_info
+from support.heads import head_verdicts, rows_of
 from support.reference_verdicts import reference_verdicts
 from support.refused_drafts import assert_the_cause_is_named
+from support.servers import Start, parse_flags, served
 
 TASKS = (
     "Name the capital of {} in one sentence.",
@@ -33,6 +35,8 @@ PLACES = ("France", "Japan", "Brazil", "Egypt", "Canada", "India")
 QUESTIONS = [task.format(place) for task in TASKS for place in PLACES]
 LENGTH = 32
 GRADED = 40
+SUMS = 240
+GRADER = shlex.join([sys.executable, str(Path(__file__).with_name("grade_sums.py"))])
 
 
 def rendered(tokenizer: Any, *turns: str) -> str:
@@ -132,9 +136,8 @@ def test_calibrate_says_what_its_judging_is_worth(
         text = f"What is {a} + {b}? Answer with one short sentence."
         rows.append({"prompt": text, "reference": str(a + b)})
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    grader = shlex.join([sys.executable, str(Path(__file__).with_name("grade_sums.py"))])
     flags = ["--url", semantic.url, "--tokenizer", str(pair[0])]
-    flags += ["--task-file", str(problems), "--grader", grader, "--loss", "answer"]
+    flags += ["--task-file", str(problems), "--grader", GRADER, "--loss", "answer"]
     flags += ["--requests", str(GRADED), "--pilot", "10", "--served", "0", "--max-tokens", "48"]
     flags += ["--alpha", "0.1", "--concurrency", "8", "--output", str(tmp_path / "out")]
     assert cli.main(["calibrate", *flags]) in (0, NO_SEPARATION)
@@ -146,6 +149,63 @@ def test_calibrate_says_what_its_judging_is_worth(
         assert "No threshold qualifies" in printed
     else:
         assert found["errors"] <= found["results"]["errors_allowed"]
+
+
+@pytest.fixture(scope="module")
+def trained(
+    states: Client, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A head from graded sums; docs/train-a-judge.md has the figures of 400."""
+    folder, numbers = tmp_path_factory.mktemp("judge"), random.Random(5)
+    sums = [(numbers.randint(2, 99), numbers.randint(2, 99)) for _ in range(SUMS)]
+    rows = (
+        {"prompt": f"What is {a} + {b}? Answer with one short sentence.", "reference": str(a + b)}
+        for a, b in sums
+    )
+    path = folder / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--url", states.url, "--target", str(pair[0]), "--draft", str(pair[1])]
+    flags += ["--task-file", str(path), "--grader", GRADER, "--max-tokens", "48"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cli, "end_on_sigterm", lambda: None)
+        sizes = ["--requests", str(SUMS), "--concurrency", "8"]
+        assert cli.main(["train-judge", *flags, *sizes, "--output", str(folder)]) == 0
+    return folder
+
+
+def test_a_head_knows_what_the_question_does_not(trained: Path):
+    found = json.loads((trained / "judge.json").read_text())
+    print({key: found[key]["auroc"] for key in ("question", "logprob", "smallest_logprob")})
+    print("head", found["auroc"], found["pooling"], found["layers"])
+    assert found["question"]["auroc"]["low"] < 0.5
+    assert found["auroc"]["low"] > 0.5
+    assert found["auroc_gain"]["question"]["low"] > 0
+
+
+def test_the_heads_verdicts_are_plain_transformers(
+    start_server: Start,
+    pair: tuple[Path, Path],
+    trained: Path,
+    prompts: list[str],
+    target_model: Any,
+    tokenizer: Any,
+):
+    layers = json.loads((trained / "judge.json").read_text())["layers"]
+    flags = parse_flags(pair, "--parse-judge", str(trained), "--parse-segment", "sentence")
+    verdicts = []
+    for client in served(start_server, "head", *flags):
+        for prompt in prompts[6:18:2]:
+            answer = client.generate(prompt, parse={"trace": True}, max_new_tokens=LENGTH)
+            context = tokenizer.encode(prompt, add_special_tokens=False)
+            for record in parse_info(answer)["trace"]:
+                before = [*context, *answer["output_ids"][: record["output_start"]]]
+                draft = record["draft_token_ids"][: record["prefix_ends"][-1]]
+                rows = rows_of(target_model, before, draft, layers)
+                expected = head_verdicts(trained, rows, record["prefix_ends"])
+                assert record["verdicts"] == pytest.approx(expected, abs=1e-3)
+                verdicts += expected
+    assert len(verdicts) > 10
+    print(f"{len(verdicts)} verdicts of the head, {min(verdicts):.3f} to {max(verdicts):.3f}")
 
 
 def test_explain_shows_an_answer(

@@ -81,7 +81,9 @@ def test_fixed_modes(mode: str, drafts: bool):
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_a_request_may_ask_for_drafts_that_do_not_pay(mode: str):
-    controller = with_costs(Limits.of(ParseConfig(judge="question", drafting=mode, draft_tokens=64), 20))
+    controller = with_costs(
+        Limits.of(ParseConfig(judge="question", drafting=mode, draft_tokens=64), 20)
+    )
     controller.mode = mode
     observe(controller, BAD)
     for threshold in (HALF, 1.5):
