@@ -66,7 +66,8 @@ class ReaderFigures:
         refused_at_kept: refused fraction of the wrong units at the threshold that keeps 90, 95 or
             99 % of the right ones.
         kept_at_risk: fraction of the draft tokens that first-reject accepts at the threshold at
-            which 1, 2 or 5 % of the drafts have an error accepted.
+            which 1, 2 or 5 % of the drafts have an error accepted. A draft that has a label only as
+            a whole counts if it is accepted whole.
     """
 
     auroc: Estimate
@@ -156,7 +157,7 @@ class Comparison:
         lowest = [list(accumulate(values, min)) for values in scores]  # first-reject
         places, size = _places([value for values in lowest for value in values])
         starts = np.cumsum([0, *map(len, lowest)])
-        lengths = np.concatenate([np.diff([0, *draft.prefix_ends]) for draft in self._drafts])
+        lengths = np.concatenate([_lengths(draft) for draft in self._drafts])
         owners = np.repeat(self._prompts, np.diff(starts))
         errors = [
             (d, one.right.index(False)) for d, one in enumerate(self._drafts) if False in one.right
@@ -186,6 +187,14 @@ class Comparison:
             prompt = self._unit_prompts[units[0]]
             wins[prompt], pairs[prompt] = (signs + 1).sum() / 2, signs.size
         return np.array([_ratio(times @ wins, times @ pairs) for times in self._resamples])
+
+
+def _lengths(draft: Labeled) -> np.ndarray:
+    """[K] tokens that each prefix adds. Those before the first label are of unknown worth alone."""
+    lengths, first = np.diff([0, *draft.prefix_ends]), draft.labeled[0]
+    lengths[first] = draft.prefix_ends[first]
+    lengths[:first] = 0
+    return lengths
 
 
 def _places(values: Sequence[float]) -> tuple[np.ndarray, int]:

@@ -175,6 +175,14 @@ def test_kept_at_risk_is_that_of_first_reject():
     assert kept["2"].value == pytest.approx(1.0)
 
 
+def test_drafts_that_are_labeled_as_a_whole_are_kept_whole():
+    """Or a reader that rejects only the last segment of every draft would keep the others."""
+    drafts = drafts_of(*[[None, None, True]] * 2, *[[None, None, False]] * 2)
+    scores = [[0.9, 0.9, 0.8], [0.9, 0.9, 0.2], [0.9, 0.9, 0.4], [0.9, 0.9, 0.1]]
+    kept = Comparison(drafts).figures(scores).kept_at_risk
+    assert kept["1"].value == pytest.approx(30 / 120)
+
+
 def test_intervals_are_by_prompt():
     """A hundred copies of one prompt's drafts know no more than one prompt."""
     drafts = drafts_of(*[[True], [False]] * 50, prompts=[n // 2 for n in range(100)])
