@@ -81,7 +81,8 @@ TRAIN_JUDGE_KEYS = {
     "learning_curve": "out-of-fold AUROC by the number of drafts that trained a fold's head",
     "uses_scalars": "whether the head reads log-probabilities and entropies",
     "strength": "inverse regularization, scikit-learn's C",
-    "candidates": "every head that was tried, best first, with what it was chosen by",
+    "candidates": "every head that was tried, best first; `rank`: tokens kept at 2 % risk, 0 where "
+    "only complete drafts have labels, then AUROC",
     "question": "the same figures of the question; null where none was asked",
     "logprob": "the same figures of `--parse-judge likelihood`",
     "smallest_logprob": "the same figures of the smallest log-probability so far",

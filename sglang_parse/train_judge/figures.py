@@ -115,9 +115,16 @@ class Comparison:
         return Estimate.of(self._aurocs(scores))
 
     def rank(self, scores: Scores) -> tuple[float, float]:
-        """Of a candidate: tokens kept at ``RANKED_RISK`` percent, rounded, then AUROC."""
+        """Of a candidate: tokens kept at ``RANKED_RISK`` percent, rounded, then AUROC.
+
+        Where only complete drafts have labels, one more or less decides about the tokens kept:
+        AUROC alone ranks.
+        """
+        area = float(self._aurocs(scores)[0])
+        if len(self._units) <= len(self._drafts):
+            return 0.0, area
         kept = self._kept_at_risk(scores)[0, RISKS.index(RANKED_RISK)]
-        return round(float(kept), 2), float(self._aurocs(scores)[0])
+        return round(float(kept), 2), area
 
     def _aurocs(self, scores: Scores) -> np.ndarray:
         """[1 + resamples]"""

@@ -96,6 +96,13 @@ class JudgeReport:
         return self.head.auroc.low is None or self.head.auroc.low <= CHANCE
 
     @property
+    def knows_prompts_only(self) -> bool:
+        """Whether the head may tell hard prompts from easy ones instead of wrong drafts from right
+        ones."""
+        within = self.head.auroc_within_prompt
+        return within.low is not None and within.low <= CHANCE
+
+    @property
     def unbeaten(self) -> list[str]:
         """Readers that the head may be no better than."""
         return [key for key, gain in self.gains.items() if gain.low is None or gain.low <= 0]
@@ -122,10 +129,7 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
         ],
         "uses_scalars": chosen.uses_scalars,
         "strength": chosen.strength,
-        "candidates": [
-            {**asdict(one), "kept_at_risk_2": kept, "auroc": area}
-            for one, (kept, area) in report.trained.tried
-        ],
+        "candidates": [{**asdict(one), "rank": list(rank)} for one, rank in report.trained.tried],
         "conditions": facts,
     }
 
@@ -157,6 +161,12 @@ def summary(report: JudgeReport) -> list[str]:
         found = (
             f"The head may be no better than a coin toss ({area}; {labels}): do not serve it. More "
             "labeled drafts or other --layers may help; a target may also have nothing to know."
+        )
+    elif report.knows_prompts_only:
+        within = shown(report.head.auroc_within_prompt)
+        found += (
+            f" Among drafts of ONE prompt it may be no better than a coin toss (AUROC {within}): "
+            "it may know which prompts are hard, not which drafts are wrong."
         )
     beaten = [key for key in report.gains if key not in report.unbeaten]
     compared = [f"It is better than {_listed(beaten, report)}."] if beaten else []

@@ -98,6 +98,28 @@ def test_noise_trains_a_head_that_is_called_useless():
     assert "do not serve it" in summary(report)[0]
 
 
+def test_a_head_that_knows_prompts_only_is_said_to():
+    """Half of the prompts are hard, all of whose drafts but one are wrong."""
+    numbers = np.random.default_rng(3)
+    hard = [prompt % 2 == 1 for prompt in range(60) for _ in range(4)]
+    right = [(place % 4 == 0) == is_hard for place, is_hard in enumerate(hard)]
+    drafts = [
+        LabeledDraft(place // 4, [2], [is_right], None, [-1.0] * 2, [1.0] * 2)
+        for place, is_right in enumerate(right)
+    ]
+    states = [
+        np.array([[0.0], [1.0], [1.0]], np.float32) * (1 - 2 * is_hard)
+        + numbers.normal(scale=0.1, size=(3, 1)).astype(np.float32)
+        for is_hard in hard
+    ]
+    data = TrainingSet(drafts, states.__getitem__, (1,), 1, False)
+    report = JudgeReport.of(data, train(data, MAX_ROWS))
+    assert report.head.auroc.low > 0.6
+    assert "it may know which prompts are hard, not which drafts are wrong" in " ".join(
+        summary(report)
+    )
+
+
 def test_scores_that_are_lower_where_drafts_are_right_are_nothing_to_serve():
     drafts = drafts_of(*[[True]] * 10, *[[False]] * 10)
     with pytest.raises(NothingToLearnError, match="know nothing about these labels"):
