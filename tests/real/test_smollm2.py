@@ -151,19 +151,23 @@ def test_calibrate_says_what_its_judging_is_worth(
         assert found["errors"] <= found["results"]["errors_allowed"]
 
 
+def small_sums(count: int, seed: int) -> list[dict[str, str]]:
+    numbers = random.Random(seed)
+    sums = [(numbers.randint(2, 99), numbers.randint(2, 99)) for _ in range(count)]
+    return [
+        {"prompt": f"What is {a} + {b}? Answer with one short sentence.", "reference": str(a + b)}
+        for a, b in sums
+    ]
+
+
 @pytest.fixture(scope="module")
 def trained(
     states: Client, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A head from graded sums; docs/train-a-judge.md has the figures of 400."""
-    folder, numbers = tmp_path_factory.mktemp("judge"), random.Random(5)
-    sums = [(numbers.randint(2, 99), numbers.randint(2, 99)) for _ in range(SUMS)]
-    rows = (
-        {"prompt": f"What is {a} + {b}? Answer with one short sentence.", "reference": str(a + b)}
-        for a, b in sums
-    )
+    folder = tmp_path_factory.mktemp("judge")
     path = folder / "sums.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in small_sums(SUMS, seed=5)))
     flags = ["--url", states.url, "--target", str(pair[0]), "--draft", str(pair[1])]
     flags += ["--task-file", str(path), "--grader", GRADER, "--max-tokens", "48"]
     with pytest.MonkeyPatch.context() as patched:
@@ -186,7 +190,6 @@ def test_the_heads_verdicts_are_plain_transformers(
     start_server: Start,
     pair: tuple[Path, Path],
     trained: Path,
-    prompts: list[str],
     target_model: Any,
     tokenizer: Any,
 ):
@@ -194,7 +197,8 @@ def test_the_heads_verdicts_are_plain_transformers(
     flags = parse_flags(pair, "--parse-judge", str(trained), "--parse-segment", "sentence")
     verdicts = []
     for client in served(start_server, "head", *flags):
-        for prompt in prompts[6:18:2]:
+        for row in small_sums(12, seed=6):
+            prompt = rendered(tokenizer, row["prompt"])
             answer = client.generate(prompt, parse={"trace": True}, max_new_tokens=LENGTH)
             context = tokenizer.encode(prompt, add_special_tokens=False)
             for record in parse_info(answer)["trace"]:
@@ -205,6 +209,7 @@ def test_the_heads_verdicts_are_plain_transformers(
                 assert record["verdicts"] == pytest.approx(expected, abs=1e-3)
                 verdicts += expected
     assert len(verdicts) > 10
+    assert max(verdicts) - min(verdicts) > 0.1
     print(f"{len(verdicts)} verdicts of the head, {min(verdicts):.3f} to {max(verdicts):.3f}")
 
 
