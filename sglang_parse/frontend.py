@@ -17,7 +17,8 @@ from typing import Any, Self
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 from sglang.lang.ir import SglSamplingParams
 
-from sglang_parse.core.config import ParseConfig, RequestOptions
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.options import RequestOptions
 
 
 @dataclass

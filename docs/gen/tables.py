@@ -22,7 +22,9 @@ import griffe
 
 from sglang_parse.client.records import STAGES
 from sglang_parse.core import config
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
+from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.limit import report as limit
@@ -155,7 +157,7 @@ def settings() -> str:
             f"`{setting.default}`" if setting.default != "" else "",
             one_line(setting.description),
         )
-        for setting in config.settings_of(config.ParseConfig)
+        for setting in settings_of(config.ParseConfig)
     ]
     return table(("flag", "values", "default", "meaning"), rows)
 
@@ -169,7 +171,7 @@ def values_of(setting: config.Setting) -> str:
 
 def request_options() -> str:
     """Returns the keys of ``custom_params["parse"]``."""
-    options = config.settings_of(config.RequestOptions)
+    options = settings_of(RequestOptions)
     rows = [(f"`{o.name}`", o.expected, one_line(o.description)) for o in options]
     return table(("key", "value", "meaning"), rows)
 
@@ -198,7 +200,7 @@ def trace() -> str:
 
 
 def question_keys() -> str:
-    keys = config.settings_of(QuestionWording)
+    keys = settings_of(QuestionWording)
     return table(("key", "meaning"), rows_of({k.name: one_line(k.description) for k in keys}))
 
 

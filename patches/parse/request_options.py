@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_parse.core.config import ParseConfig, RequestOptions
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.patches.base import Patch, after
 
 

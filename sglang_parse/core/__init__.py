@@ -1,6 +1,8 @@
 """PARSE's method without SGLang: what to draft, how to verify it and what to accept.
 
-    config         settings, command-line flags and request options
+    options        options of a request
+    config         the server's settings and command-line flags
+    setting        settings in flags, errors and documents
     segment        ends of a draft's segments; prefix k is its first k segments
     question       tokens of the question about a prefix, and the verdict tokens
     judge          verdict heads: files, and verdicts from the scores of tokens

@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import reprlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
@@ -29,20 +26,22 @@ from sglang_parse.core.judge import (
 )
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
+from sglang_parse.core.setting import (
+    STRICT,
+    ConfigError,
+    Setting,
+    Threshold,
+    problems_of,
+    settings_of,
+    shown,
+    unknown_names,
+)
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
 MAX_DRAFT, MAX_PREFIXES = 8192, 256
-MAX_OPTIONS = 16
-"""Maximum number of keys in ``custom_params["parse"]``."""
 AUTO = "auto"
 _BLOCK_SIZES = ("auto", *map(str, range(1, MAX_BLOCK + 1)))
-_STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
-Threshold = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
-
-
-class ConfigError(ValueError):
-    """A setting is unknown or out of range; the message names it, its value and the fix."""
 
 
 class ParseConfig(BaseModel):
@@ -52,7 +51,7 @@ class ParseConfig(BaseModel):
         ConfigError: settings are unknown or out of range; a line for each.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     draft_tokens: int = Field(128, ge=1, le=MAX_DRAFT)
     """Maximum draft tokens per request and round. If not set, the length adapts to the load, up to
@@ -134,10 +133,10 @@ class ParseConfig(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            if unknown := _unknown(error):
+            if unknown := unknown_names(error):
                 known = sorted(type(self).model_fields)
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
-            raise ConfigError("\n".join(_problems(error, type(self), flag))) from None
+            raise ConfigError("\n".join(problems_of(error, type(self), flag))) from None
         self._check_eagle3()
         self._check_judge()
         self._check_certificate()
@@ -146,7 +145,7 @@ class ParseConfig(BaseModel):
     @classmethod
     def _check_draft_parallel_tokens(cls, value: Any) -> Any:
         if str(value) not in _BLOCK_SIZES:
-            raise ValueError(f"got {_shown(value)}; use auto, or a whole number 1..{MAX_BLOCK}")
+            raise ValueError(f"got {shown(value)}; use auto, or a whole number 1..{MAX_BLOCK}")
         return str(value)
 
     @field_validator("segment")
@@ -175,7 +174,7 @@ class ParseConfig(BaseModel):
             _ = self.head
         except JudgeError as error:
             raise ConfigError(
-                f"{setting} is {_shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
+                f"{setting} is {shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
                 "folder of sglang-parse train-judge"
             ) from error
 
@@ -196,7 +195,7 @@ class ParseConfig(BaseModel):
         except CertificateError as error:
             name = flag(setting.name)
             raise ConfigError(
-                f"{name} is {_shown(self.threshold)}: {error}; use {setting.expected}"
+                f"{name} is {shown(self.threshold)}: {error}; use {setting.expected}"
             ) from error
 
     @property
@@ -294,138 +293,6 @@ class ParseConfig(BaseModel):
         return cls(**content)
 
 
-class RequestOptions(BaseModel):
-    """Options of one request in ``sampling_params.custom_params["parse"]``."""
-
-    model_config = _STRICT
-
-    enabled: bool
-    """Use PARSE for this request."""
-    threshold: Threshold
-    """Minimum verdict that accepts a prefix."""
-    trace: bool = False
-    """Return one record per round in ``meta_info``."""
-    hidden_states: bool = False
-    """With trace: each record also has the target's hidden states of --parse-hidden-layers."""
-    draft_token_ids: list[int] = Field(default_factory=list, max_length=MAX_DRAFT)
-    """With hidden_states: the first draft, verified as it is. At threshold 0 it becomes the
-    output; the first token replaces the target's first."""
-    draft: str = ""
-    """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
-    draft model's. The OpenAI API's ``prediction`` is the same."""
-    drafting: Literal["auto", "always"] = "auto"
-    """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
-    then up to 32 tokens at a time unless --parse-draft-tokens is set."""
-
-    @classmethod
-    def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
-        """Reads a request's options; server settings are the defaults.
-
-        Raises:
-            ConfigError: an unknown key, or a value of the wrong type or range.
-        """
-        parse = _object(custom_params, "custom_params").get("parse")
-        options = _object(parse, "custom_params.parse")
-        if len(options) > MAX_OPTIONS:
-            raise ConfigError(
-                f"custom_params.parse has {len(options)} keys; use at most {MAX_OPTIONS}"
-            )
-        server = {"enabled": config.default == "on", "threshold": config.accept_threshold}
-        try:
-            read = cls.model_validate({**server, **options})
-        except ValidationError as error:
-            if unknown := _unknown(error):
-                raise ConfigError(
-                    f"custom_params.parse has unknown keys {_shown(unknown)}; "
-                    f"known: {sorted(cls.model_fields)}"
-                ) from None
-            problem, *_ = _problems(error, cls, "custom_params.parse.{}".format)
-            raise ConfigError(problem) from None
-        read._check_hidden_states(config)
-        read._check_draft()
-        return read
-
-    def _check_draft(self) -> None:
-        name = "custom_params.parse.draft"
-        if self.draft and self.draft_token_ids:
-            raise ConfigError(f"{name} is given beside draft_token_ids; leave one of them out")
-        try:
-            self.draft.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"{name} has half a character (a lone surrogate) at place {error.start}; send "
-                "valid Unicode"
-            ) from None
-
-    def _check_hidden_states(self, config: ParseConfig) -> None:
-        name, layers = "custom_params.parse.hidden_states", flag("hidden_layers")
-        if self.hidden_states and not (self.trace and config.captured_layers):
-            raise ConfigError(f"{name} is true; it needs trace true, and a server with {layers}")
-        count, limit = len(self.draft_token_ids), 1 + config.draft_tokens
-        if count and not (self.hidden_states and not self.threshold and 2 <= count <= limit):
-            raise ConfigError(
-                f"custom_params.parse.draft_token_ids has {count} tokens; it needs 2 to {limit}, "
-                "hidden_states true and threshold 0"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting as shown on the command line, in errors and in the docs."""
-
-    name: str
-    field: FieldInfo
-
-    @property
-    def default(self) -> Any:
-        return self.field.default
-
-    @property
-    def description(self) -> str:
-        return " ".join((self.field.description or "").split())
-
-    @property
-    def metavar(self) -> str | None:
-        extra = self.field.json_schema_extra
-        return str(extra["metavar"]) if isinstance(extra, dict) else None
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Allowed values; () for texts and numbers."""
-        kind = self.field.annotation
-        return get_args(kind) if get_origin(kind) is Literal else ()
-
-    @property
-    def parse(self) -> Callable[[str], Any]:
-        """Converts a command-line argument."""
-        return _number_or_text if self.is_number_or_file else type(self.default)
-
-    @property
-    def is_number_or_file(self) -> bool:
-        return str in get_args(self.field.annotation)
-
-    @property
-    def expected(self) -> str:
-        """Description of the allowed values, for error messages."""
-        kind = self.field.annotation
-        if kind is bool:
-            return "true or false"
-        if self.name == "threshold":
-            number = (
-                "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
-            )
-            return (
-                f"{number}, or a file of sglang-parse calibrate"
-                if self.is_number_or_file
-                else number
-            )
-        if kind in (int, float):
-            limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}
-            number = "a whole number" if kind is int else "a number"
-            return f"{number} {limits['ge']}..{limits['le']}"
-        return f"one of {', '.join(self.choices)}" if self.choices else "a text"
-
-
 def parse_layers(text: str) -> tuple[int, ...]:
     """Parses layer numbers such as '8,12', ascending.
 
@@ -434,60 +301,13 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """
     parts = text.split(",") if text else ()
     if not all(part.strip().isdecimal() for part in parts) or len(parts) > MAX_LAYERS:
-        raise ValueError(f"got {_shown(text)}; use at most {MAX_LAYERS} layers, such as '8,12'")
+        raise ValueError(f"got {shown(text)}; use at most {MAX_LAYERS} layers, such as '8,12'")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def settings_of(model: Any) -> list[Setting]:
-    """Returns the settings of ``ParseConfig``, ``RequestOptions`` or ``QuestionWording``."""
-    return [Setting(name, field) for name, field in model.__pydantic_fields__.items()]
 
 
 def flag(name: str) -> str:
     """Returns the command-line flag of a setting."""
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
-
-
-def _problems(
-    error: ValidationError, model: type[BaseModel], shown_as: Callable[[str], str]
-) -> list[str]:
-    """Returns one per setting."""
-    problems: dict[str, str] = {}
-    for problem in error.errors(include_url=False):
-        name = str(problem["loc"][0])
-        if problem["type"] == "value_error":  # raised by one of our validators
-            text = f": {problem['ctx']['error']}"
-        else:
-            expected = Setting(name, model.model_fields[name]).expected
-            text = f" is {_shown(problem['input'])}; use {expected}"
-        problems.setdefault(name, shown_as(name) + text)
-    return list(problems.values())
-
-
-def _unknown(error: ValidationError) -> list[str]:
-    problems = error.errors(include_url=False)
-    kinds = ("extra_forbidden", "invalid_key")
-    return sorted(str(problem["loc"][0]) for problem in problems if problem["type"] in kinds)
-
-
-def _shown(value: object) -> str:
-    """Abbreviates a value for an error message: requests may contain anything of any length."""
-    return reprlib.repr(value)
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _object(value: object, name: str) -> Mapping[Any, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} is {_shown(value)}; use an object")
-    return value
 
 
 def configure(**settings: Any) -> ParseConfig:

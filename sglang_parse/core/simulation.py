@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from sglang_parse.core.config import ConfigError, ParseConfig, flag
+from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.setting import ConfigError
 
 ENV_VAR = "SGLANG_PARSE_SIMULATE_ACCEPTANCE"
 """Fraction of draft tokens to accept, 0 to 1; unset or empty to use the verdicts."""

@@ -13,8 +13,9 @@ from sglang.srt.server_args import prepare_server_args
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
-from sglang_parse.core.config import ConfigError, ParseConfig, flag
+from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.doctor import command, memory
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if

@@ -7,7 +7,7 @@ separate part of the radix cache, by SGLang's ``extra_key``.
 
 from __future__ import annotations
 
-from sglang_parse.core.config import RequestOptions
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.engine.adjust import Adjustment
 from sglang_parse.engine.parts import Engine

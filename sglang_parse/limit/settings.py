@@ -22,7 +22,8 @@ from sglang_parse.client.flags import (
 from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
 from sglang_parse.client.targets import Models, parse_settings, server_specs
-from sglang_parse.core.config import ConfigError, ParseConfig
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.limit.shape import QUESTION, Shape, shape_names
 
 ALWAYS = "parse-always"

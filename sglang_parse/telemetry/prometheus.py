@@ -20,8 +20,8 @@ from sglang.srt.observability.metrics_collector import (
 )
 
 from sglang_parse.context import process_context
-from sglang_parse.core.config import ConfigError
 from sglang_parse.core.counters import Totals, Window
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric
 
 PUBLISH_EVERY_S = 0.1

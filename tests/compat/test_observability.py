@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_parse.core.config import ConfigError
 from sglang_parse.core.counters import Counters
+from sglang_parse.core.setting import ConfigError
 
 pytestmark = pytest.mark.compat
 

@@ -40,7 +40,7 @@ QUOTED = {
     "SIMULATED acceptance": "sglang_parse/patches/parse/decode_log.py",
     "expected speedup": "sglang_parse/patches/parse/decode_log.py",
     "accepted: ": "sglang_parse/patches/parse/decode_log.py",
-    "custom_params.parse": "sglang_parse/core/config.py",
+    "custom_params.parse": "sglang_parse/core/options.py",
     "Unknown speculative algorithm name": "sglang/srt/speculative/spec_info.py",
     "Failed to load plugin": "sglang/srt/plugins/__init__.py",
     "SGLANG_PLUGINS": "sglang/srt/plugins/__init__.py",

@@ -21,7 +21,8 @@ import sglang as sgl
 from sglang_parse import cli
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.traced import ACCEPTED, explain_answer
-from sglang_parse.core.config import ENV_VAR, ConfigError
+from sglang_parse.core.config import ENV_VAR
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.doctor import served, start
 from sglang_parse.explain import sources
 from sglang_parse.frontend import ParseEndpoint

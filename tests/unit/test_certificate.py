@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.core.certificate import NUM_QUANTILES, spread_out
-from sglang_parse.core.config import ConfigError, ParseConfig, RequestOptions
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.options import RequestOptions
+from sglang_parse.core.setting import ConfigError
 from support.calibration import CERTIFICATE, FINGERPRINT, write_certificate
 
 pytestmark = pytest.mark.unit

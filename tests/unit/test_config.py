@@ -7,17 +7,16 @@ import pytest
 
 from sglang_parse.core.config import (
     ENV_VAR,
-    ConfigError,
     ParseConfig,
-    RequestOptions,
     add_cli_args,
     config_from_namespace,
     configure,
     flag,
-    settings_of,
 )
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.question import QuestionWording
 from sglang_parse.core.selection import SELECTIONS
+from sglang_parse.core.setting import ConfigError, settings_of
 
 pytestmark = pytest.mark.unit
 

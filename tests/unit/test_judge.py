@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core.config import ConfigError, ParseConfig
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import (
     FILE,
     LIKELIHOOD_BIAS,
@@ -20,6 +20,7 @@ from sglang_parse.core.judge import (
     read_judge,
     sigmoid,
 )
+from sglang_parse.core.setting import ConfigError
 from support.heads import HeadShape, write_head
 
 SCORES, AT_ENDS, ENDS = [3.0, -1.0, 2.0, 4.0], [0.5, 0.0, 1.0, -2.0], [2, 4]

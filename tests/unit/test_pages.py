@@ -15,10 +15,12 @@ from sglang_parse import cli
 from sglang_parse.calibrate.report import content
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, Stats, TraceRecord
 from sglang_parse.core.policy.text_length import TextLength
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import RequestState, RequestText
+from sglang_parse.core.setting import settings_of
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
 from support import calibration, comparison
@@ -93,10 +95,10 @@ def defaults_shown() -> dict[str, str]:
 def test_every_setting_is_in_the_table_with_its_default():
     shown = {
         config.flag(setting.name): f"`{setting.default}`" if setting.default != "" else ""
-        for setting in config.settings_of(config.ParseConfig)
+        for setting in settings_of(config.ParseConfig)
     }
     assert defaults_shown() == shown
-    assert all(setting.description for setting in config.settings_of(config.ParseConfig))
+    assert all(setting.description for setting in settings_of(config.ParseConfig))
 
 
 def test_the_flags_of_the_readme_are_settings_with_their_defaults():
@@ -116,7 +118,7 @@ def test_every_metric_is_in_the_table():
 
 def test_request_options_are_documented():
     keys = first_column(section("settings", "Request options"))
-    assert keys == {option.name for option in config.settings_of(config.RequestOptions)}
+    assert keys == {option.name for option in settings_of(RequestOptions)}
 
 
 class FinishedReq:
@@ -201,7 +203,7 @@ def test_keys_of_a_calibration_are_documented():
 def test_recipes_and_questions_are_documented():
     recipes = {f"examples/{path.name}" for path in ROOT.glob("examples/serve_*.sh")}
     assert first_column(section("choosing", "Recipes")) == recipes
-    keys = {key.name for key in config.settings_of(QuestionWording)}
+    keys = {key.name for key in settings_of(QuestionWording)}
     assert first_column(section("choosing", "The question")) == keys | set(built_in_questions())
 
 
@@ -237,7 +239,7 @@ def test_metrics_named_in_the_pages_exist():
 
 
 def test_flags_named_in_the_pages_exist():
-    known = {config.flag(setting.name) for setting in config.settings_of(config.ParseConfig)}
+    known = {config.flag(setting.name) for setting in settings_of(config.ParseConfig)}
     for path, text in PAGES.items():
         named = set(re.findall(r"--parse-[a-z0-9]+(?:-[a-z0-9]+)*(?![\w.-])", text))
         assert named - {PROGRAM_FLAG} <= known, path
@@ -272,7 +274,7 @@ def renamed(*kinds: str) -> list[tuple[str, str]]:
 
 
 def test_new_names_in_the_changelog_exist_and_old_ones_do_not():
-    flags = {config.flag(setting.name) for setting in config.settings_of(config.ParseConfig)}
+    flags = {config.flag(setting.name) for setting in settings_of(config.ParseConfig)}
     metrics = {PREFIX + metric.name for metric in METRICS}
     keys = {key for name in ("meta_info", "trace") for key in first_column(TABLES[name]())}
     keys |= {field.name for field in fields(DraftPlan)}

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core.config import ConfigError, ParseConfig
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.segment import evenly_spaced
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import ENV_VAR, SimulatedAcceptance
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,104 @@
+"""Options of one request, in ``custom_params["parse"]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from sglang_parse.core.config import MAX_DRAFT, ParseConfig, flag
+from sglang_parse.core.setting import (
+    STRICT,
+    ConfigError,
+    Threshold,
+    problems_of,
+    shown,
+    unknown_names,
+)
+
+MAX_OPTIONS = 16
+"""Maximum number of keys in ``custom_params["parse"]``."""
+
+
+class RequestOptions(BaseModel):
+    """Options of one request in ``sampling_params.custom_params["parse"]``."""
+
+    model_config = STRICT
+
+    enabled: bool
+    """Use PARSE for this request."""
+    threshold: Threshold
+    """Minimum verdict that accepts a prefix."""
+    trace: bool = False
+    """Return one record per round in ``meta_info``."""
+    hidden_states: bool = False
+    """With trace: each record also has the target's hidden states of --parse-hidden-layers."""
+    draft_token_ids: list[int] = Field(default_factory=list, max_length=MAX_DRAFT)
+    """With hidden_states: the first draft, verified as it is. At threshold 0 it becomes the
+    output; the first token replaces the target's first."""
+    draft: str = ""
+    """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
+    draft model's. The OpenAI API's ``prediction`` is the same."""
+    drafting: Literal["auto", "always"] = "auto"
+    """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
+    then up to 32 tokens at a time unless --parse-draft-tokens is set."""
+
+    @classmethod
+    def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
+        """Reads a request's options; server settings are the defaults.
+
+        Raises:
+            ConfigError: an unknown key, or a value of the wrong type or range.
+        """
+        parse = _object(custom_params, "custom_params").get("parse")
+        options = _object(parse, "custom_params.parse")
+        if len(options) > MAX_OPTIONS:
+            raise ConfigError(
+                f"custom_params.parse has {len(options)} keys; use at most {MAX_OPTIONS}"
+            )
+        server = {"enabled": config.default == "on", "threshold": config.accept_threshold}
+        try:
+            read = cls.model_validate({**server, **options})
+        except ValidationError as error:
+            if unknown := unknown_names(error):
+                raise ConfigError(
+                    f"custom_params.parse has unknown keys {shown(unknown)}; "
+                    f"known: {sorted(cls.model_fields)}"
+                ) from None
+            problem, *_ = problems_of(error, cls, "custom_params.parse.{}".format)
+            raise ConfigError(problem) from None
+        read._check_hidden_states(config)
+        read._check_draft()
+        return read
+
+    def _check_draft(self) -> None:
+        name = "custom_params.parse.draft"
+        if self.draft and self.draft_token_ids:
+            raise ConfigError(f"{name} is given beside draft_token_ids; leave one of them out")
+        try:
+            self.draft.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{name} has half a character (a lone surrogate) at place {error.start}; send "
+                "valid Unicode"
+            ) from None
+
+    def _check_hidden_states(self, config: ParseConfig) -> None:
+        name, layers = "custom_params.parse.hidden_states", flag("hidden_layers")
+        if self.hidden_states and not (self.trace and config.captured_layers):
+            raise ConfigError(f"{name} is true; it needs trace true, and a server with {layers}")
+        count, limit = len(self.draft_token_ids), 1 + config.draft_tokens
+        if count and not (self.hidden_states and not self.threshold and 2 <= count <= limit):
+            raise ConfigError(
+                f"custom_params.parse.draft_token_ids has {count} tokens; it needs 2 to {limit}, "
+                "hidden_states true and threshold 0"
+            )
+
+
+def _object(value: object, name: str) -> Mapping[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {shown(value)}; use an object")
+    return value
