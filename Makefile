@@ -80,7 +80,12 @@ bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/be
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
 	PYTHONPATH=tests $(RUN) -m soak.run $(SOAK_FLAGS)
 
-train-demo-pair: setup  ## make the demo's two models again, in build/demo_pair (PAIR=...); resumable
+train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAIR=...); an hour, resumable
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"
 	cp examples/demo_pair/question.json "$(PAIR)/"
+	$(RUN) examples/demo_pair/train_eagle3.py --pair "$(PAIR)"
+	$(RUN) -m sglang_parse.cli train-judge --target "$(PAIR)/target" --draft "$(PAIR)/draft" \
+		--question "$(PAIR)/question.json" --requests 2000 --output "$(PAIR)/work/judge"
+	mkdir -p "$(PAIR)/judge"
+	cp "$(PAIR)/work/judge/judge.json" "$(PAIR)/work/judge/judge.safetensors" "$(PAIR)/judge/"
 	$(RUN) examples/demo_pair/evaluate.py --pair "$(PAIR)"

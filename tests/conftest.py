@@ -26,8 +26,8 @@ SAME_SERVERS = {
         *("test_multi_turn", "test_stops"),
     ),
     "demo pair": (
-        *("test_documents", "test_compare", "test_load", "test_demo_programs", "test_demo_pair"),
-        *("test_security", "test_as_on_a_gpu", "test_public_benchmark", "test_soak"),
+        *("test_documents", "test_compare", "test_load", "test_public_benchmark"),
+        *("test_demo_programs", "test_demo_pair", "test_security", "test_as_on_a_gpu", "test_soak"),
     ),
 }
 """Files that use the same servers run one after another in one process of tests, in an order that
@@ -75,7 +75,7 @@ def restored_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def problems() -> list:
-    """Held-out problems of the demo pair, as prompts through its chat template."""
+    """Held-out problems of the question pair, as prompts through its chat template."""
     from support.demo_pair import held_out
 
     return held_out(100)
@@ -83,7 +83,7 @@ def problems() -> list:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """The demo pair's tokenizer."""
+    """The question pair's tokenizer."""
     from support.demo_pair import DEMO
     from support.models import load_tokenizer
 

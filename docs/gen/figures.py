@@ -34,6 +34,8 @@ from sglang_parse.client.records import (
     PARSE_HEAD,
     PARSE_LIKELIHOOD,
     PARSE_ONE,
+    PARSE_QUESTION,
+    PARSE_TOKEN,
     PLAIN,
     STANDALONE,
     SWITCHED_OFF,
@@ -48,7 +50,9 @@ TITLES = {
     EAGLE3: "stock EAGLE3",
     PARSE_ONE: "PARSE, one token per draft forward",
     PARSE: "PARSE",
+    PARSE_TOKEN: "PARSE, token mode",
     PARSE_HEAD: "PARSE, verdict head",
+    PARSE_QUESTION: "PARSE, question",
     PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE + EAGLE-3",
 }

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from data import encode, prompt_text
-from problems import Problem
+from data import FIRST, STYLES, encode, prompt_text
+from problems import Problem, write_lines
 from torch.utils.data import Dataset
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -30,15 +30,12 @@ class BlockBatches(Dataset):
     NUM_ANCHORS = 10
 
     def __init__(
-        self,
-        texts: Mapping[int, Sequence[Text]],
-        mask_id: int,
-        num_batches: int,
-        batch_size: int,
-        seed: str,
+        self, texts: Sequence[Text], mask_id: int, num_batches: int, batch_size: int, seed: str
     ) -> None:
-        """`texts`: by number of steps."""
-        self.texts, self.mask_id = texts, mask_id
+        """Texts of like length go together; those too short for their anchors are left out."""
+        long = [text for text in texts if len(text.anchors) >= self.NUM_ANCHORS]
+        self.texts = sorted(long, key=lambda text: len(text.ids))
+        self.mask_id = mask_id
         self.num_batches, self.batch_size, self.seed = num_batches, batch_size, seed
 
     def __len__(self) -> int:
@@ -46,13 +43,26 @@ class BlockBatches(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         rng = random.Random(f"{self.seed}/{index}")
-        texts = rng.sample(self.texts[rng.choice(sorted(self.texts))], self.batch_size)
+        first = rng.randint(0, len(self.texts) - 4 * self.batch_size)
+        texts = rng.sample(self.texts[first : first + 4 * self.batch_size], self.batch_size)
         anchors = [rng.sample(text.anchors, self.NUM_ANCHORS) for text in texts]
         return pack(texts, anchors, BLOCK, self.mask_id)
 
 
-def make_texts(tokenizer: Any, problems: Sequence[Problem], answers: Sequence[str]) -> list[Text]:
-    """Prompts with their answers, as token ids."""
-    prompts = encode(tokenizer, [prompt_text(tokenizer, p) for p in problems])
+def make_texts(
+    tokenizer: Any, problems: Sequence[Problem], answers: Sequence[str], given: Sequence[str] = ()
+) -> list[Text]:
+    """Prompts with their answers, as token ids; `given` beginnings count as prompt."""
+    begun = zip(problems, given or [""] * len(problems), strict=True)
+    prompts = encode(tokenizer, [prompt_text(tokenizer, p) + start for p, start in begun])
     written = encode(tokenizer, answers)
     return [Text(p + a, len(p)) for p, a in zip(prompts, written, strict=True)]
+
+
+def begin_answer(problem: Problem, rng: random.Random) -> str:
+    """In half of the cases the target's first token, else some lines, others' among them."""
+    if rng.random() < 0.5:
+        return FIRST
+    weights = rng.choice(((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.4, 0.4, 0.2)))
+    lines = [line for _, line in write_lines(problem, rng, STYLES, weights)]
+    return "".join(lines[: rng.randint(1, len(lines) - 3)])

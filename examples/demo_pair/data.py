@@ -1,27 +1,23 @@
-"""Training batches, each made from its index alone: seeded, resumable, nothing stored.
-
-Two kinds: right answers for the language model, and packed verification passes (answer rows, then
-questions, under the product's own mask) for the verdicts. All problems of a batch have the same
-number of steps, so rows need little or no padding.
-"""
+"""Training batches, each made from its index alone: seeded, resumable, nothing stored."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from corruption import corrupt, write_with_many_errors
-from problems import MAX_STEPS, MIN_STEPS, Problem, draw_problem
+from documents import Line, write_document
+from problems import ANY, LABELS, SIGNS, WORDS, Problem, Style
 from torch.utils.data import Dataset
 
-from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.mask import qlen_only_mask
-from sglang_parse.core.question import Question
-
 IGNORE = -100
+STYLES = (SIGNS, WORDS, ANY)
+FIRST = f"{LABELS[0][0]}: "
+"""The target's first token, with which every served draft starts."""
+Texts = Mapping[tuple[float, ...], float]
+"""Kinds of texts: shares of `STYLES` among a text's lines -> share of such texts."""
 
 
 def prompt_text(tokenizer: Any, problem: Problem) -> str:
@@ -35,241 +31,109 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One judged answer.
-
-    Attributes:
-        prompt_ids: the chat prompt.
-        answer_ids: the written answer; its last token is the end of turn if it is finished.
-        num_right: answer tokens before the first that differs from the solution.
-        expected_ids: what each answer token should be given those before it, line by line; None
-            where that is known up to the first error only.
-    """
-
-    prompt_ids: list[int]
-    answer_ids: list[int]
-    num_right: int
-    expected_ids: list[int] | None = None
-
-    def errors_here(self, newline_id: int) -> list[float]:
-        """Per answer token 1 for an error, 0 for none, IGNORE after an error in the same line."""
-        if self.expected_ids is None:
-            rest = len(self.answer_ids) - self.num_right
-            return ([0.0] * self.num_right + [1.0] + [float(IGNORE)] * rest)[: len(self.answer_ids)]
-        labels, is_line_right = [], True
-        for written, expected in zip(self.answer_ids, self.expected_ids, strict=True):
-            labels.append(float(written != expected) if is_line_right else float(IGNORE))
-            is_line_right = written == newline_id or (is_line_right and written == expected)
-        return labels
-
-
-def make_samples(
-    tokenizer: Any, problems: Sequence[Problem], answers: Sequence[str]
-) -> list[Sample]:
-    """Compare each answer (end token included if written) with its solution, token by token."""
-    prompts = encode(tokenizer, [prompt_text(tokenizer, p) for p in problems])
-    solutions = encode(tokenizer, [p.solution + tokenizer.eos_token for p in problems])
-    written = encode(tokenizer, answers)
-    return [
-        Sample(prompt, answer, num_common(answer, solution))
-        for prompt, answer, solution in zip(prompts, written, solutions, strict=True)
-    ]
-
-
-def sample_with_many_errors(tokenizer: Any, rng: random.Random, num_steps: int) -> Sample:
-    """A training sample whose every line may hold an error."""
-    problem, written, expected = write_with_many_errors(rng, num_steps)
-    end = tokenizer.eos_token
-    sample = make_samples(tokenizer, [problem], [written + end])[0]
-    return replace(sample, expected_ids=encode(tokenizer, [expected + end])[0])
-
-
-def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    pairs = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
-
-
-def line_cuts(answer_ids: Sequence[int], newline_id: int) -> list[int]:
-    """Where prefixes end: after every line end, and at the end of the answer."""
-    cuts = [i + 1 for i, token in enumerate(answer_ids) if token == newline_id]
-    if not cuts or cuts[-1] != len(answer_ids):
-        cuts.append(len(answer_ids))
-    return cuts
-
-
-def pack(
-    samples: Sequence[Sample], cuts: Sequence[Sequence[int]], question: Question, end_id: int
-) -> dict[str, torch.Tensor]:
-    """One verification pass per sample, padded at the right to the longest.
-
-    Args:
-        samples: the answers to judge.
-        cuts: per sample, answer tokens each question may see.
-
-    Returns:
-        input_ids, position_ids: int64 [batch, rows].
-        attention_mask: bool [batch, 1, rows, rows], the product's mask; a padding row sees itself.
-        labels: int64 [batch, rows], the next right token for answer rows before the first error,
-            the verdict word for the last row of each question, else IGNORE.
-        is_verdict: bool [batch, rows].
-        error_so_far: float [batch, rows], 1 from the first wrong answer token on, IGNORE outside
-            the answer.
-        error_here: float [batch, rows], 1 for a token that is an error, see `Sample.errors_here`.
-    """
-    layouts = [_layout(s, c, question, end_id) for s, c in zip(samples, cuts, strict=True)]
-    shape = len(samples), max(layout.num_rows for layout in layouts)
-    batch = {
-        "input_ids": torch.full(shape, 0),
-        "position_ids": torch.zeros(shape, dtype=torch.long),
-        "attention_mask": torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1, 1),
-        "labels": torch.full(shape, IGNORE),
-        "is_verdict": torch.zeros(shape, dtype=torch.bool),
-        "error_so_far": torch.full(shape, float(IGNORE)),
-        "error_here": torch.full(shape, float(IGNORE)),
-    }
-    for index, (sample, layout) in enumerate(zip(samples, layouts, strict=True)):
-        _fill({k: v[index] for k, v in batch.items()}, sample, layout, question, end_id)
-    return batch
-
-
-def _is_complete(sample: Sample, cut: int, end_id: int) -> bool:
-    return cut == len(sample.answer_ids) and sample.answer_ids[-1] == end_id
-
-
-def _question_ids(sample: Sample, cut: int, question: Question, end_id: int) -> tuple[int, ...]:
-    complete = _is_complete(sample, cut, end_id)
-    return question.ids_for(sample.answer_ids[:cut], complete=complete)
-
-
-def _layout(sample: Sample, cuts: Sequence[int], question: Question, end_id: int) -> RequestLayout:
-    num_prompt = len(sample.prompt_ids)
-    return RequestLayout(
-        prefix_len=0,
-        num_draft_rows=num_prompt + len(sample.answer_ids),
-        visible_lens=tuple(num_prompt + cut for cut in cuts),
-        question_lens=tuple(len(_question_ids(sample, c, question, end_id)) for c in cuts),
-    )
-
-
-def _fill(
-    row: dict[str, torch.Tensor],
-    sample: Sample,
-    layout: RequestLayout,
-    question: Question,
-    end_id: int,
-) -> None:
-    """Write one sample into its row of the batch tensors."""
-    num_prompt, num_rows = len(sample.prompt_ids), layout.num_rows
-    cuts = [cut - num_prompt for cut in layout.cuts]
-    ids = sample.prompt_ids + sample.answer_ids
-    for cut in cuts:
-        ids = ids + list(_question_ids(sample, cut, question, end_id))
-    row["input_ids"][:num_rows] = torch.tensor(ids)
-    row["position_ids"][:num_rows] = torch.tensor(layout.positions())
-    row["attention_mask"][0, :num_rows, :num_rows] = qlen_only_mask(layout)
-    right_end = num_prompt + sample.num_right
-    row["labels"][num_prompt - 1 : right_end - 1] = torch.tensor(ids[num_prompt:right_end])
-    row["error_so_far"][num_prompt : layout.num_draft_rows] = 0.0
-    row["error_so_far"][right_end : layout.num_draft_rows] = 1.0
-    row["error_here"][num_prompt : layout.num_draft_rows] = torch.tensor(
-        sample.errors_here(question.partial_ids[1])
-    )
-    for cut, verdict_row in zip(cuts, layout.verdict_rows, strict=True):
-        is_right = cut <= sample.num_right
-        row["labels"][verdict_row] = question.accept_id if is_right else question.reject_id
-        row["is_verdict"][verdict_row] = True
+def digit_ids(tokenizer: Any) -> torch.Tensor:
+    """The ten tokens that carry all of a problem's numbers."""
+    return torch.tensor([ids[0] for ids in encode(tokenizer, list("0123456789"))])
 
 
 class AnswerBatches(Dataset):
-    """Right answers: item `i` is a whole batch with labels on the answer."""
-
-    def __init__(self, tokenizer: Any, num_batches: int, batch_size: int, seed: str) -> None:
-        self.tokenizer, self.num_batches = tokenizer, num_batches
-        self.batch_size, self.seed = batch_size, seed
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        rng = random.Random(f"{self.seed}/{index}")
-        steps = rng.randint(MIN_STEPS, MAX_STEPS)
-        problems = [
-            draw_problem(rng, held_out=False, num_steps=steps) for _ in range(self.batch_size)
-        ]
-        prompts = encode(self.tokenizer, [prompt_text(self.tokenizer, p) for p in problems])
-        answers = encode(self.tokenizer, [p.solution + self.tokenizer.eos_token for p in problems])
-        ids = torch.tensor([p + a for p, a in zip(prompts, answers, strict=True)])
-        labels = ids.roll(-1, dims=1)
-        labels[:, : len(prompts[0]) - 1] = IGNORE
-        labels[:, -1] = IGNORE
-        return {"input_ids": ids, "labels": labels}
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictMix:
-    """What a verification batch is made of.
-
-    Attributes:
-        right: share of right answers.
-        written: share of the draft model's own answers.
-        many_errors: share of answers with errors in many lines; the rest has one.
-        questions_per_sample: line-end prefixes asked about, drawn without replacement.
-        inside_line: chance that one prefix ends inside a line instead.
-    """
-
-    right: float
-    written: float
-    many_errors: float
-    questions_per_sample: int
-    inside_line: float = 0.1
-
-
-class VerdictBatches(Dataset):
-    """Packed verification passes over right, corrupted and really drafted answers."""
+    """Right answers in mixed styles, labels on the whole answer: item `i` is a whole batch."""
 
     def __init__(
         self,
         tokenizer: Any,
-        question: Question,
-        drafted: dict[int, list[tuple[Problem, str]]],
         num_batches: int,
         batch_size: int,
         seed: str,
-        mix: VerdictMix,
+        num_steps: tuple[int, int],
+        texts: Texts,
+        before: int = 1,
     ) -> None:
-        """`drafted`: per number of steps, training problems with an answer the draft wrote."""
-        self.tokenizer, self.question, self.drafted = tokenizer, question, drafted
-        self.num_batches, self.batch_size = num_batches, batch_size
-        self.seed, self.mix = seed, mix
-        self.newline_id = encode(tokenizer, ["\n"])[0][0]
+        """`num_steps`: least and most of a chain; `texts` is the mixture; see `write_document`."""
+        self.tokenizer, self.num_batches, self.batch_size = tokenizer, num_batches, batch_size
+        self.seed, self.num_steps, self.texts, self.before = seed, num_steps, texts, before
 
     def __len__(self) -> int:
         return self.num_batches
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         rng = random.Random(f"{self.seed}/{index}")
-        steps = rng.randint(MIN_STEPS, MAX_STEPS)
-        num_many = sum(rng.random() < self.mix.many_errors for _ in range(self.batch_size))
-        pairs = [self._draw(rng, steps) for _ in range(self.batch_size - num_many)]
-        samples = make_samples(self.tokenizer, *zip(*pairs, strict=True)) if pairs else []
-        samples += [sample_with_many_errors(self.tokenizer, rng, steps) for _ in range(num_many)]
-        cuts = [self._draw_cuts(rng, sample) for sample in samples]
-        return pack(samples, cuts, self.question, self.tokenizer.eos_token_id)
+        num_steps = rng.randint(*self.num_steps), rng.randint(*self.num_steps)
+        return collate(self.tokenizer, [self.draw(rng, num_steps) for _ in range(self.batch_size)])
 
-    def _draw(self, rng: random.Random, steps: int) -> tuple[Problem, str]:
-        draw = rng.random() * (1 - self.mix.many_errors)
-        if draw < self.mix.written and self.drafted.get(steps):
-            return rng.choice(self.drafted[steps])
-        problem = draw_problem(rng, held_out=False, num_steps=steps)
-        is_right = draw < self.mix.written + self.mix.right
-        written = problem.solution if is_right else corrupt(problem, rng)
-        return problem, written + self.tokenizer.eos_token
+    def draw(self, rng: random.Random, num_steps: tuple[int, int]) -> Example:
+        """One text."""
+        weights = rng.choices(list(self.texts), list(self.texts.values()))[0]
+        problem, lines = write_document(
+            rng, num_steps, lambda _: rng.choices(STYLES, weights)[0], before=self.before
+        )
+        return example(self.tokenizer, problem, lines, STYLES)
 
-    def _draw_cuts(self, rng: random.Random, sample: Sample) -> list[int]:
-        cuts = line_cuts(sample.answer_ids, self.newline_id)
-        cuts = sorted(rng.sample(cuts, min(self.mix.questions_per_sample, len(cuts))))
-        if rng.random() < self.mix.inside_line:
-            cuts[0] = rng.randint(1, len(sample.answer_ids) - 1)
-        return cuts
+
+class InstructionBatches(AnswerBatches):
+    """Ordinary instruction tuning: the loss is on what the target is to write, and only there.
+
+    A quarter are its own right answers. In the others it goes on from text that others wrote,
+    mistakes among it, as from any prompt; those lines carry no loss.
+    """
+
+    ERROR_RATE = 0.25
+
+    def draw(self, rng: random.Random, num_steps: tuple[int, int]) -> Example:
+        """One text; labels on `SIGNS` lines, never from a mistake on in its line."""
+        draw, rate = rng.random(), self.ERROR_RATE
+        num_others, weights = 0, (0.4, 0.4, 0.2)
+        if draw < 0.25:
+            weights, rate = (1.0, 0.0, 0.0), 0.0
+        elif draw >= 0.5:  # others first, the target after them
+            num_others = rng.randint(1, sum(num_steps))
+            weights = rng.choice(((0.0, 1.0, 0.0), (0.0, 0.6, 0.4)))
+
+        def draw_style(index: int) -> Style:
+            return SIGNS if 0 < num_others <= index else rng.choices(STYLES, weights)[0]
+
+        problem, lines = write_document(rng, num_steps, draw_style, rate)
+        return example(self.tokenizer, problem, lines, (SIGNS,))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Token ids of prompt, answer and end, and for each the label: itself, or IGNORE."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+def example(
+    tokenizer: Any, problem: Problem, lines: Sequence[Line], taught: Sequence[Style]
+) -> Example:
+    """Labels on the lines of `taught` styles, up to a line's first wrong token."""
+    texts = encode(tokenizer, [prompt_text(tokenizer, problem), *(line.text for line in lines)])
+    ids, labels = list(texts[0]), [IGNORE] * len(texts[0])
+    for line, tokens in zip(lines, texts[1:], strict=True):
+        num_taught, length = 0, 0
+        if line.style in taught:
+            for piece in tokenizer.convert_ids_to_tokens(tokens):
+                length += len(piece)  # task texts are ASCII: a character is a byte is a letter
+                if length > line.num_right:
+                    break
+                num_taught += 1
+        ids += tokens
+        labels += tokens[:num_taught] + [IGNORE] * (len(tokens) - num_taught)
+    end = tokenizer.eos_token_id
+    return Example([*ids, end], [*labels, end if lines[-1].style in taught else IGNORE])
+
+
+def collate(tokenizer: Any, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+    """Padded at the right; `labels` shifted: each place has the next token's.
+
+    Returns:
+        input_ids, labels: int64 [batch, tokens].
+    """
+    width = max(len(e.ids) for e in examples)
+    ids = torch.full((len(examples), width), tokenizer.pad_token_id)
+    labels = torch.full((len(examples), width), IGNORE)
+    for row, e in enumerate(examples):
+        ids[row, : len(e.ids)] = torch.tensor(e.ids)
+        labels[row, : len(e.ids) - 1] = torch.tensor(e.labels[1:])
+    return {"input_ids": ids, "labels": labels}

@@ -23,17 +23,16 @@ from transformers.models.llama.modeling_llama import (
 
 
 def aux_layer_ids(num_layers: int) -> list[int]:
-    """Target layers whose outputs the head reads: three of the lower half, its topmost included.
+    """Target layers whose outputs the head reads: a low one, one in the middle, the last but one.
 
-    The demo target answers with its lower half; the upper half, grown on top of it, judges.
     Explicit in the head's config: SGLang's default for small targets names one layer twice.
 
     Raises:
-        ValueError: the lower half has fewer than three layers.
+        ValueError: the target has fewer than four layers.
     """
-    top = num_layers // 2 - 1
+    top = num_layers - 2  # the topmost that SGLang captures
     if top < 2:
-        raise ValueError(f"{num_layers} layers are too few, the lower half needs 3; use 6 or more")
+        raise ValueError(f"{num_layers} layers are too few, the head reads 3 of all but the last")
     return [top // 4, (top + 1) // 2, top]
 
 

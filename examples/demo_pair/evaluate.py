@@ -3,7 +3,8 @@
     python examples/demo_pair/evaluate.py --pair DIR
 
 Reads DIR/target and DIR/draft as stored (bf16) and computes in fp32. Prints the figures and
-writes them to DIR/evaluation.json.
+writes them to DIR/evaluation.json: how many answers are right, how far stock speculation gets,
+and what can be read from the target about the draft's answers, see `readers`.
 """
 
 from __future__ import annotations
@@ -13,25 +14,50 @@ import json
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from blocks import BLOCK, make_texts
-from corruption import corrupt
-from data import Sample, encode, line_cuts, make_samples, pack, prompt_text
+from data import FIRST, STYLES, encode, prompt_text
+from documents import write_document
 from models import load_lm, write_answers
 from parallel_draft import score_blocks
-from problems import Problem, held_out_problems, is_answer_right
+from problems import (
+    MAX_STEPS,
+    MIN_STEPS,
+    Problem,
+    draw_problem,
+    held_out_problems,
+    is_answer_right,
+    num_right_before_error,
+)
+from readers import (
+    TRAINING_FREE,
+    Draft,
+    Reading,
+    ask,
+    figures,
+    fit_tokens,
+    kept_by,
+    num_right_lines,
+    prefix_scores,
+    read_draft,
+    read_target,
+)
 from tokenizer import question_texts
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from sglang_parse.core.question import Question, QuestionWording, render_question
+from sglang_parse.core.question import QuestionWording, render_question
 
-GENERATION_BATCH, VERIFY_BATCH = 250, 25
-NUM_BLOCK_TEXTS = 200
+GENERATION_BATCH = 250
+NUM_BLOCK_TEXTS, NUM_ASKED = 200, 300
+WINDOW = 7  # tokens that STANDALONE drafts for a verification
+# Of documents with made mistakes: 4 in 10 are right, as the draft's own.
+MADE_RATE, MADE_WEIGHTS = 0.1, (0.0, 0.7, 0.3)
 
 
 def batched(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
@@ -41,190 +67,178 @@ def batched(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
         yield batch
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One judged prefix.
-
-    Attributes:
-        answer: index of the answer it belongs to.
-        is_right: whether the prefix is a prefix of the solution.
-        is_complete: whether it is the finished answer.
-        is_first_wrong: whether the line before it holds the first error.
-        accept: p(accept) / (p(accept) + p(reject)).
-        mass: p(accept) + p(reject).
-    """
-
-    answer: int
-    is_right: bool
-    is_complete: bool
-    is_first_wrong: bool
-    accept: float
-    mass: float
-
-    @property
-    def is_hit(self) -> bool:
-        return (self.accept > 0.5) == self.is_right
-
-
 def answer_all(
-    lm: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]
+    lm: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Sequence[Problem],
+    given: Sequence[str] = (),
 ) -> list[str]:
-    """Greedy answers, in the problems' order; batches hold prompts of one length."""
-    texts: dict[str, str] = {}
-    for _, same in groupby(sorted(problems, key=_num_steps), key=_num_steps):
-        for group in batched(same, GENERATION_BATCH):
-            prompts = encode(tokenizer, [prompt_text(tokenizer, p) for p in group])
-            answers = write_answers(lm, tokenizer, torch.tensor(prompts))
-            texts.update({p.text: a for p, a in zip(group, answers, strict=True)})
-    return [texts[p.text] for p in problems]
+    """Greedy answers, in the problems' order, each what follows its `given` beginning, if any.
 
-
-def _num_steps(problem: Problem) -> int:
-    return len(problem.steps)
+    Batches hold prompts of one length.
+    """
+    begun = zip(problems, given or [""] * len(problems), strict=True)
+    prompts = encode(tokenizer, [prompt_text(tokenizer, p) + start for p, start in begun])
+    by_length: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(index)
+    answers: dict[int, str] = {}
+    for indices in by_length.values():
+        for group in batched(indices, GENERATION_BATCH):
+            texts = write_answers(lm, tokenizer, torch.tensor([prompts[i] for i in group]))
+            answers.update(zip(group, texts, strict=True))
+    return [answers[index] for index in range(len(problems))]
 
 
 def score_answers(
     tokenizer: Any, problems: Sequence[Problem], answers: Sequence[str]
 ) -> dict[str, float]:
-    """Exact final answers, and answers right in every token."""
+    """Right final answers, and answers right in every token."""
     end = tokenizer.eos_token
-    pairs = list(zip(problems, answers, strict=True))
+    pairs = [(p, a.removesuffix(end)) for p, a in zip(problems, answers, strict=True)]
+    right = [num_right_before_error(p, a, finished=True) is None for p, a in pairs]
     return {
-        "exact": _mean(is_answer_right(p, a.removesuffix(end)) for p, a in pairs),
-        "every_token_right": _mean(a == p.solution + end for p, a in pairs),
-        "mean_answer_tokens": _mean(len(ids) for ids in encode(tokenizer, answers)),
+        "exact": round(fmean(is_answer_right(p, a) for p, a in pairs), 4),
+        "every_token_right": round(fmean(right), 4),
+        "mean_answer_tokens": round(fmean(len(ids) for ids in encode(tokenizer, answers)), 1),
     }
 
 
 @torch.inference_mode()
-def judge(
-    lm: Qwen3ForCausalLM, tokenizer: Any, question: Question, samples: Sequence[Sample]
-) -> list[Verdict]:
-    """Every line-end prefix of every answer, one packed pass per answer."""
-    newline, end = encode(tokenizer, ["\n"])[0][0], tokenizer.eos_token_id
-    verdicts: list[Verdict] = []
-    for numbered in batched(enumerate(samples), VERIFY_BATCH):
-        group = [sample for _, sample in numbered]
-        cuts = [line_cuts(sample.answer_ids, newline) for sample in group]
-        batch = pack(group, cuts, question, end)
-        hidden = lm.model(
-            input_ids=batch["input_ids"],
-            position_ids=batch["position_ids"],
-            attention_mask=batch["attention_mask"],
-            use_cache=False,
-        ).last_hidden_state
-        probabilities = lm.lm_head(hidden[batch["is_verdict"]]).softmax(-1)
-        rows = iter(probabilities[:, [question.accept_id, question.reject_id]].tolist())
-        for (index, sample), sample_cuts in zip(numbered, cuts, strict=True):
-            verdicts += _verdicts(index, sample, sample_cuts, rows, end)
-    return verdicts
+def standalone_tokens(
+    drafter: Qwen3ForCausalLM, tokenizer: Any, problems: Sequence[Problem], answers: Sequence[str]
+) -> float:
+    """Tokens per verification of stock STANDALONE: the draft goes along the target's answer."""
+    num_tokens, num_passes = 0, 0
+    for problem, answer in zip(problems, answers, strict=True):
+        prompt, wanted = encode(tokenizer, [prompt_text(tokenizer, problem), answer])
+        logits = drafter(input_ids=torch.tensor([prompt + wanted]), use_cache=False).logits
+        drafted = logits[0, len(prompt) - 1 : -1].argmax(-1)
+        hits, place = (drafted == torch.tensor(wanted)).tolist(), 0
+        while place < len(hits):
+            window = hits[place : place + WINDOW]
+            place += (window.index(False) if False in window else len(window)) + 1
+            num_passes += 1
+        num_tokens += len(wanted)
+    return round(num_tokens / num_passes, 3)
 
 
-def _verdicts(
-    index: int, sample: Sample, cuts: Sequence[int], rows: Iterator[list[float]], end: int
-) -> Iterator[Verdict]:
-    before = 0
-    for cut in cuts:
-        accept, reject = next(rows)
-        yield Verdict(
-            answer=index,
-            is_right=cut <= sample.num_right,
-            is_complete=cut == len(sample.answer_ids) and sample.answer_ids[-1] == end,
-            is_first_wrong=before <= sample.num_right < cut,
-            accept=accept / (accept + reject),
-            mass=accept + reject,
-        )
-        before = cut
+def some_drafts(
+    drafter: Qwen3ForCausalLM, tokenizer: Any, count: int, *, made: bool, seed: str
+) -> list[Draft]:
+    """Drafts of training problems: the draft model's, or right texts with made mistakes."""
+    rng = random.Random(seed)
+    if made:
+        texts = []
+        for _ in range(count):
+            lengths = [rng.randint(MIN_STEPS, MAX_STEPS) for _ in range(2)]
+            problem, lines = write_document(
+                rng, lengths, lambda _: rng.choices(STYLES, MADE_WEIGHTS)[0], MADE_RATE
+            )
+            texts.append((problem, "".join(line.text for line in lines) + tokenizer.eos_token))
+    else:
+        problems = [draw_problem(rng, held_out=False) for _ in range(count)]
+        texts = list(zip(problems, first_drafts(drafter, tokenizer, problems), strict=True))
+    return [read_draft(tokenizer, problem, text) for problem, text in texts]
 
 
-def score_verdicts(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Rates at threshold 0.5. `balanced_accuracy` weighs right and wrong prefixes equally."""
-    right = [v for v in verdicts if v.is_right]
-    wrong = [v for v in verdicts if not v.is_right]
-    first = [v for v in verdicts if v.is_first_wrong]
-    complete = [v for v in verdicts if v.is_complete]
-    false_reject, false_accept = (
-        _mean(not v.is_hit for v in right),
-        _mean(not v.is_hit for v in wrong),
+def first_drafts(
+    drafter: Qwen3ForCausalLM, tokenizer: Any, problems: Sequence[Problem]
+) -> list[str]:
+    """What the draft model writes as it is served: on from the target's first token."""
+    written = answer_all(drafter, tokenizer, problems, [FIRST] * len(problems))
+    return [FIRST + text for text in written]
+
+
+def score_readers(
+    target: Qwen3ForCausalLM,
+    drafter: Qwen3ForCausalLM,
+    tokenizer: Any,
+    train: Sequence[Draft],
+    test: Sequence[Draft],
+) -> dict[str, Any]:
+    """All readers on `test`; regressions are fitted on `train`."""
+    top = target.config.num_hidden_layers - 2  # the topmost that SGLang captures
+    layers = (top // 2, top * 3 // 4, top)
+    known, new = (
+        [read_target(target, drafter, draft, layers) for draft in drafts]
+        for drafts in (train, test)
     )
+    question = render_question(tokenizer, QuestionWording(**question_texts()))
+    asked = [ask(target, question, d, tokenizer.eos_token_id) for d in test[:NUM_ASKED]]
+    scores: dict[str, Any] = {
+        f"question, untaught ({NUM_ASKED} drafts)": figures(test[:NUM_ASKED], asked)
+    }
+    readers = dict(TRAINING_FREE)
+    for name, chosen, scalars in (
+        *((f"layer {layer} + scalars", (i,), True) for i, layer in enumerate(layers)),
+        (f"layers {layers} + scalars", (0, 1, 2), True),
+        (f"layers {layers}", (0, 1, 2), False),
+    ):
+        readers[f"regression per token, {name}"] = fit_tokens(known, chosen, scalars=scalars)
+    for name, reader in readers.items():
+        scores[name] = figures(test, [prefix_scores(r, reader) for r in new])
     return {
-        "right_prefixes": len(right),
-        "wrong_prefixes": len(wrong),
-        "accuracy": _mean(v.is_hit for v in verdicts),
-        "balanced_accuracy": 1 - (false_reject + false_accept) / 2,
-        "false_reject": false_reject,
-        "false_accept": false_accept,
-        "false_accept_where_the_first_error_is": _mean(not v.is_hit for v in first),
-        "false_reject_at_0.9": _mean(v.accept <= 0.9 for v in right),
-        "false_accept_at_0.9": _mean(v.accept > 0.9 for v in wrong),
-        "false_reject_complete": _mean(not v.is_hit for v in complete if v.is_right),
-        "false_accept_complete": _mean(not v.is_hit for v in complete if not v.is_right),
-        "answers_with_every_verdict_right": _answers_all_hit(verdicts),
-        "mean_mass": _mean(v.mass for v in verdicts),
-        "min_mass": min(v.mass for v in verdicts),
+        "train_drafts": len(train),
+        "test_drafts": len(test),
+        "right_drafts": round(fmean(d.is_right for d in test), 4),
+        "kept_by_perfect_verdicts": kept_by(test, num_right_lines),
+        "kept_by_exact_tokens": exact_tokens(new),
+        "readers": scores,
     }
 
 
-def _answers_all_hit(verdicts: Sequence[Verdict]) -> float:
-    hits: dict[int, bool] = {}
-    for verdict in verdicts:
-        hits[verdict.answer] = hits.get(verdict.answer, True) and verdict.is_hit
-    return _mean(hits.values())
+def exact_tokens(readings: Sequence[Reading]) -> float:
+    """Share of draft tokens before the first that the target would not have written."""
+    kept = sum(int(np.minimum.accumulate(r.is_greedy).sum()) for r in readings)
+    return round(kept / sum(len(r.is_greedy) for r in readings), 4)
 
 
-def _mean(values: Any) -> float:
-    values = [float(v) for v in values]
-    return round(sum(values) / len(values), 5) if values else float("nan")
-
-
-def balanced_answers(
-    tokenizer: Any, problems: Sequence[Problem], seed: int = 0
-) -> list[tuple[Problem, str]]:
-    """A right and a corrupted answer of each problem, all finished."""
-    rng = random.Random(f"evaluate/{seed}")
-    end = tokenizer.eos_token
-    return [(p, t + end) for p in problems for t in (p.solution, corrupt(p, rng))]
-
-
-def evaluate(pair: Path, num_problems: int) -> dict[str, Any]:
+def evaluate(pair: Path, num_problems: int, num_train: int) -> dict[str, Any]:
     """All figures of the model card."""
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    question = render_question(tokenizer, QuestionWording(**question_texts()))
-    target, draft = load_lm(pair / "target"), load_lm(pair / "draft")
+    target, drafter = load_lm(pair / "target"), load_lm(pair / "draft")
     problems = held_out_problems(num_problems)
-    drafted = answer_all(draft, tokenizer, problems)
-    made = balanced_answers(tokenizer, problems)
-    return {
+    alone = answer_all(drafter, tokenizer, problems)
+    drafted = first_drafts(drafter, tokenizer, problems)
+    answers = answer_all(target, tokenizer, problems)
+    own = [read_draft(tokenizer, p, text) for p, text in zip(problems, drafted, strict=True)]
+    made = some_drafts(drafter, tokenizer, num_problems, made=True, seed="evaluate/made")
+    results: dict[str, Any] = {
         "problems": num_problems,
-        "draft": score_answers(tokenizer, problems, drafted),
-        "blocks": score_blocks(
-            draft,
-            make_texts(tokenizer, problems, drafted)[:NUM_BLOCK_TEXTS],
-            BLOCK,
-            draft.config.pard_token,
-        ),
-        "target": score_answers(tokenizer, problems, answer_all(target, tokenizer, problems)),
-        "verdicts_on_right_and_corrupted_answers": score_verdicts(
-            judge(target, tokenizer, question, make_samples(tokenizer, *zip(*made, strict=True)))
-        ),
-        "verdicts_on_draft_answers": score_verdicts(
-            judge(target, tokenizer, question, make_samples(tokenizer, problems, drafted))
+        "draft_alone": score_answers(tokenizer, problems, alone),
+        "first_drafts": score_answers(tokenizer, problems, drafted),
+        "target": score_answers(tokenizer, problems, answers),
+        "standalone_tokens_per_verification": standalone_tokens(
+            drafter, tokenizer, problems, answers
         ),
     }
+    if hasattr(drafter.config, "pard_token"):
+        some = drafted[:NUM_BLOCK_TEXTS]
+        written, begun = [text.removeprefix(FIRST) for text in some], [FIRST] * len(some)
+        texts = make_texts(tokenizer, problems[: len(some)], written, begun)
+        results["blocks"] = score_blocks(drafter, texts, BLOCK, drafter.config.pard_token)
+    for name, test in (("drafts", own), ("made_mistakes", made)):
+        train = some_drafts(
+            drafter, tokenizer, num_train, made=test is made, seed=f"evaluate/train/{name}"
+        )
+        results[name] = score_readers(target, drafter, tokenizer, train, test)
+    return results
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pair", type=Path, default=Path(__file__).resolve().parent)
-    parser.add_argument("--problems", type=int, default=1000)
+    parser.add_argument("--problems", type=int, default=1000, help="held-out, to evaluate on")
+    parser.add_argument("--train-drafts", type=int, default=2000, help="graded, for regressions")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     started = time.monotonic()
-    figures = evaluate(arguments.pair, arguments.problems)
-    figures["seconds"] = round(time.monotonic() - started)
-    text = json.dumps(figures, indent=2)
+    results = evaluate(arguments.pair, arguments.problems, arguments.train_drafts)
+    results["seconds"] = round(time.monotonic() - started)
+    text = json.dumps(results, indent=2)
     (arguments.pair / "evaluation.json").write_text(text + "\n")
     print(text)
 

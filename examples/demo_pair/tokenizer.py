@@ -11,12 +11,12 @@ import json
 import random
 from pathlib import Path
 
-from problems import make_problem
+from problems import ANY, draw_problem, write_answer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
-VOCAB_SIZE = 384
+VOCAB_SIZE = 448
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -24,13 +24,10 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# A line label, a digit, a line end, a word, or a run of anything else ("+", "=", spaces).
-PIECES = Regex(r"[a-z]: |[0-9]|\n| ?[A-Za-z]+|[^0-9A-Za-z\n]+")
-WORDS = (
-    "user assistant system yes no Correct correct Answer answer Right right so far wrong Is is the"
-    " final Start start with step and to of in that it you are true false not number line please"
-    " What what good bad all so me now end first last next sum result solve"
-)
+# A line label, a digit, a line end, a word with its commas and spaces, or a run of anything else
+# ("+", "=", spaces).
+PIECES = Regex(r"[a-z]: |[0-9]|\n|[,.]? ?[A-Za-z]+(?:, | |,)?|[^0-9A-Za-z\n]+")
+ROLES = "user\nassistant\nsystem\n"
 
 
 def question_texts() -> dict[str, str]:
@@ -41,10 +38,10 @@ def question_texts() -> dict[str, str]:
 def _corpus() -> list[str]:
     """Task texts and the words that must be single tokens, those many times."""
     rng = random.Random("tokenizer")
-    problems = [make_problem(rng) for _ in range(400)]
-    words = [f"{word}\n {word}\n" for word in WORDS.split()]
-    questions = list(question_texts().values())
-    return [p.text + "\n" + p.solution for p in problems] + (words + questions) * 200
+    problems = [draw_problem(rng, held_out=False) for _ in range(600)]
+    others = [ROLES, *question_texts().values()]
+    texts = [p.text + "\n" + write_answer(p, rng, [ANY]) for p in problems]
+    return texts + others * 100
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,6 +1,8 @@
 """Train an EAGLE-3 head for the demo target.
 
-    python examples/demo_pair/train_eagle3.py --out DIR
+    python examples/demo_pair/train_eagle3.py --pair DIR
+
+Reads DIR/target, writes DIR/eagle3; started again, it resumes from its last checkpoint.
 
 The head learns the target's next-token distribution from the target's real hidden states, over
 several steps on its own hidden states (EAGLE-3's training-time test), so that its second and third
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,23 @@ from eagle3_head import (
     save_head,
     target_states,
 )
-from models import load_lm
-from problems import held_out_problems
+from evaluate import answer_all
+from models import MuonAndAdamW, load_lm
+from problems import MAX_STEPS, MIN_STEPS, held_out_problems
 from torch import nn
 from torch.nn import functional
+from train import Stage, train_stage
 from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerFast,
     Qwen3ForCausalLM,
-    Trainer,
-    TrainingArguments,
     set_seed,
 )
 
 NUM_STEPS = 3  # as many as are served
 STEP_DECAY = 0.8  # weight of each step's loss against the one before
-NUM_BATCHES, BATCH_SIZE = 700, 16
-LEARNING_RATE = 3e-3
+STAGE = Stage("eagle3", 600, 16, 2e-3)
+OWN = {(1.0, 0.0, 0.0): 1.0}  # the target's style alone
 
 
 class TrainedHead(nn.Module):
@@ -56,61 +57,39 @@ class TrainedHead(nn.Module):
         self.head.fc.weight.data.zero_()[:, -config.hidden_size :].fill_diagonal_(1.0)
         self.head.lm_head.load_state_dict(target.lm_head.state_dict())
         self.head.norm.load_state_dict(target.model.norm.state_dict())
-        self.hits: list[float] = []
+        self.metrics: dict[str, float] = {}  # share of right tokens by step
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Loss of one batch of `data.AnswerBatches`, on answer tokens only."""
         with torch.no_grad():
             features, embeds, wanted = target_states(self.target, input_ids, self.head.layer_ids)
-        self.hits, losses = [], []
+        losses = []
         for step, logits in enumerate(self.head.unroll(features, embeds, NUM_STEPS)):
             span = slice(1 + step, 1 + step + logits.shape[1])
             is_answer = labels[:, span] != IGNORE
             said, target = logits[is_answer], wanted[:, span][is_answer]
             losses.append(STEP_DECAY**step * functional.cross_entropy(said, target.softmax(-1)))
-            self.hits.append((said.argmax(-1) == target.argmax(-1)).float().mean().item())
+            hits = said.argmax(-1) == target.argmax(-1)
+            self.metrics[f"step_{step}"] = hits.float().mean().item()
         return {"loss": torch.stack(losses).sum()}
 
 
-class HeadTrainer(Trainer):
-    """Adds the share of right tokens per step to the logs."""
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Called by the Trainer every `logging_steps`."""
-        hits = {f"step_{i}": round(share, 3) for i, share in enumerate(self.model.hits)}
-        super().log({**logs, **hits}, start_time)
-
-
 def train(
-    target: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_batches: int, seed: int
+    target: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, checkpoints: Path, seed: int
 ) -> EagleHead:
-    """A trained head."""
+    """A trained head; resumes from the last of `checkpoints`."""
     set_seed(seed)
-    arguments = TrainingArguments(
-        max_steps=num_batches,
-        per_device_train_batch_size=1,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=50,
-        lr_scheduler_type="cosine",
-        adam_beta2=0.98,
-        weight_decay=0.01,
-        max_grad_norm=1.0,
-        optim="adamw_torch_fused",
-        logging_steps=25,
-        save_strategy="no",
-        report_to="none",
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=seed,
-    )
     model = TrainedHead(target)
-    HeadTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=AnswerBatches(tokenizer, num_batches, BATCH_SIZE, f"{seed}/eagle3"),
-        data_collator=lambda items: items[0],
-    ).train()
+    num_steps = MIN_STEPS, MAX_STEPS
+    name, rate = f"{seed}/{STAGE.name}", STAGE.learning_rate
+    train_stage(
+        model,
+        AnswerBatches(tokenizer, STAGE.num_batches, STAGE.batch_size, name, num_steps, OWN),
+        STAGE,
+        checkpoints,
+        seed,
+        optimizer=MuonAndAdamW(model, rate),
+    )
     return model.head
 
 
@@ -120,13 +99,13 @@ def accept_length(
 ) -> float:
     """Tokens per verification pass with a greedy chain of `NUM_STEPS`, held-out problems.
 
-    The answers are the right ones, which the target writes nearly always; as long as a draft is
-    accepted, what the head reads is the same whether it or the target wrote it.
+    The answers are the target's; as long as a draft is accepted, what the head reads is the same
+    whether it or the target wrote it.
     """
     num_tokens, num_passes = 0, 0
-    for problem in held_out_problems(num_problems):
-        texts = [prompt_text(tokenizer, problem), problem.solution + tokenizer.eos_token]
-        prompt, answer = encode(tokenizer, texts)
+    problems = held_out_problems(num_problems)
+    for problem, written in zip(problems, answer_all(target, tokenizer, problems), strict=True):
+        prompt, answer = encode(tokenizer, [prompt_text(tokenizer, problem), written])
         ids = torch.tensor([prompt + answer])
         # The last rows also predict past the end; what stands there is never read.
         padded = functional.pad(ids, (0, NUM_STEPS))
@@ -147,31 +126,27 @@ def accept_length(
 
 def main() -> None:
     """Command line."""
-    here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--target", type=Path, default=here / "target")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the head")
-    parser.add_argument("--batches", type=int, default=NUM_BATCHES)
+    parser.add_argument("--pair", type=Path, required=True, help="folder with target/")
     parser.add_argument("--problems", type=int, default=200, help="held-out, to evaluate on")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-    target = load_lm(arguments.target)
-    started = time.monotonic()
-    save_head(train(target, tokenizer, arguments.batches, arguments.seed), arguments.out)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.pair / "target")
+    target, out = load_lm(arguments.pair / "target"), arguments.pair / "eagle3"
+    if not (out / "model.safetensors").exists():
+        checkpoints = arguments.pair / "work" / STAGE.name / "checkpoints"
+        save_head(train(target, tokenizer, checkpoints, arguments.seed), out)
     figures = {
-        "train_seconds": round(time.monotonic() - started),
-        "batches": arguments.batches,
         "held_out_problems": arguments.problems,
         "steps": NUM_STEPS,
         "accept_length": round(
-            accept_length(load_head(arguments.out), target, tokenizer, arguments.problems), 3
+            accept_length(load_head(out), target, tokenizer, arguments.problems), 3
         ),
     }
     text = json.dumps(figures, indent=2)
-    (arguments.out / "evaluation.json").write_text(text + "\n")
+    (out / "evaluation.json").write_text(text + "\n")
     print(text)
 
 

@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 DRAFT = Path(__file__).resolve().parent / "draft"
 
 
-def save_untrained(folder: Path) -> Path:
-    """Random weights, the same each time, with the demo draft's config and tokenizer."""
+def save_untrained(folder: Path, like: Path = DRAFT) -> Path:
+    """Random weights, the same each time, with the config and tokenizer of another draft."""
     torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(DRAFT)
+    config = AutoConfig.from_pretrained(like)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(DRAFT).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(like).save_pretrained(folder)
     return folder
 
 

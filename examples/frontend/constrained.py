@@ -8,8 +8,16 @@ import json
 
 import sglang as sgl
 
-PROBLEM = "Start with 40\na: + 58\nb: - 72\nc: + 50\nd: + 13\ne: - 71\nf: + 11"
-LINE = r"[a-l]: \d\d [+-] \d\d = \d\d\n"
+PROBLEM = """\
+Start with 23
+a: + 45
+b: - 31
+c: + 50
+Start with 60
+p: - 12
+q: + 37
+r: - 25"""
+LINE = r"[ap]: \d\d [+-] \d\d = \d\d\n"
 SCHEMA = json.dumps({"enum": ["yes", "no"]})
 
 
@@ -19,9 +27,9 @@ def fill_in(s, problem):
     with s.assistant():
         s += sgl.gen("first line", max_tokens=32, temperature=0, regex=LINE)
         s += sgl.gen("free", max_tokens=200, temperature=0)
-    s += sgl.user("Answer correct?")
+    s += sgl.user(problem)
     s += sgl.assistant(sgl.gen("number", max_tokens=8, temperature=0, dtype=int))
-    s += sgl.user("Answer correct?")
+    s += sgl.user(problem)
     s += sgl.assistant(sgl.gen("word", max_tokens=8, temperature=0, json_schema=SCHEMA))
 
 

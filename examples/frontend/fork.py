@@ -8,7 +8,15 @@ from collections import Counter
 
 import sglang as sgl
 
-PROBLEM = "Start with 70\na: - 27\nb: + 56\nc: - 60\nd: + 14\ne: + 36\nf: - 10\ng: + 20"
+PROBLEM = """\
+Start with 23
+a: + 45
+b: - 31
+c: + 50
+Start with 60
+p: - 12
+q: + 37
+r: - 25"""
 NUM_BRANCHES = 5
 
 

@@ -7,7 +7,15 @@ import argparse
 
 import sglang as sgl
 
-PROBLEM = "Start with 40\na: + 58\nb: - 72\nc: + 50\nd: + 13\ne: - 71\nf: + 11"
+PROBLEM = """\
+Start with 23
+a: + 45
+b: - 31
+c: + 50
+Start with 60
+p: - 12
+q: + 37
+r: - 25"""
 
 
 @sgl.function

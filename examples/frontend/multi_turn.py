@@ -2,7 +2,7 @@
 
     python examples/frontend/multi_turn.py http://127.0.0.1:30000
 
-The demo pair knows two kinds of turns: a problem, and the question whether its answer is correct.
+The demo pair was taught one turn: what it says in the second one means nothing.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import argparse
 import sglang as sgl
 
 PROBLEMS = (
-    "Start with 40\na: + 58\nb: - 72\nc: + 50\nd: + 13\ne: - 71\nf: + 11",
-    "Start with 70\na: - 27\nb: + 56\nc: - 60\nd: + 14\ne: + 36\nf: - 10\ng: + 20",
-    "Start with 70\na: - 10\nb: - 31\nc: + 29\nd: - 29\ne: + 66\nf: - 36",
+    "Start with 23\na: + 45\nb: - 31\nc: + 50\nStart with 60\np: - 12\nq: + 37\nr: - 25",
+    "Start with 40\na: + 58\nb: - 72\nc: + 50\nStart with 70\np: - 27\nq: + 56\nr: - 60",
+    "Start with 70\na: - 10\nb: - 31\nc: + 29\nStart with 76\np: + 13\nq: - 71\nr: + 11",
 )
 
 
@@ -20,8 +20,8 @@ PROBLEMS = (
 def talk(s, problem):
     s += sgl.user(problem)
     s += sgl.assistant(sgl.gen("answer", max_tokens=200, temperature=0))
-    s += sgl.user("Answer correct?")
-    s += sgl.assistant(sgl.gen("opinion", max_tokens=1, temperature=0))
+    s += sgl.user(problem)
+    s += sgl.assistant(sgl.gen("again", max_tokens=16, temperature=0))
 
 
 def main() -> None:
@@ -30,9 +30,8 @@ def main() -> None:
     backend = sgl.RuntimeEndpoint(parser.parse_args().url, chat_template_name="chatml")
     chats = [{"problem": problem} for problem in PROBLEMS]
     for state in talk.run_batch(chats, num_threads=len(chats), backend=backend):
-        print(f"{state['answer']}\ncorrect? {state['opinion']}")
-        print(state.get_meta_info("answer")["parse"])
-        later = state.get_meta_info("opinion")
+        print(state["answer"], state.get_meta_info("answer")["parse"])
+        later = state.get_meta_info("again")
         print(later["cached_tokens"], "of", later["prompt_tokens"], "tokens from the cache\n")
 
 

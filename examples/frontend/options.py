@@ -9,7 +9,15 @@ import sglang as sgl
 
 from sglang_parse.frontend import ParseEndpoint
 
-PROBLEM = "Start with 40\na: + 58\nb: - 72\nc: + 50\nd: + 13\ne: - 71\nf: + 11"
+PROBLEM = """\
+Start with 23
+a: + 45
+b: - 31
+c: + 50
+Start with 60
+p: - 12
+q: + 37
+r: - 25"""
 WAYS = {
     "as the server has it": {},
     "exact": {"threshold": 1.5},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
+from sglang_parse.client.demo_pair import judge_of
 from sglang_parse.client.flags import at_least, fraction, numbers, option
 from sglang_parse.client.targets import Models, parse_settings
 from sglang_parse.core.certificate import Loss
@@ -28,9 +29,9 @@ class CalibrateSettings(GradedSettings):
     """Settings of a calibration, fixed before it starts."""
 
     judge: str = model(
-        QUESTION,
+        "",
         "question, likelihood, or a verdict head's folder; with these two no question is asked "
-        "(default %(default)s)",
+        "(default: the demo pair's head for its target, else question)",
     )
     alpha: float = _guarantee(0.01, "bound of the error rate (default %(default)s)", type=_level)
     delta: float = _guarantee(
@@ -56,9 +57,10 @@ class CalibrateSettings(GradedSettings):
     def models(self) -> Models:
         """The models that are served here."""
         found = super().models
-        if self.judge == QUESTION:
+        judge = self.judge or judge_of(self.target)
+        if judge in ("", QUESTION):
             return found
-        flags = (*parse_settings(judge=self.judge), *found.parse_flags)
+        flags = (*parse_settings(judge=judge), *found.parse_flags)
         return replace(found, question=None, parse_flags=flags)
 
     @property

@@ -49,6 +49,11 @@ def is_of_demo_pair(path: str) -> bool:
     return Path(path).resolve() in [(DEMO_PAIR / name).resolve() for name in ("target", "draft")]
 
 
+def judge_of(target: str) -> str:
+    """The demo pair's verdict head, if this is its target; else ""."""
+    return short_path("judge") if is_of_demo_pair(target) else ""
+
+
 def load_problems() -> ModuleType:
     """Imports ``examples/demo_pair/problems.py``, which is in no package.
 

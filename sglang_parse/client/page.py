@@ -20,6 +20,8 @@ PALETTE = {
     "orange": "#e69f00",
     "sky": "#56b4e9",
     "yellow": "#b8a000",
+    "brown": "#7f4f24",
+    "teal": "#2a7f7f",
     "grey": "#5f6368",
     "light grey": "#9aa0a6",
 }

@@ -11,20 +11,25 @@ from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
-PARSE_HEAD, PARSE_LIKELIHOOD = "parse-head", "parse-likelihood"
+PARSE_HEAD, PARSE_QUESTION = "parse-head", "parse-question"
+PARSE_LIKELIHOOD, PARSE_TOKEN = "parse-likelihood", "parse-token"
 TITLES = {
     PLAIN: "plain target",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
     PARSE_ONE: "PARSE, draft token by token",
+    PARSE_TOKEN: "PARSE, token mode",
     PARSE: "PARSE",
     PARSE_HEAD: "PARSE, verdict head",
+    PARSE_QUESTION: "PARSE, question",
     PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE+EAGLE3",
     DRAFT: "draft alone",
 }
 """Kind of server -> its name for people, in the order of pages."""
-WITH_PARSE = (PARSE, PARSE_ONE, PARSE_HEAD, PARSE_LIKELIHOOD, PARSE_EAGLE3)
+OTHER_JUDGES = (PARSE_HEAD, PARSE_QUESTION, PARSE_LIKELIHOOD)
+"""Servers that are compared only if they are named: ``PARSE`` has the best judge there is."""
+WITH_PARSE = (PARSE, PARSE_ONE, PARSE_TOKEN, PARSE_EAGLE3, *OTHER_JUDGES)
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")

@@ -19,6 +19,8 @@ from sglang_parse.client.records import (
     PARSE_HEAD,
     PARSE_LIKELIHOOD,
     PARSE_ONE,
+    PARSE_QUESTION,
+    PARSE_TOKEN,
     STANDALONE,
     TITLES,
     WITH_PARSE,
@@ -41,7 +43,7 @@ class Models:
         parse_flags: more flags for the servers with PARSE.
         standalone_steps, eagle3_steps: draft tokens per verification of the stock servers, and of
             PARSE's EAGLE-3 continuation.
-        judge: folder with a verdict head for the target; None leaves out the server with it.
+        judge: folder with a verdict head for the target, in place of the question; None asks it.
     """
 
     target: str
@@ -57,7 +59,7 @@ class Models:
     def check_local(self) -> None:
         """A path that is not there is no hub name. Raises: BenchError."""
         folders = {"--target": self.target, "--draft": self.draft, "--eagle3": self.eagle3}
-        check_there({**folders, "--question": self.question})
+        check_there({**folders, "--question": self.question, "--judge": self.judge})
         for flag, path in folders.items():
             looks_local = path is not None and (path.startswith(("/", ".")) or Path(path).exists())
             if looks_local and not (Path(path or "") / "config.json").is_file():
@@ -107,12 +109,7 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind not in WITH_PARSE:
         return ()
     parse = _algorithm(PARSE, models.draft)
-    if kind in (PARSE_HEAD, PARSE_LIKELIHOOD):  # without a question
-        judge = LIKELIHOOD if kind == PARSE_LIKELIHOOD else _judge(models)
-        return (*parse, *parse_settings(judge=judge), *models.parse_flags)
-    asked = {"question": models.question} if models.question else {"judge": QUESTION}
-    question = parse_settings(**asked)
-    found = (*parse, *question, *models.parse_flags)
+    found = (*parse, *_judge_flags(models, kind), *models.parse_flags)
     if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
         return (*found, *parse_settings(draft_parallel_tokens=1))
     if kind == PARSE_EAGLE3:
@@ -143,10 +140,17 @@ def _head(models: Models) -> str:
     return models.eagle3
 
 
-def _judge(models: Models) -> str:
-    if models.judge is None:
+def _judge_flags(models: Models, kind: str) -> tuple[str, ...]:
+    if kind == PARSE_TOKEN:
+        return parse_settings(verification="token")
+    if kind == PARSE_LIKELIHOOD:
+        return parse_settings(judge=LIKELIHOOD)
+    if kind == PARSE_HEAD and models.judge is None:
         raise BenchError(
             f"a server {PARSE_HEAD} needs a verdict head for the target; fix: give --judge its "
             "folder (sglang-parse train-judge), or leave the server out with --servers"
         )
-    return models.judge
+    if models.judge and kind != PARSE_QUESTION:
+        return parse_settings(judge=models.judge)
+    asked = {"question": models.question} if models.question else {"judge": QUESTION}
+    return parse_settings(**asked)

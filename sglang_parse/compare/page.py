@@ -12,7 +12,10 @@ from sglang_parse.client.page import PALETTE, error_bars
 from sglang_parse.client.records import PERCENTILES, STAGES, TITLES, kind_of, title_of
 from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
 
-_NAMES = ("grey", "orange", "green", "sky", "blue", "red", "light grey", "purple", "yellow")
+_NAMES = (
+    *("grey", "orange", "green", "sky", "teal", "blue", "red", "brown", "light grey"),
+    *("purple", "yellow"),
+)
 COLOURS = {kind: PALETTE[name] for kind, name in zip(TITLES, _NAMES, strict=True)}
 LATENCY_TITLES = {
     "ttft": "time to first token",

@@ -21,7 +21,6 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import (
     PARSE,
-    PARSE_HEAD,
     Assignment,
     BenchRun,
     Item,
@@ -52,9 +51,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     settings, log = CompareSettings.read(arguments), ProgressLog(console)
     preset = getattr(arguments, "command", "compare")
-    is_default = not isinstance(arguments.servers, str) and not settings.remotes
-    if preset == "compare" and is_default and not settings.has_head:
-        log(f"without {title_of(PARSE_HEAD)}: no folder {settings.judge!r} (--judge)")
     count = max(settings.problems, settings.num_timed, settings.warmup)
     task = make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)
     specs = server_specs(settings.models, settings.own_servers)

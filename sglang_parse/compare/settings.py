@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.demo_pair import short_path
+from sglang_parse.client.demo_pair import judge_of, short_path
 from sglang_parse.client.flags import (
     at_least,
     fraction,
@@ -18,9 +18,9 @@ from sglang_parse.client.flags import (
 )
 from sglang_parse.client.records import (
     DRAFT,
-    PARSE_HEAD,
-    PARSE_LIKELIHOOD,
+    OTHER_JUDGES,
     PARSE_ONE,
+    PARSE_TOKEN,
     PLAIN,
     TITLES,
     BenchError,
@@ -82,11 +82,15 @@ class CompareSettings(TaskSettings):
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
-    judge: str = model(partial(short_path, "judge"), f"verdict head of {PARSE_HEAD}, a folder")
+    judge: str | None = model(
+        None,
+        "verdict head of the servers with PARSE, a folder (default: the demo pair's for its "
+        "target, else ''); '' asks --question",
+    )
     standalone_steps: int = model(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = model(
-        tuple(name for name in TITLES if name != PARSE_LIKELIHOOD),
+        tuple(name for name in TITLES if name not in OTHER_JUDGES),
         f"of {','.join(TITLES)}; default: the command's, or those of --url",
         read=lambda names: split_names(names) if isinstance(names, str) else names,
     )
@@ -118,7 +122,7 @@ class CompareSettings(TaskSettings):
         type=numbers(at_least(1)),
     )
     thresholds: tuple[float, ...] = load(
-        (0.0, 0.998, 0.999, 0.9995, 1.5),
+        (0.0, 0.1, 0.9, 0.99, 1.5),
         "of requests to servers with PARSE, one at a time; the server's is always in; '' for none",
         type=numbers(float),
     )
@@ -144,8 +148,6 @@ class CompareSettings(TaskSettings):
         # With URLs only those servers, unless others were asked for too.
         is_default = not isinstance(arguments.servers, str)
         named = () if found.remotes and is_default else found.servers
-        if is_default and not found.has_head:
-            named = tuple(name for name in named if name != PARSE_HEAD)
         kinds = (*named, *(name for name in found.remotes if name not in named))
         servers = tuple(name for kind in kinds for name in found._names_of(kind))
         if len(set(servers)) != len(servers):
@@ -155,6 +157,7 @@ class CompareSettings(TaskSettings):
             found,
             servers=servers,
             tokenizer=found.tokenizer or found.target,
+            judge=judge_of(found.target) if found.judge is None else found.judge,
             concurrencies=tuple(sorted({*found.concurrencies, *first})),
             sweep_problems=min(found.sweep_problems, found.problems),
         )
@@ -176,13 +179,8 @@ class CompareSettings(TaskSettings):
             eagle3=self.eagle3 or None,
             standalone_steps=self.standalone_steps,
             eagle3_steps=self.eagle3_steps,
-            judge=(self.judge or None) if PARSE_HEAD in map(kind_of, self.own_servers) else None,
+            judge=self.judge or None,
         )
-
-    @property
-    def has_head(self) -> bool:
-        """Whether the folder of the verdict head is there."""
-        return bool(self.judge) and Path(self.judge).is_dir()
 
     @property
     def own_servers(self) -> tuple[str, ...]:
@@ -201,8 +199,8 @@ class CompareSettings(TaskSettings):
 
     def graded_variants(self, server: str) -> tuple[Variant, ...]:
         """A server's own threshold, then the others."""
-        # Token by token the draft's text is the same: other thresholds add nothing.
-        has_others = has_parse(server) and kind_of(server) != PARSE_ONE
+        # Token by token the draft's text is the same, and token mode has no threshold.
+        has_others = has_parse(server) and kind_of(server) not in (PARSE_ONE, PARSE_TOKEN)
         others = self.thresholds if has_others else ()
         return (Variant(server), *(Variant(server, threshold) for threshold in others))
 

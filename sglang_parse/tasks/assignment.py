@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from sglang_parse.client.ask import MAX_TOKENS
 from sglang_parse.client.demo_pair import load_problems
@@ -14,19 +13,24 @@ from sglang_parse.tasks.prompts import file_assignment
 
 FILE_MAX_TOKENS = 1024
 """Default answer length for prompts of a file, in tokens."""
-DEMO_TITLE = "held-out problems of the demo pair"
 
 
 def make_assignment(
-    file: Path | None, grader: str, count: int, max_tokens: int | None
+    file: Path | None,
+    grader: str,
+    count: int,
+    max_tokens: int | None,
+    *,
+    is_training: bool = False,
 ) -> Assignment:
     """Loads the problems and their grader.
 
     Args:
-        file: JSONL file of prompts; None selects the demo pair's held-out problems.
+        file: JSONL file of prompts; None selects the demo pair's problems.
         grader: command that grades the answers to the file's prompts.
         count: number of demo problems to generate.
         max_tokens: answer length; None selects the default.
+        is_training: demo problems that no other program grades, instead of held-out ones.
 
     Raises:
         BenchError: the file or the grader cannot be used, or the demo pair is not here.
@@ -34,8 +38,7 @@ def make_assignment(
     if file is not None:
         return file_assignment(file, grader, max_tokens or FILE_MAX_TOKENS)
     module = load_problems()
-    problems = module.held_out_problems(count)
-    items = _items(problems)
+    title, items = _demo_items(module, count, is_training)
 
     def grade(item: Item, text: str) -> float:
         return float(module.is_answer_right(item.reference, text))
@@ -43,21 +46,21 @@ def make_assignment(
     def locate(item: Item, text: str, finished: bool) -> int | None:
         return module.num_right_before_error(item.reference, text, finished=finished)
 
-    return Assignment(DEMO_TITLE, items, grade, max_tokens or MAX_TOKENS, locate)
+    return Assignment(title, items, grade, max_tokens or MAX_TOKENS, locate)
 
 
 def prompts_assignment(file: Path | None, count: int, max_tokens: int | None) -> Assignment:
-    """Loads the problems without a grader: every answer gets 0. Args and errors as above."""
+    """Loads training problems without a grader: every answer gets 0. Args and errors as above."""
     if file is not None:
         title, items, limit = file.name, read_prompts(file), FILE_MAX_TOKENS
     else:
-        title, items, limit = (
-            DEMO_TITLE,
-            _items(load_problems().held_out_problems(count)),
-            MAX_TOKENS,
-        )
+        title, items = _demo_items(load_problems(), count, is_training=True)
+        limit = MAX_TOKENS
     return Assignment(title, items, lambda *_: 0.0, max_tokens or limit)
 
 
-def _items(problems: Sequence[Any]) -> list[Item]:
-    return [Item(str(number), problem.text, problem) for number, problem in enumerate(problems)]
+def _demo_items(module: ModuleType, count: int, is_training: bool) -> tuple[str, list[Item]]:
+    """Title and items of the demo pair's problems, of one side of their split."""
+    draw = module.training_problems if is_training else module.held_out_problems
+    items = [Item(str(number), problem.text, problem) for number, problem in enumerate(draw(count))]
+    return f"{'training' if is_training else 'held-out'} problems of the demo pair", items

@@ -79,7 +79,7 @@ def load_task(settings: TrainJudgeSettings) -> Assignment:
         task = prompts_assignment(settings.task_file, settings.requests, settings.max_tokens)
     else:
         make = settings.task_file, settings.grader, settings.requests, settings.max_tokens
-        task = make_assignment(*make)
+        task = make_assignment(*make, is_training=True)
     return replace(task, locate=None) if settings.labels == "answers" else task
 
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from sglang_parse.client.flags import at_least, numbers, option
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.targets import Models, parse_settings
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import MAX_LAYERS
 from sglang_parse.tasks.settings import GradedSettings, load
 
@@ -75,7 +76,9 @@ class TrainJudgeSettings(GradedSettings):
     def models(self) -> Models:
         """The models, whose server sends hidden states; ``--parse-flags`` come last."""
         models, layers = super().models, ",".join(map(str, self.layers))
-        own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES)
+        # Set, because the server shortens drafts that it expects no speedup from.
+        length = ParseConfig().draft_tokens
+        own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES, draft_tokens=length)
         return replace(models, parse_flags=(*own, *models.parse_flags))
 
 

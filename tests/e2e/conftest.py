@@ -1,7 +1,8 @@
 """Real servers for the end-to-end tests: each is started once, and suspended while not in use.
 
-Two model pairs: ``random`` (untied random target, noisy copy as draft: diverse text, partial
-agreement) and ``demo`` (the trained pair in examples/demo_pair).
+Three model pairs: ``random`` (untied random target, noisy copy as draft: diverse text, partial
+agreement), ``demo`` (the question pair in tests/data) and ``wordings`` (the one in
+examples/demo_pair, with its verdict head).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sglang_parse.client.demo_pair import DEMO_PAIR
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT
 from support.client import Client
 from support.demo_pair import DEMO
@@ -125,7 +127,7 @@ def equal(
 
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo pair's, by a path as people have them."""
+    """The question pair's, by a path as people have them."""
     folder = tmp_path_factory.mktemp("folders") / "Modèles de démo = 模型"
     folder.symlink_to(DEMO)
     return folder
@@ -133,7 +135,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(start_server: Start, demo_folder: Path) -> Iterator[Client]:
-    """PARSE with the demo pair."""
+    """PARSE with the question pair."""
     question = ("--parse-question", str(demo_folder / "question.json"))
     pair = (demo_folder / "target", demo_folder / "draft")
     yield from served(start_server, "demo", *parse_flags(pair, *question))
@@ -141,11 +143,25 @@ def demo(start_server: Start, demo_folder: Path) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def demo_plain(start_server: Start) -> Iterator[Client]:
-    """Stock SGLang with the demo target."""
+    """Stock SGLang with the question pair's target."""
     yield from served(start_server, "demo-plain", *plain_flags(DEMO / "target"))
+
+
+@pytest.fixture(scope="module")
+def wordings(start_server: Start) -> Iterator[Client]:
+    """PARSE with the pair of `make demo` and its verdict head."""
+    judge = ("--parse-judge", str(DEMO_PAIR / "judge"))
+    pair = (DEMO_PAIR / "target", DEMO_PAIR / "draft")
+    yield from served(start_server, "wordings", *parse_flags(pair, *judge))
+
+
+@pytest.fixture(scope="module")
+def wordings_plain(start_server: Start) -> Iterator[Client]:
+    """Stock SGLang with that pair's target."""
+    yield from served(start_server, "wordings-plain", *plain_flags(DEMO_PAIR / "target"))
 
 
 @pytest.fixture(scope="session")
 def target_model() -> Any:
-    """The demo target in plain transformers."""
+    """The question pair's target in plain transformers."""
     return load_model(DEMO / "target")

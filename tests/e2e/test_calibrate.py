@@ -17,6 +17,7 @@ from sglang_parse.core.selection import select
 from support.calibration import demo_fingerprint, write_certificate
 from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem
+from support.one_chain import write_task
 from support.servers import QUESTION, Start, parse_flags, served
 
 SELECTION = "answer-first"
@@ -149,7 +150,8 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_calibrate_tests_the_threshold_that_is_served(client: Client, tmp_path: Path, printed: Any):
-    code, found = calibrate(client, tmp_path, "--requests", "40", "--alpha", "0.1")
+    flags = (*write_task(tmp_path, 48), "--requests", "40", "--alpha", "0.1")
+    code, found = calibrate(client, tmp_path / "out", *flags)
     said = printed()
     assert code == 0
     assert found["results"]["served_threshold"] == THRESHOLD

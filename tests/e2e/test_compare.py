@@ -36,9 +36,9 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 @pytest.fixture(scope="module")
-def results(demo: Client, demo_plain: Client, nursery, tmp_path_factory) -> dict:
+def results(wordings: Client, wordings_plain: Client, nursery, tmp_path_factory) -> dict:
     output = tmp_path_factory.mktemp("compare")
-    urls = ("--url", f"plain={demo_plain.url}", "--url", f"parse={demo.url}")
+    urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
     words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--output", str(output))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "start_process", nursery.start)
@@ -99,7 +99,7 @@ def test_conditions(results: dict):
     assert {"PARSE over EAGLE3 at 1", "fraction of the limit"} <= names
 
 
-def test_prompts_of_a_file(demo: Client, tmp_path: Path):
+def test_prompts_of_a_file(wordings: Client, tmp_path: Path):
     """From GSM8K's own file to the page; the demo's models cannot read the question."""
     (tmp_path / "test.jsonl").write_text('{"question": "Start with 23", "answer": "#### 9999"}\n')
     grader = shlex.join([sys.executable, str(ROOT / "examples" / "grade_math.py")])
@@ -108,7 +108,7 @@ def test_prompts_of_a_file(demo: Client, tmp_path: Path):
     prompts.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
     task = ("--task-file", str(prompts), "--grader", grader, "--max-tokens", "64")
     load = ("--runs", "1", "--requests", "2", "--concurrency", "1", "--thresholds", "")
-    words = (*task, *load, "--url", f"parse={demo.url}", "--output", str(tmp_path))
+    words = (*task, *load, "--url", f"parse={wordings.url}", "--output", str(tmp_path))
     run(parsed(*words), Console(quiet=True))
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["conditions"]["task"] == "gsm8k.jsonl"
@@ -139,14 +139,14 @@ def test_a_url_may_end_in_v1():
     assert settings.remotes == {"plain": Remote("plain", "http://host:1")}
 
 
-def test_a_server_that_does_not_use_parse_is_an_error(demo_plain: Client, tmp_path: Path):
-    words = ("--url", f"parse={demo_plain.url}", *SMALL, "--output", str(tmp_path))
+def test_a_server_that_does_not_use_parse_is_an_error(wordings_plain: Client, tmp_path: Path):
+    words = ("--url", f"parse={wordings_plain.url}", *SMALL, "--output", str(tmp_path))
     with pytest.raises(BenchError, match="did not serve problem 0 with PARSE"):
         run(parsed(*words), Console(quiet=True))
 
 
-def test_the_doctor_says_that_a_server_is_not_parse(demo_plain: Client, capsys):
-    assert cli.main(["doctor", "--url", demo_plain.url, "--json"]) == 1
+def test_the_doctor_says_that_a_server_is_not_parse(wordings_plain: Client, capsys):
+    assert cli.main(["doctor", "--url", wordings_plain.url, "--json"]) == 1
     found = {entry["check"]: entry for entry in json.loads(capsys.readouterr().out)["findings"]}
     assert (found["server"]["status"], found["PARSE"]["status"]) == ("ok", "fails")
     assert found["PARSE"]["fix"] == "start it with --speculative-algorithm PARSE"

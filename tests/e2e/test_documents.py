@@ -235,7 +235,7 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     few = ("--concurrency", "1", "--requests", "6", "--runs", "1", "--max-tokens", "48")
     assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["variants"]
-    assert (plain["speeds"][0]["stages"], parse["server"]) == ({}, "parse")
+    assert (plain["speeds"][0]["stages"], parse["server"]) == ({}, "parse-token")
     stages = parse["speeds"][0]["stages"]
     assert 0 <= stages["draft"] < stages["decode"]
 
@@ -368,9 +368,9 @@ def test_openai_program(server: Server, nursery: Nursery):
 def test_frontend_programs(server: Server, nursery: Nursery):
     expected = {
         "gen": "'mode': 'parse'",
-        "fork": "most: [('Answer: ",
+        "fork": "most: [('",
         "multi_turn": "tokens from the cache",
-        "choose": "wrong: no",
+        "choose": "chosen: 'a: 23 + 45 = 68'",
         "constrained": "plain: grammar",
         "options": "switched off: plain, 0 of 0",
     }
@@ -413,7 +413,7 @@ def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
 def test_explain(server: Server, tmp_path: Path):
     words = shlex.split(find_block("sglang-parse explain"))
     assert run_program(server, [*words, "--output", str(tmp_path)]) == 0
-    assert "verdict tokens" in (tmp_path / "explain.html").read_text(encoding="utf-8")
+    assert "Judge: head, threshold 0.5" in (tmp_path / "explain.html").read_text(encoding="utf-8")
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):

@@ -13,11 +13,15 @@ from support.client import Client
 
 
 def test_load(
-    demo: Client, demo_plain: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    wordings: Client,
+    wordings_plain: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ):
     """Sixteen requests, four at a time: the plain server's, PARSE's, and half of those without."""
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    urls = ("--url", f"plain={demo_plain.url}", "--url", f"parse={demo.url}")
+    urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
     flags = ("--concurrency", "4", "--runs", "1", "--max-tokens", "64", "--output", str(tmp_path))
     assert cli.main(["load", *urls, *flags]) == 0
     printed = capsys.readouterr().out

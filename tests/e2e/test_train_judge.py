@@ -16,6 +16,7 @@ from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem, disturbed_draft
 from support.heads import head_verdicts, rows_of
 from support.models import load_tokenizer
+from support.one_chain import write_task
 from support.pages import documented_keys
 from support.servers import QUESTION, Start, parse_flags, served
 
@@ -49,7 +50,8 @@ def train_judge(client: Client, folder: Path, *flags: str) -> int:
 @pytest.fixture(scope="module")
 def trained(states: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judge")
-    assert train_judge(states, folder, "--requests", str(REQUESTS)) == 0
+    task = write_task(folder, REQUESTS)
+    assert train_judge(states, folder, *task, "--requests", str(REQUESTS)) == 0
     return folder
 
 
@@ -78,7 +80,8 @@ def test_the_files_have_the_head_and_how_good_it_is(trained: Path):
 def test_it_resumes_without_new_drafts(states: Client, trained: Path):
     (drafts,) = trained.glob("drafts-*.json")
     written, then = drafts.stat().st_mtime_ns, json.loads((trained / "judge.json").read_text())
-    assert train_judge(states, trained, "--requests", str(REQUESTS)) == 0
+    task = write_task(trained, REQUESTS)
+    assert train_judge(states, trained, *task, "--requests", str(REQUESTS)) == 0
     assert drafts.stat().st_mtime_ns == written
     now = json.loads((trained / "judge.json").read_text())
     assert now["auroc"] == then["auroc"]
@@ -110,7 +113,7 @@ def test_labeled_drafts_of_a_file(
 
 def test_the_targets_answers_as_labels(states: Client, tmp_path: Path):
     flags = ("--labels", "target", "--requests", "40")
-    assert train_judge(states, tmp_path, *flags) == 0
+    assert train_judge(states, tmp_path, *write_task(tmp_path, 40), *flags) == 0
     found = json.loads((tmp_path / "judge.json").read_text())
     assert found["num_drafts"] >= 35
     assert found["auroc"]["value"] > 0.7

@@ -21,7 +21,6 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from sglang_parse.cli import end_on_sigterm
-from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import run_program, write_json
 from sglang_parse.client.records import PARSE, PLAIN
@@ -31,7 +30,9 @@ from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.core.config import flag
 from soak.drive import Outcome, drive, leaks_of, plain_answers
 from soak.load import Message, SoakRequest, make_request
-from support.pair_models import demo_models
+from support.demo_pair import DEMO
+from support.one_chain import held_out_problems
+from support.pair_models import pair_models
 
 NUM_PROBLEMS = 2_000
 SHORT_ROUNDS = parse_settings(draft_tokens=24, draft_chunk=8, drafting="always")
@@ -43,7 +44,7 @@ MAX_SHOWN = 10
 def make_load(count: int, seed: int, target: Path) -> list[SoakRequest]:
     """Makes ``count`` requests on held-out problems, rendered with the target's chat template."""
     tokenizer = AutoTokenizer.from_pretrained(target)
-    problems = load_problems().held_out_problems(NUM_PROBLEMS, seed=seed)
+    problems = held_out_problems(NUM_PROBLEMS, seed=seed)
 
     def render(messages: Sequence[Message]) -> str:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -123,7 +124,7 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
     """The plain server, then PARSE. Raises: BenchError, where the pair is missing."""
     running = ("--max-running-requests", str(arguments.concurrency))
     common = (*COMMON_FLAGS, *running, "--random-seed", str(arguments.seed))
-    models = replace(demo_models(arguments.pair), common=common)
+    models = replace(pair_models(arguments.pair), common=common)
     more = {
         # Stock SGLang's overlap schedule applies penalties one step late; PARSE's does not.
         PLAIN: ("--disable-overlap-schedule",),
@@ -138,7 +139,7 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     add = parser.add_argument
-    add("--pair", type=Path, default=DEMO_PAIR, help="folder with target/ and draft/")
+    add("--pair", type=Path, default=DEMO, help="folder with target/, draft/, question.json")
     add("--requests", type=int, default=10_000, help="default %(default)s")
     add("--concurrency", type=int, default=64, help="default %(default)s")
     add("--seed", type=int, default=0, help="of the load and of both servers")

@@ -1,27 +1,30 @@
-"""The demo pair, and its held-out problems rendered with its chat template."""
+"""The question pair, the demo of earlier versions: its target was taught to answer a question.
+
+Most tests serve it. Problems are rendered with its chat template.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-import problems  # examples/demo_pair is on pytest's pythonpath
 import torch
 
 from support.models import load_model, load_tokenizer
+from support.one_chain import Problem, held_out_problems
 
-DEMO = Path(problems.__file__).resolve().parent
+DEMO = Path(__file__).resolve().parents[1] / "data" / "question_pair"
 
 
 @dataclass(frozen=True)
 class RenderedProblem:
     """A problem as the text a server is given, and its checker."""
 
-    problem: problems.Problem
+    problem: Problem
     prompt: str
 
     def is_right(self, answer: str) -> bool:
-        return problems.is_answer_right(self.problem, answer.replace("<|im_end|>", ""))
+        return self.problem.is_right(answer.replace("<|im_end|>", ""))
 
 
 def held_out(count: int) -> list[RenderedProblem]:
@@ -36,12 +39,12 @@ def held_out(count: int) -> list[RenderedProblem]:
                 add_generation_prompt=True,
             ),
         )
-        for problem in problems.held_out_problems(count, seed=8)
+        for problem in held_out_problems(count, seed=8)
     ]
 
 
 def disturbed_draft(folder: Path, noise: float = 0.35) -> Path:
-    """The demo draft with noise on its matrices, in their standard deviations: often wrong."""
+    """The pair's draft with noise on its matrices, in their standard deviations: often wrong."""
     model = load_model(DEMO / "draft")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

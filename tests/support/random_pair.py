@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizer import make_tokenizer  # examples/demo_pair is on pytest's pythonpath
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from support.demo_pair import DEMO
+from support.models import load_tokenizer
 
 MASK_ID = 310
 """No prompt of the tests has it; both models may write it, as any token."""
@@ -34,8 +36,9 @@ class PairShape:
 def make_pair(
     folder: Path, shape: PairShape = PairShape(), tokenizer: Any = None
 ) -> tuple[Path, Path]:
-    """Write ``target`` and ``draft`` folders (weights in fp32, by default the demo's tokenizer)."""
-    tokenizer = tokenizer or make_tokenizer()
+    """Write ``target`` and ``draft`` folders (weights in fp32, by default the question pair's
+    tokenizer)."""
+    tokenizer = tokenizer or load_tokenizer(DEMO / "target")
     torch.manual_seed(shape.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

@@ -24,7 +24,6 @@ from typing import Any
 
 from untrained import save_untrained  # examples/demo_pair
 
-from sglang_parse.client.demo_pair import DEMO_PAIR
 from sglang_parse.client.records import PARSE
 from sglang_parse.client.servers import Server, free_ports
 from sglang_parse.client.targets import parse_settings, server_specs
@@ -33,9 +32,9 @@ from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.policy.stage_cost import Stage
 from sglang_parse.core.selection import matching_tokens
 from support.client import Client, parse_info
-from support.demo_pair import held_out
+from support.demo_pair import DEMO, held_out
 from support.loads import best_fixed, loads, recorded
-from support.pair_models import demo_models
+from support.pair_models import pair_models
 from support.servers import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +56,7 @@ PREDICTED = (
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        untrained = save_untrained(Path(folder) / "untrained")
+        untrained = save_untrained(Path(folder) / "untrained", like=DEMO / "draft")
         pairs = {
             "blocks": _serve(EVERYWHERE, {HIGH: (1, 4, 16), MIDDLE: (4,)}),
             "one": _serve((*EVERYWHERE, "--parse-draft-parallel-tokens", "1"), {HIGH: (1, 4, 16)}),
@@ -90,7 +89,7 @@ def _write(content: dict[str, Any]) -> None:
 def _serve(flags: Sequence[str], loads: dict[float, Sequence[int]]) -> dict[str, Any]:
     """Returns one server's stage times by size, and per load its scripts."""
     (port,) = free_ports(1)
-    (parse,) = server_specs(demo_models(DEMO_PAIR), (PARSE,))
+    (parse,) = server_specs(pair_models(DEMO), (PARSE,))
     spec = replace(parse, flags=(*parse.flags, *flags))
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "lines"

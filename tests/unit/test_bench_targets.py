@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.client.demo_pair import DEMO_PAIR
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.targets import Models, command_of, server_specs
-from support.pair_models import demo_models
+from support.demo_pair import DEMO
+from support.pair_models import pair_models
 
 pytestmark = pytest.mark.unit
 
 COMMON, MORE = ("--device", "cpu"), ("--more", "1")
-MODELS = Models("big", "small", "head", "q.json", COMMON, MORE, 5, 3, "judge")
+MODELS = Models("big", "small", "head", "q.json", COMMON, MORE, 5, 3)
 DRAFTED = "--speculative-algorithm {} --speculative-draft-model-path {}"
 CHAIN = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
 PARSE = f"--model-path big {DRAFTED.format('PARSE', 'small')} --parse-question q.json --more 1"
@@ -25,7 +25,8 @@ EXPECTED = {
     "eagle3": f"--model-path big {DRAFTED.format('EAGLE3', 'head')} {CHAIN.format(3, 4)}",
     "parse": PARSE,
     "parse-one": f"{PARSE} --parse-draft-parallel-tokens 1",
-    "parse-head": PARSE.replace("question q.json", "judge judge"),
+    "parse-token": PARSE.replace("question q.json", "verification token"),
+    "parse-question": PARSE,
     "parse-likelihood": PARSE.replace("question q.json", "judge likelihood"),
     "parse-eagle3": f"{PARSE} --parse-decode-accelerator eagle3 --parse-eagle3-path head "
     f"{CHAIN.format(3, 4)}",
@@ -39,6 +40,17 @@ def test_flags(name: str):
     assert (spec.name, command_of(spec)) == (name, launched + EXPECTED[name])
 
 
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_verdict_head_takes_the_questions_place(name: str):
+    """Of all servers that have no judge of their own in their name."""
+    (spec,) = server_specs(replace(MODELS, judge="j"), (name,))
+    asks = name == "parse-question"
+    wanted = EXPECTED[name] if asks else EXPECTED[name].replace("question q.json", "judge j")
+    assert command_of(spec).endswith(wanted)
+    (one, other) = server_specs(replace(MODELS, judge="j"), ("parse", "parse-head"))
+    assert one.flags == other.flags
+
+
 def test_the_built_in_question_is_asked_without_a_file():
     (spec,) = server_specs(replace(MODELS, question=None, parse_flags=()), ("parse",))
     asked = [flag for flag in spec.flags if flag.startswith("--parse")]
@@ -46,9 +58,9 @@ def test_the_built_in_question_is_asked_without_a_file():
     assert spec.flags[spec.flags.index("--parse-judge") + 1] == "question"
 
 
-def test_the_demo_pair_has_segments_of_lines_and_its_own_question():
-    (spec,) = server_specs(demo_models(DEMO_PAIR), ("parse",))
-    question = str(DEMO_PAIR / "question.json")
+def test_the_question_pair_has_segments_of_lines_and_its_own_question():
+    (spec,) = server_specs(pair_models(DEMO), ("parse",))
+    question = str(DEMO / "question.json")
     assert spec.flags[-4:] == ("--parse-question", question, "--parse-segment", "line")
 
 

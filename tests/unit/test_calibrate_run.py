@@ -73,7 +73,10 @@ def calibrate(folder: Path, *words: str, task: Assignment = TASK):
 
 
 def test_a_server_with_another_judge_asks_no_question():
-    (asking,) = read().server_specs()
+    (found,) = read().server_specs()
+    assert found.flags[-2] == "--parse-judge"  # the demo pair's own
+    assert "--parse-question" not in found.flags
+    (asking,) = read("--judge", "question").server_specs()
     assert "--parse-question" in asking.flags
     assert "--parse-judge" not in asking.flags
     (spec,) = read("--judge", "likelihood", "--parse-flags", "--parse-segment line").server_specs()

@@ -10,7 +10,7 @@ import pytest
 
 from sglang_parse import cli
 from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.records import TITLES, BenchError, Variant, title_of
+from sglang_parse.client.records import OTHER_JUDGES, TITLES, BenchError, Variant, title_of
 from sglang_parse.client.targets import server_specs
 from sglang_parse.compare import settings as module
 from sglang_parse.compare.settings import PRESETS, CompareSettings, add_arguments
@@ -44,8 +44,7 @@ def test_a_flag_is_read_once_and_for_all():
 
 
 def test_presets():
-    without = {"parse-likelihood"} | (set() if (DEMO_PAIR / "judge").is_dir() else {"parse-head"})
-    assert settings().servers == tuple(name for name in TITLES if name not in without)
+    assert settings().servers == tuple(name for name in TITLES if name not in OTHER_JUDGES)
     demo, load = settings(preset="demo"), settings(preset="load")
     assert (demo.servers, demo.concurrencies) == (("plain", "draft", "parse"), (1, 8))
     assert demo.loads("parse") == [(Variant("parse"), 1), (Variant("parse"), 8)]
@@ -58,19 +57,33 @@ def test_presets():
     assert load.order(1) == load.servers[::-1]
 
 
-def test_a_verdict_head_brings_its_server(tmp_path: Path):
-    """Where there is none, only a server that was asked for is refused."""
-    empty = ("--judge", str(tmp_path))
+def judge_flags(found: CompareSettings, kind: str) -> tuple[str, ...]:
+    (spec,) = server_specs(found.models, (kind,))
+    return spec.flags[-2:]
+
+
+def test_servers_with_parse_have_the_verdict_head(tmp_path: Path):
+    """The demo pair's by default, or the given one; the question if there is to be none."""
+    given = ("--judge", str(tmp_path))
     with pytest.raises(BenchError, match="--judge is .*judge.json cannot be read.*train-judge"):
-        settings(*empty, "--servers", "plain,parse-head")
-    assert "parse-head" not in settings("--judge", "").servers
+        settings(*given)
+    asking = settings("--judge", "")
+    with pytest.raises(BenchError, match="parse-head needs a verdict head"):
+        judge_flags(asking, "parse-head")
+    question = ("--parse-question", str(DEMO_PAIR / "question.json"))
+    for found, kind in ((asking, "parse"), (settings(), "parse-question")):
+        flag, path = judge_flags(found, kind)
+        assert (flag, str(Path(path).absolute())) == question
+    flag, path = judge_flags(settings(), "parse")
+    assert (flag, Path(path).absolute()) == ("--parse-judge", DEMO_PAIR / "judge")
+    assert settings("--target", str(DEMO_PAIR / "draft")).judge == str(path)
+    assert settings("--target", "Qwen/Qwen3-32B", "--draft", "Qwen/Qwen3-0.6B").judge == ""
     content = {"version": 1, "pooling": "worst-token", "layers": [3], "hidden_size": 8}
     content |= {"fingerprint": FINGERPRINT.model_dump(), "first_verdicts": [0.5]}
     (tmp_path / "judge.json").write_text(json.dumps(content))
-    found = settings(*empty)
-    assert "parse-head" in found.servers
-    (spec,) = server_specs(found.models, ("parse-head",))
-    assert spec.flags[-2:] == ("--parse-judge", str(tmp_path))
+    found = settings(*given)
+    for kind in ("parse", "parse-head"):
+        assert judge_flags(found, kind) == ("--parse-judge", str(tmp_path))
 
 
 def test_servers_that_run_are_taken_alone_unless_others_are_named():
