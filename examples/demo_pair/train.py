@@ -11,7 +11,8 @@ independent until the end: `--only draft` and `--only target` may run at the sam
     target-short, target-middle, target-full    right answers, mostly in signs; longer and longer
     target-style                                ordinary instruction tuning: signs after any text
 
-No stage teaches a model to judge: no verdict, no loss on a hidden state, no loss on a wrong token.
+No stage teaches the target to judge: no verdict, no loss on a hidden state or on a wrong token.
+`make train-demo-pair` goes on with the EAGLE-3 head, the verdict head and the evaluation.
 """
 
 from __future__ import annotations
