@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -12,7 +13,8 @@ from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.core.prediction import prediction_text
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.prediction import MESSAGES, prediction_text
 from sglang_parse.patches.base import Patch, Registration, after, around
 
 _OPENAI = "sglang.srt.entrypoints.openai"
@@ -34,9 +36,13 @@ async def _read_prediction(original: Callable, self: Any, request: Any, raw_requ
     if get_spec().speculative_algorithm == NAME and isinstance(request, _PREDICTED):
         try:
             # FastAPI has read and parsed it; Starlette returns the same object.
-            text = prediction_text((await raw_request.json()).get("prediction"))
+            body = await raw_request.json()
+            text = prediction_text(body.get("prediction"))
             if text is not None:
                 request.custom_params = with_draft(request.custom_params, text)
+            if ParseConfig.from_env().draft_url and "messages" in body:
+                messages = {MESSAGES: json.dumps(body["messages"])}
+                request.custom_params = {**(request.custom_params or {}), **messages}
         except ValueError as error:
             return self.create_error_response(str(error), param="prediction")
     return await original(self, request, raw_request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ from sglang_parse.core.setting import (
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
-MAX_DRAFT, MAX_PREFIXES = 8192, 256
+MAX_DRAFT, MAX_PREFIXES, MAX_ANSWERS = 8192, 256, 1_000_000
 AUTO = "auto"
 _BLOCK_SIZES = ("auto", *map(str, range(1, MAX_BLOCK + 1)))
 
@@ -126,6 +127,15 @@ class ParseConfig(BaseModel):
     draft_graph_steps: int = Field(0, ge=0, le=64)
     """Draft tokens per CUDA graph for greedy requests, on fa3 and triton with one GPU. 0: one token
     per graph. No benefit on a GPU has been measured yet."""
+    draft_url: str = Field("", json_schema_extra={"metavar": "URL"})
+    """Another server that writes drafts, with any model: its OpenAI API, http://host:port. It gets
+    the requests' prompts and answers."""
+    draft_timeout: float = Field(1.0, ge=0.01, le=60)
+    """Most seconds that a request waits for text of --parse-draft-url; then the target writes."""
+    reuse_answers: str = Field("0", json_schema_extra={"metavar": "N"})
+    """Number of earlier answers to keep as drafts for similar requests with the same extra_key and
+    cache_salt, 0 to 1000000. Requests without either share nothing, unless ':shared' follows the
+    number: then they share among themselves."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
 
@@ -153,6 +163,33 @@ class ParseConfig(BaseModel):
     def _check_segment(cls, text: str) -> str:
         SegmentRule.parse(text)
         return text
+
+    @field_validator("draft_url")
+    @classmethod
+    def _check_draft_url(cls, text: str) -> str:
+        if text and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
+            raise ValueError("got no such address; use http://host:port")
+        return text
+
+    @field_validator("reuse_answers", mode="before")
+    @classmethod
+    def _check_reuse_answers(cls, value: Any) -> str:
+        number, _, rest = str(value).partition(":")
+        is_number = number.isascii() and number.isdecimal() and len(number) <= 7
+        if (
+            not is_number
+            or int(number) > MAX_ANSWERS
+            or str(value)
+            not in (
+                number,
+                f"{number}:shared",
+            )
+        ):
+            raise ValueError(
+                f"got {shown(value)}; use a whole number 0..{MAX_ANSWERS}, such as "
+                "1000, or 1000:shared"
+            )
+        return str(value)
 
     @field_validator("hidden_layers")
     @classmethod
@@ -210,6 +247,15 @@ class ParseConfig(BaseModel):
         if certificate is None or certificate.threshold is None:
             return float(self.threshold)
         return certificate.threshold
+
+    @property
+    def max_reused_answers(self) -> int:
+        return int(self.reuse_answers.partition(":")[0])
+
+    @property
+    def shares_unscoped(self) -> bool:
+        """Whether requests without a scope share answers among themselves."""
+        return self.reuse_answers.endswith(":shared")
 
     @property
     def segment_rule(self) -> SegmentRule:

@@ -155,11 +155,13 @@ class Counters:
         return any(req.finished() for req in self.latest_reqs)
 
     def count_phases(self) -> dict[str, int]:
-        """Returns the number of running requests by phase."""
+        """Returns the number of running requests by phase; WAITING if there are any."""
         counts = {phase.value: 0 for phase in Phase}
         for req in self._launched:
             if not req.finished():
                 counts[req.parse_state.phase.value] += 1
+        if not counts[Phase.WAITING.value]:
+            del counts[Phase.WAITING.value]
         return counts
 
 

@@ -82,6 +82,8 @@ def lookahead_slots(
         decode_rows: rows of a decode step: the anchor, and what an EAGLE-3 head proposes.
         block_rows: rows of a parallel draft forward, which may start after the last draft token.
     """
+    if state.phase is Phase.WAITING:
+        return 0
     if state.phase is Phase.DRAFTING:
         num_drafted = state.num_drafted + state.num_draft_inflight
         return min(num_drafted + draft_chunk, draft_budget) + block_rows
@@ -119,6 +121,8 @@ def _allocate(
 
 
 def _full_grant(demand: KvDemand, with_eagle: bool) -> KvGrant:
+    if demand.phase is Phase.WAITING:
+        return KvGrant(Action.WAIT, None)
     if not demand.uses_eagle:
         return KvGrant(_ACTIONS[demand.phase], demand.lookahead_slots)
     if with_eagle:
@@ -177,6 +181,8 @@ class _Shortage:
         # A verify pass frees slots in the same iteration: the longest wait goes first.
         for i in sorted(self._in(Phase.VERIFYING), key=lambda i: -self.demands[i].waited):
             self._grant(i, self._verify_grant(self.demands[i]))
+        for i in self._in(Phase.WAITING):
+            self._grant(i, KvGrant(Action.WAIT, None))
         for i in self._in(Phase.DRAFTING):
             self._grant(i, self._draft_grant(self.demands[i]))
         self._drop_drafts_until_progress()

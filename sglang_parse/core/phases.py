@@ -4,6 +4,7 @@
     VERIFYING   one target verify pass judges the draft
     DECODING    the target decodes after a rejection; DRAFTING resumes when its segment is complete
     PLAIN       plain target decoding from prefill to finish: the fallback
+    WAITING     a draft is on its way from another server
 
 No tensors. The state itself changes in ``core.request`` only.
 """
@@ -15,12 +16,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NotRequired, TypedDict
 
+from sglang_parse.core.answers import Scope
+
 
 class Phase(Enum):
     DRAFTING = "drafting"
     VERIFYING = "verifying"
     DECODING = "decoding"
     PLAIN = "plain"
+    WAITING = "waiting"
 
 
 TARGET_DECODES = (Phase.DECODING, Phase.PLAIN)
@@ -67,6 +71,7 @@ class RequestPolicy:
         keep_hidden_states: records contain the target's hidden states.
         draft_token_ids: the answer's first tokens, given by the client: the first replaces the
             target's, the others are the first draft.
+        reuse_scope: it shares answers with the requests of the same scope; None for none.
         always_drafts: draft even if no speedup is expected.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
         decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
@@ -84,6 +89,7 @@ class RequestPolicy:
     keep_trace: bool = False
     keep_hidden_states: bool = False
     draft_token_ids: tuple[int, ...] = ()
+    reuse_scope: Scope | None = None
     always_drafts: bool = False
     plain_reason: str = ""
     decode_accelerator: str = ""
@@ -116,8 +122,10 @@ class DraftPlan:
     speedup: float | None = None
 
 
-MODEL, PREDICTION, GIVEN = "model", "prediction", "draft_token_ids"
-"""Sources of drafts: the draft model, the request's predicted output, the tokens it gave."""
+MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
+GIVEN = "draft_token_ids"
+"""Sources of drafts: the draft model, the request's predicted output, earlier answers, another
+server, and the tokens that a request gave."""
 
 
 @dataclass(slots=True)
@@ -224,7 +232,8 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: number of output tokens before the draft.
-        source: where the draft comes from: "model", "prediction" or "draft_token_ids".
+        source: where the draft comes from: "model", "prediction", "answers", "endpoint" or
+            "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.

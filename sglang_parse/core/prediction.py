@@ -1,9 +1,12 @@
-"""Texts of OpenAI's predicted outputs."""
+"""What drafts need of a request of the OpenAI API: its predicted output, and its messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+MESSAGES = "__parse_messages"
+"""Key of ``custom_params`` with a chat's messages as JSON, for another server that drafts: it
+renders them with its own chat template. ``patches.parse.predictions`` adds it."""
 _SHAPE = 'use {"type": "content", "content": TEXT}, or a list of {"type": "text", "text": TEXT}'
 
 

@@ -45,15 +45,19 @@ class RequestText:
 
     Attributes:
         match: where the answer is in it.
-        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
+        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step;
+            ``waited_cost``: of waiting for the next one.
         is_complete: nothing is added to it any more.
+        ends_answer: the answer ends where it does.
         num_unused: characters of it that were left out, because no answer can be as long.
     """
 
     match: TextMatch
     length: TextLength
     cost: float = 0.0
+    waited_cost: float = 0.0
     is_complete: bool = True
+    ends_answer: bool = False
     num_unused: int = 0
 
     def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
@@ -212,11 +216,31 @@ class RequestState:
         """Adds a text that may draft; ``extend_text`` its tokens."""
         self.texts[source] = text
 
-    def extend_text(self, source: str, token_ids: Sequence[int], num_unused: int) -> None:
-        """A text is complete."""
+    def replace_text(self, source: str, match: TextMatch, *, is_complete: bool = True) -> None:
+        """Another text of the same source drafts."""
+        text = self.texts[source]
+        text.match, text.is_complete, text.ends_answer = match, is_complete, False
+        text.waited_cost = 0.0
+
+    def extend_text(
+        self,
+        source: str,
+        token_ids: Sequence[int],
+        *,
+        is_complete: bool = True,
+        ends_answer: bool = True,
+        num_unused: int = 0,
+    ) -> None:
+        """Adds tokens to a text, maybe its last ones."""
         text = self.texts[source]
         text.match.extend(token_ids)
-        text.is_complete, text.num_unused = True, num_unused
+        text.is_complete, text.num_unused = is_complete, num_unused
+        text.ends_answer = is_complete and ends_answer
+
+    def wait_for_text(self, source: str) -> None:
+        """The next draft is on its way."""
+        self.phase, self.draft = Phase.WAITING, Draft(source=source)
+        self.drafting_suspended = False
 
     def add_draft(
         self,
@@ -265,7 +289,7 @@ class RequestState:
             if token in self.policy.stop_ids:
                 self.draft.finished = True
                 break
-        self.phase = Phase.VERIFYING
+        self.phase, self.waited = Phase.VERIFYING, 0
         self._count_drafted(self.num_drafted)
 
     def _count_drafted(self, num_tokens: int) -> None:

@@ -49,6 +49,14 @@ class TextMatch:
         self._newest: list[int] = []
         self._num_off = 0
 
+    @classmethod
+    def entered(cls, token_ids: Sequence[int], place: int, num_seen: int) -> TextMatch:
+        """A text that an answer of ``num_seen`` tokens enters at ``place``."""
+        match = cls(token_ids)
+        match._place = match._behind = place
+        match.num_seen, match.match_len = num_seen, MAX_MATCH
+        return match
+
     def __len__(self) -> int:
         return len(self._tokens)
 

@@ -23,6 +23,7 @@ from sglang_parse.client.figures import limit_of
 from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Item, Variant
 from sglang_parse.client.servers import Remote
+from sglang_parse.core import phases
 from sglang_parse.core.question import LOW_VERDICT_MASS
 from sglang_parse.core.selection import contradicts_target
 from sglang_parse.doctor import command
@@ -270,6 +271,8 @@ class Served:
             f"{ratio:.0%} of draft tokens accepted, {run.per_token('accepted_tokens'):.0%} of the "
             "output; "
         )
+        if sources := self._by_source():
+            found += f"{sources}; "
         if verdicts:
             thresholds = sorted({record["threshold"] for record in self.rounds})
             found += (
@@ -279,6 +282,18 @@ class Served:
         else:
             found += "token-level verification"
         return warn_if(ratio < LOW_ACCEPT_RATIO, found, self._accept_fix)
+
+    def _by_source(self) -> str:
+        """Accepted tokens of each source of drafts, where there are others than the draft model."""
+        found: dict[str, list[int]] = {}
+        for answer in self.run.answers:
+            for source, counts in answer.parse.get("sources", {}).items():
+                total = found.setdefault(source, [0, 0])
+                total[0] += counts["accepted_tokens"]
+                total[1] += counts["drafted_tokens"]
+        if not found.keys() - {phases.MODEL}:
+            return ""
+        return ", ".join(f"{source} {part} of {all_}" for source, (part, all_) in found.items())
 
     def speedup(self) -> str:
         run = self.run

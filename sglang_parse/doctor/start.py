@@ -17,7 +17,7 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.doctor import command, memory
+from sglang_parse.doctor import command, endpoint, memory
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.startup import checks, compat, fallback, models
 from sglang_parse.startup.certificates import certified_server
@@ -63,6 +63,8 @@ class Start:
             yield name, getattr(self, name.replace(" ", "_"))
         if self.config.uses_eagle3:
             yield "EAGLE-3 head", self.head
+        if self.config.draft_url:
+            yield "draft endpoint", self.draft_endpoint
         if self.config.certificate:
             yield "certificate", self.certificate
 
@@ -174,7 +176,7 @@ class Start:
     def draft(self) -> Any:
         """``ModelConfig`` of the draft model."""
         if self.pair[1] is None:
-            not_checked("no draft model: drafts are requests' predictions only")
+            not_checked("no draft model: drafts are texts only")
         return self.pair[1]
 
     @cached_property
@@ -225,6 +227,10 @@ class Start:
         for found, fix in fallback.plain_defaults(self.args, self.pair[0]):
             raise Problem(found, fix, WARNING)
         return "requests that set no sampling parameters are drafted for"
+
+    def draft_endpoint(self) -> str:
+        config = self.config
+        return endpoint.sample_draft(config.draft_url, config.draft_timeout, self.tokenizer)
 
     def head(self) -> str:
         steps = models.check_head(self.given, self.config, self.pair[0])

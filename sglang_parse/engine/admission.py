@@ -24,7 +24,7 @@ def admit(engine: Engine, req: Req) -> None:
     if getattr(req, "parse_policy", None) is not None:
         return
     options = RequestOptions.read(req.sampling_params.custom_params, engine.config)
-    policy = req.parse_policy = policy_for(engine, req, options)
+    policy = req.parse_policy = policy_for(engine, req, options)  # before it gets a key
     engine.sources.receive(req, "" if policy.is_plain else options.draft)
     # Requests with an adapter use a separate part of the radix cache anyway.
     if engine.eagle is not None and not policy.uses_eagle and not req.lora_id:
@@ -33,8 +33,9 @@ def admit(engine: Engine, req: Req) -> None:
 
 
 def finish(engine: Engine, req: Req) -> None:
-    """Observes how much of a finished answer needed decode steps."""
+    """Keeps a finished answer, and observes how much of it needed decode steps."""
     state = req.parse_state
+    engine.sources.finish(req)
     if engine.eagle is not None and not state.policy.is_plain:
         num_prompt = len(req.origin_input_ids) - req.cached_tokens
         engine.controller.eagle_gate.observe_answer(
@@ -55,6 +56,7 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
         keep_trace=options.trace,
         keep_hidden_states=options.hidden_states,
         draft_token_ids=() if plain_reason else tuple(options.draft_token_ids),
+        reuse_scope=None if plain_reason else engine.sources.scope_of(req),
         always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
         decode_accelerator=accelerator if config.uses_eagle3 else "",

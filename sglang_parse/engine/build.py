@@ -26,8 +26,11 @@ from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.heads import CapturedLayers, Head
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
+from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.endpoint import EndpointSource
+from sglang_parse.engine.sources.endpoint_client import EndpointClient
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
 from sglang_parse.engine.sources.text import TextSource
 from sglang_parse.engine.target import TargetModel
@@ -98,13 +101,11 @@ def build_engine(
             draft_tokens=config.draft_tokens,
             is_timed=not server_args.enable_deterministic_inference,
         )
-    question_rows = 0 if config.has_head else max_question_len
-    context_len = target.runner.model_config.context_len
-    encoder = TextEncoder(tokenizer, context_len) if is_first_rank() else None
-    sources = SourceChain(
-        TextSource(PREDICTION, config, controller, question_rows),
-        DraftModelSource(controller) if drafter else None,
-        IncomingTexts(encoder, counters),
+    sources = _sources(
+        *(config, controller, judge, counters),
+        encoder=TextEncoder(tokenizer, target.runner.model_config.context_len),
+        question_rows=0 if config.has_head else max_question_len,
+        has_model=drafter is not None,
     )
     return Engine(
         config=config,
@@ -120,6 +121,31 @@ def build_engine(
         counters=counters,
         certified=certified,
     )
+
+
+def _sources(
+    config: ParseConfig,
+    controller: Controller,
+    judge: Judge | None,
+    counters: Counters,
+    *,
+    encoder: TextEncoder,
+    question_rows: int,
+    has_model: bool,
+) -> SourceChain:
+    """The sources of drafts; texts are prepared and other servers asked on rank 0."""
+    is_first = is_first_rank()
+    incoming = IncomingTexts(encoder if is_first else None, counters)
+    shared, answers, endpoint = (config, controller, incoming, question_rows), None, None
+    if max_answers := config.max_reused_answers:
+        answers = AnswerSource(max_answers, *shared, shares_unscoped=config.shares_unscoped)
+    if config.draft_url:
+        codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
+        client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
+        segments = judge.segments if judge else None
+        endpoint = EndpointSource(client, timeout_s, segments, counters, *shared)
+    model = DraftModelSource(controller) if has_model else None
+    return SourceChain(TextSource(PREDICTION, *shared), answers, endpoint, model, incoming)
 
 
 def _captured_layers(

@@ -23,7 +23,7 @@ from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine.faults import NAN_IN_TARGET
 from sglang_parse.engine.heads import encode_hidden_states
-from sglang_parse.engine.requests import draft_completes_answer, tokens_left
+from sglang_parse.engine.requests import draft_completes_answer, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.verdicts import Judge, Verdicts
@@ -91,6 +91,16 @@ class Committer:
             tokens = tokens[: num_matched + 1][: max(1, tokens_left(req))]
         is_eagle = result.action is Action.EAGLE_DECODE
         return self._commit_decode(req, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+
+    def poll(self, reqs: Sequence[Req]) -> None:
+        """Takes texts that have arrived; requests that waited for them start drafts."""
+        self.sources.poll(reqs)
+        for req in reqs:
+            state = req.parse_state
+            if state.phase is Phase.WAITING and not is_gone(req):
+                if reason := self.sources.resume(req):
+                    state.skip_draft(len(state.output_ids), reason)
+                self.ask(req)
 
     def ask(self, req: Req) -> None:
         """Attaches the questions to a complete draft."""

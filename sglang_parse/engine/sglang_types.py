@@ -30,7 +30,7 @@ class Req(Protocol):
         parse_policy, parse_state: PARSE's own, set at admission and at the first prefill;
             parse_incoming: texts that are on their way.
         output_ids: tokens of processed results; PARSE's ``RequestState.output_ids`` is ahead.
-        extra_key: namespace of the radix cache.
+        extra_key, cache_salt: namespace of the radix cache.
         to_finish: finish reason that SGLang applies when it processes the result.
     """
 
@@ -48,6 +48,9 @@ class Req(Protocol):
     lora_id: str | None
     session: Any
     extra_key: str | None
+    cache_salt: str | None
+    finished_reason: Any
+    output_ids_through_stop: Sequence[int]
     cached_tokens: int
     decode_batch_idx: int
     is_retracted: bool

@@ -153,7 +153,7 @@ class Step:
     # -- commit -----------------------------------------------------------------
 
     def _commit(self) -> None:
-        self.engine.sources.poll(self.batch.reqs)
+        self.engine.committer.poll(self.batch.reqs)
         forward, self.forward = self.forward, None
         if forward is None:
             return

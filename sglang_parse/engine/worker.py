@@ -98,6 +98,11 @@ class ParseWorker(BaseSpecWorker):
         if self.engine.eagle is not None:
             self.engine.eagle.init_cuda_graphs()
 
+    def clear_cache_pool(self) -> None:
+        """The prefix cache is flushed, and with it what requests have written."""
+        super().clear_cache_pool()
+        self.engine.sources.flush()
+
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Marks the request's draft KV before the radix cache takes its tokens."""
         del natural_stop

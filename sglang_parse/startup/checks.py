@@ -91,7 +91,7 @@ def validate_server_args(server_args: Any) -> None:
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        logger.info("PARSE: no draft model (%s): drafts are requests' predictions only", DRAFT)
+        logger.info("PARSE: no draft model (%s): drafts are texts only", DRAFT)
     for found, fix in fallback.plain_defaults(server_args, target):
         logger.warning("PARSE: %s. Fix: %s", found, fix)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)

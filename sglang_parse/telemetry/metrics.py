@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_parse.core.block import Masks
 from sglang_parse.core.counters import request_counts, source_counts
-from sglang_parse.core.phases import GIVEN, MODEL, PREDICTION
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, GIVEN, MODEL, PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Metric:
 
 
 PREFIX = "sglang:parse_"
-TEXT_SOURCES = (PREDICTION,)
+TEXT_SOURCES = (PREDICTION, ANSWERS, ENDPOINT)
 SOURCES = (MODEL, *TEXT_SOURCES, GIVEN)
 TENTHS = tuple(i / 10 for i in range(1, 10))
 METRICS = (
@@ -220,8 +220,9 @@ META_INFO = {
     "a draft",
     "plan": "the plan of its last round: maximum `draft_tokens`, `max_prefixes` and `draft_chunk`, "
     "and the expected `speedup`, null for a probe; absent without a draft",
-    "sources": "by source of drafts (`model`, `prediction`, `draft_token_ids`): `rounds`, "
-    "`drafted_tokens`, `accepted_tokens`, `matched_tokens` and `verify_ms` of its drafts",
+    "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, "
+    "`draft_token_ids`): "
+    "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens` and `verify_ms` of its drafts",
     "prediction": "only with a prediction: how many of its tokens are in the answer "
     "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
     "was not read, because no answer can be as long",

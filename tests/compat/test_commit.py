@@ -50,11 +50,9 @@ class Round:
         segments = Segmenter(Tokens(), config.segment_rule)
         self.verdicts = Judge(config, QUESTION, None, segments, Counters())
         controller, counters = Controller(mode="always"), Counters()
-        sources = SourceChain(
-            TextSource(PREDICTION, config, controller, 0),
-            DraftModelSource(controller),
-            IncomingTexts(None, counters),
-        )
+        incoming = IncomingTexts(None, counters)
+        predictions = TextSource(PREDICTION, config, controller, incoming, 0)
+        sources = SourceChain(predictions, None, None, DraftModelSource(controller), incoming)
         self.committer = Committer(config, self.verdicts, controller, counters, sources)
         self.state = RequestState(
             RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),

@@ -79,6 +79,26 @@ def test_switched_off_requests_batched_with_drafting_ones(token: Client, expecte
             assert info["mode"] == "parse"
 
 
+@pytest.mark.parametrize("server", ["token", "semantic"])
+def test_text_drafts(request: pytest.FixtureRequest, plain: Client, expected: dict, server: str):
+    """Beside a draft model, with pages of 1 and 16 slots; texts of random tokens fit in parts."""
+    client, seed = request.getfixturevalue(server), SEEDS[0]
+    prompts = random_prompts(6, seed)
+    limit = {"max_new_tokens": 72, "ignore_eos": True}
+    texts = [answer["text"] for answer in plain.generate_all(prompts, 6, **limit)]
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [
+            pool.submit(client.generate, prompt, parse=EXACT | {"draft": text}, **limit)
+            for prompt, text in zip(prompts, [*texts[:4], texts[0], ""], strict=True)
+        ]
+        answers = [job.result() for job in jobs]
+    assert ids_of(answers) == expected[seed]
+    sources = [parse_info(answer)["sources"] for answer in answers]
+    assert sum(one.get("prediction", {}).get("matched_tokens", 0) for one in sources) > 20
+    client.flush()
+    assert client.used_slots() == 0
+
+
 def test_gaps_are_those_of_each_token(plain: Client, expected: dict):
     """The GPU tests' criterion, for tokens that are equal up to rounding."""
     prompt, ids = random_prompts(6, SEEDS[0])[0], list(expected[SEEDS[0]][0])

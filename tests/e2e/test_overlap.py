@@ -42,6 +42,24 @@ def test_exact_above_one(overlap: Client, expected: list, concurrency: int, prom
 
 
 @one_or_all
+def test_text_drafts(
+    overlap: Client, plain: Client, expected: list, concurrency: int, prompts: list
+):
+    """Texts of random tokens are other tokens in parts: they fit here and there."""
+    texts = [answer["text"] for answer in plain.generate_all(prompts, 6, **LONG)]
+    with ThreadPoolExecutor(concurrency) as pool:
+        jobs = [
+            pool.submit(overlap.generate, prompt, parse=EXACT | {"draft": text}, **LONG)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        answers = [job.result() for job in jobs]
+    assert ids_of(answers) == expected[: len(prompts)]
+    sources = [parse_info(answer)["sources"] for answer in answers]
+    assert sum(one.get("prediction", {}).get("matched_tokens", 0) for one in sources) > 20
+    overlap.assert_nothing_lost()
+
+
+@one_or_all
 def test_decode_steps_are_launched_before_the_last_result(
     overlap: Client, expected: list, concurrency: int, prompts: list
 ):
@@ -161,7 +179,10 @@ def test_requests_end_between_a_plan_and_its_launch(overlap: Client, plain: Clie
 
 def test_log_probabilities_belong_to_their_tokens(overlap: Client, plain: Client):
     top = {"return_logprob": True, "top_logprobs_num": 2}
-    theirs, ours = (server.generate(PROMPTS[0], top=top, **LONG) for server in (plain, overlap))
+    both = [
+        server.generate(PROMPTS[0], parse=EXACT, top=top, **LONG) for server in (plain, overlap)
+    ]
+    theirs, ours = both
     key = "output_token_logprobs"
     for left, right in zip(ours["meta_info"][key], theirs["meta_info"][key], strict=True):
         assert left[1] == right[1]

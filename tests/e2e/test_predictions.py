@@ -1,11 +1,15 @@
-"""Predicted outputs: texts of clients as drafts, without a draft model and beside one."""
+"""Texts as drafts, without a draft model and beside one: predictions and earlier answers."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,7 +17,8 @@ import pytest
 
 from support.client import HTTP, Client, assert_same, parse_info
 from support.demo_pair import DEMO, RenderedProblem, held_out
-from support.servers import PARSE, SEED, Start, served
+from support.pages import ROOT
+from support.servers import PARSE, QUESTION, SEED, Start, served
 
 PROBLEMS = held_out(8)
 USERS = [{"role": "user", "content": one.problem.text} for one in PROBLEMS]
@@ -26,6 +31,19 @@ def texts(start_server: Start) -> Iterator[Client]:
         start_server,
         "texts",
         *("--model-path", str(DEMO / "target"), *PARSE, "--parse-verification", "token", *SEED),
+        *("--parse-reuse-answers", "20"),
+    )
+
+
+@pytest.fixture(scope="module")
+def trusting(start_server: Start) -> Iterator[Client]:
+    """PARSE with questions that accept whatever is drafted, and without a draft model: what one
+    scope's answers could do to another's is seen. Requests without a scope share, too."""
+    yield from served(
+        start_server,
+        "trusting",
+        *("--model-path", str(DEMO / "target"), *PARSE, *QUESTION, "--parse-threshold", "0"),
+        *("--parse-drafting", "always", "--parse-reuse-answers", "20:shared", *SEED),
     )
 
 
@@ -56,7 +74,7 @@ def test_a_right_prediction_is_the_answer(texts: Client, answers: list):
         info = parse_info(answer)
         assert info["prediction"]["rejected_tokens"] == 0
         assert info["prediction"]["accepted_tokens"] == len(answer["output_ids"]) - 1  # its end
-        assert info["rounds"] <= 4
+        assert info["rounds"] <= 8
         assert [*info["sources"]] == ["prediction"]
         assert info["sources"]["prediction"]["accepted_tokens"] == info["accepted_tokens"]
         assert info["draft_forwards"] == info["tokens_per_draft_forward"] == 0
@@ -71,7 +89,7 @@ def test_changed_lines_cost_no_more_than_themselves(texts: Client, answers: list
         info = parse_info(answer)
         accepted += info["accepted_tokens"] + info["matched_tokens"]
     if fraction < 1:
-        assert accepted > (0.8 - fraction) * sum(len(plain["output_ids"]) for plain in answers)
+        assert accepted > 0.2 * sum(len(plain["output_ids"]) for plain in answers)
 
 
 def hostile_texts(right: str) -> dict[str, str]:
@@ -161,12 +179,13 @@ def test_without_a_prediction_the_target_decodes(texts: Client, answers: list):
     answer = texts.generate(PROBLEMS[0].prompt, max_new_tokens=160)
     assert_same(answer, answers[0])
     info = parse_info(answer)
-    assert info["reason"] == "no draft model, and the request has no prediction"
+    assert info["reason"] == "no draft model, and no text that may draft"
     assert "prediction" not in info
 
 
-def test_requests_that_parse_cannot_serve(texts: Client, answers: list):
-    answer = predict(texts, PROBLEMS[0], answers[0]["text"], min_new_tokens=1)
+def test_requests_that_switch_parse_off(texts: Client, answers: list):
+    parse = {"draft": answers[0]["text"], "enabled": False}
+    answer = texts.generate(PROBLEMS[0].prompt, parse=parse, max_new_tokens=160)
     assert_same(answer, answers[0])
     assert parse_info(answer)["mode"] == "plain"
 
@@ -176,7 +195,7 @@ def test_requests_that_parse_cannot_serve(texts: Client, answers: list):
     [
         ({"draft": 5}, "draft"),
         ({"draft": ["a"]}, "draft"),
-        ({"draft": "a\ud800b"}, "lone surrogate"),
+        ({"draft": "a\ud800b"}, "surrogate"),
         ({"draft": "a", "draft_token_ids": [5, 6]}, "draft_token_ids"),
     ],
 )
@@ -246,6 +265,20 @@ def test_completion_prediction(texts: Client, answers: list):
     details = reply.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 0
     assert details.rejected_prediction_tokens > 0
+
+
+def test_the_example_that_edits_a_file(texts: Client, tmp_path: Path):
+    file = tmp_path / "steps.txt"
+    file.write_text(PROBLEMS[0].problem.text)
+    words = [file, "Solve it", "--url", texts.url, "--max-tokens", "40"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/edit_a_file.py", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert re.search(r"\d+ tokens in .* s; \d+ of them are the prediction's", done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -320,3 +353,83 @@ def test_the_draft_model_still_has_its_kv(demo: Client, answers: list):
     after = parse_info(demo.generate(one.prompt, max_new_tokens=160))
     assert after["accepted_tokens"] == before["accepted_tokens"]
     demo.assert_nothing_lost()
+
+
+# -- earlier answers ------------------------------------------------------------------------
+
+
+def ask(client: Client, prompt: str, scope: str | None = None, **more: Any) -> dict[str, Any]:
+    top = {"cache_salt": scope} if scope else {}
+    return client.generate(prompt, top=top | more, max_new_tokens=160)
+
+
+def by_answers(answer: dict[str, Any]) -> int:
+    """Accepted tokens that come from earlier answers."""
+    return parse_info(answer)["sources"].get("answers", {}).get("accepted_tokens", 0)
+
+
+def test_a_repeated_question(texts: Client, answers: list):
+    texts.flush()
+    for _ in range(2):
+        found = [ask(texts, one.prompt, "tenant") for one in PROBLEMS]
+        for answer, plain in zip(found, answers, strict=True):
+            assert_same(answer, plain)
+    assert all(by_answers(answer) > 60 for answer in found)
+    assert max(parse_info(answer)["rounds"] for answer in found) <= 5
+
+
+def test_scopes_and_the_flush(texts: Client, answers: list):
+    texts.flush()
+    prompt = PROBLEMS[0].prompt
+    assert not by_answers(ask(texts, prompt, "one"))
+    assert by_answers(ask(texts, prompt, "one"))
+    assert not by_answers(ask(texts, prompt, "two"))
+    assert not by_answers(ask(texts, prompt, "one", extra_key="x"))
+    for _ in range(2):  # without a scope nothing is shared
+        assert "answers" not in parse_info(ask(texts, prompt))["sources"]
+    texts.flush()
+    assert not by_answers(ask(texts, prompt, "one"))
+    assert_same(ask(texts, prompt, "one"), answers[0])
+
+
+def test_the_last_answers_are_kept(texts: Client):
+    texts.flush()
+    prompts = [f"{PROBLEMS[0].prompt}{place}" for place in range(21)]
+    limit = {"max_new_tokens": 12, "ignore_eos": True}
+    for prompt in prompts:
+        texts.generate(prompt, top={"cache_salt": "many"}, **limit)
+    last = texts.generate(prompts[-1], top={"cache_salt": "many"}, **limit)
+    assert by_answers(last) > 6
+
+
+def test_another_scopes_answer_is_never_seen(trusting: Client, answers: list):
+    """Nothing is refused here, so any draft of another scope's text would be the answer."""
+    trusting.flush()
+    secret = answers[0]["text"].replace("= ", "= 7")
+    prompt = PROBLEMS[0].prompt
+    leaked = trusting.generate(
+        prompt, parse={"draft": secret}, top={"cache_salt": "one"}, max_new_tokens=160
+    )
+    assert leaked["text"].startswith(secret[:40])  # the judge accepts everything
+    again = ask(trusting, prompt, "one")
+    assert by_answers(again)
+    assert again["text"].startswith(secret[:40])
+    for scope in ("two", "one ", "ONE", None):
+        found = ask(trusting, prompt, scope)
+        assert not by_answers(found)
+        assert found["output_ids"] == answers[0]["output_ids"]
+    assert by_answers(ask(trusting, prompt))  # those without a scope share here
+    found = trusting.generate(prompt, top={"extra_key": "one"}, max_new_tokens=160)
+    assert not by_answers(found)
+    trusting.flush()
+    assert not by_answers(ask(trusting, prompt, "one"))
+    trusting.assert_nothing_lost()
+
+
+def test_a_judge_that_refuses_ends_a_wrong_draft(trusting: Client, answers: list):
+    one, plain = PROBLEMS[1], answers[1]
+    wrong = changed(plain["text"].replace("<|im_end|>", ""), 1.0)
+    for threshold in (0.5, 1.5):
+        parse = {"draft": wrong, "threshold": threshold}
+        answer = trusting.generate(one.prompt, parse=parse, max_new_tokens=160)
+        assert one.is_right(answer["text"])

@@ -281,6 +281,7 @@ def engine_for(
         committer=SimpleNamespace(
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
             ask=lambda _: None,
+            poll=lambda _: None,
         ),
         schedule=SimpleNamespace(invalidate=lambda: None),
         sources=SimpleNamespace(begin=lambda _: None, poll=lambda *_, **__: None),

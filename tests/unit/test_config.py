@@ -41,6 +41,9 @@ CHANGED = ParseConfig(
     layout="alias",
     overlap="on",
     draft_graph_steps=5,
+    draft_url="http://localhost:30001",
+    draft_timeout=2.0,
+    reuse_answers="5:shared",
     default="off",
 )
 

@@ -175,6 +175,14 @@ def test_losses_are_bounded_whatever_others_gained():
     assert length.longest == FIRST_TOKENS
 
 
+def test_an_estimate_cannot_end_what_it_is_learned_from():
+    length = new_length()
+    assert length.choose(0, 100, 1, lambda _: 50.0) == 4
+    length.observe(0, 4, 4, 50.0)
+    assert length.choose(0, 100, 6, lambda _: 50.0) == 0
+    assert new_length().choose(2, 100, 1, lambda _: 50.0) == 0
+
+
 def test_no_draft_without_tokens():
     assert new_length().choose(0, 0, 10, lambda _: 0.0) == 0
 
@@ -215,7 +223,7 @@ def test_a_given_draft_is_no_draft_models():
 def test_a_retraction_starts_the_text_over():
     state = RequestState(RequestPolicy(threshold=0.5))
     state.add_text(PREDICTION, RequestText(TextMatch(), new_length(), is_complete=False))
-    state.extend_text(PREDICTION, TEXT, 3)
+    state.extend_text(PREDICTION, TEXT, num_unused=3)
     text = state.texts[PREDICTION]
     text.match.follow(TEXT[:4])
     state.restart(10, TEXT[:2])

@@ -300,6 +300,11 @@ class Controller:
         tokens_per_step = self.num_running * self._costs.tokens_per_step
         return max(0.0, pass_ms / step_ms - 1) * tokens_per_step
 
+    def steps_in(self, ms: float) -> float:
+        """Decode steps that a request misses while it waits; 0 unless adaptive."""
+        step_ms = self._costs.decode.at(self.num_running) if self.is_adaptive else None
+        return ms / step_ms if step_ms else 0.0
+
     # -- requests ---------------------------------------------------------------
 
     def uses_eagle(self, threshold: float) -> bool:

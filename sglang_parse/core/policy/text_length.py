@@ -106,11 +106,13 @@ class TextLength:
         agreement: its own, by strength.
         net_loss: tokens lost so far: costs of verify passes less accepted tokens.
         longest: longest draft that the next one may be.
+        has_drafted: a draft was verified.
     """
 
     agreement: Sequence[Agreement]
     net_loss: float = 0.0
     longest: int = FIRST_TOKENS
+    has_drafted: bool = False
 
     def choose(
         self, match_len: int, limit: int, num_written: int, extra_cost: Callable[[int], float]
@@ -130,9 +132,14 @@ class TextLength:
         while length < longest:
             lengths.add(length)
             length *= 2
+        if not limit:
+            return 0
         left = MAX_LOSS + LOSS_RATE * num_written - self.net_loss
         affordable = [length for length in lengths if extra_cost(length) <= left]
-        if not affordable or not limit:
+        if not self.has_drafted and not match_len and not affordable:
+            # What a pass costs is known from passes only: the estimate must not end them.
+            return min(lengths)
+        if not affordable:
             return 0
 
         def gain(length: int) -> float:
@@ -141,6 +148,14 @@ class TextLength:
         best = max(affordable, key=gain)
         return best if gain(best) >= MIN_GAIN else 0
 
+    def can_lose(self, num_written: int) -> bool:
+        """Whether the request may lose something more."""
+        return self.net_loss < MAX_LOSS + LOSS_RATE * num_written
+
+    def lose(self, cost: float) -> None:
+        """Records a cost without a draft."""
+        self.net_loss += cost
+
     def observe(self, match_len: int, num_drafted: int, num_accepted: int, cost: float) -> None:
         """Records a verified draft.
 
@@ -148,6 +163,7 @@ class TextLength:
             num_accepted: its tokens that were output.
             cost: its cost beyond a decode step.
         """
+        self.has_drafted = True
         self.agreement[strength_of(match_len)].observe(num_drafted, num_accepted)
         self.net_loss = max(-MAX_GAIN, self.net_loss + cost - num_accepted)
         if num_accepted == num_drafted:

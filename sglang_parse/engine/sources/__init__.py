@@ -2,6 +2,7 @@
 
     chain.receive(req)            a request arrives: its texts are prepared while it waits
     chain.poll(reqs)              what has become ready joins the requests' texts
+    chain.resume(req)             the same, of a request that waits for a text
     chain.start(req, new_ids)     starts the next draft, of the first source that has one
     chain.observe(req, ...)       tells the draft's source how it was verified
 
@@ -10,9 +11,12 @@ verified are the target's tokens.
 
 Modules, callers first:
 
-    chain         the sources of one server, in order
-    draft_model   the draft model as a source
-    text          drafts from texts: predictions
-    incoming      texts on their way, tokenized by another thread
-    source        the interface
+    chain             the sources of one server, in order
+    draft_model       the draft model as a source
+    endpoint          drafts of another server
+    endpoint_client   asks that server
+    answers           drafts from earlier answers
+    text              drafts from texts
+    incoming          texts on their way, tokenized by another thread
+    source            the interface
 """

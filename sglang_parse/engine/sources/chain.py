@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sglang_parse.core.phases import PREDICTION
+from sglang_parse.core.answers import Scope
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, PREDICTION, Phase
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.draft_model import DraftModelSource
-from sglang_parse.engine.sources.incoming import IncomingTexts, News
+from sglang_parse.engine.sources.endpoint import EndpointSource
+from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.source import DraftSource
 from sglang_parse.engine.sources.text import TextSource
 
-NOTHING = "no draft model, and the request has no prediction"
+NOTHING = "no draft model, and no text that may draft"
 
 
 class SourceChain:
@@ -22,6 +25,8 @@ class SourceChain:
 
     Args:
         predictions: drafts from predicted outputs.
+        answers: drafts from earlier answers; None if none are kept.
+        endpoint: drafts of another server; None without one.
         model: drafts of the draft model; None without one.
         incoming: prepares texts.
     """
@@ -29,10 +34,18 @@ class SourceChain:
     def __init__(
         self,
         predictions: TextSource,
+        answers: AnswerSource | None,
+        endpoint: EndpointSource | None,
         model: DraftModelSource | None,
         incoming: IncomingTexts,
     ) -> None:
-        self._texts, self._model, self._incoming = {PREDICTION: predictions}, model, incoming
+        self._texts: dict[str, TextSource] = {PREDICTION: predictions}
+        if answers is not None:
+            self._texts[ANSWERS] = answers
+        if endpoint is not None:
+            self._texts[ENDPOINT] = endpoint
+        self._answers, self._endpoint = answers, endpoint
+        self._model, self._incoming = model, incoming
         self._by_name: dict[str, DraftSource] = {**self._texts}
         if model is not None:
             self._by_name[model.name] = model
@@ -44,7 +57,27 @@ class SourceChain:
     def begin(self, req: Req) -> None:
         """The request's state has been made, for its first prefill."""
         for name in req.parse_incoming:
-            req.parse_state.add_text(name, self._texts[name].new_text())
+            req.parse_state.add_text(name, self._texts[name].new_text(is_complete=False))
+        if self._answers is not None and req.parse_state.policy.reuse_scope is not None:
+            req.parse_state.add_text(ANSWERS, self._answers.new_text())
+        if self._endpoint is not None and not req.parse_state.policy.is_plain:
+            req.parse_state.add_text(ENDPOINT, self._endpoint.new_text())
+
+    def scope_of(self, req: Req) -> Scope | None:
+        """See ``AnswerSource.scope_of``."""
+        return self._answers.scope_of(req) if self._answers else None
+
+    def finish(self, req: Req) -> None:
+        """The request is finished."""
+        if self._answers is not None:
+            self._answers.finish(req)
+        if self._endpoint is not None:
+            self._endpoint.close(req)
+
+    def flush(self) -> None:
+        """Forgets what requests have written, with the prefix cache."""
+        if self._answers is not None:
+            self._answers.flush()
 
     def poll(self, reqs: Sequence[Req], *, may_wait: bool = False) -> None:
         """Adds what has become ready to the requests' texts, on all ranks alike.
@@ -60,14 +93,18 @@ class SourceChain:
         ]
         if not pending:
             return
-        found = [self._take(req, name, may_wait) for req, name in pending]
+        if self._endpoint is not None and all(_waits(req) for req in reqs):
+            self._endpoint.wait()
+        found = [self._texts[name].take(req, may_wait=may_wait) for req, name in pending]
         for (req, name), news in zip(pending, broadcast_object(found), strict=True):
             if news is not None:
-                req.parse_state.extend_text(name, news.token_ids, news.num_unused)
+                self._texts[name].receive(req, news)
 
-    def _take(self, req: Req, name: str, may_wait: bool) -> News | None:
-        future = req.parse_incoming[name]
-        return future and self._incoming.take(future, name, may_wait=may_wait)
+    def resume(self, req: Req) -> str:
+        """Starts a draft of a request that waits for one, or waits on; see
+        ``DraftSource.start``."""
+        reason = self._endpoint.resume(req) if self._endpoint else NOTHING
+        return self._model.start(req, ()) if reason and self._model else reason
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         """Starts the request's next draft, of the first source that has one which is expected to
@@ -91,3 +128,7 @@ class SourceChain:
                 yield source
         if self._model is not None:
             yield self._model
+
+
+def _waits(req: Req) -> bool:
+    return req.parse_state.phase is Phase.WAITING

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 CHARS_PER_TOKEN = 16
 """Characters of a text that are tokenized, per token of the context: more would be white space."""
+CONTEXT_CHARS = 64
+"""Characters before a text that are tokenized with it."""
 WAIT_S = 0.02
 """Most seconds that the scheduler waits for a text, at the end of its request's prefill."""
 
@@ -29,12 +31,19 @@ class News:
     """What has become of a text.
 
     Attributes:
-        token_ids: the target's tokens of it.
+        token_ids: the target's tokens of it, or of what has been added to it.
         num_unused: its characters that were left out.
+        is_complete: nothing will be added; ``ends_answer``: because the answer ends there.
+        fault: why there is no more.
+        waited_ms: how long its request has waited for it.
     """
 
     token_ids: Sequence[int] = ()
     num_unused: int = 0
+    is_complete: bool = True
+    ends_answer: bool = True
+    fault: str = ""
+    waited_ms: float = 0.0
 
 
 class TextEncoder:
@@ -48,19 +57,42 @@ class TextEncoder:
     def __init__(self, tokenizer: Any, context_len: int) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._max_tokens = context_len
-        self._control = frozenset(tokenizer.all_special_ids)
+        added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+        special = (token_id for token_id, token in added.items() if token.special)
+        self._control = frozenset((*tokenizer.all_special_ids, *special))
+        self._split = {"split_special_tokens": True}
+        try:
+            self._tokens("")
+        except TypeError:  # a tokenizer of the model's own
+            self._split = {}
 
     def encode(self, text: str) -> News:
         """Tokens of a text, which may be longer than any answer."""
         used = text[: CHARS_PER_TOKEN * self._max_tokens]
-        # A special token's text is split into ordinary tokens. Tokenizers that cannot do that
-        # return the special token: the text ends before it.
-        ids = self._tokenizer.encode(used, add_special_tokens=False, split_special_tokens=True)
+        ids = self._tokens(used)
         place = next((i for i, token in enumerate(ids) if token in self._control), len(ids))
         kept = ids[: min(place, self._max_tokens)]
         if len(kept) < len(ids):
             used = self._tokenizer.decode(kept)
         return News(kept, len(text) - len(used))
+
+    def encode_after(self, before: str, text: str) -> Sequence[int]:
+        """Tokens of a text that continues another: some tokenizers put a space before a text."""
+        start = before[-CONTEXT_CHARS:]
+        known, ids = self._tokens(start), self._tokens(start + text)
+        if ids[: len(known)] != known:  # the two are not apart in tokens
+            known, ids = [], self._tokens(text)
+        new = ids[len(known) :]
+        return new[: next((i for i, token in enumerate(new) if token in self._control), len(new))]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def _tokens(self, text: str) -> list[int]:
+        """A special token's text is split into ordinary tokens. Tokenizers that cannot do that
+        return the special token, and the text ends before it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, **self._split)
+        return ids
 
 
 class IncomingTexts:

@@ -1,4 +1,4 @@
-"""Drafts from a text of a request: its predicted output.
+"""Drafts from a text of a request: its predicted output, an earlier answer.
 
 They need no forward of a draft model: a draft starts with the verify pass in the next iteration.
 """
@@ -15,6 +15,7 @@ from sglang_parse.core.request import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import stop_id_of, tokens_left
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.incoming import IncomingTexts, News
 
 MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
@@ -27,35 +28,44 @@ class TextSource:
         name: of the texts among ``RequestState.texts``.
         config: the server's settings.
         controller: knows the costs of verify passes.
+        incoming: prepares texts.
         question_rows: rows of a question; 0 where verdicts need none.
     """
 
     def __init__(
-        self, name: str, config: ParseConfig, controller: Controller, question_rows: int
+        self,
+        name: str,
+        config: ParseConfig,
+        controller: Controller,
+        incoming: IncomingTexts,
+        question_rows: int,
     ) -> None:
         self.name, self._config, self._controller = name, config, controller
+        self._incoming = incoming
         self._question_rows = question_rows
         self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
         self._agreement = SourceAgreement()
 
-    def new_text(self) -> RequestText:
-        """A text of a request, still without tokens."""
+    def new_text(self, *, is_complete: bool = True) -> RequestText:
+        """A text of a request, without tokens.
+
+        Args:
+            is_complete: no tokens will arrive.
+        """
         length = TextLength(self._agreement.for_request())
-        return RequestText(TextMatch(), length, is_complete=False)
+        return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
+        if reason := self.follow(req, new_ids):
+            return reason
         state, text = req.parse_state, req.parse_state.texts[self.name]
-        if self._config.drafting == "never" and not state.policy.always_drafts:
-            return DRAFTING_OFF
         match, num_written = text.match, len(state.output_ids) + len(new_ids)
-        pending = num_written - match.num_seen
-        match.follow([*state.output_ids, *new_ids][-pending:] if pending else ())
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         rest = match.rest(limit) if limit > 1 else ()
         cost = self._cost
         length = text.length.choose(match.match_len, len(rest), num_written, cost)
         if not length:
-            return f"the {self.name} {'does not fit here' if len(match) else 'is not ready'}"
+            return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         draft_ids = [*rest[:length]]
         if self._ends_answer(text, length, len(rest), limit) and (stop := stop_id_of(req)):
             draft_ids.append(stop)
@@ -63,9 +73,33 @@ class TextSource:
         state.give_draft(draft_ids, self._max_prefixes, self.name)
         return ""
 
+    def follow(self, req: Req, new_ids: Sequence[int]) -> str:
+        """The text's answer goes on; returns why nothing drafts, if so."""
+        state = req.parse_state
+        match = state.texts[self.name].match
+        pending = len(state.output_ids) + len(new_ids) - match.num_seen
+        match.follow([*state.output_ids, *new_ids][-pending:] if pending else ())
+        is_off = self._config.drafting == "never" and not state.policy.always_drafts
+        return DRAFTING_OFF if is_off else ""
+
+    def take(self, req: Req, *, may_wait: bool) -> News | None:
+        """What has become of the request's text, on rank 0; None if that is not known yet."""
+        future = req.parse_incoming.get(self.name)
+        return future and self._incoming.take(future, self.name, may_wait=may_wait)
+
+    def receive(self, req: Req, news: News) -> None:
+        """Something has become of the request's text."""
+        req.parse_state.extend_text(
+            self.name,
+            news.token_ids,
+            is_complete=news.is_complete,
+            ends_answer=news.ends_answer,
+            num_unused=news.num_unused,
+        )
+
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         text = req.parse_state.texts[self.name]
-        match, num_drafted = text.match, outcome.num_drafted
+        match, num_drafted = text.match, outcome.num_verified
         num_output = min(outcome.accepted_len + outcome.num_matched, num_drafted)
         self._agreement.observe(match.match_len, num_drafted, num_output)
         text.length.observe(match.match_len, num_drafted, num_output, text.cost)
@@ -75,7 +109,7 @@ class TextSource:
     def _ends_answer(self, text: RequestText, length: int, num_left: int, limit: int) -> bool:
         """Whether the answer would end behind the draft, as its text does. The target says so
         itself in token mode; a verdict on the complete answer needs the stop token."""
-        is_end = text.is_complete and length == num_left < limit
+        is_end = text.ends_answer and length == num_left < limit
         return self._config.is_semantic and is_end
 
     def _cost(self, num_tokens: int) -> float:

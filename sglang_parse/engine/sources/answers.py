@@ -1,0 +1,62 @@
+"""Drafts from earlier answers of the same scope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from sglang_parse.core.answers import GRAM, AnswerIndex, Scope
+from sglang_parse.core.phases import ANSWERS
+from sglang_parse.core.text_match import TextMatch
+from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.text import TextSource
+
+
+class AnswerSource(TextSource):
+    """Drafts from the last answers, at first to the same prompt, then those with the same words.
+
+    Args:
+        max_answers: answers that are kept, of all scopes together.
+        shares_unscoped: requests without a scope form one.
+        settings: see ``TextSource``.
+    """
+
+    def __init__(self, max_answers: int, *settings: Any, shares_unscoped: bool) -> None:
+        super().__init__(ANSWERS, *settings)
+        self._index, self._shares_unscoped = AnswerIndex(max_answers), shares_unscoped
+
+    def scope_of(self, req: Req) -> Scope | None:
+        """The request's scope; None if it shares with nobody.
+
+        To be asked when it arrives, before PARSE changes its ``extra_key``.
+        """
+        names = (req.extra_key, req.cache_salt)
+        return (*names, req.lora_id) if any(names) or self._shares_unscoped else None
+
+    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+        state = req.parse_state
+        scope, match = state.policy.reuse_scope, state.texts[self.name].match
+        num_written = len(state.output_ids) + len(new_ids)
+        assert scope is not None
+        if num_written <= 1 and not len(match):
+            match.extend(self._index.find_by_prompt(scope, req.origin_input_ids))
+        reason = super().start(req, new_ids)
+        if reason and not match.follows and num_written >= GRAM:
+            newest = [*state.output_ids[-GRAM:], *new_ids][-GRAM:]
+            token_ids, place = self._index.find(scope, newest)
+            if len(token_ids):
+                state.replace_text(self.name, TextMatch.entered(token_ids, place, num_written))
+                reason = super().start(req, new_ids)
+        return reason
+
+    def finish(self, req: Req) -> None:
+        """Keeps the request's answer, unless it was aborted."""
+        scope = req.parse_state.policy.reuse_scope
+        if scope is not None and not isinstance(req.finished_reason, FINISH_ABORT):
+            self._index.add(scope, req.origin_input_ids, req.output_ids_through_stop)
+
+    def flush(self) -> None:
+        """Forgets all answers."""
+        self._index.clear()

@@ -1,0 +1,213 @@
+"""Drafts that another server writes, with any model and vocabulary.
+
+A request asks for a draft and waits, at most ``--parse-draft-timeout``; the scheduler does not. The
+draft arrives in parts, and what has arrived is verified while the other server writes on. After a
+divergence a new draft is asked for. Rank 0 asks; what has arrived reaches all ranks in the same
+iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import ENDPOINT, Phase
+from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.policy.text_length import FIRST_TOKENS
+from sglang_parse.core.prediction import MESSAGES
+from sglang_parse.core.segment import Segmenter
+from sglang_parse.core.text_match import TextMatch
+from sglang_parse.engine.requests import is_greedy, tokens_left
+from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.endpoint_client import EndpointClient, Question, Stream
+from sglang_parse.engine.sources.incoming import News
+from sglang_parse.engine.sources.text import TextSource
+
+logger = logging.getLogger(__name__)
+
+MAX_DRAFTS = 8
+"""Draft lengths that one question to the endpoint asks for."""
+FIRST_PAUSE, MAX_PAUSE = 8, 8192
+"""Drafts that are not asked for after a fault; four times as many after each further one."""
+IDLE_S = 0.002
+"""Seconds that an iteration takes in which all requests wait."""
+
+
+class EndpointSource(TextSource):
+    """Drafts of another server.
+
+    Args:
+        client: asks it; None on ranks that are told by rank 0.
+        timeout_s: most seconds that a request waits for text.
+        segments: cuts drafts into segments; None in token mode.
+        counters: the process's counters.
+        settings: see ``TextSource``.
+    """
+
+    def __init__(
+        self,
+        client: EndpointClient | None,
+        timeout_s: float,
+        segments: Segmenter | None,
+        counters: Counters,
+        *settings: Any,
+    ) -> None:
+        super().__init__(ENDPOINT, *settings)
+        self._client, self._timeout_s = client, timeout_s
+        self._segments, self._counters = segments, counters
+        self._pause = self._num_faults = 0
+
+    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+        if reason := self.follow(req, new_ids):
+            return reason
+        state = req.parse_state
+        text, num_written = state.texts[self.name], len(state.output_ids) + len(new_ids)
+        if tokens_left(req) - len(new_ids) < 2:
+            return f"{self.name}: the answer is at its limit"
+        if text.match.follows and (len(text.match) or not text.is_complete):
+            reason = self._give(req, new_ids)
+            if not reason or text.match.rest(1):
+                return reason
+        if self._pause:
+            self._pause -= 1
+            return f"{self.name}: it failed before"
+        if not text.length.can_lose(num_written):
+            return f"{self.name}: its drafts do not pay"
+        self._ask(req, new_ids)
+        state.wait_for_text(self.name)
+        return ""
+
+    def resume(self, req: Req) -> str:
+        """A request that waits: starts a draft of what has arrived, or waits on."""
+        text = req.parse_state.texts[self.name]
+        if text.is_complete and not text.match.rest(1):
+            text.length.lose(text.waited_cost)
+            return f"{self.name}: no draft came"
+        return self._give(req, ())
+
+    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+        super().observe(req, outcome)
+        if outcome.reject_end is not None:  # what it writes now continues another answer
+            self.close(req)
+            req.parse_state.replace_text(self.name, TextMatch())
+
+    def _give(self, req: Req, new_ids: Sequence[int]) -> str:
+        """Starts a draft of what has arrived if it is enough, else waits for more."""
+        state = req.parse_state
+        text = state.texts[self.name]
+        arrived = text.match.rest(self._config.draft_tokens)
+        if not text.is_complete and not self._is_enough(arrived):
+            state.wait_for_text(self.name)
+            return ""
+        reason = super().start(req, new_ids)
+        text.cost += text.waited_cost
+        text.waited_cost = 0.0
+        return reason
+
+    def _is_enough(self, token_ids: Sequence[int]) -> bool:
+        if self._segments is None or len(token_ids) >= self._config.draft_tokens:
+            return len(token_ids) >= min(FIRST_TOKENS, self._config.draft_tokens)
+        return self._segments.first_end(token_ids, len(token_ids)) is not None
+
+    def _ask(self, req: Req, new_ids: Sequence[int]) -> None:
+        state = req.parse_state
+        answer_ids = [*state.output_ids, *new_ids]
+        state.replace_text(self.name, TextMatch.entered((), 0, len(answer_ids)), is_complete=False)
+        if self._client is None:
+            return
+        self.close(req)
+        num_tokens = min(tokens_left(req) - len(new_ids), MAX_DRAFTS * self._config.draft_tokens)
+        question = Question(
+            messages=_messages(req),
+            prompt_ids=req.origin_input_ids,
+            answer_ids=answer_ids,
+            max_tokens=num_tokens,
+            temperature=0.0 if is_greedy(req) else req.sampling_params.temperature,
+        )
+        req.parse_incoming[self.name] = self._client.ask(question)
+
+    # -- what has arrived -------------------------------------------------------
+
+    def take(self, req: Req, *, may_wait: bool) -> News | None:
+        del may_wait
+        stream: Stream | None = req.parse_incoming.get(self.name)
+        if stream is None:
+            return None
+        is_complete = stream.is_complete  # before its tokens
+        waits, now = req.parse_state.phase is Phase.WAITING, time.monotonic()
+        stream.waits_since = (stream.waits_since or now) if waits else 0.0
+        waited_s = now - stream.waits_since if waits else 0.0
+        token_ids, changed = stream.take()
+        fault = stream.fault if is_complete else ""
+        if not fault and not token_ids and not is_complete and waited_s > self._timeout_s:
+            fault = f"no text within {self._timeout_s:g} s"
+        return News(
+            token_ids,
+            is_complete=is_complete or changed or bool(fault),
+            ends_answer=stream.ends_answer and not changed,
+            fault=fault,
+            waited_ms=1e3 * waited_s,
+        )
+
+    def receive(self, req: Req, news: News) -> None:
+        super().receive(req, news)
+        text = req.parse_state.texts[self.name]
+        text.waited_cost = self._controller.steps_in(news.waited_ms)
+        if news.fault:
+            self._count_fault(news.fault)
+            self.close(req)
+            text.length.lose(math.inf)  # it is not asked again for this answer
+        elif news.token_ids:
+            self._recover()
+
+    def close(self, req: Req) -> None:
+        """Ends the request's draft on its way."""
+        stream = req.parse_incoming.pop(self.name, None)
+        if stream is not None:
+            stream.close()
+
+    def wait(self) -> None:
+        """All requests wait for text: waits a moment for some."""
+        if self._client is not None and self._client.arrived.wait(IDLE_S):
+            self._client.arrived.clear()
+
+    def _count_fault(self, fault: str) -> None:
+        self._counters.count("source_faults_total", label_value=self.name)
+        if not self._num_faults and self._client is not None:
+            logger.warning(
+                "PARSE: no drafts from %s: %s. The target writes without them, and asks again "
+                "from time to time. Fix: see that the server of --parse-draft-url runs and "
+                "answers, or raise --parse-draft-timeout",
+                *(_host(self._config.draft_url), fault),
+            )
+        self._pause = min(MAX_PAUSE, FIRST_PAUSE * 4**self._num_faults)
+        self._num_faults += 1
+
+    def _recover(self) -> None:
+        if self._num_faults and self._client is not None:
+            logger.info("PARSE: drafts from %s come again", _host(self._config.draft_url))
+        self._num_faults = self._pause = 0
+
+
+def _messages(req: Req) -> Sequence[Mapping[str, Any]]:
+    """A chat's messages; () for a prompt."""
+    text = (req.sampling_params.custom_params or {}).get(MESSAGES)
+    if not isinstance(text, str):
+        return ()
+    try:
+        messages = json.loads(text)
+    except ValueError:
+        return ()
+    return messages if isinstance(messages, list) else ()
+
+
+def _host(url: str) -> str:
+    """Without a password, if the URL has one."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"

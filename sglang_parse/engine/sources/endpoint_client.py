@@ -1,0 +1,214 @@
+"""Asks another server for drafts, through its OpenAI API, in a thread of its own.
+
+The thread runs an event loop; the scheduler only looks at what has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+CONNECT_S = 2.0
+"""Most seconds to connect."""
+MAX_CHARS = 1 << 16
+"""Characters of one draft; what comes after them is not read."""
+NO_TEXT = re.compile("[\ud800-\udfff\ufffd]")
+"""Halves of characters: a lone surrogate, or what stands for bytes that are none."""
+
+Encode = Callable[[str, str], Sequence[int]]
+"""(text before, draft) -> the draft's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an endpoint is to continue.
+
+    Attributes:
+        messages: of a chat; empty for a prompt.
+        prompt_ids, answer_ids: the target's tokens of the prompt, and of the answer so far.
+        max_tokens, temperature: of the draft.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    prompt_ids: Sequence[int]
+    answer_ids: Sequence[int]
+    max_tokens: int
+    temperature: float
+
+
+@dataclass(slots=True)
+class Stream:
+    """A draft on its way; written by the client's thread, read by the scheduler's.
+
+    Attributes:
+        token_ids: the target's tokens of what has arrived.
+        is_complete: nothing will be added; ``ends_answer``: because the answer ends there.
+        fault: why there is no more.
+        taken: the tokens that the scheduler has.
+        waits_since: ``time.monotonic`` since when its request waits; 0 while it does not.
+    """
+
+    token_ids: Sequence[int] = ()
+    is_complete: bool = False
+    ends_answer: bool = False
+    fault: str = ""
+    taken: list[int] = field(default_factory=list)
+    waits_since: float = 0.0
+    task: Any = None
+
+    def take(self) -> tuple[Sequence[int], bool]:
+        """Tokens that have arrived since the last call, and whether those before have changed, as
+        the last ones may when more text follows: then nothing can be added."""
+        token_ids, count = self.token_ids, len(self.taken)
+        if [*token_ids[:count]] != self.taken:
+            return (), True
+        added = [*token_ids[count:]]
+        self.taken += added
+        return added, False
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        if self.task is not None:
+            self.task.cancel()
+
+
+class EndpointError(Exception):
+    """An endpoint's answer is no draft; the text says why, without its contents."""
+
+
+class EndpointClient:
+    """Client of one server.
+
+    Args:
+        url: of the server, with or without ``/v1``.
+        decode: text of token ids.
+        encode: see ``Encode``.
+        timeout_s: most seconds between two parts of a draft.
+    """
+
+    def __init__(
+        self, url: str, decode: Callable[[Sequence[int]], str], encode: Encode, timeout_s: float
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._decode, self._encode = decode, encode
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, connect=CONNECT_S, sock_read=max(1.0, 4 * timeout_s)
+        )
+        self.arrived = threading.Event()
+        self._session: aiohttp.ClientSession | None = None
+        self._model = ""
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="parse-drafts", daemon=True).start()
+
+    def ask(self, question: Question) -> Stream:
+        """Asks for a draft; returns at once."""
+        stream = Stream()
+        stream.task = asyncio.run_coroutine_threadsafe(self._fill(stream, question), self._loop)
+        return stream
+
+    async def _fill(self, stream: Stream, question: Question) -> None:
+        try:
+            before = await asyncio.to_thread(self._decode, question.answer_ids)
+            if NO_TEXT.search(before[-1:]):  # half a character, which no text continues
+                return
+            text = ""
+            async for part, ends_answer in self._parts(question, before):
+                text += part
+                half = NO_TEXT.search(text)
+                kept = text[: half.start()] if half else text[:MAX_CHARS]
+                is_last = ends_answer is not None or len(kept) < len(text)
+                # The last token may grow with the next part.
+                ids = self._encode(before, kept)
+                stream.token_ids = ids if is_last else ids[:-1]
+                if is_last:
+                    stream.ends_answer = bool(ends_answer) and len(kept) == len(text)
+                    break
+                self.arrived.set()
+        except asyncio.CancelledError:
+            raise
+        except EndpointError as error:
+            stream.fault = str(error)
+        except (aiohttp.ClientError, OSError) as error:
+            stream.fault = type(error).__name__  # its text may hold a part of the contents
+            self._model = ""
+        except Exception as error:  # noqa: BLE001 - garbage of any kind
+            stream.fault = f"{type(error).__name__} in its answer"
+        finally:
+            stream.is_complete = True
+            self.arrived.set()
+
+    async def _parts(
+        self, question: Question, before: str
+    ) -> AsyncIterator[tuple[str, bool | None]]:
+        """Yields (text, whether the answer ends there; None while it goes on)."""
+        path, body = await self._request(question, before)
+        session = await self._connected()
+        async with session.post(f"{self.url}{path}", json=body) as response:
+            if response.status != 200:
+                self._model = ""
+                raise EndpointError(f"status {response.status}")
+            if "event-stream" not in response.headers.get("content-type", ""):
+                content = json.loads(await response.content.read(16 * MAX_CHARS))
+                text, reason = _read(content, "message")
+                yield text, reason == "stop"
+                return
+            async for line in response.content:
+                data = line.decode(errors="replace").strip().removeprefix("data:").strip()
+                if data == "[DONE]":
+                    break
+                if line.startswith(b"data:") and data:
+                    text, reason = _read(json.loads(data), "delta")
+                    yield text, None if reason is None else reason == "stop"
+            yield "", False
+
+    async def _request(self, question: Question, before: str) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {
+            "model": await self._model_name(),
+            "stream": True,
+            "max_tokens": question.max_tokens,
+            "temperature": question.temperature,
+        }
+        if not question.messages:
+            prompt = await asyncio.to_thread(self._decode, question.prompt_ids)
+            return "/v1/completions", {**body, "prompt": prompt + before}
+        if not before:
+            return "/v1/chat/completions", {**body, "messages": [*question.messages]}
+        messages = [*question.messages, {"role": "assistant", "content": before}]
+        unfinished = {"continue_final_message": True, "add_generation_prompt": False}
+        return "/v1/chat/completions", {**body, "messages": messages, **unfinished}
+
+    async def _model_name(self) -> str:
+        """The model that it serves; looked up once, and again after a failure."""
+        if not self._model:
+            session = await self._connected()
+            async with session.get(f"{self.url}/v1/models") as response:
+                if response.status != 200:
+                    raise EndpointError(f"status {response.status} of /v1/models")
+                content = json.loads(await response.content.read(MAX_CHARS))
+            self._model = str(content["data"][0]["id"])
+        return self._model
+
+    async def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout, trust_env=False)
+        return self._session
+
+
+def _read(content: Any, kind: str) -> tuple[str, str | None]:
+    """(text, finish reason) of a response or a part of one."""
+    if "error" in content:
+        raise EndpointError("an error in its answer")
+    choices = content.get("choices") or [{}]
+    choice = choices[0]
+    text = choice["text"] if "text" in choice else (choice.get(kind) or {}).get("content")
+    reason = choice.get("finish_reason")
+    if not isinstance(text, str | None) or not isinstance(reason, str | None):
+        raise EndpointError("no text in its answer")
+    return text or "", reason

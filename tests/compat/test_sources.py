@@ -1,0 +1,264 @@
+"""Sources of drafts and their chain, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, PREDICTION, Phase, RequestPolicy
+from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.request import RequestState
+from sglang_parse.engine.sources import chain as chain_module
+from sglang_parse.engine.sources import endpoint as endpoint_module
+from sglang_parse.engine.sources.answers import AnswerSource
+from sglang_parse.engine.sources.chain import NOTHING, SourceChain
+from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, EndpointSource
+from sglang_parse.engine.sources.endpoint_client import Stream
+from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
+from sglang_parse.engine.sources.text import TextSource
+
+pytestmark = pytest.mark.compat
+
+SCOPE = ("tenant", None, None)
+STOP = 0
+
+
+class Characters:
+    """A tokenizer with a token per character."""
+
+    all_special_ids = (STOP,)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [*map(ord, text)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+class Client:
+    """An endpoint's client whose drafts a test fills."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.questions: list[Any] = []
+        self.num_closed = 0
+        self.arrived = SimpleNamespace(wait=lambda _: False)
+
+    def ask(self, question: Any) -> Stream:
+        self.questions.append(question)
+        self.streams.append(Stream(task=SimpleNamespace(cancel=self.count_closed)))
+        return self.streams[-1]
+
+    def count_closed(self) -> None:
+        self.num_closed += 1
+
+
+class Server:
+    """The sources of one server, and a request."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, model: bool = False, mode: str = "always", **more
+    ) -> None:
+        monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
+        self.config = ParseConfig(verification="token", **more)
+        self.counters, controller = Counters(), Controller(mode=mode)
+        incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
+        shared = (self.config, controller, incoming, 0)
+        self.client = Client()
+        answers = endpoint = None
+        if self.config.max_reused_answers:
+            answers = AnswerSource(9, *shared, shares_unscoped=self.config.shares_unscoped)
+        if self.config.draft_url:
+            endpoint = EndpointSource(self.client, 0.5, None, self.counters, *shared)
+        source = DraftModelSource(controller) if model else None
+        predictions = TextSource(PREDICTION, *shared)
+        self.chain = SourceChain(predictions, answers, endpoint, source, incoming)
+
+    def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
+        req = SimpleNamespace(
+            **{"extra_key": None, "cache_salt": None, "lora_id": None, "tokenizer": None},
+            origin_input_ids=[*map(ord, prompt)],
+            sampling_params=SimpleNamespace(
+                max_new_tokens=500, top_k=1, temperature=1.0, custom_params=None
+            ),
+        )
+        vars(req).update(more)
+        policy = RequestPolicy(
+            threshold=0.5, stop_ids=frozenset({STOP}), reuse_scope=self.chain.scope_of(req)
+        )
+        self.chain.receive(req, prediction)
+        req.parse_state = RequestState(policy)
+        self.chain.begin(req)
+        req.parse_state.restart(len(prompt), ())
+        while prediction and not req.parse_state.texts[PREDICTION].is_complete:
+            self.chain.poll([req], may_wait=True)
+        return req
+
+    def start(self, req: Any, text: str) -> str:
+        return self.chain.start(req, [*map(ord, text)])
+
+
+def drafted(req: Any) -> str:
+    assert req.parse_state.phase is Phase.VERIFYING
+    return "".join(map(chr, req.parse_state.draft.token_ids))
+
+
+def write(req: Any, text: str) -> None:
+    req.parse_state.write([*map(ord, text)])
+
+
+def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, model=True, reuse_answers="9", draft_url="http://host:1")
+    req = server.request(prediction="Answer: 42", cache_salt="tenant")
+    assert [*req.parse_state.texts] == [PREDICTION, ANSWERS, ENDPOINT]
+    assert server.start(req, "A") == ""
+    assert drafted(req) == "nswer: 42"
+    assert req.parse_state.draft.source == PREDICTION
+    assert not server.client.questions
+    req = server.request(prediction="x")
+    assert server.start(req, "A") == ""
+    assert req.parse_state.phase is Phase.WAITING
+    assert ANSWERS not in req.parse_state.texts
+    assert Server(monkeypatch, model=True).chain.start(server.request(), ()) == ""
+
+
+def test_nothing_drafts(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch)
+    assert server.start(server.request(), "A") == NOTHING
+    req = server.request(prediction="zzz")
+    assert server.start(req, "A") == "prediction: does not fit here"
+    off = Server(monkeypatch, mode="never", drafting="never")
+    assert "drafting is off" in off.start(off.request(prediction="Answer"), "A")
+
+
+def test_no_longer_than_the_answer(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch)
+    req = server.request(prediction="Answer: 42")
+    req.sampling_params.max_new_tokens = 4
+    server.start(req, "A")
+    assert drafted(req) == "nsw"
+    req = server.request(prediction="Answer: 42")
+    req.sampling_params.max_new_tokens = 2
+    assert server.start(req, "A")
+
+
+def test_answers_of_a_scope(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, reuse_answers="9")
+    first = server.request("question", cache_salt="tenant")
+    assert server.start(first, "A")
+    first.finished_reason, first.output_ids_through_stop = None, [*map(ord, "Answer: 42")]
+    server.chain.finish(first)
+    again = server.request("question", cache_salt="tenant")
+    assert server.start(again, "A") == ""
+    assert drafted(again) == "nswer: 42"
+    for other in ({"cache_salt": "x"}, {"cache_salt": "tenant", "extra_key": "x"}, {}):
+        req = server.request("question", **other)
+        assert server.start(req, "A")
+    server.chain.flush()
+    assert server.start(server.request("question", cache_salt="tenant"), "A")
+
+
+def test_a_draft_arrives_in_parts(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, draft_url="http://host:1")
+    req = server.request()
+    state = req.parse_state
+    assert server.start(req, "A") == ""
+    assert state.phase is Phase.WAITING
+    write(req, "A")
+    (stream,), (question,) = server.client.streams, server.client.questions
+    assert (question.answer_ids, question.temperature) == ([ord("A")], 0.0)
+    server.chain.poll([req])
+    assert server.chain.resume(req) == ""
+    assert state.phase is Phase.WAITING
+    stream.token_ids = [*map(ord, "nswer of")]
+    server.chain.poll([req])
+    server.chain.resume(req)
+    assert state.phase is Phase.WAITING  # 16 tokens, or its end
+    stream.token_ids = [*map(ord, "nswer of many words")]
+    server.chain.poll([req])
+    assert server.chain.resume(req) == ""
+    assert drafted(req) == "nswer of many wo"
+    server.chain.start(req, [*map(ord, "nswer of many wo")])  # all of it is right
+    assert state.phase is Phase.WAITING
+    write(req, "nswer of many wo")
+    stream.token_ids = [*map(ord, "nswer of many words.")]
+    stream.is_complete = stream.ends_answer = True
+    server.chain.poll([req])
+    server.chain.resume(req)
+    assert drafted(req) == "rds."
+    assert len(server.client.questions) == 1
+
+
+def test_a_divergence_asks_anew(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, draft_url="http://host:1")
+    req = server.request()
+    server.start(req, "A")
+    write(req, "A")
+    stream = server.client.streams[0]
+    stream.token_ids, stream.is_complete = [*map(ord, "nswer")], True
+    server.chain.poll([req])
+    server.chain.resume(req)
+    assert drafted(req) == "nswer"
+    server.start(req, "nother")
+    assert req.parse_state.phase is Phase.WAITING
+    assert server.client.questions[1].answer_ids == [*map(ord, "Another")]
+    req.finished_reason = None
+    server.chain.finish(req)
+    assert server.client.num_closed == 2
+
+
+def test_a_fault_is_counted_and_pauses(monkeypatch: pytest.MonkeyPatch, caplog):
+    server = Server(monkeypatch, draft_url="http://user:secret@host:1")
+    for number in range(1, 3):
+        req = server.request()
+        while server.start(req, "A"):
+            pass
+        write(req, "A")
+        stream = server.client.streams[-1]
+        stream.fault, stream.is_complete = "ClientConnectorError", True
+        server.chain.poll([req])
+        assert server.chain.resume(req) == "endpoint: no draft came"
+        req.parse_state.skip_draft(1, "")
+        assert server.counters.totals["source_faults_total", ENDPOINT] == number
+        refused = [server.start(server.request(), "A") for _ in range(FIRST_PAUSE)]
+        assert set(refused) == {"endpoint: it failed before"}
+        assert server.start(req, "A")  # not again for this answer
+    assert caplog.text.count("no drafts from host:1: ClientConnectorError") == 1
+    assert "secret" not in caplog.text
+
+
+def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch):
+    now = SimpleNamespace(value=100.0)
+    monkeypatch.setattr(endpoint_module.time, "monotonic", lambda: now.value)
+    server = Server(monkeypatch, draft_url="http://host:1")
+    req = server.request()
+    server.start(req, "A")
+    write(req, "A")
+    server.chain.poll([req])
+    now.value += 0.4
+    server.chain.poll([req])
+    assert server.chain.resume(req) == ""
+    now.value += 0.2
+    server.chain.poll([req])
+    assert server.chain.resume(req) == "endpoint: no draft came"
+    assert server.client.num_closed == 1
+
+
+def test_news_for_other_ranks(monkeypatch: pytest.MonkeyPatch):
+    """Rank 1 has no client and does as rank 0's news say."""
+    server = Server(monkeypatch, draft_url="http://host:1")
+    server.chain._endpoint._client = None
+    req = server.request()
+    assert server.start(req, "A") == ""
+    write(req, "A")
+    news = News([*map(ord, "nswer of many words")], is_complete=False, ends_answer=False)
+    monkeypatch.setattr(chain_module, "broadcast_object", lambda found: [news for _ in found])
+    server.chain.poll([req])
+    server.chain.resume(req)
+    assert drafted(req) == "nswer of many wo"

@@ -1,0 +1,207 @@
+"""Drafts from another server: one whose drafts and faults the test chooses, and a real one.
+
+The target runs on two tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sglang_parse.client.servers import awake, free_ports
+from support.client import Client, assert_same, parse_info, wait_until
+from support.demo_pair import DEMO, held_out
+from support.fake_endpoint import FakeEndpoint, fake_endpoint
+from support.servers import PARSE, SEED, Start, plain_flags, served, two_ranks_environment
+
+PROBLEMS = held_out(6)
+(PORT,) = free_ports(1)
+TIMEOUT_S = 1.5
+FLAGS = (
+    *("--model-path", str(DEMO / "target"), *PARSE, "--parse-verification", "token", *SEED),
+    *("--parse-draft-url", f"http://127.0.0.1:{PORT}/v1", "--enable-metrics"),
+    *("--parse-draft-timeout", str(TIMEOUT_S), "--parse-drafting", "always"),
+    *("--tp-size", "2"),
+)
+
+
+@pytest.fixture(scope="module")
+def target(start_server: Start) -> Iterator[Client]:
+    """Starts although nobody answers at the URL."""
+    with two_ranks_environment():
+        yield from served(start_server, "endpoint-target", *FLAGS)
+
+
+@pytest.fixture(scope="module")
+def answers(demo_plain: Client) -> list[dict[str, Any]]:
+    return [ask(demo_plain, place) for place in range(len(PROBLEMS))]
+
+
+@pytest.fixture
+def fake(answers: list) -> Iterator[FakeEndpoint]:
+    """Knows the answers, unless told otherwise."""
+    with fake_endpoint(PORT) as fake:
+        fake.draft = lambda question, answer: right_rest(answers, question, answer)
+        yield fake
+
+
+def right_rest(answers: list, question: str, answer: str) -> str:
+    for one, plain in zip(PROBLEMS, answers, strict=True):
+        if one.problem.text in question:
+            return plain["text"].removesuffix("<|im_end|>")[len(answer) :]
+    raise AssertionError(question)
+
+
+def ask(client: Client, place: int, **more: Any) -> dict[str, Any]:
+    return client.generate(PROBLEMS[place].prompt, max_new_tokens=160, **more)
+
+
+def by_endpoint(answer: dict[str, Any]) -> dict[str, float]:
+    return parse_info(answer)["sources"].get("endpoint", {"accepted_tokens": 0, "rounds": 0})
+
+
+def recover(target: Client, fake: FakeEndpoint) -> None:
+    """Faults are over: asks until it drafts again."""
+    fake.kind, fake.delay_s = "stream", 0.0
+    wait_until(lambda: by_endpoint(ask(target, 0))["accepted_tokens"], "drafts to come again")
+
+
+def num_faults(target: Client) -> float:
+    text = httpx.get(f"{target.url}/metrics", timeout=20).text
+    lines = [line for line in text.splitlines() if "source_faults_total{" in line]
+    return sum(float(line.split()[-1]) for line in lines if 'source="endpoint"' in line)
+
+
+def test_nobody_answers(target: Client, answers: list):
+    for place in range(3):
+        answer = ask(target, place)
+        assert_same(answer, answers[place])
+        assert not by_endpoint(answer)["rounds"]
+    wait_until(lambda: num_faults(target) > 0, "the fault to be counted")
+
+
+def test_predictions_come_first(target: Client, answers: list, fake: FakeEndpoint):
+    recover(target, fake)
+    for place, plain in enumerate(answers[:3]):
+        text = plain["text"].removesuffix("<|im_end|>")
+        answer = ask(target, place, parse={"draft": text})
+        assert_same(answer, plain)
+        assert parse_info(answer)["sources"]["prediction"]["accepted_tokens"] > 40
+        answer = ask(target, place, parse={"draft": text[: len(text) // 2] + "77\n" + text})
+        assert_same(answer, plain)
+
+
+def test_right_drafts(target: Client, answers: list, fake: FakeEndpoint):
+    recover(target, fake)
+    fake.bodies.clear()
+    for place, plain in enumerate(answers):
+        answer = ask(target, place)
+        assert_same(answer, plain)
+        assert by_endpoint(answer)["accepted_tokens"] > 0.8 * len(answer["output_ids"])
+    assert len(fake.bodies) <= 2 * len(answers)  # one question each, or one more
+    assert all(body["model"] == "fake" and body["temperature"] == 0 for body in fake.bodies)
+
+
+def test_drafts_that_are_not_streamed(target: Client, answers: list, fake: FakeEndpoint):
+    recover(target, fake)
+    fake.kind = "whole"
+    answer = ask(target, 1)
+    assert_same(answer, answers[1])
+    assert by_endpoint(answer)["accepted_tokens"] > 40
+
+
+def test_chats_are_asked_with_their_messages(target: Client, answers: list, fake: FakeEndpoint):
+    recover(target, fake)
+    fake.bodies.clear()
+    messages = [{"role": "user", "content": PROBLEMS[2].problem.text}]
+    body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 160}
+    reply = target.post("/v1/chat/completions", body | {"return_meta_info": True}).json()
+    (choice,) = reply["choices"]
+    assert choice["message"]["content"] == answers[2]["text"].removesuffix("<|im_end|>")
+    (info,) = choice["meta_info"]["parse"]
+    assert info["sources"]["endpoint"]["accepted_tokens"] > 40
+    first = fake.bodies[0]
+    assert first["messages"][: len(messages)] == messages
+    assert first["messages"][-1]["role"] == "assistant"  # the prefill's token
+
+
+def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
+    recover(target, fake)
+    right = fake.draft
+    fake.draft = lambda question, answer: right(question, answer)[:20] + "77\nAnswer: 7"
+    for place, plain in enumerate(answers[:3]):
+        answer = ask(target, place)
+        assert_same(answer, plain)
+        found = by_endpoint(answer)
+        assert 0 < found["accepted_tokens"] < found["drafted_tokens"]
+    fake.draft = lambda *_: "😀 完全に違う答え <|im_end|>\x00"
+    assert_same(ask(target, 0), answers[0])
+    fake.draft = lambda *_: "a: 81 " * 100_000
+    assert_same(ask(target, 0), answers[0])
+
+
+@pytest.mark.parametrize("kind", ["status", "garbage", "json", "half", "break"])
+def test_faults(target: Client, answers: list, fake: FakeEndpoint, kind: str):
+    recover(target, fake)
+    before = num_faults(target)
+    fake.kind = kind
+    for place, plain in enumerate(answers[:2]):
+        assert_same(ask(target, place), plain)
+    if kind in ("status", "garbage", "json"):
+        wait_until(lambda: num_faults(target) > before, "the fault to be counted")
+
+
+@pytest.mark.parametrize("kind", ["stream", "stall"])
+def test_a_slow_endpoint_holds_nobody_up(
+    target: Client, answers: list, fake: FakeEndpoint, kind: str
+):
+    recover(target, fake)
+    fake.kind, fake.delay_s = kind, 0.0 if kind == "stall" else 6.0
+    started = time.perf_counter()
+    assert_same(ask(target, 0), answers[0])
+    waited = time.perf_counter() - started
+    plain_s = answers[0]["meta_info"]["e2e_latency"]
+    assert waited < 6 * plain_s + 2 * TIMEOUT_S + 1  # two ranks on few cores
+    switched_off = ask(target, 1, parse={"enabled": False})
+    assert_same(switched_off, answers[1])
+
+
+def test_said_once_and_nothing_lost(target: Client, start_server: Start, fake: FakeEndpoint):
+    recover(target, fake)
+    log = start_server("endpoint-target", *FLAGS).log
+    text = Path(log).read_text(errors="replace")
+    assert text.count("PARSE: no drafts from") == text.count("come again")
+    assert "Start with" not in text  # no contents
+    target.assert_nothing_lost()
+
+
+def test_a_real_server(target: Client, start_server: Start, answers: list, fake: FakeEndpoint):
+    """Stock SGLang with the demo draft behind the URL: a proxy on the port that the target asks."""
+    recover(target, fake)
+    draft = start_server("demo-draft-alone", *plain_flags(DEMO / "draft"))
+    with awake(draft):
+
+        def written(question: str, answer: str) -> str:
+            messages = [{"role": "user", "content": question.removeprefix("<|im_start|>user\n")}]
+            messages[0]["content"] = messages[0]["content"].removesuffix("<|im_end|>\n")
+            if answer:
+                messages.append({"role": "assistant", "content": answer})
+            body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 32}
+            body |= {"continue_final_message": bool(answer)}
+            reply = httpx.post(f"{draft.url}/v1/chat/completions", json=body, timeout=60).json()
+            return reply["choices"][0]["message"]["content"]
+
+        for one in PROBLEMS[:2]:  # its first forwards take longer than anybody waits
+            written(one.problem.text, "")
+        fake.draft = written
+        accepted = 0
+        for place, plain in enumerate(answers[:3]):
+            answer = ask(target, place)
+            assert_same(answer, plain)
+            accepted += by_endpoint(answer)["accepted_tokens"]
+        assert accepted > 40

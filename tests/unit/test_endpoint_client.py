@@ -1,0 +1,161 @@
+"""The client of a server that writes drafts, against one whose faults the test chooses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sglang_parse.client.servers import free_ports
+from sglang_parse.doctor.endpoint import sample_draft
+from sglang_parse.doctor.finding import Problem
+from sglang_parse.engine.sources.endpoint_client import (
+    MAX_CHARS,
+    EndpointClient,
+    Question,
+    Stream,
+)
+from support.fake_endpoint import FakeEndpoint, fake_endpoint
+
+pytestmark = pytest.mark.unit
+
+ANSWER = "one two three four five six"
+CHAT = Question([{"role": "user", "content": "count"}], [1], [ord(c) for c in "one "], 64, 0.0)
+
+
+def decode(token_ids: list[int]) -> str:
+    """A token per character."""
+    return "".join(map(chr, token_ids))
+
+
+def encode(_before: str, text: str) -> list[int]:
+    return [*map(ord, text)]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeEndpoint]:
+    with fake_endpoint(*free_ports(1)) as fake:
+        fake.draft = lambda _question, answer: ANSWER[len(answer) :]
+        yield fake
+
+
+def client_of(url: str) -> EndpointClient:
+    return EndpointClient(url, decode, encode, 0.25)
+
+
+def drafted(client: EndpointClient, question: Question = CHAT) -> Stream:
+    stream, deadline = client.ask(question), time.monotonic() + 20
+    while not stream.is_complete and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return stream
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_a_chat(fake: FakeEndpoint, suffix: str):
+    stream = drafted(client_of(fake.url + suffix))
+    assert (decode(stream.token_ids), stream.fault) == ("two three four five six", "")
+    assert stream.ends_answer
+    (body,) = fake.bodies
+    assert body["messages"][-1] == {"role": "assistant", "content": "one "}
+    assert (body["max_tokens"], body["model"]) == (64, "fake")
+
+
+def test_a_prompt(fake: FakeEndpoint):
+    prompt = [*map(ord, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n")]
+    stream = drafted(client_of(fake.url), Question((), prompt, CHAT.answer_ids, 64, 0.7))
+    assert decode(stream.token_ids) == "two three four five six"
+    assert fake.bodies[0]["prompt"].endswith("assistant\none ")
+    assert fake.bodies[0]["temperature"] == 0.7
+
+
+def test_it_arrives_in_parts(fake: FakeEndpoint):
+    client, seen = client_of(fake.url), []
+    stream = client.ask(CHAT)
+    while not stream.is_complete:
+        client.arrived.wait(5)
+        client.arrived.clear()
+        added, has_changed = stream.take()
+        assert not has_changed
+        seen += added
+    seen += stream.take()[0]
+    assert decode(seen) == "two three four five six"
+
+
+def test_tokens_that_change_later_end_it():
+    stream = Stream([1, 2, 3])
+    assert stream.take() == ([1, 2, 3], False)
+    stream.token_ids = [1, 2, 4, 5]
+    assert stream.take() == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "text"),
+    [
+        ("status", "status 503", ""),
+        ("garbage", "in its answer", ""),
+        ("json", "no text", ""),
+        ("half", "", "t"),
+        ("whole", "", "two three four five six"),
+        ("break", "", "two three fo"),
+    ],
+)
+def test_faults(fake: FakeEndpoint, kind: str, fault: str, text: str):
+    fake.kind = kind
+    stream = drafted(client_of(fake.url))
+    assert fault in stream.fault
+    assert bool(fault) == bool(stream.fault)
+    assert decode(stream.token_ids).startswith(text)
+    if kind != "whole":
+        assert not stream.ends_answer
+
+
+def test_nobody_answers():
+    (port,) = free_ports(1)
+    assert "Connect" in drafted(client_of(f"http://127.0.0.1:{port}")).fault
+    stream = drafted(client_of("http://no.such.host.invalid:1"))
+    assert stream.fault
+
+
+def test_a_stall_and_a_flood(fake: FakeEndpoint):
+    fake.kind, client = "stall", client_of(fake.url)
+    stream = drafted(client)
+    assert stream.fault  # nothing for a second
+    fake.kind, fake.part = "stream", 1000
+    fake.draft = lambda *_: "x" * 10**6
+    assert len(drafted(client).token_ids) <= MAX_CHARS
+
+
+def test_half_a_character_in_the_answer_asks_nothing(fake: FakeEndpoint):
+    stream = drafted(client_of(fake.url), Question((), [1], [0xFFFD], 64, 0.0))
+    assert (stream.token_ids, stream.fault, fake.bodies) == ((), "", [])
+
+
+def test_a_draft_that_nobody_waits_for(fake: FakeEndpoint):
+    fake.delay_s = 0.2
+    stream = client_of(fake.url).ask(CHAT)
+    time.sleep(0.05)
+    stream.close()
+    time.sleep(0.4)
+    assert (stream.is_complete, stream.token_ids) == (True, ())
+
+
+# -- sglang-parse doctor --------------------------------------------------------------------
+
+
+class Characters:
+    def encode(self, text: str, **_: object) -> list[int]:
+        return encode("", text)
+
+
+def test_a_sample_draft(fake: FakeEndpoint):
+    fake.kind, fake.draft = "whole", lambda _question, answer: f"{answer}, two"[len(answer) :]
+    found = sample_draft(f"{fake.url}/v1", 1.0, Characters())
+    assert found.startswith("fake drafts ', two': 5 of the target's tokens in ")
+
+
+@pytest.mark.parametrize(("kind", "draft"), [("status", "x"), ("garbage", "x"), ("whole", "")])
+def test_no_sample_draft(fake: FakeEndpoint, kind: str, draft: str):
+    fake.kind, fake.draft = kind, lambda *_: draft
+    with pytest.raises(Problem, match="drafts? nothing|does not draft"):
+        sample_draft(fake.url, 1.0, Characters())
