@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 FIRST_TOKENS, MIN_TOKENS = 16, 4
 """Longest draft before one was accepted whole; shortest draft."""
-MAX_LOSS, LOSS_RATE = 1.0, 0.015
+MAX_LOSS, LOSS_RATE = 0.75, 0.01
 """Tokens that a request may lose: at first, and per output token. A text that never fits then
-costs 3 % at most of an answer of 64 tokens, half of that of a long one."""
+costs 2 % at most of an answer of 64 tokens, half of that of a long one."""
 MAX_GAIN = 8.0
 """Gained tokens that a request may lose again: drafts that stop to fit must end soon."""
 MIN_GAIN = 0.1
@@ -125,6 +125,8 @@ class TextLength:
             num_written: output tokens so far.
             extra_cost: cost of verifying that many draft tokens, beyond a decode step.
         """
+        if not limit or not self.can_lose(num_written):
+            return 0
         known = self.agreement[strength_of(match_len)]
         longest = min(limit, self.longest)
         lengths = {longest}
@@ -132,8 +134,6 @@ class TextLength:
         while length < longest:
             lengths.add(length)
             length *= 2
-        if not limit:
-            return 0
         left = MAX_LOSS + LOSS_RATE * num_written - self.net_loss
         affordable = [length for length in lengths if extra_cost(length) <= left]
         if not self.has_drafted and not match_len and not affordable:

@@ -60,6 +60,8 @@ class TextSource:
             return reason
         state, text = req.parse_state, req.parse_state.texts[self.name]
         match, num_written = text.match, len(state.output_ids) + len(new_ids)
+        if not match.follows and not text.length.can_lose(num_written):
+            return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         rest = match.rest(limit) if limit > 1 else ()
         cost = self._cost
