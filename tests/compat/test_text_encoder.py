@@ -1,5 +1,7 @@
 """Texts become the target's tokens, and no control token."""
 
+import logging
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -71,6 +73,7 @@ def test_a_tokenizer_that_cannot_split_ends_the_text():
 
 
 def test_a_text_that_cannot_be_tokenized_is_counted(tokenizer, caplog):
+    caplog.set_level(logging.WARNING, logger="sglang_parse")  # other tests change the root's
     counters = Counters()
     incoming = IncomingTexts(TextEncoder(tokenizer, 10), counters)
     future = incoming.prepare("secret\ud800")
@@ -79,5 +82,6 @@ def test_a_text_that_cannot_be_tokenized_is_counted(tokenizer, caplog):
         news = incoming.take(future, "prediction", may_wait=True)
     assert (news.token_ids, news.is_complete) == ((), True)
     assert counters.totals["source_faults_total", "prediction"] == 1
+    assert "cannot be tokenized" in caplog.text
     assert "secret" not in caplog.text
     assert IncomingTexts(None, counters).prepare("x") is None
