@@ -138,7 +138,7 @@ def test_make_demo_runs_a_small_demo(
     """Runs the command of `make demo` with few problems, on real servers."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    flags = ["--problems", "12", "--requests", "2", "--runs", "1", "--concurrency", "1,2"]
+    flags = ["--problems", "40", "--requests", "2", "--runs", "1", "--concurrency", "1,2"]
     flags += ["--warmup", "4", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

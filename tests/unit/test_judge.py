@@ -20,6 +20,7 @@ from sglang_parse.core.judge import (
     read_judge,
     sigmoid,
 )
+from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.setting import ConfigError
 from support.heads import HeadShape, write_head
 
@@ -113,6 +114,12 @@ def test_the_judge_of_settings(folder: Path, settings: dict, name, max_questions
     settings = {key: str(folder) if value == "HEAD" else value for key, value in settings.items()}
     config = ParseConfig(**settings)
     assert (config.judge_name, config.max_questions) == (name, max_questions)
+
+
+def test_a_trained_head_fixes_the_draft_length(folder: Path):
+    """It was trained, and its figures were measured, on drafts of that length."""
+    assert "draft_tokens" in Limits.of(ParseConfig(judge=str(folder)), 0).fixed
+    assert "draft_tokens" not in Limits.of(ParseConfig(judge="likelihood"), 0).fixed
 
 
 def test_layers_to_capture(folder: Path):

@@ -52,7 +52,8 @@ class Limits:
         is_timed: bool = True,
         is_simulated: bool = False,
     ) -> Limits:
-        """Derives the limits of a server. Given and certified settings are fixed.
+        """Derives the limits of a server. Given and certified settings are fixed,
+        and with a trained head the draft length.
 
         Args:
             question_rows: rows per question; 0 without.
@@ -61,7 +62,8 @@ class Limits:
                 depend on the draft's length, so the length must not be chosen by it.
         """
         fixed = set(ADAPTIVE_SETTINGS) & config.model_fields_set
-        if config.certificate is not None or is_simulated:
+        # What a head knows of drafts of other lengths, nobody has measured.
+        if config.certificate is not None or config.head is not None or is_simulated:
             fixed |= {"draft_tokens", "max_prefixes"}
         if config.has_head:  # every segment is verified, because a prefix costs nothing
             fixed.add("max_prefixes")
