@@ -21,9 +21,9 @@ LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF = {"enabled": False}
 
 
-def flags(target: str, draft: str, drafting: str) -> tuple[str, ...]:
+def flags(target: str, draft: str, drafting: str, *more: str) -> tuple[str, ...]:
     # The last value of a flag counts.
-    return parse_flags((DEMO / target, DEMO / draft), "--parse-drafting", drafting)
+    return parse_flags((DEMO / target, DEMO / draft), "--parse-drafting", drafting, *more)
 
 
 SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-draft-chunk", "8")
@@ -31,19 +31,18 @@ SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-d
 
 @pytest.fixture(scope="module")
 def slow(start_server: Start) -> Iterator[Client]:
-    yield from served(
-        start_server, "slow-draft", *flags("draft", "target", "auto"), *SLOW, "--enable-metrics"
-    )
+    more = (*SLOW, "--enable-metrics")
+    yield from served(start_server, "slow-draft", *flags("draft", "target", "auto", *more))
 
 
 @pytest.fixture(scope="module")
 def never(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "never", *flags("draft", "target", "never"), *SLOW)
+    yield from served(start_server, "never", *flags("draft", "target", "never", *SLOW))
 
 
 @pytest.fixture(scope="module")
 def auto(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "auto", *flags("target", "draft", "auto"), *QUESTION)
+    yield from served(start_server, "auto", *flags("target", "draft", "auto", *QUESTION))
 
 
 @pytest.fixture(scope="module")
