@@ -102,7 +102,12 @@ def _widths(reqs: Sequence[Req]) -> tuple[int, int]:
     """Top tokens, and requested ids, of a record."""
     asking = [req.logprob for req in reqs if req.return_logprob]
     num_ids = max((len(asked.token_ids_logprob or ()) for asked in asking), default=0)
-    return max((asked.top_logprobs_num for asked in asking), default=0), num_ids
+    return max((_num_top(asked.top_logprobs_num) for asked in asking), default=0), num_ids
+
+
+def _num_top(asked: int) -> int:
+    """Top tokens of a request; a negative number asks for none, as in SGLang's sampler."""
+    return max(asked, 0)
 
 
 def _temperature(req: Req) -> float:
@@ -130,7 +135,7 @@ def write_logprobs(
     requested_ids: list[Sequence[int]] = [[]] * num_places
     for row, tokens in emitted.items():
         asked = reqs[row].logprob
-        ids, count = asked.token_ids_logprob or [], asked.top_logprobs_num
+        ids, count = asked.token_ids_logprob or [], _num_top(asked.top_logprobs_num)
         for place, (logprob, record) in enumerate(tokens, start=row * stride):
             logprobs[place] = logprob
             values = torch.tensor(record[2:], dtype=torch.float64)
