@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.utils.common import async_d2h, async_h2d
 
-Numbers = Sequence[int] | Sequence[bool]
+Numbers = Sequence[float] | Sequence[bool]
 
 
 def on_device(

@@ -23,7 +23,7 @@ SAME_SERVERS = {
     "random pair": (
         *("test_sampling", "test_radix", "test_blocks", "test_exact", "test_fallbacks"),
         *("test_lengths", "test_requests", "test_aborts", "test_malformed", "test_overlap"),
-        *("test_multi_turn", "test_stops"),
+        *("test_multi_turn", "test_stops", "test_logprobs", "test_adjusted"),
     ),
     "demo pair": (
         *("test_documents", "test_compare", "test_load", "test_public_benchmark"),

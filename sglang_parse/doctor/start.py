@@ -19,7 +19,7 @@ from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.doctor import command, endpoint, memory
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
-from sglang_parse.startup import checks, compat, fallback, models
+from sglang_parse.startup import checks, compat, models
 from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.questions import question_for
@@ -30,7 +30,7 @@ and verification comes on top."""
 QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
-    *("tokenizers", "vocabularies", "context lengths", "draft forward", "default requests"),
+    *("tokenizers", "vocabularies", "context lengths", "draft forward"),
     *("size ratio", "memory", "question", "judge", "verify pass"),
 )
 """Checks of every server, by methods of these names."""
@@ -222,11 +222,6 @@ class Start:
         if block.size == 1:
             return "one token"
         return f"up to {block.size} tokens, by mask token {block.mask_id}"
-
-    def default_requests(self) -> str:
-        for found, fix in fallback.plain_defaults(self.args, self.pair[0]):
-            raise Problem(found, fix, WARNING)
-        return "requests that set no sampling parameters are drafted for"
 
     def draft_endpoint(self) -> str:
         config = self.config

@@ -8,16 +8,21 @@ included. SGLang's sampler gets logits that are adjusted already (``sampling``).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import ClassVar, Protocol
+from itertools import accumulate, chain
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
+from sglang_parse.device import on_device
+from sglang_parse.engine.requests import end_ids_of
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.startup.fallback import is_pure
 
-PIECE_BYTES = 2**26
+PIECE_BYTES = 2**25
 """fp32 logits that are adjusted at a time: bounds the memory that it takes."""
 
 
@@ -37,6 +42,14 @@ class LogitsRows:
     count: int = 1
     before: Sequence[int] = ()
     after: Sequence[int] = ()
+
+    @property
+    def rows(self) -> range:
+        return range(self.start, self.start + self.count)
+
+    def num_before(self, row: int) -> int:
+        """Output tokens in front of one of its rows."""
+        return len(self.before) + min(row - self.start, len(self.after))
 
     def split(self, size: int) -> Iterator[LogitsRows]:
         """The same rows in pieces of at most ``size``."""
@@ -75,13 +88,166 @@ class Adjuster(Protocol):
         """
 
 
+class Penalties:
+    """Repetition, presence and frequency penalties of the output tokens in front of a row.
+
+    Source: ``sglang.srt.sampling.penaltylib``, which counts one token per request and step.
+    """
+
+    def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
+        self._parts, self._device = parts, device
+        self._rows = on_device([row for part in parts for row in part.rows], device)
+        params = [part.req.sampling_params for part in parts for _ in part.rows]
+        numbers = [[p.frequency_penalty, p.presence_penalty, p.repetition_penalty] for p in params]
+        columns = on_device(numbers, device, torch.float32)
+        self._frequency, self._presence, self._repetition = columns.split(1, dim=1)
+        self._counts: torch.Tensor | None = None
+
+    @staticmethod
+    def adjusts(req: Req) -> bool:
+        params = req.sampling_params
+        return bool(
+            params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+        )
+
+    def apply(self, logits: torch.Tensor) -> None:
+        if self._counts is None:
+            self._counts = self._count(logits.shape[1])
+        is_seen = self._counts > 0
+        rows = logits[self._rows]
+        rows -= self._counts * self._frequency
+        rows -= is_seen * self._presence
+        scale = torch.where(is_seen, self._repetition, 1.0)
+        logits[self._rows] = torch.where(rows < 0, rows * scale, rows / scale).to(logits.dtype)
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        assert self._counts is not None
+        chosen = tokens[self._rows, None]
+        self._counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float32))
+
+    def _count(self, vocab_size: int) -> torch.Tensor:
+        """fp32 [rows, vocab] how often each token is in front of each row."""
+        places: list[int] = []
+        starts = [*accumulate((part.count for part in self._parts), initial=0)]
+        for part, start in zip(self._parts, starts, strict=False):
+            first = start * vocab_size
+            places += [first + token for token in part.before]
+            new = part.after[: part.count - 1]
+            places += [first + i * vocab_size + token for i, token in enumerate(new, start=1)]
+        index = on_device(places, self._device)
+        counts = torch.zeros(starts[-1] * vocab_size, device=self._device)
+        counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.float32))
+        counts = counts.view(-1, vocab_size)
+        for part, start in zip(self._parts, starts, strict=False):
+            if part.count > 1:
+                counts[start : start + part.count].cumsum_(0)
+        return counts
+
+
+class MinNewTokens:
+    """Removes the tokens that end an answer before it has ``min_new_tokens``."""
+
+    def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
+        self._parts, self._device, self._num_more = parts, device, 0
+
+    @staticmethod
+    def adjusts(req: Req) -> bool:
+        return req.sampling_params.min_new_tokens > 0
+
+    def apply(self, logits: torch.Tensor) -> None:
+        places = [
+            (row, token)
+            for part in self._parts
+            for row in part.rows
+            if part.num_before(row) + self._num_more < part.req.sampling_params.min_new_tokens
+            for token in end_ids_of(part.req)
+        ]
+        if places:
+            rows, tokens = on_device([*zip(*places, strict=True)], self._device).unbind()
+            logits[rows, tokens] = float("-inf")
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        del tokens
+        self._num_more += 1
+
+
+class LogitBias:
+    """Adds ``logit_bias``."""
+
+    def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
+        self._biases = []
+        for part in parts:
+            given = part.req.sampling_params.logit_bias
+            bias = {int(token): value for token, value in given.items()}  # "1" and "01" are one
+            values = on_device([*bias.values()], device, torch.float32)
+            self._biases.append((part, on_device([*bias], device), values))
+
+    @staticmethod
+    def adjusts(req: Req) -> bool:
+        return bool(req.sampling_params.logit_bias)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        for part, tokens, values in self._biases:
+            rows = logits[part.start : part.start + part.count]
+            rows.index_add_(1, tokens, values.to(logits.dtype).expand(part.count, -1))
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Is the same for every token."""
+
+
+class CustomProcessors:
+    """Custom logit processors that are pure (``fallback.is_pure``), one request at a time."""
+
+    def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
+        del device
+        self._parts = [replace(part, before=[*part.before]) for part in parts]
+
+    @staticmethod
+    def adjusts(req: Req) -> bool:
+        return req.custom_logit_processor is not None and is_pure(req.custom_logit_processor)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        for part in self._parts:
+            process = CustomLogitProcessor.from_str(part.req.custom_logit_processor)
+            params = part.req.sampling_params.custom_params
+            given = [params and params | {"__req__": _RequestAtRow(part, row)} for row in part.rows]
+            rows = logits[part.start : part.start + part.count]
+            rows.copy_(process(rows.clone(), given))
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Waits for the tokens: processors read them on the host."""
+        chosen = tokens.tolist()
+        for part in self._parts:
+            cast(list, part.before).append(chosen[part.start])
+
+
+class _RequestAtRow:
+    """A request whose output are the tokens in front of a row; otherwise SGLang's own."""
+
+    def __init__(self, part: LogitsRows, row: int) -> None:
+        self._part, self._row = part, row
+
+    @property
+    def output_ids(self) -> array:
+        part = self._part
+        return array("q", [*part.before, *part.after[: self._row - part.start]])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part.req, name)
+
+
 class Adjustment:
     """All adjustments of some rows, in the order of SGLang's sampler."""
 
-    KINDS: ClassVar[tuple[type[Adjuster], ...]] = ()
+    KINDS: ClassVar[tuple[type[Adjuster], ...]] = (
+        Penalties,
+        MinNewTokens,
+        LogitBias,
+        CustomProcessors,
+    )
 
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
-        self._adjusters = [
+        self._adjusters: list[Adjuster] = [
             kind(chosen, device)
             for kind in self.KINDS
             if (chosen := [part for part in parts if kind.adjusts(part.req)])

@@ -55,7 +55,7 @@ class LogprobRows:
         self._rows, self._drafted = on_device([rows, drafted], device).unbind()
         self._ids = on_device(ids, device) if num_ids else None
         is_scaled = any(temperature != 1 for temperature in temperatures)
-        self._temperatures = torch.tensor(temperatures).to(device) if is_scaled else None
+        self._temperatures = on_device(temperatures, device, torch.float32) if is_scaled else None
         self._copy: torch.Tensor | None = None
 
     @classmethod

@@ -75,7 +75,6 @@ class Pipeline:
     def plan(self, batch: ScheduleBatch) -> None:
         """Gives every request its action and KV slots."""
         self.before_planning(batch.reqs)
-        self._cumulate_penalties(batch)
         self._draft_chunk = self.engine.schedule.apply(batch)
 
     def launch(self, batch: ScheduleBatch) -> GenerationBatchResult:
@@ -112,14 +111,6 @@ class Pipeline:
             self.finish(self._in_flight[0])
         if self._in_flight and not can_launch_before_sync(self._in_flight[0], reqs):
             self.finish()
-
-    def _cumulate_penalties(self, batch: ScheduleBatch) -> None:
-        """``ScheduleBatch.cumulate_penalty_output_tokens`` with the worker's tokens: under overlap
-        SGLang's are one step old."""
-        orchestrator = batch.sampling_info.penalizer_orchestrator
-        if orchestrator.is_required:
-            last_ids = [req.parse_state.output_ids[-1] for req in batch.reqs]
-            orchestrator.cumulate_output_tokens(on_device(last_ids, batch.device))
 
     def order_after_forward(self, device: Any) -> None:
         """Orders the current stream after the forwards in flight."""

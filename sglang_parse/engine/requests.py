@@ -86,10 +86,15 @@ def stop_ids_of(req: Req) -> frozenset[int]:
     Source: ``Req._check_token_based_finish``. Stop strings are left to SGLang, which matches them
     against the tokens that are output.
     """
-    params = req.sampling_params
-    if params.ignore_eos:
-        return frozenset()
-    ids = set(params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    return frozenset() if req.sampling_params.ignore_eos else end_ids_of(req)
+
+
+def end_ids_of(req: Req) -> frozenset[int]:
+    """Token ids that end an answer, also if they are to be ignored: ``min_new_tokens`` delays them.
+
+    Source: ``BatchedMinNewTokensPenalizer``.
+    """
+    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     if req.tokenizer is not None:
         ids.add(req.tokenizer.eos_token_id)
         ids.update(req.tokenizer.additional_stop_token_ids or ())

@@ -14,6 +14,7 @@ from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatc
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_parse.device import on_device
+from sglang_parse.engine.adjust import CustomProcessors
 from sglang_parse.engine.requests import is_greedy
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
@@ -24,8 +25,7 @@ def select_sampling_info(
     """``info`` for ``rows`` of the batch; a row may be named several times.
 
     Args:
-        info: the batch's sampling info, as the worker gets it (no penalizer orchestrator:
-            accumulated penalties are plain tensors by then).
+        info: the batch's sampling info.
         reqs: the batch's requests.
         rows: indices into ``reqs``.
     """
@@ -44,7 +44,24 @@ def select_sampling_info(
     selected.grammars = grammars if any(grammars) else None
     _select_custom_processors(selected, rows)
     _select_sampling_masks(selected)
-    return selected
+    return without_adjustments(selected, [reqs[row] for row in rows])
+
+
+def without_adjustments(info: SamplingBatchInfo, reqs: Sequence[Req]) -> SamplingBatchInfo:
+    """``info`` for logits that ``adjust`` has adjusted; ``reqs`` are its rows' requests."""
+    rest = copy.copy(info)
+    rest.penalizer_orchestrator = rest.logit_bias = None
+    rest.acc_additive_penalties = rest.acc_scaling_penalties = None
+    if rest.has_custom_logit_processor:
+        places = [place for place, req in enumerate(reqs) if not CustomProcessors.adjusts(req)]
+        entries: dict[int, ProcessorEntry] = {}
+        for key, entry in rest.custom_logit_processor.items():
+            if kept := [place for place in places if place in entry.rows]:
+                indices = on_device(kept, rest.device)
+                entries[key] = ProcessorEntry(entry.processor, kept, indices)
+        rest.custom_logit_processor = entries
+        rest.has_custom_logit_processor = bool(entries)
+    return rest
 
 
 def _select(value: Any, num_reqs: int, rows: Sequence[int], index: torch.Tensor) -> Any:

@@ -41,6 +41,7 @@ class Req(Protocol):
     origin_input_ids: Sequence[int]
     output_ids: Sequence[int]
     sampling_params: Any
+    custom_logit_processor: str | None
     kv: KvRecord
     tokenizer: Any
     eos_token_ids: Sequence[int] | None

@@ -22,6 +22,7 @@ from sglang_parse.engine.batch import select_requests
 from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
+from sglang_parse.engine.sampling import without_adjustments
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -71,7 +72,10 @@ class TargetModel:
             for row, req in enumerate(batch.reqs)
             if is_adjusted(req)
         ]
-        adjust(logits, adjusted)
+        if adjusted:
+            adjust(logits, adjusted)
+            info = without_adjustments(forward_batch.sampling_info, batch.reqs)
+            forward_batch.sampling_info = info
         tokens = self.runner.sample(result.logits_output, forward_batch)
         tokens = broadcast_tokens(tokens, is_bad)
         result.next_token_ids = tokens.clamp(min=0)

@@ -18,7 +18,7 @@ from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.startup import compat, fallback
+from sglang_parse.startup import compat
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
@@ -92,8 +92,6 @@ def validate_server_args(server_args: Any) -> None:
     check_judge(server_args, config, target)
     if draft is None:
         logger.info("PARSE: no draft model (%s): drafts are texts only", DRAFT)
-    for found, fix in fallback.plain_defaults(server_args, target):
-        logger.warning("PARSE: %s. Fix: %s", found, fix)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
     draft_rows = 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)

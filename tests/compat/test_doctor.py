@@ -284,16 +284,6 @@ def test_context_lengths(good: dict[str, Finding], tmp_path: Path):
     assert (line.status, "or --context-length 64" in line.fix) == (FAILS, True)
 
 
-def test_default_requests(good: dict[str, Finding], tmp_path: Path):
-    assert good["default requests"].status == OK
-    target = changed(DEMO / "target", tmp_path / "target")
-    (target / "generation_config.json").write_text('{"repetition_penalty": 1.05}')
-    line = check(model_path=target)["default requests"]
-    assert (line.status, "--sampling-defaults openai" in line.fix) == (WARNING, True)
-    line = check(model_path=target, sampling_defaults="openai")["default requests"]
-    assert line.status == OK
-
-
 def test_draft_forward(tmp_path: Path):
     draft = changed(DEMO / "draft", tmp_path / "draft", pard_token=7)
     line = check(speculative_draft_model_path=draft)["draft forward"]

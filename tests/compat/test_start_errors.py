@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
 import socket
 import subprocess
 import sys
@@ -128,42 +126,3 @@ def test_a_refused_start_ends_with_its_line():
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("PARSE: --enable-pdmux is True. Fix: ")
-
-
-@pytest.mark.parametrize(
-    ("defaults", "flags", "warnings"),
-    [
-        ({"temperature": 0.7}, (), []),
-        (
-            {"repetition_penalty": 1.1, "temperature": 0.7},
-            (),
-            [
-                "PARSE: repetition_penalty is 1.1 in the target's generation_config.json: chat "
-                "requests that do not set it are served by plain decoding (penalties). Fix: start "
-                "with --sampling-defaults openai, which also drops the file's temperature 0.7, or "
-                "set it in the requests"
-            ],
-        ),
-        ({"repetition_penalty": 1.1}, ("--sampling-defaults", "openai"), []),
-        ({"repetition_penalty": 1.0}, (), []),
-        (
-            {},
-            ("--preferred-sampling-params", '{"min_new_tokens": 4, "top_p": 0.9}'),
-            [
-                "PARSE: min_new_tokens is 4 in --preferred-sampling-params: /generate requests "
-                "that do not set it are served by plain decoding (min_new_tokens). Fix: leave "
-                "it out of --preferred-sampling-params"
-            ],
-        ),
-    ],
-)
-def test_defaults_that_make_requests_plain(
-    tmp_path: Path, defaults: dict, flags: tuple[str, ...], warnings: list[str]
-):
-    target = tmp_path / "target"
-    shutil.copytree(DEMO / "target", target)
-    (target / "generation_config.json").write_text(json.dumps(defaults))
-    args = prepared(*PARSE, *flags, target=target)
-    with logged("sglang_parse.startup.checks") as messages:
-        args.resolve_once()
-    assert messages == warnings

@@ -24,6 +24,7 @@ from support.servers import (
     AHEAD,
     BLOCKS,
     CHECKS,
+    CUSTOM,
     OVERLAP,
     SEED,
     SEMANTIC,
@@ -70,7 +71,7 @@ def block_pair(
 @pytest.fixture(scope="module")
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang with the random target."""
-    yield from served(start_server, "plain", *plain_flags(pair[0]), *SEED)
+    yield from served(start_server, "plain", *plain_flags(pair[0]), *SEED, CUSTOM)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
         start_server,
         "token",
         *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED),
+        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED, CUSTOM),
     )
 
 

@@ -143,11 +143,13 @@ def test_drafts_and_head_together(eagle: Client, problems: list):
 LOGPROBS = {"top": {"return_logprob": True, "top_logprobs_num": 2}}
 SPECIAL = {
     "sampling mask": {"top": {"return_sampling_mask": True}},
-    "penalties": {"frequency_penalty": 0.4},
-    "logit_bias": {"logit_bias": {"17": 2.0}},
     "grammar": {"regex": "([ab]: [0-9]+\n){3,5}"},
-    "min_new_tokens": {"min_new_tokens": 40},
 }
+ADJUSTED = (
+    {"frequency_penalty": 0.4},
+    {"logit_bias": {"17": 2.0}},
+    {"min_new_tokens": 100},
+)
 
 
 def test_all_kinds_of_requests_share_a_batch(
@@ -171,6 +173,11 @@ def test_all_kinds_of_requests_share_a_batch(
             pool.submit(eagle.generate, prompts[0], parse=parse, **LIMIT, **LOGPROBS)
             for parse in (OFF, EXACT)
         ]
+        adjusted = [
+            pool.submit(eagle.generate, prompts[0], parse=parse, **LIMIT, **wish)
+            for wish in ADJUSTED
+            for parse in (OFF, EXACT)
+        ]
         sampled = pool.submit(eagle.generate, prompts[1], parse=OFF, **LIMIT, **seeded)
     for (job, parse), answer in zip(zip(jobs, options, strict=True), expected, strict=False):
         if parse is not NORMAL:
@@ -189,6 +196,11 @@ def test_all_kinds_of_requests_share_a_batch(
         for key in ("output_token_logprobs", "output_top_logprobs"):
             ours_log, their_log = (_numbers(a["meta_info"][key]) for a in (ours, theirs))
             assert ours_log == pytest.approx(their_log, abs=1e-4)
+    for number, wish in enumerate(ADJUSTED):
+        theirs = demo_plain.generate(prompts[0], **LIMIT, **wish)
+        for ours in (job.result() for job in adjusted[2 * number : 2 * number + 2]):
+            assert_same(ours, theirs)
+            assert parse_info(ours)["eagle3_steps"] > 0
     assert both.result()["output_ids"] == wishes["grammar"].result()["output_ids"]
     assert parse_info(both.result())["decode_accelerator"] == "none"
     assert parse_info(sampled.result())["eagle3_steps"] > 0

@@ -16,11 +16,6 @@ OBJECT = (
     '"required": ["ok", "n"]}'
 )
 CASES = {
-    "frequency penalty": ("penalties", {"frequency_penalty": 0.7}),
-    "presence penalty": ("penalties", {"presence_penalty": 0.9}),
-    "repetition penalty": ("penalties", {"repetition_penalty": 1.4}),
-    "min_new_tokens": ("min_new_tokens", {"min_new_tokens": 8, **FREE_END}),
-    "logit_bias": ("logit_bias", {"logit_bias": {"17": 12.0}}),
     "regex": ("grammar", {"regex": "(ab|cd){4,6}", **FREE_END}),
     "ebnf": ("grammar", {"ebnf": 'root ::= ("yes" | "no " root)', **FREE_END}),
     "json value": ("grammar", {"json_schema": '{"type": "boolean"}', **FREE_END}),
@@ -61,7 +56,7 @@ def test_output_equals_the_plain_servers(
 
 
 def test_all_of_them_in_one_batch(plain: Client, token: Client):
-    """Grammars, penalties and sampling masks in one batch with drafts."""
+    """Grammars and sampling masks in one batch with drafts."""
     jobs = [(reason, {**LIMIT, **case}) for reason, case in CASES.values()]
     jobs += [(reason, {**LIMIT, "top": top}) for reason, top in TOPS.items()]
     with ThreadPoolExecutor(len(jobs) + len(DRAFTING)) as pool:

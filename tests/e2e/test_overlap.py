@@ -137,9 +137,6 @@ def test_stop_conditions_are_exact(overlap: Client, plain: Client, parse: dict):
 @pytest.mark.parametrize(
     "wish",
     [
-        {"frequency_penalty": 0.7},
-        {"repetition_penalty": 1.3},
-        {"min_new_tokens": 20},
         {"regex": "[a-z ]{20,40}"},
     ],
     ids=lambda wish: next(iter(wish)),

@@ -32,7 +32,6 @@ ACCEPT_SOME = {"trace": True, "threshold": 0.45}
 FALLBACKS = {
     "switched off": {"parse": {"enabled": False}},
     "sampling mask": {"top": {"return_sampling_mask": True}},
-    "penalties": {"presence_penalty": 0.5},
 }
 LINE = re.compile(
     r"Decode batch, #running-req: (?P<running>\d+), .*"

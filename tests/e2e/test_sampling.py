@@ -51,7 +51,7 @@ def _uniform_values(model, answers: list[list[int]], temperature: float) -> list
     ("path", "kwargs"),
     [
         ("plain", {"parse": {"enabled": False}}),
-        ("fallback", {"logit_bias": {"5": 0.0001}}),
+        ("adjusted", {"logit_bias": {"5": 0.0001}}),
         ("token", {}),
     ],
 )
@@ -59,7 +59,7 @@ def test_distribution(token: Client, target_model, path: str, kwargs: dict):
     params = {"temperature": 0.8, "max_new_tokens": NUM_TOKENS, "ignore_eos": True, **kwargs}
     answers = token.generate_all([PROMPT] * NUM_SAMPLES, 16, **params)
     assert {parse_info(answer)["mode"] for answer in answers} == {
-        "parse" if path == "token" else "plain"
+        "plain" if path == "plain" else "parse"
     }
     values = _uniform_values(target_model, [a["output_ids"] for a in answers], 0.8)
     assert stats.kstest(values, "uniform").pvalue > ACCEPTABLE_P

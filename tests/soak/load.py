@@ -31,11 +31,14 @@ FALLBACKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"regex": "(a: [0-9]{2}|b: [0-9]{2}){2,4}"},
         {"json_schema": '{"type": "object", "properties": {"n": {"enum": [1, 22]}}}'},
     ),
-    "penalties": ({"frequency_penalty": 0.6}, {"repetition_penalty": 1.3}),
-    "min_new_tokens": ({"min_new_tokens": 20},),
-    "logit_bias": ({"logit_bias": {"20": 3.0}},),
     "switched off": ({},),
 }
+ADJUSTMENTS: tuple[dict[str, Any], ...] = (
+    {"frequency_penalty": 0.6},
+    {"repetition_penalty": 1.3},
+    {"min_new_tokens": 20},
+    {"logit_bias": {"20": 3.0}},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ def _sampling(
     elif kind == "fallback":
         reason = rng.choice(list(FALLBACKS))
         sampling |= rng.choice(FALLBACKS[reason]) | {"max_new_tokens": rng.randint(24, 48)}
+    if kind == "greedy" and rng.random() < 0.3:
+        sampling |= rng.choice(ADJUSTMENTS)
     if rng.random() < 0.1:
         body = {"return_logprob": True, "top_logprobs_num": 2}
     if kind == "sampled" or (not is_exact and rng.random() < 0.3):

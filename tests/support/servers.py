@@ -89,10 +89,11 @@ BLOCKS = ("--parse-draft-parallel-tokens", "4")
 OVERLAP = ("--parse-overlap", "on")
 AHEAD = {"PARSE_PROBE_AHEAD": "1"}
 """Environment of a server whose host runs ahead of the device, as on a GPU."""
+CUSTOM = "--enable-custom-logit-processor"
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
     *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6"),
-    *(*SMALL_CHUNKS, *SEED),
+    *(*SMALL_CHUNKS, *SEED, CUSTOM),
 )
 """Semantic verification of the random pair."""
 

@@ -1,0 +1,136 @@
+"""Penalties, ``min_new_tokens``, ``logit_bias`` and custom logit processors: drafted and verified
+under them, in a batch of all of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sglang.srt.sampling.custom_logit_processor import (
+    CustomLogitProcessor,
+    DeepseekOCRNoRepeatNGramLogitProcessor,
+    DisallowedTokensLogitsProcessor,
+)
+
+from support.client import EXACT, Client, parse_info, random_prompts
+
+PROMPTS = random_prompts(3, seed=34)
+LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
+SAMPLED = {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "sampling_seed": 5}
+
+
+class AllowsNoRepeat(CustomLogitProcessor):
+    """Bans all tokens of the answer so far; not known to be pure."""
+
+    def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
+        for row, params in enumerate(custom_param_list):
+            logits[row, list(params["__req__"].output_ids)] = -float("inf")
+        return logits
+
+
+def processor(kind: type[CustomLogitProcessor], **params: Any) -> dict[str, Any]:
+    """Sampling parameters, and ``top`` of the request."""
+    return {"custom_params": params, "top": {"custom_logit_processor": kind.to_str()}}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "frequency penalty": {"frequency_penalty": 0.7},
+    "presence penalty": {"presence_penalty": 0.9},
+    "repetition penalty": {"repetition_penalty": 1.4},
+    # Not with a repetition penalty: without overlap, the order in which SGLang applies it and these
+    # varies from process to process (a set of classes). PARSE's is that of its overlap schedule.
+    "two penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.3},
+    "min_new_tokens": {"min_new_tokens": 30, "ignore_eos": False, "stop_token_ids": [*range(99)]},
+    "logit_bias": {"logit_bias": {"17": 2.0, "23": -100}},
+    "with log probabilities": {
+        "repetition_penalty": 1.4,
+        "top": {"return_logprob": True, "top_logprobs_num": 2},
+    },
+    "disallowed tokens": processor(DisallowedTokensLogitsProcessor, token_ids=[*range(3, 150)]),
+    "no repeated pairs": processor(
+        DeepseekOCRNoRepeatNGramLogitProcessor, ngram_size=2, window_size=100
+    ),
+}
+LOGPROBS = ("output_token_logprobs", "output_top_logprobs")
+
+
+def answers_to_all(client: Client, parse: dict | None, **more: Any) -> dict[str, list[dict]]:
+    """All cases of all prompts at once."""
+    with ThreadPoolExecutor(len(CASES) * len(PROMPTS)) as pool:
+        jobs = {}
+        for name, case in CASES.items():
+            params = LIMIT | more | case
+            if parse is not None:
+                given = params.get("custom_params", {})
+                params["custom_params"] = given | {"parse": parse}
+            jobs[name] = [pool.submit(client.generate, prompt, **params) for prompt in PROMPTS]
+        return {name: [job.result() for job in made] for name, made in jobs.items()}
+
+
+@pytest.mark.parametrize(
+    ("server", "options"),
+    [("token", {}), ("semantic", EXACT), ("overlap", EXACT), ("blocks", EXACT)],
+)
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_output_equals_the_plain_servers(
+    request: pytest.FixtureRequest, plain: Client, server: str, options: dict, sampling: dict
+):
+    client: Client = request.getfixturevalue(server)
+    expected = answers_to_all(plain, None, **sampling)
+    accepted = 0
+    for name, answers in answers_to_all(client, options, **sampling).items():
+        for ours, theirs in zip(answers, expected[name], strict=True):
+            assert ours["output_ids"] == theirs["output_ids"], name
+            assert ours["meta_info"]["finish_reason"] == theirs["meta_info"]["finish_reason"]
+            info = parse_info(ours)
+            assert info["mode"] == "parse"
+            assert info["rounds"] > 0
+            for key in LOGPROBS:
+                left, right = (numbers(answer["meta_info"].get(key)) for answer in (ours, theirs))
+                assert left == pytest.approx(right, abs=1e-4)
+        accepted = sum(parse_info(answer)["accepted_tokens"] for answer in answers)
+        assert accepted > 0 or server != "token", name
+        # Not vacuous: the case changes the output.
+        is_same = [a["output_ids"] for a in answers] == [a["output_ids"] for a in expected["none"]]
+        assert is_same == (name == "none")
+    client.assert_nothing_lost()
+
+
+def numbers(nested: Any) -> list[float]:
+    if isinstance(nested, list):
+        return [number for item in nested for number in numbers(item)]
+    return [nested] if isinstance(nested, (int, float)) else []
+
+
+@pytest.mark.parametrize("server", ["semantic", "overlap", "blocks"])
+def test_accepted_drafts_obey_them(request: pytest.FixtureRequest, server: str):
+    """Accepted tokens are the draft's, which was written under the same adjustments."""
+    client: Client = request.getfixturevalue(server)
+    answers = answers_to_all(client, {"threshold": 0.0})
+    for name, made in answers.items():
+        for answer in made:
+            info, ids = parse_info(answer), answer["output_ids"]
+            assert info["accepted_tokens"] > 0
+            if name == "logit_bias":
+                assert 23 not in ids
+            elif name == "disallowed tokens":
+                assert not set(ids) & {*range(3, 150)}
+            elif name == "no repeated pairs":
+                pairs = [*zip(ids, ids[1:], strict=False)]
+                assert len({*pairs}) == len(pairs)
+            elif name == "min_new_tokens":
+                assert len(ids) >= 30
+    for number in range(len(PROMPTS)):
+        distinct = {name: len({*answers[name][number]["output_ids"]}) for name in CASES}
+        assert distinct["repetition penalty"] >= distinct["none"]
+
+
+def test_processors_that_may_not_be_pure_stay_plain(token: Client, plain: Client):
+    case = LIMIT | processor(AllowsNoRepeat)
+    ours, theirs = token.generate(PROMPTS[0], **case), plain.generate(PROMPTS[0], **case)
+    assert ours["output_ids"] == theirs["output_ids"]
+    assert len({*ours["output_ids"]}) == LIMIT["max_new_tokens"]
+    info = parse_info(ours)
+    assert (info["mode"], info["reason"]) == ("plain", "custom logit processor")
