@@ -1,10 +1,12 @@
 """Speed of texts as drafts on the demo pair: medians, each over the plain server in the same run.
 
-    python examples/benchmark_texts.py [--runs 3] [--problems 8] [--endpoint]
+    python examples/benchmark_texts.py [--runs 3] [--problems 8] [--only endpoint]
 
-Greedy answers, one request at a time; before each run of PARSE the same requests run on the plain
-server. "k % changed": the answer as the prediction, with the digits of so many lines drawn anew,
-each of them different. Exit code 1 if an answer differs from the plain server's in token mode.
+Greedy answers, one request at a time unless a row says otherwise; before each run of PARSE the same
+requests run on the plain server. "k % changed": the answer as the prediction, with the digits of so
+many lines drawn anew, each of them different. "endpoint over in process": the draft model on a
+server of its own, over the same in the target's. The last columns are the median run's times, in ms
+per output token. Exit code 1 if an answer differs from the plain server's in token mode.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +40,13 @@ JUDGE = ("--parse-judge", str(DEMO / "judge"))
 SERVERS = {
     "plain": (*TARGET, "--disable-overlap-schedule"),
     "token": (*PARSE, *TOKEN, "--parse-reuse-answers", "1000"),
-    "semantic": (*PARSE, *JUDGE),
-}
-ENDPOINT_SERVERS = {
+    "semantic": (*PARSE, *JUDGE, "--parse-reuse-answers", "1000"),
     "draft": ("--model-path", DRAFT, "--disable-overlap-schedule"),
     "in process": (*PARSE, *JUDGE, "--speculative-draft-model-path", DRAFT),
+    "endpoint": (*PARSE, *JUDGE, "--parse-draft-url"),
 }
+PARSE_SERVERS = [name for name, flags in SERVERS.items() if "PARSE" in flags]
+STAGES = ("prefill_ms", "draft_ms", "verify_ms", "decode_ms", "wait_ms")
 FRACTIONS = (0.0, 0.05, 0.2, 1.0)
 MAX_TOKENS = 160
 
@@ -64,17 +68,44 @@ def redrawn(line: str, rng: random.Random) -> str:
     return "".join(rng.choice("0123456789") if char.isdigit() else char for char in line)
 
 
-class Bench:
-    """Servers that are awake one at a time, and the answers of the plain one."""
+@dataclass(frozen=True)
+class Run:
+    """Tokens per second, and each stage's ms per token; none of the plain server's."""
 
-    def __init__(self, servers: dict[str, Server], count: int) -> None:
-        self.servers, self.client = servers, httpx.Client(timeout=300)
+    speed: float
+    stages: dict[str, float]
+
+
+class Bench:
+    """Servers, started when needed and awake one at a time, and the plain one's answers."""
+
+    def __init__(self, stack: ExitStack, count: int) -> None:
+        self.stack, self.client = stack, httpx.Client(timeout=300)
+        self.logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.ports = dict(zip(SERVERS, free_ports(len(SERVERS)), strict=True))
+        self.servers: dict[str, Server] = {}
         self.messages = [
             [{"role": "user", "content": problem.text}]
             for problem in problems.held_out_problems(count, seed=8)
         ]
         self.answers: list[str] = []
         self.is_exact = True
+        with awake(self.server("plain")):
+            self.run("plain", [{}] * count)
+
+    def server(self, name: str) -> Server:
+        """The server of that name, suspended."""
+        if name not in self.servers:
+            flags = [*SERVERS[name], "--sleep-on-idle"]
+            if name == "endpoint":
+                flags.insert(len(SERVERS[name]), f"http://127.0.0.1:{self.ports['draft']}")
+            spec = ServerSpec(name, tuple(flags))
+            server = Server(spec, self.ports[name], self.logs / f"{name}.log")
+            self.servers[name] = server
+            self.stack.callback(server.stop, 0)
+            server.wait_ready()
+            server.suspend()
+        return self.servers[name]
 
     def ask(self, name: str, place: int, body: dict[str, Any]) -> dict[str, Any]:
         fixed = {"model": "demo", "temperature": 0, "max_tokens": MAX_TOKENS}
@@ -82,90 +113,80 @@ class Bench:
         url = f"{self.servers[name].url}/v1/chat/completions"
         return self.client.post(url, json=fixed | body).raise_for_status().json()
 
-    def run(self, name: str, bodies: list[dict[str, Any]], concurrency: int = 1) -> float:
-        """Tokens per second."""
+    def run(self, name: str, bodies: list[dict[str, Any]], concurrency: int = 1) -> Run:
         started = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
             jobs = [(name, place, body) for place, body in enumerate(bodies)]
             replies = [*pool.map(lambda job: self.ask(*job), jobs)]
         seconds = time.perf_counter() - started
-        texts = [reply["choices"][0]["message"]["content"] for reply in replies]
+        choices = [reply["choices"][0] for reply in replies]
+        texts = [choice["message"]["content"] for choice in choices]
         if not self.answers:
             self.answers = texts
         if name == "token" and texts != self.answers:
             self.is_exact = False
-        return sum(reply["usage"]["completion_tokens"] for reply in replies) / seconds
+        num_tokens = sum(reply["usage"]["completion_tokens"] for reply in replies)
+        infos = [choice["meta_info"]["parse"][0] for choice in choices if name in PARSE_SERVERS]
+        stages = {stage: sum(time_of(info, stage) for info in infos) for stage in STAGES}
+        per_token = {stage: round(ms / num_tokens, 2) for stage, ms in stages.items() if ms}
+        return Run(num_tokens / seconds, per_token)
 
     def compare(
         self, name: str, bodies: list[dict[str, Any]], runs: int, base: str = "plain", many: int = 1
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Medians of tokens per second, and of the ratios within each run."""
         pairs = []
         for _ in range(runs + 1):  # the first warms up
-            speeds = []
+            pair = []
             for server in (base, name):
                 with awake(*self.beside(server)):
-                    speeds.append(self.run(server, bodies, many))
-            pairs.append(speeds)
-        bases, speeds = zip(*pairs[1:], strict=True)
-        ratios = [speed / base for base, speed in pairs[1:]]
+                    pair.append(self.run(server, bodies, many))
+            pairs.append(pair)
+        pairs = sorted(pairs[1:], key=lambda pair: pair[1].speed / pair[0].speed)
+        ratios = [run.speed / base.speed for base, run in pairs]
+        of_base, of_run = pairs[len(pairs) // 2]
         return {
-            "tokens_per_s": round(statistics.median(speeds), 1),
-            "base_tokens_per_s": round(statistics.median(bases), 1),
+            "tokens_per_s": round(statistics.median(run.speed for _, run in pairs), 1),
+            "base_tokens_per_s": round(statistics.median(base.speed for base, _ in pairs), 1),
             "ratio": round(statistics.median(ratios), 2),
-            "lowest": round(min(ratios), 2),
-            "highest": round(max(ratios), 2),
+            "lowest": round(ratios[0], 2),
+            "highest": round(ratios[-1], 2),
+            "stages": of_run.stages,
+            "base_stages": of_base.stages,
         }
 
     def beside(self, name: str) -> list[Server]:
         """The server, and the one that drafts for it."""
-        names = [name, "draft"] if name.startswith("endpoint") else [name]
-        return [self.servers[one] for one in names]
+        names = ["draft", name] if name == "endpoint" else [name]
+        return [self.server(one) for one in names]
+
+
+def time_of(info: dict[str, Any], stage: str) -> float:
+    sources = info["sources"].values()
+    return info[stage] if stage in info else sum(source[stage] for source in sources)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--problems", type=int, default=8)
-    parser.add_argument("--endpoint", action="store_true", help="a draft model behind a URL, too")
     parser.add_argument("--only", default="", help="rows whose names contain this text")
     parser.add_argument("--output", type=Path, default=Path("build/texts/results.json"))
     arguments = parser.parse_args()
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        bench = start(stack, arguments)
+        bench = Bench(stack, arguments.problems)
         results = dict(rows(bench, arguments))
     arguments.output.write_text(json.dumps(results, indent=1))
     print("all answers in token mode equal the plain server's" if bench.is_exact else "NOT EXACT")
     return 0 if bench.is_exact else 1
 
 
-def start(stack: ExitStack, arguments: argparse.Namespace) -> Bench:
-    flags, logs = dict(SERVERS), Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    if arguments.endpoint:
-        flags |= ENDPOINT_SERVERS
-    ports = free_ports(len(flags) + arguments.endpoint)
-    if arguments.endpoint:
-        url = f"http://127.0.0.1:{ports[[*flags].index('draft')]}"
-        flags["endpoint"] = (*PARSE, *JUDGE, "--parse-draft-url", url)
-    servers = {}
-    for (name, words), port in zip(flags.items(), ports, strict=True):
-        spec = ServerSpec(name, (*words, "--sleep-on-idle"))
-        servers[name] = server = Server(spec, port, logs / f"{name}.log")
-        stack.callback(server.stop, 0)
-        server.wait_ready()
-        server.suspend()
-    bench = Bench(servers, arguments.problems)
-    with awake(servers["plain"]):
-        bench.run("plain", [{}] * arguments.problems)
-    return bench
-
-
 def rows(bench: Bench, arguments: argparse.Namespace) -> Any:
     def show(name: str, *case: Any, **more: Any) -> Any:
         if arguments.only in name:
             found = bench.compare(*case, arguments.runs, **more)
-            print(f"{name:44}", *(f"{key} {value}" for key, value in found.items()), flush=True)
+            print(f"{name:40}", *(f"{key} {value}" for key, value in found.items()), flush=True)
             yield name, found
 
     rng = random.Random(1)
@@ -174,14 +195,13 @@ def rows(bench: Bench, arguments: argparse.Namespace) -> Any:
             texts = [changed(text, fraction, rng) for text in bench.answers]
             bodies = [{"prediction": {"type": "content", "content": text}} for text in texts]
             yield from show(f"{server}, prediction {fraction:.0%} changed", server, bodies)
-    bodies = [{"cache_salt": "repeated"}] * len(bench.answers)
-    yield from show("token, repeated questions", "token", bodies)
-    yield from show("token, no text", "token", [{}] * len(bench.answers))
-    if arguments.endpoint:
-        for many in (1, 8):
-            case = ("endpoint", [{}] * len(bench.answers))
-            name = f"endpoint over in process, {many} at a time"
-            yield from show(name, *case, base="in process", many=many)
+    nothing, salted = [{}] * len(bench.answers), [{"cache_salt": "one"}] * len(bench.answers)
+    for server in ("token", "semantic"):
+        yield from show(f"{server}, repeated questions", server, salted)
+        yield from show(f"{server}, no text", server, nothing)
+    for many in (1, 8):
+        row = f"endpoint over in process, {many} at a time"
+        yield from show(row, "endpoint", nothing, base="in process", many=many)
 
 
 if __name__ == "__main__":

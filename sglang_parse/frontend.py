@@ -41,7 +41,7 @@ class ParseEndpoint(RuntimeEndpoint):
         url: the server's URL.
         api_key, verify, chat_template_name: as of ``sglang.RuntimeEndpoint``.
         options: keys of ``custom_params["parse"]``: ``enabled``, ``threshold``, ``trace``,
-            ``drafting``; the others are the server's.
+            ``drafting``, ``draft``; the others are the server's.
 
     Raises:
         ConfigError: an unknown option, or a value of the wrong type or range.

@@ -1,4 +1,4 @@
-"""PARSE's options for one program: as the server has it, exact, and switched off; with traces.
+"""PARSE's options for one program: the server's, exact, switched off, a draft; with traces.
 
 python examples/frontend/options.py http://127.0.0.1:30000
 """
@@ -35,13 +35,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url", help="a PARSE server")
     backend = ParseEndpoint(parser.parse_args().url, chat_template_name="chatml", trace=True)
-    for title, options in WAYS.items():
-        state = solve.run(problem=PROBLEM, backend=backend.with_options(**options))
-        (info,) = state.get_meta_info("answer")["parse"]
-        kept = f"{info['accepted_tokens']} of {info['drafted_tokens']} draft tokens kept"
-        print(f"{title}: {info['mode']}, {kept}, {state['answer'].splitlines()[-1]!r}")
-        for record in info["trace"]:
-            print("  verdicts", [round(verdict, 4) for verdict in record["verdicts"]])
+    answers = {
+        title: show(title, backend.with_options(**options)) for title, options in WAYS.items()
+    }
+    show("its answer as a draft", backend.with_options(draft=answers["exact"]))
+
+
+def show(title: str, backend: ParseEndpoint) -> str:
+    state = solve.run(problem=PROBLEM, backend=backend)
+    (info,) = state.get_meta_info("answer")["parse"]
+    kept = f"{info['accepted_tokens']} of {info['drafted_tokens']} draft tokens kept"
+    print(f"{title}: {info['mode']}, {kept}, {state['answer'].splitlines()[-1]!r}")
+    for record in info["trace"]:
+        print("  verdicts", record["source"], [round(verdict, 4) for verdict in record["verdicts"]])
+    return state["answer"]
 
 
 if __name__ == "__main__":

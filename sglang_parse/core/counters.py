@@ -18,7 +18,10 @@ _STAGES = ("prefill", "draft", "verify", "decode")
 # Count of a request -> (counter, label value, factor), where not simply (count_total, "", 1).
 _COUNTERS = {f"{stage}_ms": ("stage_seconds_total", stage, 1e-3) for stage in _STAGES}
 _COUNTERS["target_tokens"] = ("target_tokens_total", "parse", 1.0)
-_SOURCE_COUNTERS = {"verify_ms": ("source_verify_seconds_total", 1e-3)}
+_SOURCE_COUNTERS = {
+    "verify_ms": ("source_verify_seconds_total", 1e-3),
+    "wait_ms": ("source_wait_seconds_total", 1e-3),
+}
 _STATS = tuple(field.name for field in fields(Stats))
 
 

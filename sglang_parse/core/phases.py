@@ -177,6 +177,7 @@ class SourceStats:
         accepted_tokens: those of them accepted by the selection rule.
         matched_tokens: those after the accepted prefix that equal the target's choices.
         verify_ms: the request's part of their verify passes' wall time.
+        wait_ms: time that the request waited for them.
     """
 
     rounds: int = 0
@@ -184,6 +185,7 @@ class SourceStats:
     accepted_tokens: int = 0
     matched_tokens: int = 0
     verify_ms: float = 0.0
+    wait_ms: float = 0.0
 
 
 @dataclass(slots=True)

@@ -45,8 +45,8 @@ class RequestText:
 
     Attributes:
         match: where the answer is in it.
-        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step;
-            ``waited_cost``: of waiting for the next one.
+        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
+        waited_ms: how long its request has waited for the next one.
         is_complete: nothing is added to it any more.
         ends_answer: the answer ends where it does.
         num_unused: characters of it that were left out, because no answer can be as long.
@@ -55,7 +55,7 @@ class RequestText:
     match: TextMatch
     length: TextLength
     cost: float = 0.0
-    waited_cost: float = 0.0
+    waited_ms: float = 0.0
     is_complete: bool = True
     ends_answer: bool = False
     num_unused: int = 0
@@ -220,7 +220,6 @@ class RequestState:
         """Another text of the same source drafts."""
         text = self.texts[source]
         text.match, text.is_complete, text.ends_answer = match, is_complete, False
-        text.waited_cost = 0.0
 
     def extend_text(
         self,
@@ -241,6 +240,14 @@ class RequestState:
         """The next draft is on its way."""
         self.phase, self.draft = Phase.WAITING, Draft(source=source)
         self.drafting_suspended = False
+
+    def end_wait(self, source: str) -> float:
+        """Counts the time that it has waited for a draft; returns it, in ms."""
+        text = self.texts[source]
+        waited_ms, text.waited_ms = text.waited_ms, 0.0
+        if waited_ms:
+            self.sources.setdefault(source, SourceStats()).wait_ms += waited_ms
+        return waited_ms
 
     def add_draft(
         self,

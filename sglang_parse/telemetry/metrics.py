@@ -59,6 +59,12 @@ METRICS = (
         SOURCES,
     ),
     Metric(
+        "source_wait_seconds_total",
+        "Time that requests waited for drafts, by source.",
+        "source",
+        SOURCES,
+    ),
+    Metric(
         "source_faults_total",
         "Drafts that a source should have given and did not, because something failed.",
         "source",
@@ -222,7 +228,8 @@ META_INFO = {
     "and the expected `speedup`, null for a probe; absent without a draft",
     "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, "
     "`draft_token_ids`): "
-    "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens` and `verify_ms` of its drafts",
+    "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens`, `verify_ms` and `wait_ms` of "
+    "its drafts",
     "prediction": "only with a prediction: how many of its tokens are in the answer "
     "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
     "was not read, because no answer can be as long",

@@ -235,6 +235,26 @@ def test_a_fault_is_counted_and_pauses(monkeypatch: pytest.MonkeyPatch, caplog):
     assert "secret" not in caplog.text
 
 
+def test_drafts_that_end_together_are_one_fault(monkeypatch: pytest.MonkeyPatch, caplog):
+    caplog.set_level(logging.INFO, logger="sglang_parse")
+    server = Server(monkeypatch, draft_url="http://host:1")
+    reqs = [server.request() for _ in range(8)]
+    for req in reqs:
+        assert server.start(req, "A") == ""
+        write(req, "A")
+    for number, stream in enumerate(server.client.streams):
+        stream.token_ids = [*map(ord, "nswer")]
+        server.chain.poll(reqs)  # the others' text arrives, and then they fail, too
+        stream.fault, stream.is_complete = "ClientPayloadError", True
+        server.chain.poll(reqs)
+        assert server.counters.totals["source_faults_total", ENDPOINT] == number + 1
+    assert caplog.text.count("no drafts from") == 1
+    assert "come again" not in caplog.text
+    refused = [server.start(server.request(), "A") for _ in range(FIRST_PAUSE)]
+    assert set(refused) == {"endpoint: it failed before"}
+    assert server.start(server.request(), "A") == ""
+
+
 def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch):
     now = SimpleNamespace(value=100.0)
     monkeypatch.setattr(endpoint_module.time, "monotonic", lambda: now.value)

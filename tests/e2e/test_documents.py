@@ -381,6 +381,7 @@ def test_frontend_programs(server: Server, nursery: Nursery):
         with awake(server):
             printed = nursery.run(path, url.replace(PORT, str(server.port)))
         assert expected[Path(path).stem] in printed
+    assert "verdicts prediction" in printed  # the last one sends a draft
 
 
 def test_recomputed_verdicts(server: Server, tmp_path: Path, capsys: Any):
@@ -420,4 +421,6 @@ def test_engine_program(tmp_path: Path, nursery: Nursery):
     # A file, because the engine's processes import the main module.
     program = tmp_path / "engine.py"
     program.write_text(find_block("sgl.Engine("), encoding="utf-8")
-    assert "'mode': 'parse'" in nursery.run(program)
+    printed = nursery.run(program)
+    assert "'mode': 'parse'" in printed
+    assert int(re.search(r"'accepted_tokens': (\d+), 'rejected", printed)[1]) > 16

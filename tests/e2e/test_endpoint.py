@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from sglang_parse.client.servers import awake, free_ports
 from support.client import Client, assert_same, parse_info, wait_until
 from support.demo_pair import DEMO, held_out
-from support.fake_endpoint import FakeEndpoint, fake_endpoint
+from support.fake_endpoint import FakeEndpoint, fake_endpoint, rest_of
 from support.servers import PARSE, SEED, Start, plain_flags, served, two_ranks_environment
 
 PROBLEMS = held_out(6)
@@ -46,15 +47,13 @@ def answers(demo_plain: Client) -> list[dict[str, Any]]:
 def fake(answers: list) -> Iterator[FakeEndpoint]:
     """Knows the answers, unless told otherwise."""
     with fake_endpoint(PORT) as fake:
-        fake.draft = lambda question, answer: right_rest(answers, question, answer)
+        fake.draft = rest_of(right_texts(answers))
         yield fake
 
 
-def right_rest(answers: list, question: str, answer: str) -> str:
-    for one, plain in zip(PROBLEMS, answers, strict=True):
-        if one.problem.text in question:
-            return plain["text"].removesuffix("<|im_end|>")[len(answer) :]
-    raise AssertionError(question)
+def right_texts(answers: list) -> dict[str, str]:
+    texts = [plain["text"].removesuffix("<|im_end|>") for plain in answers]
+    return {one.problem.text: text for one, text in zip(PROBLEMS, texts, strict=True)}
 
 
 def ask(client: Client, place: int, **more: Any) -> dict[str, Any]:
@@ -75,6 +74,10 @@ def num_faults(target: Client) -> float:
     text = httpx.get(f"{target.url}/metrics", timeout=20).text
     lines = [line for line in text.splitlines() if "source_faults_total{" in line]
     return sum(float(line.split()[-1]) for line in lines if 'source="endpoint"' in line)
+
+
+def num_said(log: Path) -> int:
+    return log.read_text(errors="replace").count("PARSE: no drafts from")
 
 
 def test_nobody_answers(target: Client, answers: list):
@@ -169,6 +172,29 @@ def test_a_slow_endpoint_holds_nobody_up(
     assert waited < 6 * plain_s + 2 * TIMEOUT_S + 1  # two ranks on few cores
     switched_off = ask(target, 1, parse={"enabled": False})
     assert_same(switched_off, answers[1])
+
+
+def test_it_dies_under_load(target: Client, start_server: Start, answers: list):
+    """Eight requests have drafts on their way when every connection ends; nobody answers then."""
+    log = start_server("endpoint-target", *FLAGS).log
+    places = [place % len(PROBLEMS) for place in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        with fake_endpoint(PORT) as fake:
+            fake.draft = rest_of(right_texts(answers))
+            recover(target, fake)
+            before, said = num_faults(target), num_said(log)
+            fake.bodies.clear()
+            fake.part_s = 0.05
+            found = [pool.submit(ask, target, place) for place in places]
+            wait_until(lambda: len(fake.bodies) >= 8, "eight drafts to be on their way")
+            time.sleep(1.2)  # some of each has been verified
+            fake.kind = "killed"
+        found = [one.result() for one in found]
+    for place, answer in zip(places, found, strict=True):
+        assert_same(answer, answers[place])
+    assert sum(by_endpoint(answer)["rounds"] > 0 for answer in found) > 4
+    wait_until(lambda: num_faults(target) >= before + 8, "the faults to be counted")
+    assert num_said(log) == said + 1
 
 
 def test_said_once_and_nothing_lost(target: Client, start_server: Start, fake: FakeEndpoint):

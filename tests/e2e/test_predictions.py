@@ -15,8 +15,10 @@ from typing import Any
 import openai
 import pytest
 
+from sglang_parse.client.servers import free_ports
 from support.client import HTTP, Client, assert_same, parse_info
 from support.demo_pair import DEMO, RenderedProblem, held_out
+from support.fake_endpoint import FakeEndpoint, fake_endpoint, rest_of
 from support.pages import ROOT
 from support.servers import PARSE, QUESTION, SEED, Start, served
 
@@ -36,7 +38,14 @@ def texts(start_server: Start) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def trusting(start_server: Start) -> Iterator[Client]:
+def endpoint() -> Iterator[FakeEndpoint]:
+    """The server that ``trusting`` asks for drafts; writes nothing unless told otherwise."""
+    with fake_endpoint(*free_ports(1)) as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def trusting(start_server: Start, endpoint: FakeEndpoint) -> Iterator[Client]:
     """PARSE with questions that accept whatever is drafted, and without a draft model: what one
     scope's answers could do to another's is seen. Requests without a scope share, too."""
     yield from served(
@@ -44,6 +53,7 @@ def trusting(start_server: Start) -> Iterator[Client]:
         "trusting",
         *("--model-path", str(DEMO / "target"), *PARSE, *QUESTION, "--parse-threshold", "0"),
         *("--parse-drafting", "always", "--parse-reuse-answers", "20:shared", *SEED),
+        *("--parse-draft-url", endpoint.url),
     )
 
 
@@ -433,3 +443,35 @@ def test_a_judge_that_refuses_ends_a_wrong_draft(trusting: Client, answers: list
         parse = {"draft": wrong, "threshold": threshold}
         answer = trusting.generate(one.prompt, parse=parse, max_new_tokens=160)
         assert one.is_right(answer["text"])
+
+
+# -- another server's drafts under semantic verification --------------------------------------
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_an_endpoints_lines_are_judged(
+    trusting: Client, endpoint: FakeEndpoint, answers: list, fraction: float
+):
+    """Right lines are accepted as they come, wrong ones are not."""
+    texts = [plain["text"].replace("<|im_end|>", "") for plain in answers]
+    wrong = [changed(text, fraction) for text in texts]
+    endpoint.draft = rest_of(
+        {one.problem.text: text for one, text in zip(PROBLEMS, wrong, strict=True)}
+    )
+    endpoint.part_s = 0.01
+    accepted = drafted = 0
+    for place, one in enumerate(PROBLEMS[:4]):
+        answer = trusting.generate(
+            one.prompt,
+            parse={"threshold": 0.5},
+            top={"cache_salt": f"judged {fraction} {place}"},
+            max_new_tokens=160,
+        )
+        assert one.is_right(answer["text"])
+        found = parse_info(answer)["sources"]["endpoint"]
+        accepted += found["accepted_tokens"] + found["matched_tokens"]
+        drafted += found["drafted_tokens"]
+    endpoint.draft = rest_of({"": ""})
+    assert drafted > 160
+    assert accepted > (0.3 if fraction else 0.9) * drafted
+    assert (accepted < drafted) == bool(fraction)

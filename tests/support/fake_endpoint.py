@@ -22,9 +22,9 @@ class FakeEndpoint:
     Attributes:
         draft: what it writes.
         kind: "stream", "whole" (no stream), or a fault: "status", "garbage", "json", "half",
-            "stall", "break".
+            "stall", "break", "killed" (connections end in the middle).
         part: characters of one event.
-        delay_s: before the first event.
+        delay_s: before the first event; ``part_s``: before each further one.
         bodies: the requests it got.
     """
 
@@ -32,6 +32,7 @@ class FakeEndpoint:
     kind: str = "stream"
     part: int = 3
     delay_s: float = 0.0
+    part_s: float = 0.0
     bodies: list[Mapping[str, Any]] = field(default_factory=list)
     port: int = 0
 
@@ -50,11 +51,27 @@ class FakeEndpoint:
         return self.draft(messages[0]["content"], last["content"] if is_unfinished else "")
 
 
+def rest_of(texts: Mapping[str, str]) -> Draft:
+    """Writes on in the text whose question, the key, is asked."""
+
+    def draft(question: str, answer: str) -> str:
+        (text,) = (text for known, text in texts.items() if known in question)
+        return text[len(answer) :]
+
+    return draft
+
+
 @contextmanager
 def fake_endpoint(port: int) -> Iterator[FakeEndpoint]:
     fake = FakeEndpoint(port=port)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def end_headers(self) -> None:
+            self.send_header("connection", "close")
+            super().end_headers()
+
         def do_GET(self) -> None:
             self.reply(json.dumps({"data": [{"id": "fake"}]}).encode(), "application/json")
 
@@ -78,10 +95,14 @@ def fake_endpoint(port: int) -> Iterator[FakeEndpoint]:
                 return
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
+            self.send_header("transfer-encoding", "chunked")
             self.end_headers()
             for event in self.events(text, key):
-                self.wfile.write(event)
-                self.wfile.flush()
+                if fake.kind == "killed":
+                    return
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+                time.sleep(fake.part_s)
+            self.wfile.write(b"0\r\n\r\n")
 
         def events(self, text: str, key: str) -> Iterator[bytes]:
             if fake.kind == "garbage":

@@ -110,6 +110,17 @@ def test_faults(fake: FakeEndpoint, kind: str, fault: str, text: str):
         assert not stream.ends_answer
 
 
+def test_it_is_killed_while_it_writes(fake: FakeEndpoint):
+    fake.part_s, client = 0.05, client_of(fake.url)
+    stream = client.ask(CHAT)
+    assert client.arrived.wait(20)
+    fake.kind = "killed"
+    while not stream.is_complete:
+        time.sleep(0.005)
+    assert stream.fault
+    assert not stream.ends_answer
+
+
 def test_nobody_answers():
     (port,) = free_ports(1)
     assert "Connect" in drafted(client_of(f"http://127.0.0.1:{port}")).fault

@@ -87,7 +87,7 @@ class EndpointSource(TextSource):
         """A request that waits: starts a draft of what has arrived, or waits on."""
         text = req.parse_state.texts[self.name]
         if text.is_complete and not text.match.rest(1):
-            text.length.lose(text.waited_cost)
+            text.length.lose(self._end_wait(req))
             return f"{self.name}: no draft came"
         return self._give(req, ())
 
@@ -106,9 +106,12 @@ class EndpointSource(TextSource):
             state.wait_for_text(self.name)
             return ""
         reason = super().start(req, new_ids)
-        text.cost += text.waited_cost
-        text.waited_cost = 0.0
+        text.cost += self._end_wait(req)
         return reason
+
+    def _end_wait(self, req: Req) -> float:
+        """The request waits no longer; returns the decode steps that it has missed."""
+        return self._controller.steps_in(req.parse_state.end_wait(self.name))
 
     def _is_enough(self, token_ids: Sequence[int]) -> bool:
         if self._segments is None or len(token_ids) >= self._config.draft_tokens:
@@ -158,12 +161,12 @@ class EndpointSource(TextSource):
     def receive(self, req: Req, news: News) -> None:
         super().receive(req, news)
         text = req.parse_state.texts[self.name]
-        text.waited_cost = self._controller.steps_in(news.waited_ms)
+        text.waited_ms = news.waited_ms
         if news.fault:
             self._count_fault(news.fault)
             self.close(req)
             text.length.lose(math.inf)  # it is not asked again for this answer
-        elif news.token_ids:
+        elif news.token_ids and not self._pause:
             self._recover()
 
     def close(self, req: Req) -> None:
@@ -186,8 +189,9 @@ class EndpointSource(TextSource):
                 "answers, or raise --parse-draft-timeout",
                 *(_host(self._config.draft_url), fault),
             )
-        self._pause = min(MAX_PAUSE, FIRST_PAUSE * 4**self._num_faults)
-        self._num_faults += 1
+        if not self._pause:  # else it was asked before the fault that paused it
+            self._pause = min(MAX_PAUSE, FIRST_PAUSE * 4**self._num_faults)
+            self._num_faults += 1
 
     def _recover(self) -> None:
         if self._num_faults and self._client is not None:
