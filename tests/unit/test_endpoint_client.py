@@ -16,7 +16,10 @@ from sglang_parse.engine.sources.endpoint_client import (
     Question,
     Stream,
 )
+from sglang_parse.engine.sources.incoming import TextEncoder
+from support.demo_pair import DEMO
 from support.fake_endpoint import FakeEndpoint, fake_endpoint
+from support.models import load_tokenizer
 
 pytestmark = pytest.mark.unit
 
@@ -80,6 +83,24 @@ def test_it_arrives_in_parts(fake: FakeEndpoint):
         seen += added
     seen += stream.take()[0]
     assert decode(seen) == "two three four five six"
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 4, 7])
+def test_tokens_do_not_depend_on_the_parts(fake: FakeEndpoint, part: int):
+    """They may end inside of the target's tokens."""
+    text, fake.part, fake.part_s = "a: 66 + 29 = 95\nb: 95 - 18 = 77\nAnswer: 77", part, 0.002
+    fake.draft = lambda _question, _answer: text
+    encoder = TextEncoder(load_tokenizer(DEMO / "target"), 1000)
+    client = EndpointClient(fake.url, decode, encoder.encode_after, 0.25)
+    stream, seen = client.ask(CHAT), []
+    while not stream.is_complete:
+        client.arrived.wait(5)
+        client.arrived.clear()
+        added, has_changed = stream.take()
+        assert not has_changed
+        seen += added
+    seen += stream.take()[0]
+    assert seen == encoder.encode_after("one ", text)
 
 
 def test_tokens_that_change_later_end_it():

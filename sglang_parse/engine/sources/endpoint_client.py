@@ -15,12 +15,18 @@ from typing import Any
 
 import aiohttp
 
+from sglang_parse.core.selection import matching_tokens
+
 CONNECT_S = 2.0
 """Most seconds to connect."""
 MAX_CHARS = 1 << 16
 """Characters of one draft; what comes after them is not read."""
 NO_TEXT = re.compile("[\ud800-\udfff\ufffd]")
 """Halves of characters: a lone surrogate, or what stands for bytes that are none."""
+
+LAST_WORD, MAX_HELD = re.compile(r"\s*\S*\Z"), 16
+"""The end of a draft that is not used before more has arrived, and its longest in characters: its
+tokens may change with what follows."""
 
 Encode = Callable[[str, str], Sequence[int]]
 """(text before, draft) -> the draft's tokens."""
@@ -51,7 +57,7 @@ class Stream:
         token_ids: the target's tokens of what has arrived.
         is_complete: nothing will be added; ``ends_answer``: because the answer ends there.
         fault: why there is no more.
-        taken: the tokens that the scheduler has.
+        taken: the tokens that the scheduler has; ``is_wanted``: it has taken what there was.
         waits_since: ``time.monotonic`` since when its request waits; 0 while it does not.
     """
 
@@ -60,13 +66,14 @@ class Stream:
     ends_answer: bool = False
     fault: str = ""
     taken: list[int] = field(default_factory=list)
+    is_wanted: bool = True
     waits_since: float = 0.0
     task: Any = None
 
     def take(self) -> tuple[Sequence[int], bool]:
         """Tokens that have arrived since the last call, and whether those before have changed, as
         the last ones may when more text follows: then nothing can be added."""
-        token_ids, count = self.token_ids, len(self.taken)
+        token_ids, count, self.is_wanted = self.token_ids, len(self.taken), True
         if [*token_ids[:count]] != self.taken:
             return (), True
         added = [*token_ids[count:]]
@@ -124,9 +131,10 @@ class EndpointClient:
                 half = NO_TEXT.search(text)
                 kept = text[: half.start()] if half else text[:MAX_CHARS]
                 is_last = ends_answer is not None or len(kept) < len(text)
-                # The last token may grow with the next part.
-                ids = self._encode(before, kept)
-                stream.token_ids = ids if is_last else ids[:-1]
+                if not is_last and not stream.is_wanted:
+                    continue  # to be tokenized with the next part
+                stream.is_wanted = False
+                stream.token_ids = self._tokens(before, kept, is_last=is_last)
                 if is_last:
                     stream.ends_answer = bool(ends_answer) and len(kept) == len(text)
                     break
@@ -143,6 +151,14 @@ class EndpointClient:
         finally:
             stream.is_complete = True
             self.arrived.set()
+
+    def _tokens(self, before: str, text: str, *, is_last: bool) -> Sequence[int]:
+        """The text's tokens; unless it is the last, those that do not depend on its last word."""
+        ids = self._encode(before, text)
+        if is_last:
+            return ids
+        sure = text[:-MAX_HELD] + LAST_WORD.sub("", text[-MAX_HELD:], count=1)
+        return ids[: matching_tokens(ids, self._encode(before, sure))]
 
     async def _parts(
         self, question: Question, before: str
