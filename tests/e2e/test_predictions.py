@@ -473,5 +473,5 @@ def test_an_endpoints_lines_are_judged(
         drafted += found["drafted_tokens"]
     endpoint.draft = rest_of({"": ""})
     assert drafted > 160
-    assert accepted > (0.3 if fraction else 0.9) * drafted
-    assert (accepted < drafted) == bool(fraction)
+    low, high = (0.3, 0.95) if fraction else (0.9, 1.0)
+    assert low < accepted / drafted <= high
