@@ -29,7 +29,7 @@ from sglang_parse.calibrate.certify import (
 )
 from sglang_parse.core.certificate import TOKEN, Loss
 from sglang_parse.core.selection import SELECTIONS, select
-from sglang_parse.tasks.collect import FirstDraft
+from sglang_parse.tasks.collect import GradedDraft
 
 NUM_BINS = 12
 
@@ -125,14 +125,14 @@ def loosest_certified(rows: Sequence[AtThreshold]) -> AtThreshold | None:
     return next((row for row in reversed(rows) if row.certified), None)
 
 
-def error_len(draft: FirstDraft, loss: Loss) -> float:
+def error_len(draft: GradedDraft, loss: Loss) -> float:
     """Returns the number of accepted tokens from which a loss occurs; infinite without an error."""
     if loss == TOKEN:
         return math.inf if draft.first_wrong is None else draft.prefix_ends[draft.first_wrong]
     return draft.prefix_ends[-1] if draft.is_answer_right is False else math.inf
 
 
-def accepted_len(draft: FirstDraft, selection: str, threshold: float) -> int:
+def accepted_len(draft: GradedDraft, selection: str, threshold: float) -> int:
     """Returns the number of accepted draft tokens."""
     found = select(
         *(draft.verdicts, draft.prefix_ends, threshold, selection), is_finished=draft.finished
@@ -141,7 +141,7 @@ def accepted_len(draft: FirstDraft, selection: str, threshold: float) -> int:
 
 
 def make_selections(
-    drafts: Sequence[FirstDraft], grid: Sequence[float], loss: Loss, levels: tuple[float, float]
+    drafts: Sequence[GradedDraft], grid: Sequence[float], loss: Loss, levels: tuple[float, float]
 ) -> dict[str, tuple[AtThreshold, ...]]:
     """Tests every selection at every threshold.
 
@@ -179,7 +179,7 @@ def make_selections(
     return found
 
 
-def separation(drafts: Sequence[FirstDraft], loss: Loss) -> Separation:
+def separation(drafts: Sequence[GradedDraft], loss: Loss) -> Separation:
     """Compares the verdicts on complete drafts; those that the loss cannot grade do not count."""
     groups: tuple[list[float], list[float]] = [], []
     for draft in drafts:
@@ -188,7 +188,7 @@ def separation(drafts: Sequence[FirstDraft], loss: Loss) -> Separation:
     return Separation.of(*groups)
 
 
-def reliability(drafts: Sequence[FirstDraft]) -> tuple[Bin, ...]:
+def reliability(drafts: Sequence[GradedDraft]) -> tuple[Bin, ...]:
     """Bins verified prefixes by verdict, equal in size; empty where no grader locates errors."""
     if all(draft.first_wrong is None for draft in drafts):
         return ()

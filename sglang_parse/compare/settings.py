@@ -206,7 +206,7 @@ class CompareSettings(TaskSettings):
 
     def loads(self, server: str) -> list[tuple[Variant, int]]:
         """Variants and concurrencies that ``bench_serving`` measures, in this order."""
-        offs = self.off_fractions if has_parse(server) else (0.0,)
+        offs = (has_parse(server) and self.off_fractions) or (0.0,)
         own = [Variant(server, off_fraction=off) for off in offs]
         found = [(variant, concurrency) for concurrency in self.concurrencies for variant in own]
         return [*found, *((variant, 1) for variant in self.graded_variants(server)[1:])]

@@ -79,7 +79,7 @@ class ParseConfig(BaseModel):
     threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
-    certified there."""
+    certified there. If not set, a trained verdict head has its own."""
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
     """Where verdicts come from: 'question' asks the target, 'likelihood' compares each draft token
     with what the target would have written, or the folder of a verdict head by ``sglang-parse
@@ -244,9 +244,11 @@ class ParseConfig(BaseModel):
     def accept_threshold(self) -> float:
         """Minimum verdict that accepts a prefix."""
         certificate = self.certificate
-        if certificate is None or certificate.threshold is None:
-            return float(self.threshold)
-        return certificate.threshold
+        if certificate is not None and certificate.threshold is not None:
+            return certificate.threshold
+        if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
+            return self.head.threshold
+        return float(self.threshold)
 
     @property
     def max_reused_answers(self) -> int:

@@ -54,7 +54,9 @@ class JudgeFile(BaseModel):
         layers: decoder layers whose outputs are read, ascending; empty for scalars alone.
         hidden_size: width of one layer's hidden state.
         fingerprint: the server's whose drafts trained the head.
-        first_verdicts: smallest verdict of each first draft, out of fold, as in a certificate.
+        threshold: of verdicts, at which 0.5 % of the drafts have an error accepted; the server's,
+            unless ``--parse-threshold`` is set; null: 0.5.
+        first_verdicts: smallest verdict of each draft, out of fold, as in a certificate.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -64,6 +66,7 @@ class JudgeFile(BaseModel):
     layers: list[int] = Field(max_length=MAX_LAYERS)
     hidden_size: int
     fingerprint: Fingerprint
+    threshold: float | None = None
     first_verdicts: list[float]
 
     @property

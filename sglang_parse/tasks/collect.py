@@ -40,8 +40,8 @@ Parse = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class FirstDraft:
-    """A graded first draft with its verdicts, which depend on no threshold.
+class GradedDraft:
+    """A graded draft with its verdicts, which depend on no threshold.
 
     Attributes:
         problem: index into the list of items.
@@ -54,6 +54,7 @@ class FirstDraft:
         is_answer_right: of a finished draft; else None.
         first_wrong_token: number of the first wrong draft token, from 1; 0 for the anchor; None
             as ``first_wrong``.
+        round: number of the draft within its answer, from 0.
     """
 
     problem: int
@@ -64,6 +65,7 @@ class FirstDraft:
     first_wrong: int | None
     is_answer_right: bool | None
     first_wrong_token: int | None = None
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,12 @@ class Collector:
             )
         return found, first_record(answer)["threshold"]
 
-    def first_drafts(self, indices: Sequence[int]) -> list[FirstDraft]:
+    def first_drafts(self, indices: Sequence[int]) -> list[GradedDraft]:
         """Returns the graded first drafts of these problems, in their order."""
         limit = min(self.task.max_tokens, self.served[0].draft_tokens + 2)  # ends with the draft
         read = lambda answer: asdict(self.grade_draft(answer))  # noqa: E731
         found = self.collect("first drafts", indices, ACCEPT_ALL, read, limit)
-        return [FirstDraft(**draft) for draft in found]
+        return [GradedDraft(**draft) for draft in found]
 
     def collect(
         self,
@@ -177,31 +179,54 @@ class Collector:
             raise BenchError(f"{self.task.title} grades problem {problem} with {score}, not 0 or 1")
         return int(score)
 
-    def grade_draft(self, answer: Answer) -> FirstDraft:
+    def grade_draft(self, answer: Answer) -> GradedDraft:
         """Grades the first draft in an answer's trace; may raise as ``first_record`` does.
 
         An error in the target's own first token (the anchor) counts too: nothing after it is right.
         """
-        record, locate = first_record(answer), self.task.locate
-        ids, finished = [record["anchor_token_id"], *record["draft_token_ids"]], record["finished"]
-        text, ends, wrong = self.decode(ids), record["prefix_ends"], None
+        return self._graded(answer, 0, first_record(answer), ())
+
+    def grade_later_drafts(self, answer: Answer) -> Iterator[GradedDraft]:
+        """Grades the drafts behind the first one, as long as what is before them is right.
+
+        Args:
+            answer: with its token ids; the task locates errors.
+        """
+        first_record(answer)
+        for number, record in enumerate(answer.parse["trace"]):
+            before = answer.token_ids[: record["output_start"] - 1]
+            draft = self._graded(answer, number, record, before)
+            if draft.first_wrong_token is not None and draft.first_wrong_token < 0:
+                return
+            if number:
+                yield draft
+
+    def _graded(
+        self, answer: Answer, number: int, record: Mapping[str, Any], before: Sequence[int]
+    ) -> GradedDraft:
+        """Args: before: the answer's tokens before the anchor; an error there has a number < 0."""
+        ids = [*before, record["anchor_token_id"], *record["draft_token_ids"]]
+        finished, ends, locate = record["finished"], record["prefix_ends"], self.task.locate
+        text, wrong = self.decode(ids), None
         num_right = locate and locate(self.task.items[answer.problem], text, finished)
         if num_right is not None:
             text_len = lambda token: len(self.decode(ids[: token + 1]))  # noqa: E731
             wrong = bisect_right(range(len(ids)), num_right, key=text_len)
             if finished:  # the end itself may be the error
                 wrong = min(wrong, len(ids) - 1)
+            wrong -= len(before)
         if wrong is not None and wrong > ends[-1]:  # it was not verified
             wrong = None
-        return FirstDraft(
+        return GradedDraft(
             problem=answer.problem,
             verdicts=record["verdicts"],
             prefix_ends=ends,
-            num_drafted=len(ids) - 1,
+            num_drafted=len(record["draft_token_ids"]),
             finished=finished,
             first_wrong=None if wrong is None else bisect_left(ends, wrong),
             is_answer_right=bool(self.grade(answer.problem, text)) if finished else None,
             first_wrong_token=wrong,
+            round=number,
         )
 
 

@@ -1,4 +1,4 @@
-"""Requests first drafts with the target's hidden states, and stores both on disk.
+"""Requests drafts with the target's hidden states, and stores both on disk.
 
 Hidden states are one file per draft, as the server sends them: training reads one at a time.
 """
@@ -19,7 +19,7 @@ from sglang_parse.tasks.collect import (
     ACCEPT_ALL,
     PROBE_TOKENS,
     Collector,
-    FirstDraft,
+    GradedDraft,
     first_record,
 )
 
@@ -32,7 +32,7 @@ Given = Callable[[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class SeenDraft:
-    """A first draft as the target reads it.
+    """A draft as the target reads it.
 
     Attributes:
         draft: graded, with the verdicts of the server's judge.
@@ -40,7 +40,7 @@ class SeenDraft:
         logprobs, entropies: [n], in nats.
     """
 
-    draft: FirstDraft
+    draft: GradedDraft
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     entropies: Sequence[float]
@@ -92,14 +92,22 @@ class HiddenStates:
         """Whether the server's verdicts are the question's."""
         return self.judge == QUESTION
 
-    def store(self, problem: int, states: dict[str, Any]) -> None:
-        """Writes the hidden states of a trace record."""
+    def store(self, draft: GradedDraft, record: dict[str, Any]) -> dict[str, Any]:
+        """Writes the hidden states of a draft's trace record; returns the rest as plain data."""
+        states = record["hidden_states"]
         raw = np.frombuffer(base64.b64decode(states["data"]), _DTYPES[states["dtype"]])
-        np.save(self._path(problem), raw.reshape(states["shape"]))
+        np.save(self._path(draft), raw.reshape(states["shape"]))
+        num_tokens = record["prefix_ends"][-1]
+        return {
+            "draft": asdict(draft),
+            "token_ids": [record["anchor_token_id"], *record["draft_token_ids"][:num_tokens]],
+            "logprobs": record["draft_logprobs"],
+            "entropies": record["draft_entropies"],
+        }
 
-    def load(self, problem: int) -> np.ndarray:
+    def load(self, draft: GradedDraft) -> np.ndarray:
         """fp32 [1 + n, len(layers) * hidden_size]. Raises: BenchError, if it is not there."""
-        path = self._path(problem)
+        path = self._path(draft)
         try:
             stored = np.load(path)
         except (OSError, ValueError) as error:
@@ -111,8 +119,8 @@ class HiddenStates:
             return (stored.astype(np.uint32) << 16).view(np.float32)
         return stored.astype(np.float32)
 
-    def _path(self, problem: int) -> Path:
-        return self.folder / f"{problem}.npy"
+    def _path(self, draft: GradedDraft) -> Path:
+        return self.folder / f"{draft.problem}-{draft.round}.npy"
 
 
 def gather(
@@ -125,15 +133,7 @@ def gather(
     """
 
     def read(answer: Answer) -> dict[str, Any]:
-        record = first_record(answer)
-        states.store(answer.problem, record["hidden_states"])
-        num_tokens = record["prefix_ends"][-1]
-        return {
-            "draft": asdict(collector.grade_draft(answer)),
-            "token_ids": [record["anchor_token_id"], *record["draft_token_ids"][:num_tokens]],
-            "logprobs": record["draft_logprobs"],
-            "entropies": record["draft_entropies"],
-        }
+        return states.store(collector.grade_draft(answer), first_record(answer))
 
     states.folder.mkdir(parents=True, exist_ok=True)
     limit = collector.served[0].draft_tokens + 2  # ends with the draft
@@ -142,7 +142,31 @@ def gather(
     found = collector.collect(
         *(states.folder.name, indices, WITH_STATES, read, limit), options_of=_given_options(given)
     )
-    return [SeenDraft(**{**one, "draft": FirstDraft(**one["draft"])}) for one in found]
+    return [_seen(one) for one in found]
+
+
+def gather_later(
+    collector: Collector, indices: Sequence[int], states: HiddenStates
+) -> list[SeenDraft]:
+    """Returns the drafts behind the first ones of whole answers, which the server's judge serves.
+
+    Such drafts follow what the judge accepted and what the target wrote itself, and make other
+    errors than first ones. An answer's are returned up to the first with an error.
+    """
+
+    def read(answer: Answer) -> list[dict[str, Any]]:
+        records = answer.parse["trace"]
+        drafts = collector.grade_later_drafts(answer)
+        return [states.store(draft, records[draft.round]) for draft in drafts]
+
+    states.folder.mkdir(parents=True, exist_ok=True)
+    parse = {"trace": True, "hidden_states": True}
+    found = collector.collect(states.folder.name, indices, parse, read, wants_tokens=True)
+    return [_seen(one) for later in found for one in later]
+
+
+def _seen(stored: dict[str, Any]) -> SeenDraft:
+    return SeenDraft(**{**stored, "draft": GradedDraft(**stored["draft"])})
 
 
 def _given_options(given: Given | None) -> Callable[[int], dict[str, Any]] | None:

@@ -12,14 +12,28 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from sglang_parse.client.records import Answer, Item
-from sglang_parse.tasks.collect import Collector, FirstDraft
+from sglang_parse.client.records import Answer, Assignment, Item
+from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
 from sglang_parse.train_judge.training import LabeledDraft
 
 SAMPLING_TEMPERATURE = 1.0
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def labeled(
+    seen: Sequence[SeenDraft | None], task: Assignment, states: HiddenStates, *, is_located: bool
+) -> list[LabeledDraft]:
+    """Labels drafts; leaves out those about which nothing is known."""
+    prompts = prompt_numbers(task.items)
+    found = (
+        label(one, prompts[one.draft.problem], states, is_located=is_located)
+        for one in seen
+        if one is not None
+    )
+    return [one for one in found if one is not None]
 
 
 def label(
@@ -45,6 +59,7 @@ def label(
         wrong_token=draft.first_wrong_token if is_located else None,
         logprobs=seen.logprobs,
         entropies=seen.entropies,
+        load=partial(states.load, draft),
         asked=draft.verdicts if states.asks_question else (),
     )
 
@@ -142,6 +157,6 @@ def _ended_text(answer: Answer) -> str | None:
     return None if answer.meta["finish_reason"]["type"] == "length" else answer.text
 
 
-def _with_label(draft: FirstDraft, num_right: int) -> FirstDraft:
+def _with_label(draft: GradedDraft, num_right: int) -> GradedDraft:
     is_right = num_right == len(draft.prefix_ends)
     return replace(draft, first_wrong=None if is_right else num_right, first_wrong_token=None)

@@ -31,6 +31,8 @@ TITLES = {
 }
 """Readers that need no training -> their names for people."""
 HEAD = "the head"
+SERVED_RISK = 0.5
+"""Percent of drafts with an accepted error at the threshold that a server uses by default."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class JudgeReport:
 
     Attributes:
         head: by verdicts out of fold.
-        others: by key of judge.json; None without a question.
+        threshold: of verdicts, at which ``SERVED_RISK`` percent of the drafts have an error
+            accepted.
+        others: by key of judge.json; None without a question, which is asked about first drafts.
         gains: AUROC of the head minus theirs, paired.
         curve: (drafts that trained a fold's head, AUROC).
     """
@@ -47,6 +51,7 @@ class JudgeReport:
     data: TrainingSet
     trained: Trained
     head: ReaderFigures
+    threshold: float
     others: dict[str, ReaderFigures | None]
     gains: dict[str, Estimate]
     curve: Sequence[tuple[int, Estimate]]
@@ -59,14 +64,22 @@ class JudgeReport:
             LOGPROB: [likelihood_scores(draft) for draft in drafts],
             SMALLEST: [smallest_logprobs(draft) for draft in drafts],
         }
-        if all(draft.asked for draft in drafts):
-            scores = {QUESTION: [draft.asked for draft in drafts], **scores}
+        others = {key: compared.figures(one) for key, one in scores.items()}
+        gains = {key: compared.gain(trained.scores, one) for key, one in scores.items()}
+        asked = [place for place, draft in enumerate(drafts) if draft.asked]
+        if asked:
+            first = Comparison([drafts[place] for place in asked])
+            answers = [drafts[place].asked for place in asked]
+            others = {QUESTION: first.figures(answers), **others}
+            same = [trained.scores[place] for place in asked]
+            gains = {QUESTION: first.gain(same, answers), **gains}
         return cls(
             data=data,
             trained=trained,
             head=compared.figures(trained.scores),
-            others={QUESTION: None, **{key: compared.figures(one) for key, one in scores.items()}},
-            gains={key: compared.gain(trained.scores, one) for key, one in scores.items()},
+            threshold=sigmoid(compared.threshold_at(trained.scores, SERVED_RISK)),
+            others={QUESTION: None, **others},
+            gains=gains,
             curve=[(count, compared.auroc(one)) for count, one in trained.curve],
         )
 
@@ -118,6 +131,7 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
         "layers": list(chosen.layers),
         "hidden_size": data.hidden_size,
         "fingerprint": fingerprint.model_dump(),
+        "threshold": report.threshold,
         "first_verdicts": spread_out(lowest),
         "unit": report.unit,
         **report.counts,

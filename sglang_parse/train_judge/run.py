@@ -1,11 +1,16 @@
-"""A training: labeled first drafts with hidden states, then the head."""
+"""A training: labeled drafts with hidden states, then the head.
+
+First drafts train a head. A server with that head answers the same problems, and what it drafts
+behind the first drafts trains the head again, together with them: a judge decides what later drafts
+follow, so nobody else's answers have them (DAgger, arXiv 1011.0686).
+"""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +23,29 @@ from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT
 from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.client.targets import command_of, parse_settings
-from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
 from sglang_parse.core.judge import FILE
 from sglang_parse.tasks.assignment import make_assignment, prompts_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 from sglang_parse.train_judge.data import data_assignment
-from sglang_parse.train_judge.gather import Given, HiddenStates, gather
-from sglang_parse.train_judge.labels import label, label_by_target, prompt_numbers
+from sglang_parse.train_judge.gather import (
+    Given,
+    HiddenStates,
+    SeenDraft,
+    gather,
+    gather_later,
+)
+from sglang_parse.train_judge.labels import label_by_target, labeled
 from sglang_parse.train_judge.page import render
 from sglang_parse.train_judge.report import JudgeReport, content, show, write
 from sglang_parse.train_judge.settings import TrainJudgeSettings
-from sglang_parse.train_judge.training import NothingToLearnError, TrainingSet, num_steps, train
+from sglang_parse.train_judge.training import (
+    LabeledDraft,
+    NothingToLearnError,
+    TrainingSet,
+    num_steps,
+    train,
+)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -42,16 +58,22 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     task, given = load_task(settings), None
     if settings.data:
         settings, given = with_given_drafts(settings, task)
-    with open_collector(settings, task, console, log) as collector:
-        data, fingerprint = collect(settings, collector, given, log)
     try:
-        with make_progress(console) as progress:
-            bar = add_bar(progress, "train", num_steps(data))
-            trained = train(data, settings.max_rows, lambda: progress.advance(bar))
+        with open_collector(settings, task, console, log) as collector:
+            states = HiddenStates.of(collector, given)
+            drafts = collect_first(settings, collector, states, given, log)
+            fingerprint = collector.served[0]
+        report = train_head(drafts, states, task, settings, console)
+        if reason := settings.why_first_drafts_alone(task):
+            log(f"first drafts alone: {reason}")
+        else:
+            write(settings.output, report, content(report, fingerprint, {}))
+            with open_collector(settings.with_judge(), task, console, log) as collector:
+                drafts += collect_later(settings, collector, states, log)
+            report = train_head(drafts, states, task, settings, console)
     except NothingToLearnError as error:
         console.print(f"There is no head: {error}.", highlight=False)
         return 0
-    report = JudgeReport.of(data, trained)
     facts = {
         **conditions.of_now(("scikit-learn",)),
         "minutes": round(log.seconds / 60, 1),
@@ -115,38 +137,58 @@ def with_given_drafts(
     return replace(settings, parse_flags=flags), given.__getitem__
 
 
-def collect(
+def collect_first(
     settings: TrainJudgeSettings,
     collector: Collector,
+    states: HiddenStates,
     given: Given | None,
     log: Callable[[str], None],
-) -> tuple[TrainingSet, Fingerprint]:
-    """Requests the drafts and labels them. Raises: BenchError."""
-    task, states = collector.task, HiddenStates.of(collector, given)
+) -> list[LabeledDraft]:
+    """Requests first drafts, or verifies the given ones, and labels them. Raises: BenchError."""
+    task = collector.task
     count = len(task.items) if settings.data else min(settings.requests, len(task.items))
-    seen = gather(collector, range(count), states, given)
-    found = (
-        label_by_target(collector, seen, settings.samples) if settings.labels == "target" else seen
-    )
+    seen: Sequence[SeenDraft | None] = gather(collector, range(count), states, given)
+    if settings.labels == "target":
+        seen = label_by_target(collector, seen, settings.samples)
     is_located = settings.labels == "target" or task.locate is not None
-    prompts, problems, drafts = prompt_numbers(task.items), [], []
-    for one in found:
-        if one is None:
-            continue
-        number = one.draft.problem
-        labeled = label(one, prompts[number], states, is_located=is_located)
-        if labeled is not None:
-            problems.append(number)
-            drafts.append(labeled)
+    drafts = labeled(seen, task, states, is_located=is_located)
     log(f"{len(drafts)} of {count} drafts have a label")
+    return drafts
+
+
+def collect_later(
+    settings: TrainJudgeSettings,
+    collector: Collector,
+    states: HiddenStates,
+    log: Callable[[str], None],
+) -> list[LabeledDraft]:
+    """Requests whole answers of a server with the head, and labels their later drafts."""
+    judge = collector.served[0].judge
+    later = replace(states, judge=judge, folder=settings.output / f"later-drafts-{judge}")
+    count = min(settings.requests, len(collector.task.items))
+    seen = gather_later(collector, range(count), later)
+    log(f"{len(seen)} drafts follow a first one")
+    return labeled(seen, collector.task, later, is_located=True)
+
+
+def train_head(
+    drafts: Sequence[LabeledDraft],
+    states: HiddenStates,
+    task: Assignment,
+    settings: TrainJudgeSettings,
+    console: Console,
+) -> JudgeReport:
+    """Trains on labeled drafts. Raises: NothingToLearnError."""
     data = TrainingSet(
         drafts=drafts,
-        load=lambda place: states.load(problems[place]),
         layers=states.layers,
         hidden_size=states.hidden_size,
         locates_tokens=task.locate is not None and settings.labels != "target",
     )
-    return data, collector.served[0]
+    with make_progress(console) as progress:
+        bar = add_bar(progress, "train", num_steps(data))
+        trained = train(data, settings.max_rows, lambda: progress.advance(bar))
+    return JudgeReport.of(data, trained)
 
 
 def data_set(task: Assignment) -> str:

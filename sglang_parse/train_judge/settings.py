@@ -11,7 +11,7 @@ from typing import Literal, Self, get_args
 from transformers import AutoConfig
 
 from sglang_parse.client.flags import at_least, numbers, option
-from sglang_parse.client.records import BenchError
+from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.targets import Models, parse_settings
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import MAX_LAYERS
@@ -20,6 +20,7 @@ from sglang_parse.tasks.settings import GradedSettings, load
 MAX_PREFIXES = 64
 """Of the server that is started: nearly every segment end gets a label."""
 Labels = Literal["grader", "answers", "target"]
+Drafts = Literal["first", "all"]
 _labels = partial(option, group="labels")
 _head = partial(option, group="verdict head")
 
@@ -43,6 +44,12 @@ class TrainJudgeSettings(GradedSettings):
         1000,
         "problems, one first draft each; not with --data (default %(default)s)",
         type=at_least(1),
+    )
+    drafts: Drafts = _labels(
+        "all",
+        "all: the head is served, and the drafts that follow the first ones in whole answers train "
+        "it again, too; first: first drafts alone (default %(default)s)",
+        choices=get_args(Drafts),
     )
     samples: int = _labels(
         1, "of --labels target, answers per prefix; 1 is greedy", type=at_least(1)
@@ -80,6 +87,23 @@ class TrainJudgeSettings(GradedSettings):
         length = ParseConfig().draft_tokens
         own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES, draft_tokens=length)
         return replace(models, parse_flags=(*own, *models.parse_flags))
+
+    def why_first_drafts_alone(self, task: Assignment) -> str:
+        """Why no later drafts train the head; empty if they do."""
+        if self.drafts == "first":
+            return "--drafts first"
+        if self.data:
+            return "--data has no answers"
+        if self.labels == "target" or task.locate is None:
+            return "errors of later drafts are not located"
+        if self.remote:
+            return "the server of --url was not started here, and cannot be started with the head"
+        return ""
+
+    def with_judge(self) -> Self:
+        """The settings of a server with the head in ``output``."""
+        flags = (*self.parse_flags, *parse_settings(judge=self.output))
+        return replace(self, question="", parse_flags=flags)
 
 
 def default_layers(target: str) -> tuple[int, ...]:

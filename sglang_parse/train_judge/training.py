@@ -55,6 +55,7 @@ class LabeledDraft:
         wrong_token: the first wrong token, 1..n, or 0 for the anchor; None without one, or where
             errors are not located.
         logprobs, entropies: [n] of the draft's tokens, under the target.
+        load: returns its rows, fp32 [1 + n, len(layers) * hidden_size], the anchor's first.
         asked: [K] the question's verdicts; empty where none was asked.
     """
 
@@ -64,6 +65,7 @@ class LabeledDraft:
     wrong_token: int | None
     logprobs: Sequence[float]
     entropies: Sequence[float]
+    load: Callable[[], np.ndarray]
     asked: Sequence[float] = ()
 
     @property
@@ -84,16 +86,14 @@ class LabeledDraft:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Labeled drafts and the hidden states of their rows.
+    """Labeled drafts, and what their rows are.
 
     Attributes:
-        load: place of a draft -> fp32 [1 + n, len(layers) * hidden_size], the anchor's row first.
         layers: ascending.
         locates_tokens: wrong drafts have a ``wrong_token``.
     """
 
     drafts: Sequence[LabeledDraft]
-    load: Callable[[int], np.ndarray]
     layers: tuple[int, ...]
     hidden_size: int
     locates_tokens: bool
@@ -159,7 +159,7 @@ class HeadWeights:
     columns: np.ndarray
 
     def prefix_scores(self, draft: LabeledDraft, hidden: np.ndarray) -> list[float]:
-        """[K] scores, from the rows of a draft as ``TrainingSet.load`` returns them."""
+        """[K] scores, from the rows of a draft as ``load`` returns them."""
         dots = hidden[:, self.columns] @ self.weights.T
         tokens = dots[:-1, 0] + dots[1:, 1] + draft.scalars @ self.scalars + self.bias
         at_ends = dots[1:, 2] if len(self.weights) > 2 else np.zeros_like(tokens)
@@ -312,7 +312,7 @@ class _Trainer:
             self._on_step()
         found: dict[Candidate, list[list[float]]] = {candidate: [] for candidate in heads}
         for place, draft in enumerate(self._data.drafts):  # each draft's rows are read once
-            hidden, fold = self._data.load(place), self._data.folds[place]
+            hidden, fold = draft.load(), self._data.folds[place]
             for candidate, of_folds in heads.items():
                 found[candidate].append(of_folds[fold].prefix_scores(draft, hidden))
         compared = Comparison(self._data.drafts, resamples=0)
@@ -322,7 +322,7 @@ class _Trainer:
         """Scores each draft by the head of its fold."""
         data = self._data
         return [
-            heads[data.folds[place]].prefix_scores(draft, data.load(place))
+            heads[data.folds[place]].prefix_scores(draft, draft.load())
             for place, draft in enumerate(data.drafts)
         ]
 
@@ -345,7 +345,7 @@ class _Features:
         for place, (start, end) in enumerate(pairwise(np.cumsum([0, *sizes]))):
             draft, units = data.drafts[place], chosen[place]
             if units:
-                self._values[start:end] = _features(draft, data.load(place), pooling, units)
+                self._values[start:end] = _features(draft, draft.load(), pooling, units)
         self.labels = np.array(
             [
                 unit != draft.wrong_token if by_token else draft.right[unit]

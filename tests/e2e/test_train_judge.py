@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from sglang_parse import cli
-from sglang_parse.core.judge import WEIGHTS, JudgeFile
+from sglang_parse.client.program import ProgressLog
+from sglang_parse.core.judge import WEIGHTS, JudgeFile, read_judge
+from sglang_parse.tasks.collect import open_collector
+from sglang_parse.train_judge.gather import HiddenStates
+from sglang_parse.train_judge.run import collect_later, load_task
+from sglang_parse.train_judge.settings import TrainJudgeSettings, add_arguments
 from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem, disturbed_draft
 from support.heads import head_verdicts, rows_of
@@ -131,7 +138,8 @@ def test_a_server_without_hidden_states_is_refused(semantic: Client, tmp_path: P
 
 @pytest.fixture(scope="module")
 def head(start_server: Start, pair: tuple[Path, Path], trained: Path) -> Iterator[Client]:
-    flags = parse_flags(pair, "--parse-judge", str(trained))
+    layers = ("--parse-hidden-layers", ",".join(map(str, LAYERS)))
+    flags = parse_flags(pair, "--parse-judge", str(trained), *layers)
     yield from served(start_server, "trained-head", *flags)
 
 
@@ -162,3 +170,26 @@ def test_the_server_reads_what_was_trained(
     assert right
     assert wrong
     assert sum(right) / len(right) > 0.2 + sum(wrong) / len(wrong)
+
+
+def test_drafts_behind_the_first_ones_have_labels_and_states(
+    head: Client, trained: Path, tmp_path: Path
+):
+    """Of whole answers at the head's own threshold, each up to the first draft with an error."""
+    parser = ArgumentParser()
+    add_arguments(parser)
+    flags = ("--url", head.url, "--target", str(DEMO / "target"), "--output", str(tmp_path))
+    count = ("--requests", str(REQUESTS))
+    settings = TrainJudgeSettings.read(
+        parser.parse_args([*flags, *count, *write_task(tmp_path, REQUESTS)])
+    )
+    console, logged = Console(), []
+    with open_collector(settings, load_task(settings), console, ProgressLog(console)) as collector:
+        assert collector.served[1] == pytest.approx(read_judge(str(trained)).threshold)
+        states = HiddenStates.of(collector, None)
+        drafts = collect_later(settings, collector, states, logged.append)
+    assert len(drafts) >= 10
+    assert logged == [f"{len(drafts)} drafts follow a first one"]
+    assert {draft.wrong_token is None for draft in drafts} == {True, False}
+    for draft in drafts:
+        assert draft.load().shape == (1 + draft.num_tokens, len(LAYERS) * 128)

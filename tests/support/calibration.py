@@ -15,7 +15,7 @@ from sglang_parse.core.certificate import TOKEN, Certificate, Fingerprint, sprea
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.question import Question, QuestionWording, render_question
 from sglang_parse.startup.certificates import fingerprint_of
-from sglang_parse.tasks.collect import FirstDraft
+from sglang_parse.tasks.collect import GradedDraft
 from support.comparison import FACTS as COMPARED
 from support.demo_pair import DEMO
 from support.models import load_tokenizer
@@ -91,7 +91,7 @@ def demo_fingerprint(**settings: Any) -> Fingerprint:
 # -- figures ------------------------------------------------------------------------------
 
 
-def drafts(count: int) -> list[FirstDraft]:
+def drafts(count: int) -> list[GradedDraft]:
     """Two in five have an error; verdicts before it are high, after it mostly low."""
     numbers, made = random.Random(4), []
     for problem in range(count):
@@ -99,7 +99,7 @@ def drafts(count: int) -> list[FirstDraft]:
         right = [numbers.uniform(0.998, 0.9995) for _ in range(8 if wrong is None else wrong)]
         bad = [numbers.betavariate(0.3, 4) for _ in range(8 - len(right))]
         made.append(
-            FirstDraft(
+            GradedDraft(
                 problem=problem,
                 verdicts=(*right, *bad),
                 prefix_ends=tuple(range(12, 97, 12)),
@@ -118,7 +118,7 @@ def scores(accuracy: float) -> list[int]:
 
 
 def calibration(
-    found: Sequence[FirstDraft] | None = None, served: float = SERVED
+    found: Sequence[GradedDraft] | None = None, served: float = SERVED
 ) -> tuple[figures.Calibration, Certificate]:
     """The figures and the certificate of these drafts, or of ``drafts``."""
     found = found or drafts(REQUESTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from sglang_parse.train_judge.training import LabeledDraft, TrainingSet
@@ -30,7 +32,7 @@ def make_drafts(
     numbers = np.random.default_rng(7)
     direction = numbers.normal(size=HIDDEN)
     direction /= np.linalg.norm(direction)
-    drafts, states = [], []
+    drafts = []
     for number in range(count):
         num_lines = int(numbers.integers(2, 6))
         ends = [4 * (line + 1) for line in range(num_lines)]
@@ -45,7 +47,6 @@ def make_drafts(
             right[first:] = [False] + [None] * (num_lines - first - 1)
         if not locates:
             right = [None] * (num_lines - 1) + [wrong is None]
-        states.append(rows)
         drafts.append(
             LabeledDraft(
                 prompt=number // per_prompt,
@@ -54,7 +55,8 @@ def make_drafts(
                 wrong_token=wrong if locates else None,
                 logprobs=logprobs.tolist(),
                 entropies=numbers.exponential(0.2, ends[-1]).tolist(),
+                load=partial(np.copy, rows),
                 asked=numbers.uniform(size=num_lines).tolist(),
             )
         )
-    return TrainingSet(drafts, states.__getitem__, LAYERS, HIDDEN, locates), direction
+    return TrainingSet(drafts, LAYERS, HIDDEN, locates), direction

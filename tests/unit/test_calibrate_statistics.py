@@ -39,15 +39,15 @@ from sglang_parse.calibrate.report import show, summary
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.certificate import ANSWER, TOKEN
 from sglang_parse.core.selection import SELECTIONS
-from sglang_parse.tasks.collect import FirstDraft
+from sglang_parse.tasks.collect import GradedDraft
 from support.calibration import CONDITIONS, calibration
 
 pytestmark = pytest.mark.unit
 
 
-def draft(verdicts, *, first_wrong=None, finished=True, right=None) -> FirstDraft:
+def draft(verdicts, *, first_wrong=None, finished=True, right=None) -> GradedDraft:
     count = len(verdicts)
-    return FirstDraft(
+    return GradedDraft(
         problem=0,
         verdicts=tuple(verdicts),
         prefix_ends=tuple(range(3, 3 * count + 1, 3)),
@@ -286,7 +286,7 @@ def test_separation_is_of_drafts_that_the_loss_grades():
 # -- words -----------------------------------------------------------------------------
 
 
-def same(right: float, wrong: float, count: int) -> list[FirstDraft]:
+def same(right: float, wrong: float, count: int) -> list[GradedDraft]:
     """As many right as wrong drafts, with these verdicts."""
     return [draft([right, right])] * count + [draft([wrong, wrong], first_wrong=0)] * count
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_presets():
     assert load.problems == load.traced == 0
     offs = [Variant("parse", off_fraction=off) for off in (0.0, 0.5, 1.0)]
     assert load.loads("parse")[:4] == [*((off, 1) for off in offs), (offs[0], 4)]
+    assert replace(load, off_fractions=()).loads("parse")[0] == (offs[0], 1)
     assert load.loads("plain") == [(Variant("plain"), c) for c in (1, 4, 8, 16)]
     assert load.order(1) == load.servers[::-1]
 

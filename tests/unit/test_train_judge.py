@@ -6,14 +6,16 @@ import json
 import math
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sglang_parse.client.records import Answer, BenchError, Item
-from sglang_parse.tasks.collect import FirstDraft
+from sglang_parse.client.records import Answer, Assignment, BenchError, Item
+from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.data import data_assignment, read_data
 from sglang_parse.train_judge.figures import Comparison
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
@@ -103,16 +105,13 @@ def test_a_head_that_knows_prompts_only_is_said_to():
     numbers = np.random.default_rng(3)
     hard = [prompt % 2 == 1 for prompt in range(60) for _ in range(4)]
     right = [(place % 4 == 0) == is_hard for place, is_hard in enumerate(hard)]
-    drafts = [
-        LabeledDraft(place // 4, [2], [is_right], None, [-1.0] * 2, [1.0] * 2)
-        for place, is_right in enumerate(right)
-    ]
-    states = [
-        np.array([[0.0], [1.0], [1.0]], np.float32) * (1 - 2 * is_hard)
-        + numbers.normal(scale=0.1, size=(3, 1)).astype(np.float32)
-        for is_hard in hard
-    ]
-    data = TrainingSet(drafts, states.__getitem__, (1,), 1, False)
+    drafts = []
+    for place, (is_hard, is_right) in enumerate(zip(hard, right, strict=True)):
+        rows = np.array([[0.0], [1.0], [1.0]], np.float32) * (1 - 2 * is_hard)
+        rows += numbers.normal(scale=0.1, size=(3, 1)).astype(np.float32)
+        load = partial(np.copy, rows)
+        drafts.append(LabeledDraft(place // 4, [2], [is_right], None, [-1.0] * 2, [1.0] * 2, load))
+    data = TrainingSet(drafts, (1,), 1, False)
     report = JudgeReport.of(data, train(data, MAX_ROWS))
     assert report.head.auroc.low > 0.6
     assert "it may know which prompts are hard, not which drafts are wrong" in " ".join(
@@ -135,8 +134,9 @@ def test_a_head_that_is_no_better_than_the_likelihood_is_said_to_be():
 
 @pytest.mark.parametrize("right", [True, False])
 def test_one_kind_of_label_is_nothing_to_learn_from(right: bool):
-    drafts = [LabeledDraft(n, [2], [right], None, [-1.0] * 2, [1.0] * 2) for n in range(20)]
-    data = TrainingSet(drafts, lambda _: np.zeros((3, 4), np.float32), (1,), 4, False)
+    rows = partial(np.zeros, (3, 4), np.float32)
+    drafts = [LabeledDraft(n, [2], [right], None, [-1.0] * 2, [1.0] * 2, rows) for n in range(20)]
+    data = TrainingSet(drafts, (1,), 4, False)
     with pytest.raises(NothingToLearnError, match="training needs 5 of each"):
         train(data, MAX_ROWS)
 
@@ -159,6 +159,7 @@ def drafts_of(*right: Sequence[bool | None], prompts: Sequence[int] | None = Non
             wrong_token=None,
             logprobs=[-1.0] * 10 * len(own),
             entropies=[1.0] * 10 * len(own),
+            load=partial(np.zeros, (1 + 10 * len(own), 1), np.float32),
         )
         for n, own in enumerate(right)
     ]
@@ -195,6 +196,17 @@ def test_kept_at_risk_is_that_of_first_reject():
     # of that draft; the last draft is rejected at its first prefix.
     assert kept["1"].value == pytest.approx((98 * 20 + 20) / 2000)
     assert kept["2"].value == pytest.approx(1.0)
+
+
+def test_the_threshold_at_a_risk_accepts_so_many_errors():
+    drafts = drafts_of(*[[True, True]] * 96, *[[True, False]] * 4)
+    wrong = [[0.9, 0.7], [0.6, 0.8], [0.9, 0.3], [0.9, 0.2]]
+    compared, scores = Comparison(drafts), [[0.9, 0.8]] * 96 + wrong
+    assert [compared.threshold_at(scores, percent) for percent in (0, 1, 2, 4)] == [
+        *(pytest.approx(value) for value in (0.7, 0.6, 0.3)),
+        0.2,
+    ]
+    assert all(compared.threshold_at(scores, n) > value for n, value in enumerate((0.7, 0.6, 0.3)))
 
 
 def test_drafts_that_are_labeled_as_a_whole_are_kept_whole():
@@ -237,8 +249,44 @@ def seen_draft(**changes) -> SeenDraft:
         "is_answer_right": False,
         "first_wrong_token": 3,
     }
-    draft = FirstDraft(**(given | changes))
+    draft = GradedDraft(**(given | changes))
     return SeenDraft(draft, [7, *range(6)], [-1.0] * 6, [1.0] * 6)
+
+
+def record(start: int, anchor: str, draft: str) -> dict[str, Any]:
+    """Of a draft whose lines end with a capital; tokens are characters."""
+    ends = [n for n, letter in enumerate(draft, start=1) if letter.isupper()]
+    return {
+        "output_start": start,
+        "anchor_token_id": ord(anchor),
+        "draft_token_ids": [*map(ord, draft)],
+        "finished": False,
+        "prefix_ends": ends,
+        "verdicts": [0.9] * len(ends),
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong_at", "found"),
+    [
+        (None, [(1, None, None), (2, None, None)]),  # of the whole answer
+        (12, [(1, None, None), (2, 1, 4)]),  # in the third draft
+        (7, [(1, 0, 2)]),  # accepted: what follows has no label
+        (6, [(1, 0, 1)]),
+        (1, []),
+    ],
+)
+def test_later_drafts_have_labels_while_what_is_before_them_is_right(wrong_at, found):
+    output = "abCdeFghIjkLmN"
+    trace = [record(1, "a", "bCdx"), record(6, "F", "ghI"), record(9, "I", "jkLmN")]
+    task = Assignment("", [Item("0", "?", None)], lambda *_: 0, 99, lambda *_: wrong_at)
+    decode = lambda ids: "".join(map(chr, ids))  # noqa: E731
+    answer = Answer(
+        *(0, output, 14, 1.0, {"parse": {"kv_truncated_drafts": 0, "trace": trace}}),
+        token_ids=tuple(map(ord, output)),
+    )
+    drafts = Collector(None, task, None, None, decode).grade_later_drafts(answer)
+    assert [(one.round, one.first_wrong, one.first_wrong_token) for one in drafts] == found
 
 
 def test_prefixes_after_the_first_wrong_one_have_no_label():
