@@ -23,6 +23,7 @@ from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT
 from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.client.targets import command_of, parse_settings
+from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
 from sglang_parse.core.judge import FILE
 from sglang_parse.tasks.assignment import make_assignment, prompts_assignment
@@ -47,6 +48,9 @@ from sglang_parse.train_judge.training import (
     train,
 )
 
+SHOWN = "labels", "drafts", "max_rows", "concurrency"
+"""Settings that the conditions repeat."""
+
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Trains; writes judge.json, judge.safetensors and report.html, prints the figures.
@@ -59,18 +63,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if settings.data:
         settings, given = with_given_drafts(settings, task)
     try:
-        with open_collector(settings, task, console, log) as collector:
-            states = HiddenStates.of(collector, given)
-            drafts = collect_first(settings, collector, states, given, log)
-            fingerprint = collector.served[0]
-        report = train_head(drafts, states, task, settings, console)
-        if reason := settings.why_first_drafts_alone(task):
-            log(f"first drafts alone: {reason}")
-        else:
-            write(settings.output, report, content(report, fingerprint, {}))
-            with open_collector(settings.with_judge(), task, console, log) as collector:
-                drafts += collect_later(settings, collector, states, log)
-            report = train_head(drafts, states, task, settings, console)
+        report, fingerprint = learn(settings, task, given, console, log)
     except NothingToLearnError as error:
         console.print(f"There is no head: {error}.", highlight=False)
         return 0
@@ -79,7 +72,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "minutes": round(log.seconds / 60, 1),
         "server": settings.remote.url if settings.remote else command_of(*settings.server_specs()),
         "data_set": data_set(task),
-        **{name: getattr(settings, name) for name in ("labels", "max_rows", "concurrency")},
+        **{
+            name: getattr(settings, name)
+            for name in ("labels", "drafts", "max_rows", "concurrency")
+        },
     }
     values = content(report, fingerprint, facts)
     write(settings.output, report, values)
@@ -90,6 +86,35 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(f"serve with it: --parse-judge {settings.output}", highlight=False)
     console.print(f"{settings.output / FILE}\n{page}", highlight=False)
     return 0
+
+
+def learn(
+    settings: TrainJudgeSettings,
+    task: Assignment,
+    given: Given | None,
+    console: Console,
+    log: ProgressLog,
+) -> tuple[JudgeReport, Fingerprint]:
+    """Trains on first drafts; serves that head, and trains on later drafts, too.
+
+    Raises:
+        BenchError: as ``run``.
+        NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
+    """
+    with open_collector(settings, task, console, log) as collector:
+        states, fingerprint = HiddenStates.of(collector, given), collector.served[0]
+        drafts = collect_first(settings, collector, states, given, log)
+    report = train_head(drafts, states, task, settings, console)
+    reason = settings.why_first_drafts_alone(task)
+    if report.is_useless:
+        reason = "this head is no judge"
+    if reason:
+        log(f"first drafts alone: {reason}")
+        return report, fingerprint
+    write(settings.output, report, content(report, fingerprint, {}))
+    with open_collector(settings.with_judge(), task, console, log) as collector:
+        drafts += collect_later(settings, collector, states, log)
+    return train_head(drafts, states, task, settings, console), fingerprint
 
 
 def load_task(settings: TrainJudgeSettings) -> Assignment:
