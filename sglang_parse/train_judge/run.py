@@ -32,7 +32,6 @@ from sglang_parse.train_judge.data import data_assignment
 from sglang_parse.train_judge.gather import (
     Given,
     HiddenStates,
-    SeenDraft,
     gather,
     gather_later,
 )
@@ -172,11 +171,10 @@ def collect_first(
     """Requests first drafts, or verifies the given ones, and labels them. Raises: BenchError."""
     task = collector.task
     count = len(task.items) if settings.data else min(settings.requests, len(task.items))
-    seen: Sequence[SeenDraft | None] = gather(collector, range(count), states, given)
-    if settings.labels == "target":
-        seen = label_by_target(collector, seen, settings.samples)
-    is_located = settings.labels == "target" or task.locate is not None
-    drafts = labeled(seen, task, states, is_located=is_located)
+    seen, by_target = gather(collector, range(count), states, given), settings.labels == "target"
+    found = label_by_target(collector, seen, settings.samples) if by_target else seen
+    is_located = by_target or task.locate is not None
+    drafts = labeled(found, task, states, is_located=is_located)
     log(f"{len(drafts)} of {count} drafts have a label")
     return drafts
 
