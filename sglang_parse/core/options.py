@@ -44,6 +44,11 @@ class RequestOptions(BaseModel):
     """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
     then up to 32 tokens at a time unless --parse-draft-tokens is set."""
 
+    @property
+    def sets_threshold(self) -> bool:
+        """Whether the request has a threshold of its own."""
+        return "threshold" in self.model_fields_set
+
     @classmethod
     def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
         """Reads a request's options; server settings are the defaults.
@@ -68,6 +73,7 @@ class RequestOptions(BaseModel):
                 ) from None
             problem, *_ = problems_of(error, cls, "custom_params.parse.{}".format)
             raise ConfigError(problem) from None
+        read.model_fields_set.intersection_update(options)
         read._check_hidden_states(config)
         read._check_draft()
         return read

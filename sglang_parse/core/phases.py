@@ -66,7 +66,9 @@ class RequestPolicy:
 
     Attributes:
         threshold: smallest verdict that accepts a prefix.
-        judge: where its verdicts come from, as ``ParseConfig.judge_name``.
+        judge: where its verdicts come from, as ``ParseConfig.judge_name``; None if drafts are
+            compared with the target's choices token by token.
+        adapter: id of its LoRA adapter; "" for none.
         keep_trace: collect one record per round.
         keep_hidden_states: records contain the target's hidden states.
         draft_token_ids: the answer's first tokens, given by the client: the first replaces the
@@ -86,6 +88,7 @@ class RequestPolicy:
 
     threshold: float
     judge: str | None = None
+    adapter: str = ""
     keep_trace: bool = False
     keep_hidden_states: bool = False
     draft_token_ids: tuple[int, ...] = ()

@@ -34,6 +34,7 @@ from sglang_parse.core.phases import (
     TraceRecord,
 )
 from sglang_parse.core.policy.text_length import TextLength
+from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -148,6 +149,11 @@ class RequestState:
     @property
     def num_drafted(self) -> int:
         return len(self.draft.token_ids)
+
+    @property
+    def stats_key(self) -> StatsKey:
+        """Key of its drafts' acceptance statistics."""
+        return stats_key(self.policy.threshold, self.num_failed, self.policy.adapter)
 
     @property
     def target_decodes(self) -> bool:

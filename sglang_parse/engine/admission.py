@@ -7,6 +7,7 @@ separate part of the radix cache, by SGLang's ``extra_key``.
 
 from __future__ import annotations
 
+from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.engine.adjust import Adjustment
@@ -36,7 +37,7 @@ def finish(engine: Engine, req: Req) -> None:
     """Keeps a finished answer, and observes how much of it needed decode steps."""
     state = req.parse_state
     engine.sources.finish(req)
-    if engine.eagle is not None and not state.policy.is_plain:
+    if engine.eagle is not None and not state.policy.is_plain and not req.lora_id:
         num_prompt = len(req.origin_input_ids) - req.cached_tokens
         engine.controller.eagle_gate.observe_answer(
             state.policy.threshold, num_prompt + len(state.output_ids), state.num_decoded
@@ -50,9 +51,12 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     is_adjusted = Adjustment.adjusts(req)
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
     accelerator = "eagle3" if uses_eagle and not feature else "none"
+    # What a head was trained on and a question was chosen with are the base weights.
+    may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or options.sets_threshold
     return RequestPolicy(
         threshold=options.threshold,
-        judge=None if plain_reason else config.judge_name,
+        judge=config.judge_name if may_judge and not plain_reason else None,
+        adapter=req.lora_id or "",
         keep_trace=options.trace,
         keep_hidden_states=options.hidden_states,
         draft_token_ids=() if plain_reason else tuple(options.draft_token_ids),
@@ -65,7 +69,9 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
         is_adjusted=is_adjusted,
         stop_ids=stop_ids_of(req),
         certified=certified.covers(
-            options.threshold, greedy=req.sampling_params.top_k <= 1, plain=bool(plain_reason)
+            options.threshold,
+            greedy=req.sampling_params.top_k <= 1,
+            plain=bool(plain_reason or req.lora_id),  # it is about the base weights
         ),
         fingerprint=certified.fingerprint.model_dump() if options.trace else None,
     )

@@ -70,7 +70,7 @@ class Committer:
             new_ids = () if first_id is None else (first_id,)
             self._resume_drafting(req, new_ids, len(state.output_ids))
         state.begin(first_id)
-        if given and self.judge is not None:
+        if given and self._judge_of(state) is not None:
             state.give_draft(given[1:], self.config.max_prefixes)
         self.ask(req)
 
@@ -104,24 +104,29 @@ class Committer:
 
     def ask(self, req: Req) -> None:
         """Attaches the questions to a complete draft."""
-        draft = req.parse_state.draft
-        if self.judge is not None and draft.token_ids and not draft.prefix_ends:
-            self.judge.ask(req)
+        draft, judge = req.parse_state.draft, self._judge_of(req.parse_state)
+        if judge is not None and draft.token_ids and not draft.prefix_ends:
+            judge.ask(req)
+
+    def _judge_of(self, state: RequestState) -> Judge | None:
+        """The judge of its drafts; None if they are compared token by token."""
+        return self.judge if state.policy.judge else None
 
     # -- drafts -----------------------------------------------------------------
 
     def _commit_round(self, req: Req, result: TargetResult) -> Sequence[int]:
         state, draft = req.parse_state, req.parse_state.draft
-        verdicts = Verdicts()
-        if self.judge is not None:
-            verdicts = self.judge.verdicts(draft, result.scores, result.answers)
+        verdicts, judge = Verdicts(), self._judge_of(state)
+        if judge is not None:
+            verdicts = judge.verdicts(draft, result.scores, result.answers)
         selection = self._select(state, result, verdicts)
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
         record = None
         if state.policy.keep_trace:
-            record = trace_record(state, result, verdicts, selection, bonus, self.judge)
+            layers = self.judge.layers if self.judge else ()
+            record = trace_record(state, result, verdicts, selection, bonus, judge, layers)
         has_failed = self._observe(req, result, verdicts, accepted_len, matched)
         tokens = (*draft.token_ids[:accepted_len], *bonus)
         state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
@@ -132,7 +137,7 @@ class Committer:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
         which is exact for greedy and sampled output."""
         draft, threshold = state.draft, state.policy.threshold
-        if self.judge is None:
+        if self._judge_of(state) is None:
             matched = matching_tokens(draft.token_ids, result.target_tokens)
             return Selection(0 if threshold > 1 else matched)
         if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
@@ -163,9 +168,10 @@ class Committer:
         """Counts the outcome and feeds the controller; returns whether the draft failed."""
         outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
         self.counters.observe_verify(outcome.num_verified, accepted_len, verdicts.values)
-        if self.judge is not None:
+        judge = self._judge_of(req.parse_state)
+        if judge is not None:
             decides = self._simulated is None
-            self.judge.observe(req, verdicts, result.target_tokens, decides=decides)
+            judge.observe(req, verdicts, result.target_tokens, decides=decides)
         self.sources.observe(req, outcome)
         return outcome.has_failed
 
@@ -215,11 +221,12 @@ class Committer:
         Args:
             segment: the tokens from ``segment_start`` on, the last ``num_new`` of them new.
         """
-        if self.judge is None:
+        judge, policy = self._judge_of(state), state.policy
+        if judge is None:
             return len(segment)
-        end = self.judge.segments.first_end(segment, num_new)
+        end = judge.segments.first_end(segment, num_new)
         if end is not None and not state.drafting_suspended:
-            self.controller.observe_decoded_segment(state.policy.threshold, end)
+            self.controller.observe_decoded_segment(policy.threshold, end, policy.adapter)
         return end
 
     def _resume_drafting(self, req: Req, new_ids: Sequence[int], num_written: int) -> bool:
@@ -274,6 +281,7 @@ def trace_record(
     selection: Selection,
     bonus: Sequence[int],
     judge: Judge | None,
+    layers: Sequence[int],
 ) -> TraceRecord:
     draft, question = state.draft, judge and judge.question
     record: TraceRecord = {
@@ -298,11 +306,11 @@ def trace_record(
         "target_token_ids": list(result.target_tokens),
         "plan": asdict(state.plan) if state.plan else {},
     }
-    if result.hidden is not None and judge is not None:
+    if result.hidden is not None:
         num_rows = 1 + draft.num_verified
         logprobs, entropies = zip(*(row[2:] for row in result.scores[:-1]), strict=True)
         record |= {
-            "hidden_states": encode_hidden_states(result.hidden[:num_rows], judge.layers),
+            "hidden_states": encode_hidden_states(result.hidden[:num_rows], layers),
             "draft_logprobs": list(logprobs),
             "draft_entropies": list(entropies),
         }

@@ -6,8 +6,7 @@ slots; logits are computed for the rows that need them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,13 +133,12 @@ def run_forward(
         custom_mask=flat_mask(layout, device) if is_masked and not layout.is_causal else None,
         select_index=on_device(_logits_index(parts, layout), device),
     )
-    with _without_adapters(runner):
-        forward_batch = ForwardBatch.init_new(
-            _batch_view(batch, parts, layout, spec_info),
-            runner,
-            capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
-            return_hidden_states_before_norm=False,
-        )
+    forward_batch = ForwardBatch.init_new(
+        _batch_view(batch, parts, layout, spec_info),
+        runner,
+        capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
+        return_hidden_states_before_norm=False,
+    )
     # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
     done = runner.forward(forward_batch)
@@ -157,23 +155,6 @@ def _logits_index(parts: Sequence[RequestRows], layout: VerifyLayout) -> list[in
     return index
 
 
-@contextmanager
-def _without_adapters(runner: Any) -> Iterator[None]:
-    """Skips SGLang's LoRA preparation, which does not know these rows; none has an adapter.
-
-    Reset afterwards: a CUDA graph captured meanwhile would lack adapters for all requests.
-    """
-    if runner.lora_manager is None:
-        yield
-        return
-    backend = runner.lora_manager.lora_backend
-    backend.skip_inactive_lora_batches = True
-    try:
-        yield
-    finally:
-        backend.skip_inactive_lora_batches = False
-
-
 def _batch_view(
     batch: ScheduleBatch,
     parts: Sequence[RequestRows],
@@ -188,7 +169,8 @@ def _batch_view(
     view.extend_lens = [r.num_rows for r in layout.requests]
     view.prefix_lens = [r.prefix_len for r in layout.requests]
     view.extend_num_tokens = layout.num_rows
-    view.extend_logprob_start_lens = view.extend_lens
+    # For adapters of the LM head: how many of a request's rows have logits.
+    view.extend_logprob_start_lens = [p.layout.num_rows - len(p.logits_rows) for p in parts]
     view.forward_mode = VERIFY_MODE
     view.spec_info = spec_info
     return view

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from sglang_parse.core.phases import Action
 from sglang_parse.core.policy.stage_cost import Stage, StageTime
-from sglang_parse.core.policy.threshold_stats import stats_key
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.verify import TargetForward, TargetResult
@@ -89,7 +88,7 @@ class IterationTimes:
             if count:
                 state = req.parse_state
                 state.charge(draft=ms * count / total)
-                keys.append(stats_key(state.policy.threshold, state.num_failed))
+                keys.append(state.stats_key)
         stage = StageTime(Stage.DRAFT_PREFILL, total, 0, ms, stats_keys=tuple(keys))
         self.stages.append(stage)
 

@@ -239,37 +239,29 @@ class Verifier:
     ) -> TargetForward:
         """One verify pass; several, where one would take too much memory.
 
-        Requests with a LoRA adapter decode in a separate forward: SGLang's LoRA kernels do not
-        support ragged verify rows.
-
         Args:
             drafted: indices into the batch of the requests whose drafts are verified.
             proposals: by index, what an EAGLE-3 head proposes.
             decoding: indices of the requests that decode one token.
         """
         reqs = batch.reqs
-        alone = [row for row in decoding if reqs[row].lora_id]
-        riding = [row for row in decoding if not reqs[row].lora_id]
         parts = [
             *(verify_rows(row, reqs[row]) for row in drafted),
             *(decode_rows(row, reqs[row], proposed) for row, proposed in proposals.items()),
-            *(decode_rows(row, reqs[row]) for row in riding),
+            *(decode_rows(row, reqs[row]) for row in decoding),
         ]
         actions = [Action.VERIFY] * len(drafted) + [Action.EAGLE_DECODE] * len(proposals)
-        actions += [Action.DECODE] * len(riding)
+        actions += [Action.DECODE] * len(decoding)
         done = self._run_passes(batch, parts, actions)
-        if alone:
-            decoded = self.target.decode(batch, alone).logits_output
-            done.decode_logits.append(decoded.next_token_logits)
         sampled = LogitsProcessorOutput(next_token_logits=None)
         if decoding:
             logits = torch.cat(done.decode_logits)
-            tokens, sampled, records = self._sample(batch, [*riding, *alone], logits)
+            tokens, sampled, records = self._sample(batch, decoding, logits)
             done.records += records
             padded = torch.nn.functional.pad(tokens[:, None], (0, self._num_values - 1))
             done.values.append(padded)
         return TargetForward(
-            [*map(TargetResult.of, parts, actions), *map(TargetResult, alone)],
+            [*map(TargetResult.of, parts, actions)],
             torch.cat(done.values),
             reqs,
             hidden=torch.cat(done.hidden) if done.hidden else None,

@@ -16,7 +16,7 @@ from sglang_parse.attention.support import check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Phase
-from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
+from sglang_parse.core.policy.threshold_stats import StatsKey
 from sglang_parse.engine import admission
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.overlap import Pipeline
@@ -124,4 +124,4 @@ def _suspended(reqs: Iterable[Req]) -> Iterator[StatsKey | None]:
         if state.phase is Phase.PLAIN:
             yield None
         elif state.target_decodes and state.drafting_suspended:
-            yield stats_key(state.policy.threshold, state.num_failed)
+            yield state.stats_key

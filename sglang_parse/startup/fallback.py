@@ -45,11 +45,6 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         lambda req: req.input_embeds is not None,
         "the draft model has other embeddings",
     ),
-    (
-        "LoRA",
-        lambda req: req.lora_id,
-        "SGLang's LoRA kernels do not support the rows of a verify pass",
-    ),
 )
 
 

@@ -48,7 +48,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     ),
     "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast": ("input_", "src"),
     "sglang.srt.mem_cache.kv_index_translator.KVIndexTranslator.bind_own_plan": ("forward_batch",),
-    "sglang.srt.lora.backend.base_backend.BaseLoRABackend.skip_inactive_lora_batches": (),
+    "sglang.srt.lora.lora_manager.LoRAManager.reset_lora_batch": (),
     f"{_EAGLE}.draft_forward": ("forward_batch",),
     f"{_EAGLE}._draft_extend_for_decode": ("batch", "batch_result"),
     f"{_EAGLE}._draft_extend_for_prefill": ("batch", "target_hidden_states", "next_token_ids"),

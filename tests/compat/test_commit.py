@@ -55,7 +55,7 @@ class Round:
         sources = SourceChain(predictions, None, None, DraftModelSource(controller), incoming)
         self.committer = Committer(config, self.verdicts, controller, counters, sources)
         self.state = RequestState(
-            RequestPolicy(threshold=0.5, keep_trace=True, stop_ids=frozenset({STOP})),
+            RequestPolicy(0.5, config.judge_name, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
             draft=Draft(list(draft), finished=finished),
             output_ids=list(OUTPUT),
@@ -129,6 +129,18 @@ def test_the_trace_says_which_question_decided(
     assert (record["accepted_len"], record["decided_by"]) == (accepted_len, decided_by)
 
 
+def test_a_request_without_a_judge_is_compared_token_by_token():
+    """On a server that has one; drafting resumes at once, not at the end of a segment."""
+    one = Round([11, 12, 13, 14, 15, 16])
+    one.state.policy = replace(one.state.policy, judge=None)
+    one.committer.ask(one.req)
+    assert not one.state.draft.prefix_ends
+    assert one.commit([], [11, 12, 13, 77, 15, 16, 17]) == [11, 12, 13, 77]
+    assert (one.state.stats.accepted_tokens, one.state.phase) == (3, Phase.DRAFTING)
+    (record,) = one.state.trace
+    assert (record["judge"], record["verdicts"]) == (None, [])
+
+
 # -- drafts that the length limit ends --------------------------------------------------
 
 
@@ -174,7 +186,7 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """What an EAGLE-3 head's pass wrote behind the end of the target's segment is the target's."""
-    told: list[tuple[float, int]] = []
+    told: list[tuple] = []
     monkeypatch.setattr(Controller, "observe_decoded_segment", lambda _, *what: told.append(what))
     one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
     one.judge([0.1, 0.1])
@@ -182,7 +194,7 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
     assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
     assert (one.state.phase, one.state.stats.eagle3_steps) == (Phase.DRAFTING, 1)
     # The segment it rewrote (one token came with the pass), not what came beyond.
-    assert told == [(0.5, 3)]
+    assert told == [(0.5, 3, "")]
     assert one.state.num_decoded == 2
 
 

@@ -520,7 +520,7 @@ def test_good_answers():
 def test_bad_answers():
     low = RECORD | {"verdicts": [0.9], "verdict_mass": [0.1]}
     assert statuses(trace=[low])["verdict mass"].status == WARNING
-    assert statuses(mode="plain", reason="LoRA")["answers"].status == WARNING
+    assert statuses(mode="plain", reason="multimodal input")["answers"].status == WARNING
     assert statuses(simulated=0.5)["answers"].status == WARNING
     suspended = statuses(rounds=0, skipped_drafts=3, trace=[], reason="drafting suspended: slow")
     assert suspended["answers"].status == WARNING

@@ -190,8 +190,8 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(engine, "eagle", eagle)
     iteration, _ = launched(batch, engine)
     assert not iteration.result.can_run_cuda_graph
-    forward, alone = engine.verifier.target.runner.forwards
-    assert (len(forward.seq_lens), len(alone.seq_lens)) == (4, 1)
+    (forward,) = engine.verifier.target.runner.forwards
+    assert forward.lora_ids == [None] * 4 + ["adapter"]
     layout = forward.spec_info.layout
     assert len(forward.input_ids) == len(forward.positions) == layout.num_rows
     mask = forward.spec_info.custom_mask
@@ -231,32 +231,6 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
     per_pass = 6 * (1 + draft)
     assert rows == [per_pass] * 10 + [num_reqs * (1 + draft) + 1 - 10 * per_pass]
     assert not any(logits() is not None for logits in made)
-
-
-def test_only_a_pass_is_prepared_without_adapters(monkeypatch: pytest.MonkeyPatch):
-    """A graph captured, or a step prepared, in that state would leave out an adapter it needs."""
-    from sglang.srt.model_executor import forward_batch_info
-
-    overlapped = SimpleNamespace(enable_lora_overlap_loading=True)
-    monkeypatch.setattr(forward_batch_info, "get_lora", lambda: overlapped)
-    backend = SimpleNamespace(skip_inactive_lora_batches=False)
-    prepared = []
-
-    def prepare(forward_batch: Any) -> None:
-        is_step = forward_batch.forward_mode.is_decode()
-        prepared.append((is_step, backend.skip_inactive_lora_batches))
-
-    batch = batch_of(
-        request(0, Phase.VERIFYING, Action.VERIFY, draft=5), request(1, Phase.PLAIN, Action.DECODE)
-    )
-    batch.reqs[1].lora_id = "adapter"
-    engine = engine_for(batch)
-    engine.verifier.target.runner.lora_manager = SimpleNamespace(
-        lora_backend=backend, prepare_lora_batch=prepare, attn_dp_enabled=False
-    )
-    launched(batch, engine)
-    assert prepared == [(False, True), (True, False)]
-    assert not backend.skip_inactive_lora_batches
 
 
 def test_the_lengths_of_a_batch_under_overlap():

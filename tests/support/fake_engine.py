@@ -164,7 +164,7 @@ def request(
     req = Req(str(number), "", array("q", [1] * PROMPT), params, vocab_size=VOCAB)
     req.kv.req_pool_idx, req.kv.kv_allocated_len = number, allocated
     req.parse_state = RequestState(
-        RequestPolicy(threshold=0.5),
+        RequestPolicy(threshold=0.5, judge="question"),
         phase=phase,
         action=move,
         output_ids=[7],

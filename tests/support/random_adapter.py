@@ -12,22 +12,22 @@ from transformers import AutoConfig
 RANK = 4
 
 
-def make_adapter(folder: Path, model: Path) -> Path:
-    """A random adapter, in PEFT's format, large enough to change the text."""
+def make_adapter(folder: Path, model: Path, *, scale: float, seed: int) -> Path:
+    """A random adapter, in PEFT's format; a ``scale`` of 0.3 changes nearly every token."""
     config = AutoConfig.from_pretrained(model)
     widths = {
         "q_proj": config.num_attention_heads * config.head_dim,
         "v_proj": config.num_key_value_heads * config.head_dim,
     }
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(config.num_hidden_layers):
         for name, width in widths.items():
             stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             shapes = {"lora_A": (RANK, config.hidden_size), "lora_B": (width, RANK)}
             for part, shape in shapes.items():
-                weights[f"{stem}.{part}.weight"] = 0.3 * torch.randn(shape, generator=generator)
-    folder.mkdir()
+                weights[f"{stem}.{part}.weight"] = scale * torch.randn(shape, generator=generator)
+    folder.mkdir(parents=True)
     save_file(weights, folder / "adapter_model.safetensors")
     content = {
         "peft_type": "LORA",

@@ -337,6 +337,17 @@ def test_suspended_statistics_share_one_reprobe_budget():
     assert 4 <= num_probes(4) <= 1.2 * num_probes(1)
 
 
+def test_an_adapter_has_statistics_of_its_own():
+    """Its rejected drafts do not suspend those of the base model, nor the other way round."""
+    controller = with_costs()
+    observe(controller, GOOD, rounds=30)
+    for _ in range(30):
+        controller.observe_round(HALF, BAD, adapter="adapter")
+    assert controller.plan(HALF) is not None
+    assert controller.plan(HALF, adapter="adapter") is None
+    assert controller.plan(HALF, adapter="another") is not None  # a cold-start probe
+
+
 def test_drafting_resumes_after_good_reprobes():
     controller = with_costs()
     controller.observe_load(1, [stats_key(HALF)])

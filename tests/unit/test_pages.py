@@ -136,7 +136,7 @@ def test_every_key_of_meta_info_is_in_the_table():
         threshold=0.5,
         judge="question",
         keep_trace=True,
-        plain_reason="LoRA",
+        plain_reason="multimodal input",
         decode_accelerator="eagle3",
         certified=True,
     )

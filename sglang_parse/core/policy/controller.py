@@ -167,15 +167,18 @@ class Controller:
             boost = self._reprobe_boost if stats.acceptance.num_rounds < WARMUP_ROUNDS else 1.0
             stats.probe_budget_ms += boost * REPROBE_FRACTION * timed.ms / len(suspended)
 
-    def observe_round(self, threshold: float, outcome: VerifyOutcome, num_failed: int = 0) -> None:
-        """Records a verified draft; ``num_failed`` as in ``plan``."""
-        stats = self._stats.get(stats_key(threshold, num_failed))
+    def observe_round(
+        self, threshold: float, outcome: VerifyOutcome, num_failed: int = 0, adapter: str = ""
+    ) -> None:
+        """Records a verified draft; ``num_failed`` and ``adapter`` as in ``plan``."""
+        stats = self._stats.get(stats_key(threshold, num_failed, adapter))
         stats.num_waiting, stats.cold_start_probes = None, max(0, stats.cold_start_probes - 1)
         stats.acceptance.observe_round(outcome, self.num_running)
 
-    def observe_decoded_segment(self, threshold: float, num_tokens: int) -> None:
+    def observe_decoded_segment(self, threshold: float, num_tokens: int, adapter: str = "") -> None:
         """Records the target's tokens from a rejection point to the end of its segment."""
-        self._stats.get(stats_key(threshold)).acceptance.observe_decoded_segment(num_tokens)
+        stats = self._stats.get(stats_key(threshold, adapter=adapter))
+        stats.acceptance.observe_decoded_segment(num_tokens)
 
     # -- rounds -----------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class Controller:
         return self.last_plan.draft_chunk if self.last_plan else self.limits.initial_chunk
 
     def plan(
-        self, threshold: float, num_failed: int = 0, *, always: bool = False
+        self, threshold: float, num_failed: int = 0, adapter: str = "", *, always: bool = False
     ) -> DraftPlan | None:
         """Plans the next draft of a request; None if it should decode instead, for
         ``no_draft_reason``.
@@ -194,22 +197,23 @@ class Controller:
 
         Args:
             num_failed: consecutive failed drafts of this request so far.
+            adapter: the request's LoRA adapter; "" for none.
             always: the request asks for drafts whatever the expected speedup.
         """
-        plan = self._plan(threshold, num_failed)
+        plan = self._plan(threshold, num_failed, adapter)
         if plan is None and always:
             plan = self._probe_plan(FORCED_TOKENS)
         self.last_plan = plan or self.last_plan
         return plan
 
-    def _plan(self, threshold: float, num_failed: int) -> DraftPlan | None:
+    def _plan(self, threshold: float, num_failed: int, adapter: str) -> DraftPlan | None:
         if self.mode == "always":
             return self._full_plan()
         if self.mode != "auto":
             return self._no_draft(DRAFTING_OFF)
         if threshold > 1:
             return self._no_draft("a threshold above 1 accepts no draft")
-        key = stats_key(threshold, num_failed)
+        key = stats_key(threshold, num_failed, adapter)
         stats = self._stats.get(key)
         if stats.cold_start_probes == COLD_START_PROBES:
             return self._cold_start_probe(stats)

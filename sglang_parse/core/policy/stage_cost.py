@@ -49,7 +49,7 @@ class StageTime:
     ms: float
     num_forwards: int = 0
     layout: DraftLayout | None = None
-    stats_keys: tuple[tuple[float, int], ...] = ()
+    stats_keys: tuple[tuple[float, int, str], ...] = ()
 
 
 @dataclass(slots=True)

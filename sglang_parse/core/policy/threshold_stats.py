@@ -1,7 +1,8 @@
 """Keeps acceptance statistics and the drafting state per threshold.
 
-Requests whose last drafts failed have separate statistics. Clients may send any threshold, so
-only the most recently used entries are kept, and a new entry starts from its neighbours.
+Requests whose last drafts failed have separate statistics, and so have those of a LoRA adapter,
+whose target writes something else. Clients may send any threshold, so only the most recently used
+entries are kept, and a new entry starts from its neighbours.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ MAX_FAILURES = 3
 """Consecutive failed drafts that are distinguished."""
 MAX_ENTRIES = 128
 
-StatsKey = tuple[float, int]
-"""(threshold, consecutive failed drafts)."""
+StatsKey = tuple[float, int, str]
+"""(threshold, consecutive failed drafts, LoRA adapter)."""
 
 
-def stats_key(threshold: float, num_failed: int = 0) -> StatsKey:
-    return threshold, min(num_failed, MAX_FAILURES)
+def stats_key(threshold: float, num_failed: int = 0, adapter: str = "") -> StatsKey:
+    return threshold, min(num_failed, MAX_FAILURES), adapter
 
 
 @dataclass(slots=True)
@@ -69,18 +70,18 @@ class StatsByThreshold:
         """Returns the entry of ``key``, if any, without marking it as used."""
         return self._entries.get(key)
 
-    def _create(self, threshold: float, num_failed: int) -> ThresholdStats:
+    def _create(self, threshold: float, num_failed: int, adapter: str) -> ThresholdStats:
         """Starts from one failure less, or from the nearest thresholds.
 
         Acceptance is monotone: a stricter threshold accepts no more, a laxer one no less.
         """
         if num_failed:
-            before = self.get(stats_key(threshold, num_failed - 1)).acceptance
+            before = self.get(stats_key(threshold, num_failed - 1, adapter)).acceptance
             return ThresholdStats(AcceptanceModel(before.error_rate), cold_start_probes=0)
         known = {
             value: stats.acceptance.error_rate
-            for (value, failed), stats in self._entries.items()
-            if not failed and not stats.cold_start_probes
+            for (value, failed, adapted), stats in self._entries.items()
+            if adapted == adapter and not failed and not stats.cold_start_probes
         }
         laxer = max((value for value in known if value <= threshold), default=None)
         stricter = min((value for value in known if value >= threshold), default=None)

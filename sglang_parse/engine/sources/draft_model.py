@@ -20,13 +20,13 @@ class DraftModelSource:
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
         state = req.parse_state
-        policy, controller = state.policy, self._controller
-        plan = controller.plan(policy.threshold, state.num_failed, always=policy.always_drafts)
+        controller = self._controller
+        plan = controller.plan(*state.stats_key, always=state.policy.always_drafts)
         if plan is None:
             return controller.no_draft_reason
         state.start_draft(plan)
         return ""
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
-        state = req.parse_state
-        self._controller.observe_round(state.policy.threshold, outcome, num_failed=state.num_failed)
+        threshold, num_failed, adapter = req.parse_state.stats_key
+        self._controller.observe_round(threshold, outcome, num_failed, adapter)

@@ -1,0 +1,54 @@
+"""Admission: which judge decides about a request's drafts."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.options import RequestOptions
+from sglang_parse.engine.admission import policy_for
+from sglang_parse.startup.certificates import Certified
+
+pytestmark = pytest.mark.compat
+
+CERTIFICATE = SimpleNamespace(threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("judge", "adapter", "options", "expected"),
+    [
+        ("head", None, {}, "head"),
+        ("head", "a", {}, None),
+        ("head", "a", {"threshold": 0.5}, "head"),
+        ("question", "a", {}, None),
+        ("question", "a", {"threshold": 0.5}, "question"),
+        ("likelihood", "a", {}, "likelihood"),
+        ("likelihood+question", "a", {}, None),
+        (None, "a", {"threshold": 0.5}, None),
+        ("head", "a", {"threshold": 0.5, "enabled": False}, None),
+    ],
+)
+def test_the_judge_of_an_adapters_drafts(
+    judge: str | None, adapter: str | None, options: dict[str, Any], expected: str | None
+):
+    """Trained or chosen for the base weights, it judges others only if the request says so."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0)
+    params.normalize(None)
+    req = Req("0", "", array("q", [1]), params, vocab_size=9, lora_id=adapter)
+    engine = SimpleNamespace(
+        config=SimpleNamespace(judge_name=judge, uses_eagle3=False),
+        certified=Certified(SimpleNamespace(), CERTIFICATE),
+        sources=SimpleNamespace(scope_of=lambda _: None),
+        eagle=None,
+    )
+    policy = policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))
+    assert (policy.judge, policy.adapter) == (expected, adapter or "")
+    assert policy.is_plain == ("enabled" in options)
+    assert policy.certified == (adapter is None)
