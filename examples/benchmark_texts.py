@@ -43,6 +43,7 @@ SERVERS = {
     "semantic": (*PARSE, *JUDGE, "--parse-reuse-answers", "1000"),
     "draft": ("--model-path", DRAFT, "--disable-overlap-schedule"),
     "in process": (*PARSE, *JUDGE, "--speculative-draft-model-path", DRAFT),
+    "token in process": (*PARSE, *TOKEN, "--speculative-draft-model-path", DRAFT),
     "endpoint": (*PARSE, *JUDGE, "--parse-draft-url"),
 }
 PARSE_SERVERS = [name for name, flags in SERVERS.items() if "PARSE" in flags]
@@ -89,6 +90,7 @@ class Bench:
             for problem in problems.held_out_problems(count, seed=8)
         ]
         self.answers: list[str] = []
+        self.expected: list[str] = []
         self.is_exact = True
         with awake(self.server("plain")):
             self.run("plain", [{}] * count)
@@ -123,7 +125,9 @@ class Bench:
         texts = [choice["message"]["content"] for choice in choices]
         if not self.answers:
             self.answers = texts
-        if name == "token" and texts != self.answers:
+        if name == "plain":
+            self.expected = texts
+        if name.startswith("token") and texts != self.expected:
             self.is_exact = False
         num_tokens = sum(reply["usage"]["completion_tokens"] for reply in replies)
         infos = [choice["meta_info"]["parse"][0] for choice in choices if name in PARSE_SERVERS]
