@@ -5,8 +5,9 @@
 Greedy answers, one request at a time unless a row says otherwise; before each run of PARSE the same
 requests run on the plain server. "k % changed": the answer as the prediction, with the digits of so
 many lines drawn anew, each of them different. "endpoint over in process": the draft model on a
-server of its own, over the same in the target's. The last columns are the median run's times, in ms
-per output token. Exit code 1 if an answer differs from the plain server's in token mode.
+server of its own, over the same in the target's process, where it can also draft in blocks. The
+last columns are the median run's times, in ms per output token. Exit code 1 if an answer differs
+from the plain server's in token mode.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ import problems  # noqa: E402
 TARGET, DRAFT = ("--model-path", str(DEMO / "target")), str(DEMO / "draft")
 PARSE = (*TARGET, "--speculative-algorithm", "PARSE")
 TOKEN = ("--parse-verification", "token")
+MODEL = ("--speculative-draft-model-path", DRAFT)
 JUDGE = ("--parse-judge", str(DEMO / "judge"))
 SERVERS = {
     "plain": (*TARGET, "--disable-overlap-schedule"),
     "token": (*PARSE, *TOKEN, "--parse-reuse-answers", "1000"),
     "semantic": (*PARSE, *JUDGE, "--parse-reuse-answers", "1000"),
-    "draft": ("--model-path", DRAFT, "--disable-overlap-schedule"),
-    "in process": (*PARSE, *JUDGE, "--speculative-draft-model-path", DRAFT),
-    "token in process": (*PARSE, *TOKEN, "--speculative-draft-model-path", DRAFT),
+    "draft": ("--model-path", DRAFT, "--disable-overlap-schedule", "--stream-interval", "4"),
+    "in process": (*PARSE, *JUDGE, *MODEL, "--parse-draft-parallel-tokens", "1"),
+    "in process, in blocks": (*PARSE, *JUDGE, *MODEL),
+    "token in process": (*PARSE, *TOKEN, *MODEL),
     "endpoint": (*PARSE, *JUDGE, "--parse-draft-url"),
 }
 PARSE_SERVERS = [name for name, flags in SERVERS.items() if "PARSE" in flags]
@@ -204,8 +207,12 @@ def rows(bench: Bench, arguments: argparse.Namespace) -> Any:
         yield from show(f"{server}, repeated questions", server, salted)
         yield from show(f"{server}, no text", server, nothing)
     for many in (1, 8):
-        row = f"endpoint over in process, {many} at a time"
-        yield from show(row, "endpoint", nothing, base="in process", many=many)
+        row = f"endpoint's model alone, {many} at a time"
+        yield from show(row, "draft", nothing, many=many)
+    for base in ("in process", "in process, in blocks"):
+        for many in (1, 8):
+            row = f"endpoint over {base}, {many} at a time"
+            yield from show(row, "endpoint", nothing, base=base, many=many)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ DRAFT_PORT=${DRAFT_PORT:-30001}
 PORT=${PORT:-30000}
 
 if [ "$DRAFT_HOST" = 127.0.0.1 ]; then
-  python -m sglang.launch_server --model-path "$DRAFT" --host 127.0.0.1 --port "$DRAFT_PORT" ${DRAFT_FLAGS:-} &
+  python -m sglang.launch_server --model-path "$DRAFT" --host 127.0.0.1 --port "$DRAFT_PORT" \
+    --stream-interval 4 ${DRAFT_FLAGS:-} &
   trap 'kill $!' EXIT
 fi
 python -m sglang.launch_server --model-path "$TARGET" --port "$PORT" --speculative-algorithm PARSE \

@@ -107,12 +107,15 @@ class TextLength:
         net_loss: tokens lost so far: costs of verify passes less accepted tokens.
         longest: longest draft that the next one may be.
         has_drafted: a draft was verified.
+        max_loss, max_gain: see ``MAX_LOSS`` and ``MAX_GAIN``.
     """
 
     agreement: Sequence[Agreement]
     net_loss: float = 0.0
     longest: int = FIRST_TOKENS
     has_drafted: bool = False
+    max_loss: float = MAX_LOSS
+    max_gain: float = MAX_GAIN
 
     def choose(
         self, match_len: int, limit: int, num_written: int, extra_cost: Callable[[int], float]
@@ -134,7 +137,7 @@ class TextLength:
         while length < longest:
             lengths.add(length)
             length *= 2
-        left = MAX_LOSS + LOSS_RATE * num_written - self.net_loss
+        left = self.max_loss + LOSS_RATE * num_written - self.net_loss
         affordable = [length for length in lengths if extra_cost(length) <= left]
         if not self.has_drafted and not match_len and not affordable:
             # What a pass costs is known from passes only: the estimate must not end them.
@@ -150,7 +153,7 @@ class TextLength:
 
     def can_lose(self, num_written: int) -> bool:
         """Whether the request may lose something more."""
-        return self.net_loss < MAX_LOSS + LOSS_RATE * num_written
+        return self.net_loss < self.max_loss + LOSS_RATE * num_written
 
     def lose(self, cost: float) -> None:
         """Records a cost without a draft."""
@@ -165,7 +168,7 @@ class TextLength:
         """
         self.has_drafted = True
         self.agreement[strength_of(match_len)].observe(num_drafted, num_accepted)
-        self.net_loss = max(-MAX_GAIN, self.net_loss + cost - num_accepted)
+        self.net_loss = max(-self.max_gain, self.net_loss + cost - num_accepted)
         if num_accepted == num_drafted:
             self.longest = max(self.longest, 2 * num_drafted)
         else:

@@ -21,6 +21,7 @@ from sglang_parse.core.phases import ENDPOINT, Phase
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.text_length import FIRST_TOKENS
 from sglang_parse.core.prediction import MESSAGES
+from sglang_parse.core.request import RequestText
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
@@ -35,8 +36,10 @@ MAX_DRAFTS = 8
 """Draft lengths that one question to the endpoint asks for."""
 FIRST_PAUSE, MAX_PAUSE = 8, 8192
 """Drafts that are not asked for after a fault; four times as many after each further one."""
-IDLE_S = 0.002
-"""Seconds that an iteration takes in which all requests wait."""
+MAX_LOSS, MAX_GAIN = 8.0, 32.0
+"""As in ``text_length``: each question costs the wait for the first words."""
+IDLE_S = 0.005
+"""Most seconds that an iteration waits for text if all requests do."""
 
 
 class EndpointSource(TextSource):
@@ -62,6 +65,11 @@ class EndpointSource(TextSource):
         self._client, self._timeout_s = client, timeout_s
         self._segments, self._counters = segments, counters
         self._pause = self._num_faults = 0
+
+    def new_text(self, *, is_complete: bool = True) -> RequestText:
+        text = super().new_text(is_complete=is_complete)
+        text.length.max_loss, text.length.max_gain = MAX_LOSS, MAX_GAIN
+        return text
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         if reason := self.follow(req, new_ids):
