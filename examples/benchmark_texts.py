@@ -5,7 +5,7 @@
 Greedy answers, one request at a time unless a row says otherwise; before each run of PARSE the same
 requests run on the plain server. "k % changed": the answer as the prediction, with the digits of so
 many lines drawn anew, each of them different. "endpoint over in process": the draft model on a
-server of its own, over the same in the target's process, where it can also draft in blocks. The
+server of its own, over the same in the target's process, in blocks or token by token. The
 last columns are the median run's times, in ms per output token. Exit code 1 if an answer differs
 from the plain server's in token mode.
 """
@@ -44,8 +44,8 @@ SERVERS = {
     "token": (*PARSE, *TOKEN, "--parse-reuse-answers", "1000"),
     "semantic": (*PARSE, *JUDGE, "--parse-reuse-answers", "1000"),
     "draft": ("--model-path", DRAFT, "--disable-overlap-schedule", "--stream-interval", "4"),
-    "in process": (*PARSE, *JUDGE, *MODEL, "--parse-draft-parallel-tokens", "1"),
-    "in process, in blocks": (*PARSE, *JUDGE, *MODEL),
+    "in process": (*PARSE, *JUDGE, *MODEL),
+    "in process, token by token": (*PARSE, *JUDGE, *MODEL, "--parse-draft-parallel-tokens", "1"),
     "token in process": (*PARSE, *TOKEN, *MODEL),
     "endpoint": (*PARSE, *JUDGE, "--parse-draft-url"),
 }
@@ -209,7 +209,7 @@ def rows(bench: Bench, arguments: argparse.Namespace) -> Any:
     for many in (1, 8):
         row = f"endpoint's model alone, {many} at a time"
         yield from show(row, "draft", nothing, many=many)
-    for base in ("in process", "in process, in blocks"):
+    for base in ("in process, token by token", "in process"):
         for many in (1, 8):
             row = f"endpoint over {base}, {many} at a time"
             yield from show(row, "endpoint", nothing, base=base, many=many)
