@@ -18,6 +18,11 @@ class ParseAlgorithm(CustomSpecAlgo):
         """Returns False: a draft is tokens only."""
         return False
 
+    def supports_grammar_overlap(self) -> bool:
+        """Returns True: the worker walks grammars itself (``engine.grammar``), and takes the
+        barrier where it does not."""
+        return True
+
     def need_topk(self) -> bool:
         """Returns False: a draft is a chain."""
         return False

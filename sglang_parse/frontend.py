@@ -34,8 +34,8 @@ class _Sampling(SglSamplingParams):
 class ParseEndpoint(RuntimeEndpoint):
     """A running PARSE server as the backend of frontend programs.
 
-    ``gen`` is served with these options; ``select`` and grammars are served by plain decoding,
-    whatever the options.
+    ``gen`` is served with these options; ``select`` is served by plain decoding, whatever the
+    options.
 
     Args:
         url: the server's URL.

@@ -1,4 +1,4 @@
-"""Constrained generation: what a grammar rules is written by the plain target, and says so.
+"""Constrained generation: what a grammar rules is drafted under it.
 
 python examples/frontend/constrained.py http://127.0.0.1:30000
 """

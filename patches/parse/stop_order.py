@@ -13,16 +13,18 @@ def _finish_token_by_token(original: Callable, self: Any, new_accepted_len: int 
     has_texts = params.stop_strs or params.stop_regex_strs
     if new_accepted_len <= 1 or self.to_finish or not has_texts:
         return original(self, new_accepted_len)
-    output_ids = self.output_ids
+    output_ids, grammar = self.output_ids, self.grammar
     try:
         for end in range(len(output_ids) - new_accepted_len + 1, len(output_ids) + 1):
             self.output_ids = output_ids[:end]
+            # Its matcher has accepted all of them.
+            self.grammar = grammar if end == len(output_ids) else None
             original(self, 1)
             if self.finished():
                 self.finished_len = self.finished_len or end
                 break
     finally:
-        self.output_ids = output_ids
+        self.output_ids, self.grammar = output_ids, grammar
 
 
 PATCH = Patch(

@@ -91,6 +91,7 @@ class RequestState:
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
+        grammar: what a constrained request may choose (``engine.grammar.GrammarWalk``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
             them that the last prefill wrote.
@@ -123,6 +124,7 @@ class RequestState:
     no_draft_reason: str = ""
     num_failed: int = 0
     eagle: object | None = None
+    grammar: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
     prefilled_len: int = 0
@@ -428,6 +430,10 @@ class RequestState:
     def set_eagle(self, eagle: object | None) -> None:
         """What the EAGLE-3 head continues from; None until its draft extend has succeeded."""
         self.eagle = eagle
+
+    def set_grammar(self, grammar: object | None) -> None:
+        """What the request may choose, from its next token on."""
+        self.grammar = grammar
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Outputs the tokens of a decode iteration."""

@@ -25,6 +25,7 @@ Beside them:
     batch          views of SGLang's batch
     verdicts       verdicts on a draft's prefixes: from a question, a verdict head, or both
     heads          verdict heads on the device, and the hidden states that they read
+    grammar        which tokens a constrained request's draft, and the target, may choose
     adjust         what requests' parameters change in logits before the sampler
     logprobs       log probabilities of output tokens
     sampling       SGLang's sampler, row by row

@@ -18,6 +18,7 @@ import torch
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.device import on_device
+from sglang_parse.engine.grammar import GrammarRows, constrain, is_constrained
 from sglang_parse.engine.requests import end_ids_of
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.startup.fallback import is_pure
@@ -171,6 +172,34 @@ class MinNewTokens:
         self._num_more += 1
 
 
+class GrammarMask:
+    """Removes the tokens that a request's grammar refuses."""
+
+    def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
+        del device
+        self._parts = [replace(part, before=[*part.before]) for part in parts]
+
+    @staticmethod
+    def adjusts(req: Req) -> bool:
+        return is_constrained(req)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Rows past the last token, of a block's masks, may propose anything."""
+        constrain(
+            logits,
+            [
+                GrammarRows(part.req, part.start, part.before, part.after[: part.count - 1])
+                for part in self._parts
+            ],
+        )
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Waits for the tokens: the host walks grammars."""
+        chosen = tokens.tolist()
+        for part in self._parts:
+            cast(list, part.before).append(chosen[part.start])
+
+
 class LogitBias:
     """Adds ``logit_bias``."""
 
@@ -242,6 +271,7 @@ class Adjustment:
     KINDS: ClassVar[tuple[type[Adjuster], ...]] = (
         Penalties,
         MinNewTokens,
+        GrammarMask,
         LogitBias,
         CustomProcessors,
     )

@@ -22,6 +22,7 @@ from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.engine.faults import NAN_IN_TARGET
+from sglang_parse.engine.grammar import free_ends, num_allowed
 from sglang_parse.engine.heads import encode_hidden_states
 from sglang_parse.engine.requests import draft_completes_answer, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req
@@ -65,13 +66,16 @@ class Committer:
         """
         state = req.parse_state
         finished = first_id in state.policy.stop_ids or tokens_left(req) <= 1
-        given = state.policy.draft_token_ids if not state.output_ids else ()
+        given = state.policy.draft_token_ids
+        if state.output_ids or given[:1] != (first_id,):  # retracted, or its grammar refused it
+            given = ()
         if state.phase is Phase.DRAFTING and not finished and not given:
             new_ids = () if first_id is None else (first_id,)
             self._resume_drafting(req, new_ids, len(state.output_ids))
         state.begin(first_id)
         if given and self._judge_of(state) is not None:
-            state.give_draft(given[1:], self.config.max_prefixes)
+            allowed = given[1 : 1 + num_allowed(req, given[1:])]
+            state.give_draft(allowed, self.config.max_prefixes)
         self.ask(req)
 
     def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
@@ -79,6 +83,7 @@ class Committer:
         state = req.parse_state
         if result.is_nan:
             state.fail(NAN_IN_TARGET)
+        if state.fault:
             return ()
         if result.action is Action.VERIFY:
             return self._commit_round(req, result)
@@ -193,7 +198,7 @@ class Committer:
         rejected = selection.accepted_len < draft.num_verified
         state.start_decode(start, resumes=not rejected or self.config.on_reject == "redraft")
         carried: Sequence[int] = ()
-        may_draft = state.resumes and (
+        may_draft = self._may_resume(state, tokens) and (
             not rejected or self._segment_end(state, bonus, len(bonus)) is not None
         )
         may_draft = may_draft and self._resume_drafting(req, tokens, start + len(bonus))
@@ -205,9 +210,11 @@ class Committer:
 
     def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
         state, num_beyond = req.parse_state, 0
-        if state.phase is Phase.DECODING and state.resumes:
+        if state.phase is Phase.DECODING and self._may_resume(state, tokens):
             segment = [*state.output_ids[state.segment_start :], *tokens]
-            end = self._segment_end(state, segment, len(tokens))
+            # A segment may have ended where its grammar let no draft begin.
+            num_new = len(segment if state.grammar else tokens)
+            end = self._segment_end(state, segment, num_new)
             num_written = len(state.output_ids) + len(tokens)
             if end is not None and self._resume_drafting(req, tokens, num_written):
                 num_beyond = len(segment) - end
@@ -228,6 +235,13 @@ class Committer:
         if end is not None and not state.drafting_suspended:
             self.controller.observe_decoded_segment(policy.threshold, end, policy.adapter)
         return end
+
+    def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
+        """Whether a draft may begin after ``tokens``, which this iteration outputs: not inside text
+        that a grammar forces, but in token mode."""
+        if self._judge_of(state) is None or not state.resumes:
+            return state.resumes
+        return bool(free_ends(state, tokens, [len(tokens)]))
 
     def _resume_drafting(self, req: Req, new_ids: Sequence[int], num_written: int) -> bool:
         """Starts a draft if one is expected to pay; else the target decodes one more segment.

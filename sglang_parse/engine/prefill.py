@@ -14,6 +14,7 @@ from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_object
 from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
+from sglang_parse.engine.grammar import num_allowed, start_walk
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.sglang_types import ScheduleBatch
 
@@ -29,6 +30,9 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
         if getattr(req, "parse_state", None) is None:
             req.parse_state = RequestState(req.parse_policy)
             engine.sources.begin(req)
+        is_complete = req is not batch.chunked_req
+        vocab_size = engine.verifier.target.runner.model_config.vocab_size
+        req.parse_state.set_grammar(start_walk(req, vocab_size) if is_complete else None)
     engine.timer.end_idle()
     engine.schedule.invalidate()
     num_eagle = eagle_ms = 0.0
@@ -75,6 +79,6 @@ def _give_first_tokens(batch: ScheduleBatch, engine: Engine, result: Any) -> dic
             req.parse_state.fail("draft_token_ids and log probabilities: ask for one of them")
         elif any(not 0 <= token < vocab_size for token in ids):
             req.parse_state.fail(f"draft_token_ids outside the vocabulary, 0..{vocab_size - 1}")
-        else:
+        elif num_allowed(req, ids[:1]):
             given[req.rid] = result.next_token_ids[row] = ids[0]
     return given

@@ -86,7 +86,9 @@ def stop_ids_of(req: Req) -> frozenset[int]:
     Source: ``Req._check_token_based_finish``. Stop strings are left to SGLang, which matches them
     against the tokens that are output.
     """
-    return frozenset() if req.sampling_params.ignore_eos else end_ids_of(req)
+    if req.sampling_params.ignore_eos:  # a grammar ends with the model's
+        return frozenset() if req.grammar is None else _eos_ids_of(req)
+    return end_ids_of(req)
 
 
 def end_ids_of(req: Req) -> frozenset[int]:
@@ -94,7 +96,11 @@ def end_ids_of(req: Req) -> frozenset[int]:
 
     Source: ``BatchedMinNewTokensPenalizer``.
     """
-    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    return _eos_ids_of(req) | set(req.sampling_params.stop_token_ids or ())
+
+
+def _eos_ids_of(req: Req) -> frozenset[int]:
+    ids = set(req.eos_token_ids or ())
     if req.tokenizer is not None:
         ids.add(req.tokenizer.eos_token_id)
         ids.update(req.tokenizer.additional_stop_token_ids or ())
@@ -119,13 +125,8 @@ def sequence_slice(req: Req, start: int, end: int, draft: Sequence[int] = ()) ->
 
 
 def rows_by_action(reqs: Sequence[Req]) -> Mapping[Action, list[int]]:
-    """Indices into ``reqs`` by action, in order; a list for every action.
-
-    Under a grammar SGLang processes the last result between plan and launch: a request that ended
-    there no longer owns its slots and takes part in nothing.
-    """
+    """Indices into ``reqs`` by action, in order; a list for every action."""
     rows: dict[Action, list[int]] = {action: [] for action in Action}
     for row, req in enumerate(reqs):
-        if not is_gone(req):
-            rows[req.parse_state.action].append(row)
+        rows[req.parse_state.action].append(row)
     return rows

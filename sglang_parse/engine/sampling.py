@@ -15,6 +15,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_parse.device import on_device
 from sglang_parse.engine.adjust import CustomProcessors
+from sglang_parse.engine.grammar import is_constrained
 from sglang_parse.engine.requests import is_greedy
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
@@ -40,7 +41,7 @@ def select_sampling_info(
     selected.need_top_p_sampling = any(p.top_p != 1.0 for p in params)
     selected.need_top_k_sampling = any(p.top_k != TOP_K_ALL for p in params)
     selected.need_min_p_sampling = any(p.min_p > 0 for p in params)
-    grammars = [reqs[row].grammar for row in rows]
+    grammars = [None if is_constrained(reqs[row]) else reqs[row].grammar for row in rows]
     selected.grammars = grammars if any(grammars) else None
     _select_custom_processors(selected, rows)
     _select_sampling_masks(selected)

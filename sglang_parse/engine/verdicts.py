@@ -24,6 +24,7 @@ from sglang_parse.core.selection import (
     matched_prefixes,
     matching_tokens,
 )
+from sglang_parse.engine.grammar import free_ends
 from sglang_parse.engine.heads import Head
 from sglang_parse.engine.requests import draft_completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
@@ -91,6 +92,7 @@ class Judge:
             finished=draft_completes_answer(req),
             max_prefixes=len(pieces),
         )
+        all_ends = free_ends(state, draft.token_ids, all_ends)
         max_prefixes = state.plan.max_prefixes if state.plan else self.max_prefixes
         ends = all_ends if self.head else evenly_spaced(all_ends, max_prefixes)
         was_thinking = self._is_thinking(req)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from sglang_parse.core.phases import Phase
 from sglang_parse.core.policy.threshold_stats import StatsKey
 from sglang_parse.engine import admission
 from sglang_parse.engine.build import build_engine
+from sglang_parse.engine.grammar import needs_matchers
 from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
@@ -45,7 +46,11 @@ class ParseWorker(BaseSpecWorker):
         self._running: dict[str, Req] = {}
 
     def forward_batch_generation(
-        self, batch: ScheduleBatch, on_publish: Any = None, **kwargs: Any
+        self,
+        batch: ScheduleBatch,
+        on_publish: Any = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        **kwargs: Any,
     ) -> GenerationBatchResult:
         """Advances every request of ``batch`` by one iteration.
 
@@ -53,6 +58,7 @@ class ParseWorker(BaseSpecWorker):
             batch: SGLang's ``ScheduleBatch``, isolated: only the result and the requests' states
                 outlive the call.
             on_publish: of SGLang's future map, which PARSE does not need.
+            grammar_barrier: under overlap: SGLang's matchers accept what is not processed yet.
         """
         del on_publish
         engine, is_prefill = self.engine, batch.forward_mode.is_extend()
@@ -65,6 +71,8 @@ class ParseWorker(BaseSpecWorker):
         if is_prefill:
             return prefill(engine, batch, **kwargs)
         engine.counters.observe_kv_slots(batch.reqs)
+        if grammar_barrier is not None and needs_matchers(batch.reqs):
+            grammar_barrier()
         return self.pipeline.launch(batch)
 
     def alloc_memory_pool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 # (reason in ``meta_info``, whether a request has it, why it is served by plain decoding)
@@ -21,14 +22,8 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
     ),
     (
         "grammar",
-        lambda req: (
-            any(
-                getattr(req.sampling_params, name) is not None
-                for name in ("json_schema", "regex", "ebnf", "structural_tag")
-            )
-            or req.grammar is not None
-        ),
-        "drafts do not follow it",
+        lambda req: req.grammar is not None and not can_fork_grammars(),
+        "of the grammar backends, only xgrammar and llguidance can go ahead along a draft",
     ),
     (
         "custom logit processor",
@@ -46,6 +41,11 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         "the draft model has other embeddings",
     ),
 )
+
+
+def can_fork_grammars() -> bool:
+    """Whether the server's grammar backend can go ahead of a request, along its draft."""
+    return get_exec().kernel.grammar_backend in ("xgrammar", "llguidance")
 
 
 def unsupported_feature(req: Any) -> str:

@@ -3,6 +3,7 @@
 import ctypes
 import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -318,3 +319,18 @@ def test_adapter_layers_can_be_built_without_an_accelerator():
     layer.output_partition_sizes = [4]
     built = ColumnParallelLinearWithLoRA(layer, None)
     assert built.output_offset_cpu.tolist() == [0, 4]
+
+
+def test_a_grammar_ends_a_request_after_its_last_token():
+    """Its matcher has accepted all tokens when they are searched for stops one by one."""
+    from sglang_parse.patches.parse.stop_order import _finish_token_by_token
+
+    seen = []
+    params = SimpleNamespace(stop_strs=["x"], stop_regex_strs=[])
+    req = SimpleNamespace(
+        sampling_params=params, to_finish=None, output_ids=[5, 6, 7], grammar="matcher"
+    )
+    req.finished = lambda: False
+    _finish_token_by_token(lambda r, n: seen.append((r.output_ids, r.grammar, n)), req, 2)
+    assert seen == [([5, 6], None, 1), ([5, 6, 7], "matcher", 1)]
+    assert (req.output_ids, req.grammar) == ([5, 6, 7], "matcher")

@@ -84,6 +84,7 @@ class Server:
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
         req = SimpleNamespace(
             **{"extra_key": None, "cache_salt": None, "lora_id": None, "tokenizer": None},
+            grammar=None,
             origin_input_ids=[*map(ord, prompt)],
             sampling_params=SimpleNamespace(
                 max_new_tokens=500, top_k=1, temperature=1.0, custom_params=None

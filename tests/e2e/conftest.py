@@ -23,6 +23,7 @@ from support.random_pair import PairShape, make_pair, parallel_draft
 from support.servers import (
     AHEAD,
     BLOCKS,
+    CHAT,
     CHECKS,
     CUSTOM,
     OVERLAP,
@@ -71,7 +72,8 @@ def block_pair(
 @pytest.fixture(scope="module")
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang with the random target."""
-    yield from served(start_server, "plain", *plain_flags(pair[0]), *SEED, CUSTOM)
+    flags = (*plain_flags(pair[0]), *SEED, CUSTOM, *CHAT)
+    yield from served(start_server, "plain", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
         start_server,
         "token",
         *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED, CUSTOM),
+        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED, CUSTOM, *CHAT),
     )
 
 
@@ -98,15 +100,20 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """As ``semantic``, with the overlap schedule and asynchronous launches, as on a GPU."""
-    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP)
+    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *CHAT)
     yield from served(start_server, "overlap", *flags, **AHEAD)
 
 
 @pytest.fixture(scope="module")
 def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
-    """As ``overlap``, but drafts in blocks that are launched back to back."""
+    """As ``overlap``, but drafts in blocks that are launched back to back; grammars by llguidance,
+    whose mask is applied by a compiled function elsewhere."""
     flags = parse_flags(block_pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *BLOCKS)
-    yield from served(start_server, "blocks", *flags, "--enable-metrics", **AHEAD)
+    guidance = ("--grammar-backend", "llguidance")
+    eager = {"TORCHDYNAMO_DISABLE": "1"}
+    yield from served(
+        start_server, "blocks", *flags, *guidance, "--enable-metrics", **AHEAD, **eager
+    )
 
 
 @pytest.fixture(scope="module")

@@ -137,14 +137,14 @@ def test_select_is_the_plain_targets(backend: sgl.RuntimeEndpoint, answered: lis
         )
 
 
-def test_constrained_gen_is_the_plain_targets(backend: sgl.RuntimeEndpoint):
+def test_constrained_gen_is_drafted(wordings: Client):
+    """The target's own text: the judge is no part of this."""
     module = program("constrained")
+    backend = ParseEndpoint(wordings.url, chat_template_name="chatml", threshold=1.5)
     state = module.fill_in.run(problem=module.PROBLEM, backend=backend)
     served = {name: parse_of(state, name) for name in ("first line", "free", "number", "word")}
-    assert served["free"]["mode"] == "parse"
-    for name in ("first line", "number", "word"):
-        assert (served[name]["mode"], served[name]["reason"]) == ("plain", "grammar")
-        assert served[name]["drafted_tokens"] == 0
+    assert {info["mode"] for info in served.values()} == {"parse"}
+    assert served["first line"]["drafted_tokens"] > 0
     assert re.fullmatch(module.LINE, state["first line"])
     assert is_right(module, state["first line"] + state["free"])
     int(state["number"])

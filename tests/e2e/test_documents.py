@@ -371,7 +371,7 @@ def test_frontend_programs(server: Server, nursery: Nursery):
         "fork": "most: [('",
         "multi_turn": "tokens from the cache",
         "choose": "chosen: 'a: 23 + 45 = 68'",
-        "constrained": "plain: grammar",
+        "constrained": "parse: drafted",
         "options": "switched off: plain, 0 of 0",
     }
     lines = [shlex.split(x, comments=True) for x in find_block("examples/frontend/").splitlines()]

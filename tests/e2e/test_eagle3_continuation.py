@@ -143,7 +143,6 @@ def test_drafts_and_head_together(eagle: Client, problems: list):
 LOGPROBS = {"top": {"return_logprob": True, "top_logprobs_num": 2}}
 SPECIAL = {
     "sampling mask": {"top": {"return_sampling_mask": True}},
-    "grammar": {"regex": "([ab]: [0-9]+\n){3,5}"},
 }
 ADJUSTED = (
     {"frequency_penalty": 0.4},
@@ -164,7 +163,9 @@ def test_all_kinds_of_requests_share_a_batch(
             for name, wish in SPECIAL.items()
         }
         # One unsupported option decides, whatever the others are.
-        both = pool.submit(eagle.generate, prompts[0], parse=OFF, **LIMIT, **SPECIAL["grammar"])
+        both = pool.submit(
+            eagle.generate, prompts[0], parse=OFF, **LIMIT, **SPECIAL["sampling mask"]
+        )
         jobs = [
             pool.submit(eagle.generate, prompt, parse=parse, **LIMIT)
             for prompt, parse in zip(prompts, options, strict=False)
@@ -201,10 +202,25 @@ def test_all_kinds_of_requests_share_a_batch(
         for ours in (job.result() for job in adjusted[2 * number : 2 * number + 2]):
             assert_same(ours, theirs)
             assert parse_info(ours)["eagle3_steps"] > 0
-    assert both.result()["output_ids"] == wishes["grammar"].result()["output_ids"]
+    assert both.result()["output_ids"] == wishes["sampling mask"].result()["output_ids"]
     assert parse_info(both.result())["decode_accelerator"] == "none"
     assert parse_info(sampled.result())["eagle3_steps"] > 0
     eagle.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("parse", [EXACT, OFF])
+def test_the_head_proposes_under_grammars(
+    eagle: Client, demo_plain: Client, prompts: list, parse: dict
+):
+    """What it proposes need not be valid; what the target chooses is."""
+    grammar = {"regex": "([a-l]: [0-9]{2} [+-] [0-9]{2} = [0-9]{2}\n){3,5}", **LIMIT}
+    ours = eagle.generate_all(prompts[:4], 4, parse=parse, **grammar)
+    for answer, expected in zip(
+        ours, demo_plain.generate_all(prompts[:4], 4, **grammar), strict=True
+    ):
+        assert_same(answer, expected)
+        assert parse_info(answer)["decode_accelerator"] == "eagle3"
+    assert _accept_length(ours) > 1.5
 
 
 def _numbers(nested: object) -> list[float]:

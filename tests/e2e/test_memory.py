@@ -92,6 +92,17 @@ def test_output_equals_the_plain_servers_and_no_request_starves(tight: Tight, ex
     tight.client.assert_nothing_lost()
 
 
+def test_grammars_survive_the_pressure(tight: Tight, plain: Client):
+    """After a retraction a request's matcher goes on where it was."""
+    grammar = {"regex": "([a-c]: [0-9]{2,3}\n){9,12}", "max_new_tokens": NEW_TOKENS}
+    threshold = 0.5 if tight.is_token else 1.5
+    answers = tight.client.generate_all(PROMPTS, 10, parse={"threshold": threshold}, **grammar)
+    theirs = plain.generate_all(PROMPTS, 4, **grammar)
+    assert [a["text"] for a in answers] == [a["text"] for a in theirs]
+    retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    assert retractions > 0 or tight.name.startswith("tight")
+
+
 def test_accepted_text_survives_the_pressure(tight: Tight):
     answers = tight.run(threshold=0.2)
     for answer in answers:

@@ -134,25 +134,8 @@ def test_stop_conditions_are_exact(overlap: Client, plain: Client, parse: dict):
     overlap.assert_nothing_lost()
 
 
-@pytest.mark.parametrize(
-    "wish",
-    [
-        {"regex": "[a-z ]{20,40}"},
-    ],
-    ids=lambda wish: next(iter(wish)),
-)
-def test_options_that_depend_on_the_last_token(overlap: Client, plain: Client, wish: dict):
-    """The plain server runs without overlap; with it, SGLang's penalties lag one step."""
-    sampling = {"max_new_tokens": 40, **wish}
-    theirs = ids_of(plain.generate_all(PROMPTS[:3], 3, **sampling))
-    ours = overlap.generate_all(PROMPTS[:3], 3, **sampling)
-    assert ids_of(ours) == theirs
-    assert {parse_info(answer)["mode"] for answer in ours} == {"plain"}
-
-
-def test_requests_end_between_a_plan_and_its_launch(overlap: Client, plain: Client):
-    """SGLang processes a result there while a grammar is in the batch. The worker does not see stop
-    strings."""
+def test_requests_end_beside_a_constrained_one(overlap: Client, plain: Client):
+    """Grammars need no result processed early. The worker does not see stop strings."""
     grammar = {"regex": "[a-z ]{300,400}", "max_new_tokens": 150}
     stopping = []
     for prompt in PROMPTS:
@@ -160,7 +143,7 @@ def test_requests_end_between_a_plan_and_its_launch(overlap: Client, plain: Clie
         start = len(text) // 3
         stopping.append({**LONG, "stop": text[start : start + 3]})
     with ThreadPoolExecutor(8) as pool:
-        longest = pool.submit(overlap.generate, PROMPTS[0], **grammar)
+        longest = pool.submit(overlap.generate, PROMPTS[0], parse=EXACT, **grammar)
         jobs = [
             pool.submit(overlap.generate, prompt, parse=parse, **sampling)
             for prompt, sampling in zip(PROMPTS, stopping, strict=True)

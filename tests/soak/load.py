@@ -18,19 +18,19 @@ ABOVE_ONE = 1.5
 LIMITS = {4: 20, 12: 40, 24: 30, 64: 10}
 """max_new_tokens; an answer that ends by itself has 50 to 110."""
 PROMPTS = {"problem": 75, "chat": 15, "random text": 8, "long chat": 2}
-EXACT = {"greedy": 50, "stops": 15, "short": 10, "fallback": 25}
-FREE = {"greedy": 30, "sampled": 40, "stops": 15, "short": 5, "fallback": 10}
+EXACT = {"greedy": 45, "stops": 15, "short": 10, "grammar": 10, "fallback": 20}
+FREE = {"greedy": 25, "sampled": 40, "stops": 15, "short": 5, "grammar": 5, "fallback": 10}
 FATES = {"finish": 80, "stream": 5, "abort": 10, "disconnect": 5}
 STOPS = ("Answer", "\nc:", "= 4", "\nf: ", "7\n")
 ALPHABET = "Start with 0123456789\nabcdefghijkl: +-=Answer"
 TURN_LIMITS = {"chat": (2, 3), "long chat": (6, 12)}
 
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"regex": "(a: [0-9]{2}|b: [0-9]{2}){2,4}"},
+    {"json_schema": '{"type": "object", "properties": {"n": {"enum": [1, 22]}}}'},
+)
 # Reason for the fallback to plain decoding -> sampling parameters that cause it.
 FALLBACKS: dict[str, tuple[dict[str, Any], ...]] = {
-    "grammar": (
-        {"regex": "(a: [0-9]{2}|b: [0-9]{2}){2,4}"},
-        {"json_schema": '{"type": "object", "properties": {"n": {"enum": [1, 22]}}}'},
-    ),
     "switched off": ({},),
 }
 ADJUSTMENTS: tuple[dict[str, Any], ...] = (
@@ -138,6 +138,8 @@ def _sampling(
         sampling["max_new_tokens"] = rng.randint(1, 9)
     elif kind == "stops":
         sampling["stop"] = rng.sample(STOPS, rng.randint(1, 2))
+    elif kind == "grammar":
+        sampling |= rng.choice(GRAMMARS)
     elif kind == "fallback":
         reason = rng.choice(list(FALLBACKS))
         sampling |= rng.choice(FALLBACKS[reason]) | {"max_new_tokens": rng.randint(24, 48)}

@@ -90,6 +90,8 @@ OVERLAP = ("--parse-overlap", "on")
 AHEAD = {"PARSE_PROBE_AHEAD": "1"}
 """Environment of a server whose host runs ahead of the device, as on a GPU."""
 CUSTOM = "--enable-custom-logit-processor"
+CHAT = ("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen")
+"""Thoughts and tool calls apart from the answer."""
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
     *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6"),

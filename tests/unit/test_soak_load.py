@@ -79,7 +79,7 @@ def test_a_right_answer_has_no_fault():
         ({"text": "abd"}, "wrong bytes: text"),
         ({"meta": {"finish_reason": {"type": "length"}}}, "wrong bytes: finish_reason"),
         ({"meta": {"finish_reason": {"type": "abort"}}}, "ended by itself"),
-        ({"parse": {"mode": "plain", "reason": "grammar"}}, "served as ('plain', 'grammar')"),
+        ({"parse": {"mode": "plain", "reason": "penalties"}}, "served as ('plain', 'penalties')"),
         ({"parse": {"accepted_tokens": 5}}, "does not add up"),
     ],
 )

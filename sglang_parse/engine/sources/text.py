@@ -13,6 +13,7 @@ from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.text_length import SourceAgreement, TextLength
 from sglang_parse.core.request import RequestText
 from sglang_parse.core.text_match import TextMatch
+from sglang_parse.engine.grammar import num_allowed
 from sglang_parse.engine.requests import stop_id_of, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.incoming import IncomingTexts, News
@@ -71,6 +72,9 @@ class TextSource:
         draft_ids = [*rest[:length]]
         if self._ends_answer(text, length, len(rest), limit) and (stop := stop_id_of(req)):
             draft_ids.append(stop)
+        draft_ids = draft_ids[: num_allowed(req, draft_ids, new_ids)]
+        if not draft_ids:
+            return f"the request's grammar refuses the {self.name}"
         text.cost = cost(length)
         state.give_draft(draft_ids, self._max_prefixes, self.name)
         return ""

@@ -1,0 +1,153 @@
+"""A grammar's walk against a fresh matcher that accepts the same tokens, for both backends."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.constrained.llguidance_backend import GuidanceBackend
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
+from transformers import AutoTokenizer
+
+from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
+from sglang_parse.engine.grammar import GrammarWalk, free_ends, rows_of
+from support.demo_pair import DEMO
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}}
+KEYS = (
+    ("regex", "([a-l]: [0-9]{2}\n){2,4}"),
+    ("ebnf", 'root ::= "(" root* ")" | [a-c]'),
+    ("json", json.dumps(SCHEMA | {"required": ["n", "ok"]})),
+)
+THINK_END = (7, 8)
+tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+VOCAB_SIZE, EOS = len(tokenizer), tokenizer.eos_token_id
+
+
+@pytest.fixture(scope="module", params=["xgrammar", "llguidance"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    if request.param == "xgrammar":
+        return XGrammarGrammarBackend(tokenizer, VOCAB_SIZE, [EOS])
+    return GuidanceBackend(tokenizer, n_vocab=VOCAB_SIZE, eos_token_ids=[EOS])
+
+
+def compiled(backend: Any, key: tuple[str, str]) -> Any:
+    return backend._init_value_dispatch(key, require_reasoning=False)
+
+
+def fresh_row(grammar: Any, ids: list[int]) -> torch.Tensor | None:
+    matcher = grammar.copy()
+    for token in ids:
+        matcher.accept_token(token)
+    if matcher.is_terminated():
+        return None
+    row = matcher.allocate_vocab_mask(VOCAB_SIZE, 1, "cpu")
+    matcher.fill_vocab_mask(row, 0)
+    return row[0]
+
+
+def allowed(row: torch.Tensor) -> list[int]:
+    return [t for t in range(VOCAB_SIZE) if int(row[t // 32]) >> t % 32 & 1]
+
+
+def words(grammar: Any, rng: random.Random, length: int) -> list[int]:
+    """Tokens that the grammar allows, at most ``length``."""
+    ids: list[int] = []
+    while len(ids) < length and (row := fresh_row(grammar, ids)) is not None:
+        ids.append(rng.choice(allowed(row)))
+    return ids
+
+
+def assert_rows(grammar: Any, found: list, before: list[int], after: list[int]) -> None:
+    for k, row in enumerate(found):
+        expected = fresh_row(grammar, [*before, *after[:k]])
+        assert (row is None) == (expected is None)
+        assert row is None or torch.equal(row, expected)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key[0])
+def test_rows_are_those_of_a_fresh_matcher(backend: Any, key: tuple[str, str]):
+    """Drafts are dropped, cut and continued at random."""
+    grammar, rng = compiled(backend, key), random.Random(0)
+    for _ in range(8):
+        answer = words(grammar, rng, 12)
+        other = words(grammar, rng, 12)
+        walk, output = GrammarWalk(grammar, 0, VOCAB_SIZE), 0
+        for _ in range(6):
+            end = rng.randint(output, len(answer))
+            before, after = answer[:output], answer[output:end]
+            assert_rows(grammar, walk.rows(before, after, output), before, after)
+            if not output:
+                walk.rows([], other, 0)
+            output = rng.randint(output, end)
+
+
+def test_a_refused_token_ends_the_rows(backend: Any):
+    grammar = compiled(backend, ("regex", "[ab]{4}"))
+    a, x = (tokenizer.encode(text, add_special_tokens=False)[0] for text in "ax")
+    walk = GrammarWalk(grammar, 0, VOCAB_SIZE)
+    rows = walk.rows([a], [a, x, a], 1)
+    assert [row is None for row in rows] == [False, False, True, True]
+    assert_rows(grammar, walk.rows([a, a], [], 2), [a, a], [])
+
+
+def test_every_row_is_filled_once(backend: Any, monkeypatch: pytest.MonkeyPatch):
+    grammar = compiled(backend, ("regex", "[ab]{9}"))
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    walk, filled = GrammarWalk(grammar, 0, VOCAB_SIZE), []
+    fill = walk.matcher.fill_vocab_mask
+    monkeypatch.setattr(
+        walk.matcher, "fill_vocab_mask", lambda *args: filled.append(0) or fill(*args)
+    )
+    for length in range(5):  # drafting
+        walk.rows([a], [a] * length, 1)
+    walk.rows([a], [a] * 4, 1)  # the verify pass
+    walk.rows([a] * 3, [a] * 2, 3)  # a cut, and a carry-over
+    assert len(filled) == 5
+
+
+def test_the_grammar_begins_where_thoughts_end(backend: Any):
+    inner = compiled(backend, ("regex", "[ab]{4}"))
+    grammar = ReasonerGrammarObject(inner, THINK_END)
+    grammar.maybe_init_reasoning(True)
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    walk = GrammarWalk(grammar, 0, VOCAB_SIZE)
+    thoughts = [9, 7, 9, *THINK_END]
+    for _ in range(2):  # along a draft over the end, back into the thoughts, and again
+        rows = walk.rows([9, 7], [9, *THINK_END, a], 2)
+        assert all(len(allowed(row)) == VOCAB_SIZE for row in rows[:3])
+        assert_rows(inner, rows[3:], [], [a])
+        walk.rows([9, 7], [9, 9], 2)
+    assert_rows(inner, walk.rows([*thoughts, a], [a], 6), [a], [a])
+    assert not grammar._decoding_started(), "the request's own matcher has moved"
+
+
+def test_no_end_lies_inside_forced_text(backend: Any):
+    """Text after "<" is forced up to ">", and begins before the last token."""
+    grammar = compiled(backend, ("regex", "([a-l]: [0-9]\n|<call\nx>[0-9]){2,9}"))
+    ids = [9, *tokenizer.encode("a: 1\n<call\nx>2b: 3\n", add_special_tokens=False)]
+    pieces = tokenizer.batch_decode([[token] for token in ids])
+    ends = [k for k, piece in enumerate(pieces) if k and piece.endswith("\n")]
+    assert len(ends) == 3
+    walk = GrammarWalk(grammar, 1, VOCAB_SIZE)
+    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk, output_ids=[9])
+    assert free_ends(state, ids[1:], ends) == [ends[0], ends[2]]
+    state.grammar = None
+    assert free_ends(state, ids[1:], ends) == ends
+
+
+def test_an_error_of_the_matcher_ends_the_request(backend: Any, monkeypatch: pytest.MonkeyPatch):
+    walk = GrammarWalk(compiled(backend, ("regex", "[ab]{4}")), 0, VOCAB_SIZE)
+    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("too many items")
+
+    monkeypatch.setattr(walk.matcher, "fill_vocab_mask", fail)
+    assert rows_of(state, [], [5]) == [None, None]
+    assert state.fault == "its grammar failed: too many items"
