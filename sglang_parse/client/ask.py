@@ -201,7 +201,7 @@ def _complete(
             messages=messages,
             temperature=asking.temperature,
             max_tokens=asking.max_tokens,
-            extra_body=extra,
+            extra_body={**item.request, **extra},
         )
     except openai.OpenAIError as error:
         server.check_alive()  # the log of a server that ended explains more

@@ -41,7 +41,8 @@ def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
 def read_prompts(path: Path) -> list[Item]:
     """Reads lines of JSON, each a text or an object with "prompt".
 
-    An object may have a grader's "reference", and a "key" for messages.
+    An object may have a grader's "reference", a "key" for messages, and more fields of its chat
+    request as "request", such as "response_format".
 
     Raises:
         BenchError: the file is something else, or empty.
@@ -62,7 +63,11 @@ def read_prompts(path: Path) -> list[Item]:
         text = row.get("prompt")
         if not isinstance(text, str) or not text:
             raise BenchError(f"{path}:{number} has no prompt; {_WANTED}")
-        items.append(Item(str(row.get("key", number)), text, row.get("reference")))
+        request = row.get("request", {})
+        if not isinstance(request, dict):
+            raise BenchError(f"{path}:{number} has the request {request!r}; fix: use an object")
+        key = str(row.get("key", number))
+        items.append(Item(key, text, row.get("reference"), request=request))
     if not items:
         raise BenchError(f"{path} is empty; {_WANTED}")
     return items

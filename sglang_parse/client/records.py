@@ -67,12 +67,14 @@ class Item:
         reference: what the grader compares with.
         messages: the conversation; empty for ``text`` alone. One that ends with the assistant's is
             continued there.
+        request: more fields of its request, such as ``response_format`` or ``regex``.
     """
 
     key: str
     text: str
     reference: Any
     messages: Sequence[Mapping[str, Any]] = ()
+    request: Mapping[str, Any] = field(default_factory=dict)
 
 
 Grader = Callable[[Item, str], float]

@@ -96,6 +96,7 @@ def write_requests(path: Path, load: Load) -> None:
     for index, problem in enumerate(load.problems):
         custom = PARSE_OFF if load.is_off(index) else load.variant.custom_params
         request = {
+            **problem.request,
             "messages": [{"role": "user", "content": problem.text}],
             "max_tokens": load.max_tokens[index],
             "temperature": load.asking.temperature,

@@ -22,7 +22,7 @@ from sglang_parse.client.servers import Remote
 from sglang_parse.compare import serving
 from sglang_parse.compare.serving import Load, bench
 
-ITEMS = [Item("0", "one", None), Item("1", "two", None)]
+ITEMS = [Item("0", "one", None), Item("1", "two", None, request={"regex": "[0-9]+"})]
 LOAD = Load(Variant("parse", 0.9), 0, 2, ITEMS, [256, 99], "models/target", Asking())
 STAND_IN = """
 import json, os, sys, time
@@ -99,6 +99,7 @@ def test_what_is_sent_and_what_comes_back(folder: Path, capfd: pytest.CaptureFix
     requests = Path(value(arguments, "--dataset-path")).read_text().splitlines()
     assert [json.loads(line)["messages"][0]["content"] for line in requests] == ["one", "two"]
     assert [json.loads(line)["max_tokens"] for line in requests] == [256, 99]
+    assert [json.loads(line).get("regex") for line in requests] == [None, "[0-9]+"]
     assert {json.loads(line)["custom_params"]["parse"]["threshold"] for line in requests} == {0.9}
     assert value(arguments, "--max-concurrency") == "2"
     assert value(arguments, "--num-prompts") == "2"

@@ -76,6 +76,7 @@ def test_settings_that_cannot_be():
         ("Say a.", ":1 is not JSON"),
         ('"a"\n{"text": "b"}', ":2 has no prompt"),
         ('{"prompt": ""}', ":1 has no prompt"),
+        ('{"prompt": "a", "request": 1}', ":1 has the request 1; fix: use an object"),
     ],
 )
 def test_bad_prompts(tmp_path: Path, content: str, message: str):
@@ -84,8 +85,10 @@ def test_bad_prompts(tmp_path: Path, content: str, message: str):
 
 
 def test_prompts(tmp_path: Path):
-    path = saved(tmp_path, '"a\\nb"\n\n{"prompt": "c", "answer": 1}\n')
-    assert [item.text for item in read_prompts(path)] == ["a\nb", "c"]
+    path = saved(tmp_path, '"a\\nb"\n\n{"prompt": "c", "answer": 1, "request": {"regex": "d"}}\n')
+    items = read_prompts(path)
+    assert [item.text for item in items] == ["a\nb", "c"]
+    assert [item.request for item in items] == [{}, {"regex": "d"}]
 
 
 def test_the_scale_of_a_verdict():
