@@ -9,6 +9,7 @@ from itertools import product
 from os.path import commonprefix
 
 import pytest
+from constrained import answer_format
 from documents import write_document
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -235,3 +236,12 @@ def test_mistakes_are_marked_where_they_are(seed: int, rate: float) -> None:
             return
         before += len(line.text)
     assert num_right_before_error(problem, text, finished=True) is None
+
+
+def test_every_right_answer_has_the_format_of_constrained_requests():
+    rng, pattern = random.Random(3), re.compile(answer_format())
+    for problem in held_out_problems(60):
+        answer = write_answer(problem, rng, [ANY, WORDS, SIGNS])
+        assert pattern.fullmatch(answer)
+        assert not pattern.fullmatch(answer[:-1] + "?")
+        assert not pattern.fullmatch("\n".join(answer.split("\n")[1:]).replace(": ", ":"))
