@@ -122,6 +122,16 @@ def test_a_trained_head_fixes_the_draft_length(folder: Path):
     assert "draft_tokens" not in Limits.of(ParseConfig(judge="likelihood"), 0).fixed
 
 
+def test_a_trained_head_has_a_threshold_of_its_own(folder: Path):
+    assert ParseConfig(judge=str(folder)).accept_threshold == 0.5  # its file has none
+    path = folder / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "threshold": 0.9}))
+    read_judge.cache_clear()
+    assert ParseConfig(judge=str(folder)).accept_threshold == 0.9
+    assert ParseConfig(judge=str(folder), threshold=0.5).accept_threshold == 0.5
+    assert ParseConfig(judge="likelihood").accept_threshold == 0.5
+
+
 def test_layers_to_capture(folder: Path):
     assert ParseConfig().captured_layers == ()
     assert ParseConfig(judge=str(folder)).captured_layers == (2, 5)
