@@ -85,7 +85,7 @@ train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAI
 	cp examples/demo_pair/question.json "$(PAIR)/"
 	$(RUN) examples/demo_pair/train_eagle3.py --pair "$(PAIR)"
 	$(RUN) -m sglang_parse.cli train-judge --target "$(PAIR)/target" --draft "$(PAIR)/draft" \
-		--question "$(PAIR)/question.json" --requests 2000 --output "$(PAIR)/work/judge"
+		--question "$(PAIR)/question.json" --requests 5000 --output "$(PAIR)/work/judge"
 	mkdir -p "$(PAIR)/judge"
 	cp "$(PAIR)/work/judge/judge.json" "$(PAIR)/work/judge/judge.safetensors" "$(PAIR)/judge/"
 	$(RUN) examples/demo_pair/evaluate.py --pair "$(PAIR)"
