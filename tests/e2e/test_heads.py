@@ -27,6 +27,7 @@ from support.client import EXACT, Client, ids_of, parse_info, random_prompts
 from support.demo_pair import DEMO, disturbed_draft
 from support.heads import HeadShape, decode_hidden_states, head_verdicts, rows_of, write_head
 from support.models import load_model, load_tokenizer
+from support.random_adapter import make_adapter
 from support.reference_verdicts import reference_verdicts
 from support.servers import (
     AHEAD,
@@ -64,8 +65,15 @@ def folder(
 
 
 @pytest.fixture(scope="module")
-def head(start_server: Start, block_pair: tuple[Path, Path], folder: Path) -> Iterator[Client]:
+def head(
+    start_server: Start,
+    block_pair: tuple[Path, Path],
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Client]:
+    adapter = make_adapter(tmp_path_factory.mktemp("lora") / "loud", block_pair[0], 0.3, seed=5)
     flags = (
+        *("--enable-lora", "--lora-paths", f"loud={adapter}", "--lora-backend", "torch_native"),
         *(
             "--parse-judge",
             str(folder),
@@ -117,6 +125,23 @@ def test_verdicts_equal_numpys(head: Client, model: Any, folder: Path, concurren
     assert min(verdicts) < 0.2 < 0.8 < max(verdicts)
     accepted = sum(parse_info(answer)["accepted_tokens"] for answer in answers)
     assert 0 < accepted < sum(parse_info(answer)["drafted_tokens"] for answer in answers)
+    head.assert_nothing_lost()
+
+
+def test_verdicts_beside_requests_with_an_adapter(head: Client, model: Any, folder: Path):
+    """The head reads the base model's states; drafts of an adapter are compared token by token."""
+    jobs = [(prompt, top) for prompt in PROMPTS for top in ({}, {"lora_path": "loud"})]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        running = [pool.submit(head.generate, p, parse=TRACE, top=t, **LIMIT) for p, t in jobs]
+        answers = [job.result() for job in running]
+    verdicts: list[float] = []
+    for (prompt, top), answer in zip(jobs, answers, strict=True):
+        if top:
+            assert "judge" not in parse_info(answer)
+        else:
+            verdicts += check_verdicts(model, folder, SHAPE.layers, prompt, answer)
+    assert len(verdicts) > 20
+    assert ids_of(answers[::2]) != ids_of(answers[1::2])
     head.assert_nothing_lost()
 
 
