@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.runtime_context import get_spec
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.patches.base import Patch, after, around
@@ -46,12 +47,25 @@ def _check_prompt(_result: None, self: Any, obj: Any, input_ids: Any) -> None:
             f"PARSE: top_logprobs_num is {obj.top_logprobs_num}; use {vocab_size} at most, one "
             "for each of this model's tokens"
         )
+    _check_processor(getattr(obj, "custom_logit_processor", None))
     if input_ids is None or obj.contains_mm_input():
         return
     if not input_ids and getattr(obj, "session_params", None):
         return  # the session's earlier tokens are in the scheduler
     if found := prompt_problem(input_ids, vocab_size):
         raise ValueError(f"PARSE: {found}")
+
+
+def _check_processor(processor: str | None) -> None:
+    if not processor:
+        return
+    try:
+        CustomLogitProcessor.from_str(processor)
+    except Exception as error:
+        raise ValueError(
+            f"PARSE: custom_logit_processor cannot be read ({error!r}); send what "
+            "CustomLogitProcessor.to_str() returns"
+        ) from error
 
 
 def _check_sampling(_result: None, self: Any, vocab_size: int) -> None:
@@ -90,8 +104,8 @@ PATCH = Patch(
     },
     why='a prompt without tokens (`"text": ""` if the tokenizer adds no BOS token), a token id '
     "outside the vocabulary in a prompt, or in `stop_token_ids` with `min_new_tokens`, a "
-    "`top_logprobs_num` above the vocabulary size, a `top_k` that no tensor can hold, and "
-    "`positional_embed_overrides` in JSON pass all of SGLang's checks, and each ends the whole "
+    "`top_logprobs_num` above the vocabulary size, a `top_k` that no tensor can hold, a "
+    "`custom_logit_processor` that is none, and `positional_embed_overrides` in JSON pass all of SGLang's checks, and each ends the whole "
     "server with an error in the scheduler; on a GPU with an assertion.",
     how="further checks next to SGLang's own, on PARSE servers only: they raise a `ValueError`, a "
     "400 in every API (in a stream of `/generate` an event with that code, in SGLang's Ollama API "

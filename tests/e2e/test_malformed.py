@@ -80,6 +80,10 @@ REFUSED = [
     ("top_logprobs_num is", completion(logprobs=HUGE)),
     ("top_logprobs_num is", chat(logprobs=True, top_logprobs=HUGE)),
     ("positional_embed", generate(input_ids=PROMPT, positional_embed_overrides=[1])),
+    (
+        "custom_logit_processor cannot be read",
+        generate(input_ids=PROMPT, custom_logit_processor="x"),
+    ),
 ]
 """Error -> request. Each would crash a server without the check."""
 
@@ -96,7 +100,6 @@ ODD: dict[str, list[tuple[str, dict[str, Any]]]] = {
         generate(input_ids=PROMPT, lora_path="none"),
         generate(input_ids=PROMPT, image_data="x"),
         generate(input_ids=PROMPT, session_params={"id": "none"}),
-        generate(input_ids=PROMPT, custom_logit_processor="x"),
         generate(input_ids=PROMPT, return_logprob=True, logprob_start_len=HUGE),
         generate(input_ids=PROMPT, return_logprob=True, token_ids_logprob=[HUGE]),
         sampled(max_new_tokens=-1),
