@@ -106,7 +106,8 @@ PATCH = Patch(
     "outside the vocabulary in a prompt, or in `stop_token_ids` with `min_new_tokens`, a "
     "`top_logprobs_num` above the vocabulary size, a `top_k` that no tensor can hold, a "
     "`custom_logit_processor` that is none, and `positional_embed_overrides` in JSON pass all of "
-    "SGLang's checks, and each ends the whole server with an error in the scheduler; on a GPU with an assertion.",
+    "SGLang's checks, and each ends the whole server with an error in the scheduler; on a GPU with "
+    "an assertion.",
     how="further checks next to SGLang's own, on PARSE servers only: they raise a `ValueError`, a "
     "400 in every API (in a stream of `/generate` an event with that code, in SGLang's Ollama API "
     "a 500, as for every bad value there). A batch with such a request is rejected as a whole, as "
