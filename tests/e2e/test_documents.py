@@ -28,6 +28,7 @@ from sglang_parse import cli
 from sglang_parse.client import servers
 from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.core.config import ENV_VAR, ParseConfig
+from sglang_parse.core.judge import read_judge
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.random_pair import PairShape, make_pair
@@ -296,14 +297,15 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert cli.main([*words[3:], *few, *own]) == 0
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "calibration.json").read_text())
-    names = ("first-drafts", "plain-answers", "answers-first-reject-0.5")
+    served = read_judge(str(ROOT / "examples/demo_pair/judge")).threshold
+    names = ("first-drafts", "plain-answers", f"answers-first-reject-{served}")
     files = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
     # 24 requests cannot certify 5 %: a result, no error.
     assert found["threshold"] is None
     assert "No threshold qualifies" in printed
     assert [len(file["results"]) for file in files] == [32, 6, 6]
     assert found["results"]["served"][0]["accuracy"]["total"] == 6
-    assert "The server's threshold 0.5 is NOT certified" in printed
+    assert f"The server's threshold {served:g} is NOT certified" in printed
     assert "No threshold qualifies" in (tmp_path / "report.html").read_text()
     looser = [*few, *own, "--alpha", "0.5"]
     with awake(server):
@@ -414,7 +416,9 @@ def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
 def test_explain(server: Server, tmp_path: Path):
     words = shlex.split(find_block("sglang-parse explain"))
     assert run_program(server, [*words, "--output", str(tmp_path)]) == 0
-    assert "Judge: head, threshold 0.5" in (tmp_path / "explain.html").read_text(encoding="utf-8")
+    served = read_judge(str(ROOT / "examples/demo_pair/judge")).threshold
+    page = (tmp_path / "explain.html").read_text(encoding="utf-8")
+    assert f"Judge: head, threshold {served:g}" in page
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):
