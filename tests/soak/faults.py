@@ -28,7 +28,8 @@ def faults_of(
     num_tokens = len(answer["output_ids"])
     (info,) = answer["meta_info"]["parse"]
     served = (info["mode"], info.get("reason", ""))
-    wanted = ("plain" if request.reason else "parse", request.reason)
+    undrafted = "the request ended before its first draft" if num_tokens == 1 else ""
+    wanted = ("plain" if request.reason else "parse", request.reason or undrafted)
     if served != wanted:
         found.append(f"served as {served}, not {wanted}")
     if info["accepted_tokens"] + info["target_tokens"] != num_tokens:

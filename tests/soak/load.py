@@ -36,7 +36,7 @@ FALLBACKS: dict[str, tuple[dict[str, Any], ...]] = {
 ADJUSTMENTS: tuple[dict[str, Any], ...] = (
     {"frequency_penalty": 0.6},
     {"repetition_penalty": 1.3},
-    {"min_new_tokens": 20},
+    {"min_new_tokens": min(LIMITS)},
     {"logit_bias": {"20": 3.0}},
 )
 
