@@ -71,7 +71,8 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
         certified=certified.covers(
             options.threshold,
             greedy=req.sampling_params.top_k <= 1,
-            plain=bool(plain_reason or req.lora_id),  # it is about the base weights
+            # It is about the base weights, and about drafts and choices that nothing adjusts.
+            plain=bool(plain_reason or req.lora_id or is_adjusted),
         ),
         fingerprint=certified.fingerprint.model_dump() if options.trace else None,
     )

@@ -71,7 +71,8 @@ def head(
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Client]:
-    adapter = make_adapter(tmp_path_factory.mktemp("lora") / "loud", block_pair[0], 0.3, seed=5)
+    adapter_folder = tmp_path_factory.mktemp("lora") / "loud"
+    adapter = make_adapter(adapter_folder, block_pair[0], scale=0.3, seed=5)
     flags = (
         *("--enable-lora", "--lora-paths", f"loud={adapter}", "--lora-backend", "torch_native"),
         *(
