@@ -129,7 +129,7 @@ def equal(
         start_server,
         "equal",
         *parse_flags((pair[0], draft), "--parse-verification", "token", *BLOCKS),
-        *("--parse-draft-tokens", "16", "--parse-draft-chunk", "4", *SEED, *CHAT),
+        *("--parse-draft-tokens", "16", "--parse-draft-chunk", "4", *SEED),
     )
 
 

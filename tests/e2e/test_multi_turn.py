@@ -94,7 +94,8 @@ def _chat(client: Client) -> list:
             messages=messages,
             max_tokens=limit,
             temperature=0,
-            extra_body={"return_meta_info": True, "ignore_eos": True},
+            # The plain server has a parser for thoughts.
+            extra_body={"return_meta_info": True, "ignore_eos": True, "separate_reasoning": False},
         )
         choices.append(reply.choices[0])
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})

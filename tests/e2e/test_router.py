@@ -98,6 +98,7 @@ def routed(
 
 def chat(url: str, messages: list[dict[str, str]]) -> dict[str, Any]:
     body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 24}
+    body["separate_reasoning"] = False  # the plain server has a parser for it
     response = HTTP.post(f"{url}/v1/chat/completions", json=body, timeout=120)
     response.raise_for_status()
     return response.json()
