@@ -11,9 +11,8 @@ from sglang_parse.client.demo_pair import judge_of
 from sglang_parse.client.flags import at_least, fraction, numbers, option
 from sglang_parse.client.targets import Models, parse_settings
 from sglang_parse.core.certificate import Loss
-from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import QUESTION
-from sglang_parse.tasks.settings import GradedSettings, model
+from sglang_parse.tasks.settings import FIXED_LENGTH, GradedSettings, model
 
 _guarantee = partial(option, group="guarantee")
 
@@ -58,11 +57,9 @@ class CalibrateSettings(GradedSettings):
     def models(self) -> Models:
         """The models that are served here."""
         found, judge = super().models, self.judge or judge_of(self.target)
-        # Set, because the server shortens drafts that it expects no speedup from.
-        own = parse_settings(draft_tokens=ParseConfig().draft_tokens)
         if judge in ("", QUESTION):
-            return replace(found, parse_flags=(*own, *found.parse_flags))
-        flags = (*own, *parse_settings(judge=judge), *found.parse_flags)
+            return replace(found, parse_flags=(*FIXED_LENGTH, *found.parse_flags))
+        flags = (*FIXED_LENGTH, *parse_settings(judge=judge), *found.parse_flags)
         return replace(found, question=None, parse_flags=flags)
 
     @property

@@ -172,12 +172,21 @@ class MinNewTokens:
         self._num_more += 1
 
 
-class GrammarMask:
-    """Removes the tokens that a request's grammar refuses."""
+class _OnHost:
+    """Base of adjustments that read tokens on the host, which ``advance`` waits for."""
 
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
         del device
         self._parts = [replace(part, before=[*part.before]) for part in parts]
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        chosen = tokens.tolist()
+        for part in self._parts:
+            cast(list, part.before).append(chosen[part.start])
+
+
+class GrammarMask(_OnHost):
+    """Removes the tokens that a request's grammar refuses."""
 
     @staticmethod
     def adjusts(req: Req) -> bool:
@@ -192,12 +201,6 @@ class GrammarMask:
                 for part in self._parts
             ],
         )
-
-    def advance(self, tokens: torch.Tensor) -> None:
-        """Waits for the tokens: the host walks grammars."""
-        chosen = tokens.tolist()
-        for part in self._parts:
-            cast(list, part.before).append(chosen[part.start])
 
 
 class LogitBias:
@@ -224,12 +227,8 @@ class LogitBias:
         """Is the same for every token."""
 
 
-class CustomProcessors:
+class CustomProcessors(_OnHost):
     """Custom logit processors that are pure (``fallback.is_pure``), one request at a time."""
-
-    def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
-        del device
-        self._parts = [replace(part, before=[*part.before]) for part in parts]
 
     @staticmethod
     def adjusts(req: Req) -> bool:
@@ -242,12 +241,6 @@ class CustomProcessors:
             given = [params and params | {"__req__": _RequestAtRow(part, row)} for row in part.rows]
             rows = logits[part.start : part.start + part.count]
             rows.copy_(process(rows.clone(), given))
-
-    def advance(self, tokens: torch.Tensor) -> None:
-        """Waits for the tokens: processors read them on the host."""
-        chosen = tokens.tolist()
-        for part in self._parts:
-            cast(list, part.before).append(chosen[part.start])
 
 
 class _RequestAtRow:

@@ -193,13 +193,12 @@ class Collector:
             answer: with its token ids; the task locates errors.
         """
         first_record(answer)
-        for number, record in enumerate(answer.parse["trace"]):
+        for number, record in enumerate(answer.parse["trace"][1:], start=1):
             before = answer.token_ids[: record["output_start"] - 1]
             draft = self._graded(answer, number, record, before)
             if draft.first_wrong_token is not None and draft.first_wrong_token < 0:
                 return
-            if number:
-                yield draft
+            yield draft
 
     def _graded(
         self, answer: Answer, number: int, record: Mapping[str, Any], before: Sequence[int]

@@ -13,11 +13,14 @@ from sglang_parse.client.demo_pair import short_path
 from sglang_parse.client.flags import Flags, at_least, option, split_words
 from sglang_parse.client.records import PARSE, BenchError
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote, ServerSpec
-from sglang_parse.client.targets import Models, server_specs
+from sglang_parse.client.targets import Models, parse_settings, server_specs
+from sglang_parse.core.config import ParseConfig
 
 model = partial(option, group="models and servers")
 task = partial(option, group="task")
 load = partial(option, group="load")
+FIXED_LENGTH = parse_settings(draft_tokens=ParseConfig().draft_tokens)
+"""Flags: set, because the server shortens drafts that it expects no speedup from."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from transformers import AutoConfig
 from sglang_parse.client.flags import at_least, numbers, option
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.targets import Models, parse_settings
-from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import MAX_LAYERS
-from sglang_parse.tasks.settings import GradedSettings, load
+from sglang_parse.tasks.settings import FIXED_LENGTH, GradedSettings, load
 
 MAX_PREFIXES = 64
 """Of the server that is started: nearly every segment end gets a label."""
@@ -83,10 +82,8 @@ class TrainJudgeSettings(GradedSettings):
     def models(self) -> Models:
         """The models, whose server sends hidden states; ``--parse-flags`` come last."""
         models, layers = super().models, ",".join(map(str, self.layers))
-        # Set, because the server shortens drafts that it expects no speedup from.
-        length = ParseConfig().draft_tokens
-        own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES, draft_tokens=length)
-        return replace(models, parse_flags=(*own, *models.parse_flags))
+        own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES)
+        return replace(models, parse_flags=(*own, *FIXED_LENGTH, *models.parse_flags))
 
     def why_first_drafts_alone(self, task: Assignment) -> str:
         """Why no later drafts train the head; empty if they do."""
