@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import FIRST, STYLES, encode, prompt_text
+from data import FIRST, JSON_SHARE, STYLES, encode, prompt_text
+from json_answers import WISH, write_json
 from problems import Problem, write_lines
 from torch.utils.data import Dataset
 
@@ -54,15 +55,22 @@ def make_texts(
 ) -> list[Text]:
     """Prompts with their answers, as token ids; `given` beginnings count as prompt."""
     begun = zip(problems, given or [""] * len(problems), strict=True)
-    prompts = encode(tokenizer, [prompt_text(tokenizer, p) + start for p, start in begun])
+    prompts = encode(tokenizer, [begun_text(tokenizer, p, start) for p, start in begun])
     written = encode(tokenizer, answers)
     return [Text(p + a, len(p)) for p, a in zip(prompts, written, strict=True)]
 
 
+def begun_text(tokenizer: Any, problem: Problem, start: str) -> str:
+    """The prompt and the beginning of an answer; the user wished JSON if it begins so."""
+    return prompt_text(tokenizer, problem, WISH if start.startswith("{") else "") + start
+
+
 def begin_answer(problem: Problem, rng: random.Random) -> str:
     """In half of the cases the target's first token, else some lines, others' among them."""
+    in_json = rng.random() < JSON_SHARE
     if rng.random() < 0.5:
-        return FIRST
+        return "{" if in_json else FIRST
     weights = rng.choice(((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.4, 0.4, 0.2)))
     lines = [line for _, line in write_lines(problem, rng, STYLES, weights)]
+    lines = write_json(lines) if in_json else lines
     return "".join(lines[: rng.randint(1, len(lines) - 3)])

@@ -1,5 +1,5 @@
-"""Writes a task file of constrained requests: the demo pair's problems, whose answers must have a
-format that every right one has.
+"""Writes a task file of constrained requests: the demo pair's problems, with a JSON schema of their
+answers, or with a regex that every right answer in plain lines matches.
 
     python examples/demo_pair/constrained.py > build/constrained.jsonl
     sglang-parse compare --task-file build/constrained.jsonl \
@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Iterable
 
+from json_answers import SCHEMA, WISH
 from problems import LABELS, MAX_STEPS, MIN_STEPS, WORDINGS, held_out_problems
 
 FACTS = {
@@ -42,9 +43,15 @@ def main() -> None:
     """Prints a line for each problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="problems (default 1000)")
-    request = {"regex": answer_format()}
-    for problem in held_out_problems(parser.parse_args().count):
-        text = problem.text
+    parser.add_argument(
+        "--format", choices=("json", "regex"), default="json", help="of the answers (default json)"
+    )
+    arguments = parser.parse_args()
+    wish, request = "", {"regex": answer_format()}
+    if arguments.format == "json":
+        wish, request = WISH, {"json_schema": json.dumps(SCHEMA)}
+    for problem in held_out_problems(arguments.count):
+        text = problem.text + wish
         print(json.dumps({"prompt": text, "reference": text, "request": request}))
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from documents import Line, write_document
+from documents import Line, as_json, write_document
+from json_answers import WISH
 from problems import ANY, LABELS, SIGNS, WORDS, Problem, Style
 from torch.utils.data import Dataset
 
@@ -16,13 +17,15 @@ IGNORE = -100
 STYLES = (SIGNS, WORDS, ANY)
 FIRST = f"{LABELS[0][0]}: "
 """The target's first token, with which every served draft starts."""
+JSON_SHARE = 0.12
+"""Of all texts; the user wished it."""
 Texts = Mapping[tuple[float, ...], float]
 """Kinds of texts: shares of `STYLES` among a text's lines -> share of such texts."""
 
 
-def prompt_text(tokenizer: Any, problem: Problem) -> str:
+def prompt_text(tokenizer: Any, problem: Problem, wish: str = "") -> str:
     """The problem as one user turn, the assistant's turn opened."""
-    turns = [{"role": "user", "content": problem.text}]
+    turns = [{"role": "user", "content": problem.text + wish}]
     return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
@@ -67,25 +70,27 @@ class AnswerBatches(Dataset):
         problem, lines = write_document(
             rng, num_steps, lambda _: rng.choices(STYLES, weights)[0], before=self.before
         )
-        return example(self.tokenizer, problem, lines, STYLES)
+        return example(self.tokenizer, problem, lines, STYLES, in_json=rng.random() < JSON_SHARE)
 
 
 class InstructionBatches(AnswerBatches):
     """Ordinary instruction tuning: the loss is on what the target is to write, and only there.
 
-    A quarter are its own right answers. In the others it goes on from text that others wrote,
-    mistakes among it, as from any prompt; those lines carry no loss.
+    A quarter are its own right answers, half go on from text that others wrote, mistakes among it,
+    as from any prompt; those lines carry no loss. A quarter replay pretraining: mixed texts with
+    the loss on all lines, lest the target forgets what it is to go on from.
     """
 
     ERROR_RATE = 0.25
 
     def draw(self, rng: random.Random, num_steps: tuple[int, int]) -> Example:
-        """One text; labels on `SIGNS` lines, never from a mistake on in its line."""
+        """One text; labels on taught lines, never from a mistake on in its line."""
         draw, rate = rng.random(), self.ERROR_RATE
-        num_others, weights = 0, (0.4, 0.4, 0.2)
+        num_others, weights, taught = 0, (0.4, 0.4, 0.2), STYLES
         if draw < 0.25:
             weights, rate = (1.0, 0.0, 0.0), 0.0
         elif draw >= 0.5:  # others first, the target after them
+            taught = (SIGNS,)
             num_others = rng.randint(1, sum(num_steps))
             weights = rng.choice(((0.0, 1.0, 0.0), (0.0, 0.6, 0.4)))
 
@@ -93,7 +98,7 @@ class InstructionBatches(AnswerBatches):
             return SIGNS if 0 < num_others <= index else rng.choices(STYLES, weights)[0]
 
         problem, lines = write_document(rng, num_steps, draw_style, rate)
-        return example(self.tokenizer, problem, lines, (SIGNS,))
+        return example(self.tokenizer, problem, lines, taught, in_json=rng.random() < JSON_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,17 @@ class Example:
 
 
 def example(
-    tokenizer: Any, problem: Problem, lines: Sequence[Line], taught: Sequence[Style]
+    tokenizer: Any,
+    problem: Problem,
+    lines: Sequence[Line],
+    taught: Sequence[Style],
+    *,
+    in_json: bool = False,
 ) -> Example:
     """Labels on the lines of `taught` styles, up to a line's first wrong token."""
-    texts = encode(tokenizer, [prompt_text(tokenizer, problem), *(line.text for line in lines)])
+    prompt = prompt_text(tokenizer, problem, WISH if in_json else "")
+    lines = as_json(lines) if in_json else lines
+    texts = encode(tokenizer, [prompt, *(line.text for line in lines)])
     ids, labels = list(texts[0]), [IGNORE] * len(texts[0])
     for line, tokens in zip(lines, texts[1:], strict=True):
         num_taught, length = 0, 0

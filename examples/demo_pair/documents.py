@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from json_answers import around
 from problems import (
     HIGH,
     LABELS,
@@ -88,6 +89,19 @@ def write_document(
         )
         if not is_held_out(problem := Problem((first, second))):
             return problem, lines
+
+
+def as_json(lines: Sequence[Line]) -> list[Line]:
+    """The same lines with what JSON has around each."""
+    wrapped = []
+    for index, line in enumerate(lines):
+        before, behind = around(index, len(lines))
+        text = line.text.removesuffix("\n").join((before, behind))
+        is_right = line.num_right == len(line.text)
+        wrapped.append(
+            Line(line.style, text, len(text) if is_right else len(before) + line.num_right)
+        )
+    return wrapped
 
 
 def _line(style: Style, right: Sequence[Part], written: Sequence[Part], rng: random.Random) -> Line:

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from blocks import BLOCK, make_texts
+from blocks import BLOCK, begun_text, make_texts
 from data import FIRST, STYLES, encode, prompt_text
 from documents import write_document
+from json_answers import read_json
 from models import load_lm, write_answers
 from parallel_draft import score_blocks
 from problems import (
@@ -34,6 +35,7 @@ from problems import (
     held_out_problems,
     is_answer_right,
     num_right_before_error,
+    read_answer,
 )
 from readers import (
     TRAINING_FREE,
@@ -54,7 +56,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalL
 from sglang_parse.core.question import QuestionWording, render_question
 
 GENERATION_BATCH = 250
-NUM_BLOCK_TEXTS, NUM_ASKED = 200, 300
+NUM_BLOCK_TEXTS, NUM_ASKED, NUM_IN_JSON = 200, 300, 300
 WINDOW = 7  # tokens that STANDALONE drafts for a verification
 # Of documents with made mistakes: 4 in 10 are right, as the draft's own.
 MADE_RATE, MADE_WEIGHTS = 0.1, (0.0, 0.7, 0.3)
@@ -78,7 +80,7 @@ def answer_all(
     Batches hold prompts of one length.
     """
     begun = zip(problems, given or [""] * len(problems), strict=True)
-    prompts = encode(tokenizer, [prompt_text(tokenizer, p) + start for p, start in begun])
+    prompts = encode(tokenizer, [begun_text(tokenizer, p, start) for p, start in begun])
     by_length: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(index)
@@ -100,8 +102,37 @@ def score_answers(
     return {
         "exact": round(fmean(is_answer_right(p, a) for p, a in pairs), 4),
         "every_token_right": round(fmean(right), 4),
-        "mean_answer_tokens": round(fmean(len(ids) for ids in encode(tokenizer, answers)), 1),
+        "mean_answer_tokens": num_tokens(tokenizer, answers),
     }
+
+
+def num_tokens(tokenizer: Any, answers: Sequence[str]) -> float:
+    """Of an answer, on average."""
+    return round(fmean(len(ids) for ids in encode(tokenizer, answers)), 1)
+
+
+def score_json(
+    lm: Qwen3ForCausalLM, tokenizer: Any, problems: Sequence[Problem]
+) -> dict[str, float]:
+    """Answers in JSON, begun with the bracket that a grammar asks for."""
+    answers = answer_all(lm, tokenizer, problems, ["{"] * len(problems))
+    plain = [read_json("{" + answer.removesuffix(tokenizer.eos_token))[0] for answer in answers]
+    scores = score_answers(tokenizer, problems, plain)
+    return scores | {"mean_answer_tokens": num_tokens(tokenizer, answers)}
+
+
+def score_going_on(
+    target: Qwen3ForCausalLM, tokenizer: Any, problems: Sequence[Problem], drafts: Sequence[str]
+) -> float:
+    """Share of answers right in every token that the target ends after right lines of a draft."""
+    rng = random.Random("evaluate/going-on")
+    begun = []
+    for problem, draft in zip(problems, drafts, strict=True):
+        lines = draft.splitlines(keepends=True)[: read_answer(problem, draft)[0]]
+        begun.append("".join(lines[: rng.randint(1, max(1, len(lines)))]))
+    ended = zip(begun, answer_all(target, tokenizer, problems, begun), strict=True)
+    answers = [start + rest for start, rest in ended]
+    return score_answers(tokenizer, problems, answers)["every_token_right"]
 
 
 @torch.inference_mode()
@@ -209,6 +240,9 @@ def evaluate(pair: Path, num_problems: int, num_train: int) -> dict[str, Any]:
         "draft_alone": score_answers(tokenizer, problems, alone),
         "first_drafts": score_answers(tokenizer, problems, drafted),
         "target": score_answers(tokenizer, problems, answers),
+        "target_after_right_lines_of_drafts": score_going_on(target, tokenizer, problems, drafted),
+        "target_in_json": score_json(target, tokenizer, problems[:NUM_IN_JSON]),
+        "draft_in_json": score_json(drafter, tokenizer, problems[:NUM_IN_JSON]),
         "standalone_tokens_per_verification": standalone_tokens(
             drafter, tokenizer, problems, answers
         ),

@@ -1,6 +1,6 @@
-"""Grades answers to the demo pair's problems, a line for a line: a --grader of `sglang-parse`.
+"""Grades answers to the demo pair's problems, plain or in JSON: a --grader of `sglang-parse`.
 
-Reads {"reference": the problem's text, "answer": ..., "finished": ...}, writes {"score": 0 or 1,
+Reads {"reference": what the user wrote, "answer": ..., "finished": ...}, writes {"score": 0 or 1,
 "right_chars": how many leading characters are right, null where nothing is wrong so far}.
 """
 
@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import sys
 
-from problems import is_answer_right, num_right_before_error, read_problem
+from json_answers import grade
 
 
 def main() -> None:
     """Until there are no more lines."""
     for line in sys.stdin:
         row = json.loads(line)
-        problem, answer = read_problem(row["reference"]), row["answer"]
-        reply = {
-            "score": int(is_answer_right(problem, answer)),
-            "right_chars": num_right_before_error(problem, answer, finished=row["finished"]),
-        }
-        print(json.dumps(reply), flush=True)
+        is_right, right_chars = grade(row["reference"], row["answer"], finished=row["finished"])
+        print(json.dumps({"score": int(is_right), "right_chars": right_chars}), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ independent until the end: `--only draft` and `--only target` may run at the sam
     target-short, target-middle, target-full    right answers, mostly in signs; longer and longer
     target-style                                ordinary instruction tuning: signs after any text
 
+An eighth of all texts are in JSON, as their prompts wish.
+
 No stage teaches the target to judge: no verdict, no loss on a hidden state or on a wrong token.
 `make train-demo-pair` goes on with the EAGLE-3 head, the verdict head and the evaluation.
 """
@@ -62,7 +64,7 @@ TARGET = (
     Stage("target-short", 700, 32, 2e-3, (1, 2), 4),
     Stage("target-middle", 700, 24, 2e-3, (2, 3), 4),
     Stage("target-full", 900, 16, 2e-3, num_layers=4),
-    Stage("target-style", 500, 16, 1e-3, num_layers=16),
+    Stage("target-style", 1600, 16, 1e-3, num_layers=16),
 )
 DRAFT = (
     Stage("draft-short", 900, 32, 3e-3, (1, 2), 2),
