@@ -9,7 +9,6 @@ from itertools import product
 from os.path import commonprefix
 
 import pytest
-from constrained import answer_format
 from documents import write_document
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +41,7 @@ from problems import (
     write_answer,
     write_lines,
 )
+from task_file import answer_format
 
 GOLDEN = Problem(
     (Chain(27, (Step("+", 10), Step("-", 18))), Chain(45, (Step("-", 20), Step("+", 33))))

@@ -1,19 +1,20 @@
-"""Writes a task file of constrained requests: the demo pair's problems, with a JSON schema of their
-answers, or with a regex that every right answer in plain lines matches.
+"""Writes a task file of the demo pair's problems, to be answered in plain lines or constrained: in
+JSON of a schema, or in lines that match a regex.
 
-    python examples/demo_pair/constrained.py > build/constrained.jsonl
-    sglang-parse compare --task-file build/constrained.jsonl \
-        --grader 'python examples/demo_pair/grade.py' --max-tokens 256
+    python examples/demo_pair/task_file.py --json 1 > build/json.jsonl
+    sglang-parse compare --task-file build/json.jsonl \
+        --grader 'python examples/demo_pair/grade.py' --max-tokens 320
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Iterable
 
 from json_answers import SCHEMA, WISH
-from problems import LABELS, MAX_STEPS, MIN_STEPS, WORDINGS, held_out_problems
+from problems import LABELS, MAX_STEPS, MIN_STEPS, WORDINGS, held_out_problems, training_problems
 
 FACTS = {
     "left": "[0-9]{2}",
@@ -43,15 +44,17 @@ def main() -> None:
     """Prints a line for each problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="problems (default 1000)")
-    parser.add_argument(
-        "--format", choices=("json", "regex"), default="json", help="of the answers (default json)"
-    )
+    parser.add_argument("--training", action="store_true", help="instead of held-out problems")
+    parser.add_argument("--json", type=float, default=0.0, help="share of JSON (default 0)")
+    parser.add_argument("--regex", action="store_true", help="for answers that are not JSON")
     arguments = parser.parse_args()
-    wish, request = "", {"regex": answer_format()}
-    if arguments.format == "json":
-        wish, request = WISH, {"json_schema": json.dumps(SCHEMA)}
-    for problem in held_out_problems(arguments.count):
-        text = problem.text + wish
+    problems = (training_problems if arguments.training else held_out_problems)(arguments.count)
+    rng = random.Random("task file")
+    lines = {"regex": answer_format()} if arguments.regex else {}
+    for problem in problems:
+        in_json = rng.random() < arguments.json
+        text = problem.text + (WISH if in_json else "")
+        request = {"json_schema": json.dumps(SCHEMA)} if in_json else lines
         print(json.dumps({"prompt": text, "reference": text, "request": request}))
 
 
