@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from rich import box
@@ -55,6 +55,18 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Draft tokens in a row that all equal the target's choices in their places, or all differ.
+
+    Attributes:
+        target: the target's choice in place of the first; "" where they are equal, or unknown.
+    """
+
+    text: str
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """The last segment of a draft's prefix, or the unverified end of the draft.
 
@@ -66,11 +78,13 @@ class Segment:
         question: the question's text.
         decided: whether this verdict set the accepted length.
         contradicted: the target would have written this prefix itself, which its verdict rejects.
+        runs: its text again, by whether the target would have chosen the same tokens there.
     """
 
     text: str
     end: int
     status: str
+    runs: tuple[Run, ...] = ()
     verdict: float | None = None
     mass: float | None = None
     question: str = ""
@@ -85,6 +99,7 @@ class ExplainedRound:
     Attributes:
         target_text: the target's text up to the next draft.
         num_matched: matched tokens in it.
+        num_reworded: accepted tokens in whose places the target would have chosen others.
         verdict_tokens: accept and reject token as text; () where no question is set.
         accepted_at: (largest threshold of a range, accepted length there), ascending; () if
             verdicts did not set the accepted length.
@@ -94,6 +109,7 @@ class ExplainedRound:
     segments: tuple[Segment, ...]
     target_text: str
     num_matched: int
+    num_reworded: int
     verdict_tokens: tuple[str, ...]
     accepted_at: tuple[tuple[float, int], ...]
 
@@ -200,6 +216,7 @@ def _round(record: TraceRecord, output: Sequence[int], end: int, text: ToText) -
         segments=tuple(_segments(record, output[:start], text)),
         target_text=text(output[:accepted_end], output[accepted_end:end]),
         num_matched=num_matched(record),
+        num_reworded=num_reworded(record),
         verdict_tokens=tuple(text([], [token]) for token in verdict_ids if token is not None),
         accepted_at=tuple(_accepted_at(record)),
     )
@@ -210,7 +227,8 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
     prefixes = {end: k for k, end in enumerate(record["prefix_ends"])} if record["verdicts"] else {}
     # In token mode the accepted length may be between two prefixes.
     ends = sorted({*record["prefix_ends"], accepted_len, len(draft)} - {0})
-    own_len = matching_tokens(draft, record.get("target_token_ids", ()))
+    choices = record.get("target_token_ids", [])
+    own_len = matching_tokens(draft, choices)
     is_rejected = False
     for start, end in pairwise([0, *ends]):
         status = ACCEPTED
@@ -220,20 +238,43 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
             else:
                 status = DROPPED if is_rejected else REJECTED
             is_rejected = True
-        segment = text([*before, *draft[:start]], draft[start:end])
+        context = [*before, *draft[:start]]
+        segment = text(context, draft[start:end])
+        runs = tuple(_runs(context, draft[start:end], choices[start:end], text))
         if end not in prefixes:
-            yield Segment(segment, end, status)
+            yield Segment(segment, end, status, runs)
             continue
         prefix = prefixes[end]
         verdict = record["verdicts"][prefix]
         yield Segment(
-            *(segment, end, status),
+            *(segment, end, status, runs),
             verdict=verdict,
             mass=record["verdict_mass"][prefix],
             question=text([], record["question_token_ids"][prefix]),
             decided=record["decided_by"] == prefix,
             contradicted=end <= own_len and verdict < record["threshold"] <= 1,
         )
+
+
+def _runs(
+    before: Sequence[int], draft: Sequence[int], choices: Sequence[int], text: ToText
+) -> Iterator[Run]:
+    """A segment by runs; where choices are not recorded, tokens count as equal."""
+    places = range(len(draft))
+    for differs, group in groupby(
+        places, lambda place: place < len(choices) and choices[place] != draft[place]
+    ):
+        run = list(group)
+        context = [*before, *draft[: run[0]]]
+        target = text(context, [choices[run[0]]]) if differs else ""
+        yield Run(text(context, [draft[place] for place in run]), target)
+
+
+def num_reworded(record: TraceRecord) -> int:
+    """Counts accepted draft tokens in whose places the target would have chosen others."""
+    accepted = record["draft_token_ids"][: record["accepted_len"]]
+    choices = record.get("target_token_ids", [])
+    return sum(own != token for own, token in zip(choices, accepted, strict=False))
 
 
 def num_matched(record: TraceRecord) -> int:
@@ -279,4 +320,8 @@ def _add_segment(table: Table, segment: Segment) -> None:
         for value, places in ((segment.verdict, 4), (segment.mass, 2))
     ]
     status = f"{segment.status}{CONTRADICTED if segment.contradicted else ''}"
-    table.add_row("draft", Text(segment.text.rstrip("\n"), style), *numbers, status)
+    text = Text(style=style)
+    for run in segment.runs:
+        text.append(run.text, "underline" if run.target else "")
+    text.rstrip()
+    table.add_row("draft", text, *numbers, status)

@@ -12,7 +12,15 @@ from typing import Any
 
 from sglang_parse.client import page
 from sglang_parse.client.records import STAGES
-from sglang_parse.client.traced import ACCEPTED, DROPPED, REJECTED, UNVERIFIED, ExplainedAnswer
+from sglang_parse.client.traced import (
+    ACCEPTED,
+    DROPPED,
+    REJECTED,
+    UNVERIFIED,
+    ExplainedAnswer,
+    Run,
+    Segment,
+)
 
 MARKS = {ACCEPTED: "✓", REJECTED: "✗", DROPPED: "–", UNVERIFIED: "…"}
 """Shown beside the colour, which not everybody can see."""
@@ -39,6 +47,7 @@ def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
         position=position,
         level=level,
         visible=visible,
+        visible_runs=visible_runs,
         stages=stages,
         max_logit=MAX_LOGIT,
         marks=MARKS,
@@ -72,6 +81,18 @@ def visible(text: str) -> str:
     """Strips line ends from a segment, or shows them as arrows if there is nothing else."""
     stripped = text.rstrip("\n")
     return stripped if stripped.strip() else stripped + "↵" * (len(text) - len(stripped))
+
+
+def visible_runs(segment: Segment) -> list[Run]:
+    """Returns the runs of a segment with its line ends as in ``visible``."""
+    left, runs = len(visible(segment.text)), []
+    if not segment.text.strip():
+        return [Run(visible(segment.text))]
+    for run in segment.runs:
+        if text := run.text[:left]:
+            runs.append(Run(text, run.target))
+        left -= len(text)
+    return runs
 
 
 def stages(answer: ExplainedAnswer) -> list[tuple[str, float, float]]:

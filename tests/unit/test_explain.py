@@ -124,3 +124,13 @@ def test_refused_prefixes_that_the_target_would_have_written_are_named():
         printed = Console(width=120, record=True, file=io.StringIO())
         printed.print(answer_table(answer, ""))
         assert printed.export_text().count("rejected (the target's own)") == count
+
+
+def test_other_wordings_are_marked_with_the_targets_choice():
+    reworded = {**record(0, ["so 5\n"], [0.9], 1), "target_token_ids": [*b"is 5\n", 0]}
+    answer = explain_answer(traced("?", "so 5\n", reworded), decode)
+    shown = page.render([answer], {"date": "today", "source": "a test"})
+    assert '<span class="other" title="the target would have written: i">so</span> 5</div>' in shown
+    assert "in place of 2 accepted tokens the target would have chosen others" in shown
+    text = answer_table(answer, "").columns[1]._cells[0]
+    assert [(span.start, span.end) for span in text.spans if "underline" in span.style] == [(0, 2)]

@@ -15,6 +15,7 @@ from sglang_parse.client.traced import (
     DROPPED,
     REJECTED,
     UNVERIFIED,
+    Run,
     Traced,
     answer_table,
     explain_answer,
@@ -68,6 +69,18 @@ def test_rejected_prefixes_that_the_target_would_have_written():
         changed = {**ours, "threshold": threshold, "target_token_ids": target_ids}
         (one,) = explain_answer(traced("?", "a\nX\n", changed), decode).rounds
         assert [segment.contradicted for segment in one.segments] == expected
+
+
+def test_words_that_the_target_would_have_chosen_otherwise():
+    """The draft says "so 5", the target would say "is 5": a run is as long as tokens differ."""
+    reworded = {**record(0, ["so 5\n"], [0.9], 1), "target_token_ids": [*b"is 5\n", 0]}
+    (one,) = explain_answer(traced("?", "so 5\n", reworded), decode).rounds
+    (segment,) = one.segments
+    assert segment.runs == (Run("so", "i"), Run(" 5\n"))
+    assert one.num_reworded == 2
+    del reworded["target_token_ids"]  # of an older server
+    (unknown,) = explain_answer(traced("?", "so 5\n", reworded), decode).rounds
+    assert (unknown.segments[0].runs, unknown.num_reworded) == ((Run("so 5\n"),), 0)
 
 
 def test_nothing_accepted():
