@@ -21,13 +21,18 @@ from sglang_parse.client.records import (
     PARSE,
     PARSE_EAGLE3,
     PARSE_ONE,
+    PARSE_TOKEN,
     PLAIN,
     STANDALONE,
     TITLES,
     Variant,
 )
 
-MIN_OVER_STOCK = 1.3
+MIN_OVER_STOCK = {1: 2.5, 16: 1.8}
+MIN_OVER_TOKEN = {1: 2.0}
+"""Semantic verification over PARSE's own token mode."""
+MAX_STANDALONE_LENGTH = 4.0
+"""Tokens per verification of STANDALONE: the pair words answers differently."""
 MIN_OVER_ONE = 1.5
 """With parallel drafts over without, where several requests run."""
 MIN_OVER_PLAIN, MIN_OVER_PLAIN_CONCURRENT, MIN_LIMIT_FRACTION = 5.0, 1.0, 0.9
@@ -77,7 +82,8 @@ def goals_of(results: dict[str, Any]) -> list[Goal]:
     """The goals of what was measured."""
     if "speeds" in results:
         return list(bench_goals(results))
-    return [*speed_goals(results), *composition_goals(results), *accuracy_goals(results)]
+    made = (speed_goals, length_goals, composition_goals, accuracy_goals)
+    return [goal for goals in made for goal in goals(results)]
 
 
 def find(results: dict[str, Any], server: str) -> dict[str, Any] | None:
@@ -93,7 +99,9 @@ def speed_goals(results: dict[str, Any]) -> Iterator[Goal]:
     for speed in parse["speeds"] if parse else ():
         is_one = speed["concurrency"] == 1
         wanted = {PLAIN: MIN_OVER_PLAIN if is_one else MIN_OVER_PLAIN_CONCURRENT}
-        wanted |= {STANDALONE: MIN_OVER_STOCK, EAGLE3: MIN_OVER_STOCK} if is_one else {}
+        stock, token = (goal.get(speed["concurrency"]) for goal in (MIN_OVER_STOCK, MIN_OVER_TOKEN))
+        wanted |= {STANDALONE: stock, EAGLE3: stock} if stock else {}
+        wanted |= {PARSE_TOKEN: token} if token else {}
         wanted |= {} if is_one else {PARSE_ONE: MIN_OVER_ONE}
         over = {name: spread["median"] for name, spread in speed["over"].items()}
         for name, least in wanted.items():
@@ -103,6 +111,13 @@ def speed_goals(results: dict[str, Any]) -> Iterator[Goal]:
         if is_one and parse and parse["time"] and parse["time"]["limit"]:
             reached = over[PLAIN] / parse["time"]["limit"]
             yield Goal("fraction of the limit", reached, "at least", MIN_LIMIT_FRACTION)
+
+
+def length_goals(results: dict[str, Any]) -> Iterator[Goal]:
+    standalone = find(results, STANDALONE)
+    if standalone and standalone["accept_length"]:
+        title = "STANDALONE's tokens per verification"
+        yield Goal(title, standalone["accept_length"], "at most", MAX_STANDALONE_LENGTH)
 
 
 def composition_goals(results: dict[str, Any]) -> Iterator[Goal]:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sglang_parse.client.demo_pair import judge_of, short_path
 from sglang_parse.client.flags import (
     at_least,
@@ -32,13 +34,18 @@ from sglang_parse.client.servers import Remote
 from sglang_parse.client.targets import Models
 from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
+DEMO_SERVER_BYTES = 2.6 * 2**30
+"""Resident memory of a demo pair's server on a CPU, most of it SGLang and PyTorch."""
 WAVES = 4
 """Requests per place of a closed loop, at least: its beginning and end are the smaller part."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
-        "servers": ("plain", "draft", "parse"),
-        "concurrencies": (1, 8),
+        "servers": (
+            *("plain", "standalone", "eagle3", "parse-token", "parse", "parse-eagle3"),
+            "draft",
+        ),
+        "concurrencies": (1, 4, 16),
         "thresholds": (),
         "requests": 12,
         "noise": False,
@@ -110,8 +117,9 @@ class CompareSettings(TaskSettings):
         type=numbers(fraction),
     )
     max_alive: int = model(
-        5,
-        "servers in memory at a time; 1 where one fills a GPU (default %(default)s)",
+        lambda: max(1, int(psutil.virtual_memory().available / DEMO_SERVER_BYTES)),
+        "servers in memory at a time; 1 where one fills a GPU (default: as many of the demo pair's "
+        "as fit, %(default)s)",
         type=at_least(1),
     )
     fresh: bool = model(False, "start the servers anew for every run", action="store_true")

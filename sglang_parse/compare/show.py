@@ -86,10 +86,13 @@ def figures_table(figures: Comparison, baseline: str) -> Table:
     is_graded = any(one.quality for one in figures.variants)
     headings = ["", *(f"{concurrency} at a time" for concurrency in figures.concurrencies)]
     title = f"output tokens/s and speedup over {title_of(baseline)}"
-    table = make_table(title, [*headings, *(("right answers", "p, paired") if is_graded else ())])
+    graded = ("tokens per pass", "right answers", "p, paired") if is_graded else ()
+    table = make_table(title, [*headings, *graded])
     for one in figures.variants:
         speeds = [_speed(one, concurrency, baseline) for concurrency in figures.concurrencies]
-        table.add_row(one.variant.label, *speeds, *(_quality(one.quality) if is_graded else ()))
+        accepted = "" if one.accept_length is None else f"{one.accept_length:.1f}"
+        quality = (accepted, *_quality(one.quality)) if is_graded else ()
+        table.add_row(one.variant.label, *speeds, *quality)
     return table
 
 

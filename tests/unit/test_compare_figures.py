@@ -60,7 +60,7 @@ def goals_of_six() -> dict[str, Goal]:
 def test_goals_over_stock_servers():
     goals = goals_of_six()
     standalone = goals["PARSE over STANDALONE at 1"]
-    assert standalone.is_reached
+    assert not standalone.is_reached  # 2.5 are wanted
     assert standalone.value == pytest.approx(250 / 130, abs=1e-4)
     none = goals["PARSE+EAGLE3 at 1.5 over its better part, 0% accepted"]
     # 147 against EAGLE3's 160, PARSE alone has 60: 8 % are missing.

@@ -47,8 +47,8 @@ def test_a_flag_is_read_once_and_for_all():
 def test_presets():
     assert settings().servers == tuple(name for name in TITLES if name not in OTHER_JUDGES)
     demo, load = settings(preset="demo"), settings(preset="load")
-    assert (demo.servers, demo.concurrencies) == (("plain", "draft", "parse"), (1, 8))
-    assert demo.loads("parse") == [(Variant("parse"), 1), (Variant("parse"), 8)]
+    assert demo.servers[:2] == ("plain", "standalone")
+    assert demo.loads("parse") == [(Variant("parse"), c) for c in (1, 4, 16)]
     assert [load.num_requests(c) for c in load.concurrencies] == [16, 16, 32, 64]
     assert load.num_timed == 3 * 128
     assert load.problems == load.traced == 0
