@@ -18,11 +18,12 @@ from problems import Problem, is_answer_right, num_right_before_error, read_prob
 WISH = "\nAnswer in JSON."
 """What the user adds to a problem's text."""
 OPENING = '{"steps": ["'
+TEXT = r"[ !#-\[\]-~]+"  # printable ASCII without what JSON escapes
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "steps": {"type": "array", "items": {"type": "string", "pattern": '^[^"\\\\\n]+$'}},
-        "answer": {"type": "string", "pattern": '^[^"\\\\\n]+$'},
+        "steps": {"type": "array", "items": {"type": "string", "pattern": f"^[a-fp-u]: {TEXT}$"}},
+        "answer": {"type": "string", "pattern": f"^{TEXT}$"},
     },
     "required": ["steps", "answer"],
     "additionalProperties": False,
