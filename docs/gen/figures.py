@@ -285,10 +285,10 @@ def conditions(name: str) -> str:
 
 def results() -> str:
     """Returns the README's table: output tokens/s by load."""
-    figures = Figures("load")
+    figures = Figures("demo")
     rows = [
-        [TITLES[one], *(rate(figures.speed(one, c), "") for c in figures.concurrencies)]
-        for one in (PLAIN, EAGLE3, STANDALONE, PARSE)
+        [TITLES[one], *(rate(figures.speed(one, c), PLAIN) for c in figures.concurrencies)]
+        for one in (PLAIN, EAGLE3, STANDALONE, PARSE_TOKEN, PARSE)
         if figures.find(one)
     ]
     rows += [[row[0] + ", same run", *row[1:]] for row in ratios(figures, _over_stock(figures, {}))]

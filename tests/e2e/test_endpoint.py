@@ -6,7 +6,7 @@ The target runs on two tensor-parallel ranks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,26 @@ def recover(target: Client, fake: FakeEndpoint) -> None:
     wait_until(lambda: by_endpoint(ask(target, 0))["accepted_tokens"], "drafts to come again")
 
 
+def ask_in_time(
+    target: Client, place: int, plain: dict[str, Any], is_enough: Callable[[dict], bool]
+) -> int:
+    """Asks until the endpoint's drafts were enough: on a busy machine its text may come too late,
+    and then it is not asked for the next drafts. Every answer is the plain one.
+
+    Returns:
+        How often the target was asked.
+    """
+    tries: list[dict[str, Any]] = []
+
+    def asked() -> bool:
+        tries.append(ask(target, place))
+        assert_same(tries[-1], plain)
+        return is_enough(by_endpoint(tries[-1]))
+
+    wait_until(asked, "the endpoint's drafts to come in time")
+    return len(tries)
+
+
 def num_faults(target: Client) -> float:
     text = httpx.get(f"{target.url}/metrics", timeout=20).text
     lines = [line for line in text.splitlines() if "source_faults_total{" in line]
@@ -102,20 +122,20 @@ def test_predictions_come_first(target: Client, answers: list, fake: FakeEndpoin
 def test_right_drafts(target: Client, answers: list, fake: FakeEndpoint):
     recover(target, fake)
     fake.bodies.clear()
+    num_asked = 0
     for place, plain in enumerate(answers):
-        answer = ask(target, place)
-        assert_same(answer, plain)
-        assert by_endpoint(answer)["accepted_tokens"] > 0.8 * len(answer["output_ids"])
-    assert len(fake.bodies) <= 2 * len(answers)  # one question each, or one more
+        least = 0.8 * len(plain["output_ids"])
+        num_asked += ask_in_time(
+            *(target, place, plain), lambda found, least=least: found["accepted_tokens"] > least
+        )
+    assert len(fake.bodies) <= 2 * num_asked  # one question each, or one more
     assert all(body["model"] == "fake" and body["temperature"] == 0 for body in fake.bodies)
 
 
 def test_drafts_that_are_not_streamed(target: Client, answers: list, fake: FakeEndpoint):
     recover(target, fake)
     fake.kind = "whole"
-    answer = ask(target, 1)
-    assert_same(answer, answers[1])
-    assert by_endpoint(answer)["accepted_tokens"] > 40
+    ask_in_time(target, 1, answers[1], lambda found: found["accepted_tokens"] > 40)
 
 
 def test_chats_are_asked_with_their_messages(target: Client, answers: list, fake: FakeEndpoint):
@@ -123,11 +143,15 @@ def test_chats_are_asked_with_their_messages(target: Client, answers: list, fake
     fake.bodies.clear()
     messages = [{"role": "user", "content": PROBLEMS[2].problem.text}]
     body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 160}
-    reply = target.post("/v1/chat/completions", body | {"return_meta_info": True}).json()
-    (choice,) = reply["choices"]
-    assert choice["message"]["content"] == answers[2]["text"].removesuffix("<|im_end|>")
-    (info,) = choice["meta_info"]["parse"]
-    assert info["sources"]["endpoint"]["accepted_tokens"] > 40
+
+    def asked() -> bool:
+        reply = target.post("/v1/chat/completions", body | {"return_meta_info": True}).json()
+        (choice,) = reply["choices"]
+        assert choice["message"]["content"] == answers[2]["text"].removesuffix("<|im_end|>")
+        (info,) = choice["meta_info"]["parse"]
+        return info["sources"].get("endpoint", {"accepted_tokens": 0})["accepted_tokens"] > 40
+
+    wait_until(asked, "the endpoint's drafts to come in time")
     first = fake.bodies[0]
     assert first["messages"][: len(messages)] == messages
     assert first["messages"][-1]["role"] == "assistant"  # the prefill's token
@@ -138,10 +162,10 @@ def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
     right = fake.draft
     fake.draft = lambda question, answer: right(question, answer)[:20] + "77\nAnswer: 7"
     for place, plain in enumerate(answers[:3]):
-        answer = ask(target, place)
-        assert_same(answer, plain)
-        found = by_endpoint(answer)
-        assert 0 < found["accepted_tokens"] < found["drafted_tokens"]
+        ask_in_time(
+            *(target, place, plain),
+            lambda found: 0 < found["accepted_tokens"] < found["drafted_tokens"],
+        )
     fake.draft = lambda *_: "😀 完全に違う答え <|im_end|>\x00"
     assert_same(ask(target, 0), answers[0])
     fake.draft = lambda *_: "a: 81 " * 100_000
@@ -225,9 +249,5 @@ def test_a_real_server(target: Client, start_server: Start, answers: list, fake:
         for one in PROBLEMS[:2]:  # its first forwards take longer than anybody waits
             written(one.problem.text, "")
         fake.draft = written
-        accepted = 0
         for place, plain in enumerate(answers[:3]):
-            answer = ask(target, place)
-            assert_same(answer, plain)
-            accepted += by_endpoint(answer)["accepted_tokens"]
-        assert accepted > 40
+            ask_in_time(target, place, plain, lambda found: found["accepted_tokens"] > 20)
