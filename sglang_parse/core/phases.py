@@ -126,9 +126,9 @@ class DraftPlan:
 
 
 MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
-GIVEN = "draft_token_ids"
+GRAMMAR, GIVEN = "grammar", "draft_token_ids"
 """Sources of drafts: the draft model, the request's predicted output, earlier answers, another
-server, and the tokens that a request gave."""
+server, text that the request's grammar forces, and the tokens that a request gave."""
 
 
 @dataclass(slots=True)
@@ -237,8 +237,8 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: number of output tokens before the draft.
-        source: where the draft comes from: "model", "prediction", "answers", "endpoint" or
-            "draft_token_ids".
+        source: where the draft comes from: "model", "prediction", "answers", "endpoint", "grammar"
+            or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.

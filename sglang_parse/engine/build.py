@@ -31,6 +31,7 @@ from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.endpoint_client import EndpointClient
+from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
 from sglang_parse.engine.sources.text import TextSource
 from sglang_parse.engine.target import TargetModel
@@ -145,7 +146,8 @@ def _sources(
         segments = judge.segments if judge else None
         endpoint = EndpointSource(client, timeout_s, segments, counters, *shared)
     model = DraftModelSource(controller) if has_model else None
-    return SourceChain(TextSource(PREDICTION, *shared), answers, endpoint, model, incoming)
+    forced = ForcedSource(config, controller, encoder)
+    return SourceChain(TextSource(PREDICTION, *shared), answers, endpoint, model, forced, incoming)
 
 
 def _captured_layers(

@@ -100,6 +100,13 @@ class GrammarWalk:
                 found.add(length)
         return found
 
+    def forced_after(self, before: Sequence[int], num_output: int) -> tuple[list[int], str]:
+        """What must follow ``before``, as tokens (llguidance) or as a text (xgrammar)."""
+        self.rows(before, (), num_output)
+        if self._start + len(self._ids) < len(before) or self.matcher.is_terminated():
+            return [], ""
+        return fork(self.matcher).try_jump_forward(None) or ([], "")
+
     def _return_to(self, ids: Sequence[int]) -> None:
         """Rolls back what is not among the tokens any more."""
         pairs = enumerate(zip(self._ids, ids, strict=False))
@@ -184,6 +191,13 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
     num_output = len(state.output_ids)
     forced = walk.forced_at({num_output + end - back for end in ends for back in (0, 1)})
     return [end for end in ends if not {num_output + end - 1, num_output + end} <= forced]
+
+
+def forced_after(state: RequestState, before: Sequence[int]) -> tuple[list[int], str]:
+    """``GrammarWalk.forced_after`` of a constrained request."""
+    walk: Any = state.grammar
+    rows_of(state, before, ())
+    return ([], "") if state.fault else walk.forced_after(before, len(state.output_ids))
 
 
 def num_allowed(req: Req, ids: Sequence[int], new_ids: Sequence[int] = ()) -> int:

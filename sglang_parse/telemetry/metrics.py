@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_parse.core.block import Masks
 from sglang_parse.core.counters import request_counts, source_counts
-from sglang_parse.core.phases import ANSWERS, ENDPOINT, GIVEN, MODEL, PREDICTION
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, GIVEN, GRAMMAR, MODEL, PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Metric:
 
 PREFIX = "sglang:parse_"
 TEXT_SOURCES = (PREDICTION, ANSWERS, ENDPOINT)
-SOURCES = (MODEL, *TEXT_SOURCES, GIVEN)
+SOURCES = (MODEL, *TEXT_SOURCES, GRAMMAR, GIVEN)
 TENTHS = tuple(i / 10 for i in range(1, 10))
 METRICS = (
     Metric("requests_total", "Requests served with PARSE."),

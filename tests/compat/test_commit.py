@@ -21,6 +21,7 @@ from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.forward import verify_rows
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.text import TextSource
 from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
@@ -52,7 +53,8 @@ class Round:
         controller, counters = Controller(mode="always"), Counters()
         incoming = IncomingTexts(None, counters)
         predictions = TextSource(PREDICTION, config, controller, incoming, 0)
-        sources = SourceChain(predictions, None, None, DraftModelSource(controller), incoming)
+        model, forced = DraftModelSource(controller), ForcedSource(config, controller, None)
+        sources = SourceChain(predictions, None, None, model, forced, incoming)
         self.committer = Committer(config, self.verdicts, controller, counters, sources)
         self.state = RequestState(
             RequestPolicy(0.5, config.judge_name, keep_trace=True, stop_ids=frozenset({STOP})),

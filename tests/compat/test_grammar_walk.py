@@ -151,3 +151,18 @@ def test_an_error_of_the_matcher_ends_the_request(backend: Any, monkeypatch: pyt
     monkeypatch.setattr(walk.matcher, "fill_vocab_mask", fail)
     assert rows_of(state, [], [5]) == [None, None]
     assert state.fault == "its grammar failed: too many items"
+
+
+def test_forced_text(backend: Any):
+    grammar = compiled(backend, ("regex", "(yes|no): forced text[0-9]"))
+
+    def forced(text: str) -> str:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        walk = GrammarWalk(grammar, 0, VOCAB_SIZE)
+        for _ in range(2):  # asking changes nothing
+            tokens, more = walk.forced_after(ids, len(ids))
+        return tokenizer.decode(tokens) + more
+
+    assert forced("yes") == ": forced text"
+    assert forced("no: for") == "ced text"
+    assert forced("yes: forced text") == forced("yes: forced text7") == ""

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import ANSWERS, ENDPOINT, PREDICTION, Phase, RequestPolicy
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, GRAMMAR, PREDICTION, Phase, RequestPolicy
+from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
+from sglang_parse.engine import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
 from sglang_parse.engine.sources.answers import AnswerSource
@@ -21,6 +24,7 @@ from sglang_parse.engine.sources.chain import NOTHING, SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, EndpointSource
 from sglang_parse.engine.sources.endpoint_client import Stream
+from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
 from sglang_parse.engine.sources.text import TextSource
 
@@ -67,6 +71,7 @@ class Server:
         self, monkeypatch: pytest.MonkeyPatch, *, model: bool = False, mode: str = "always", **more
     ) -> None:
         monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
+        monkeypatch.setattr(grammar_module, "can_fork_grammars", lambda: True)
         self.config = ParseConfig(verification="token", **more)
         self.counters, controller = Counters(), Controller(mode=mode)
         incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
@@ -79,7 +84,8 @@ class Server:
             endpoint = EndpointSource(self.client, 0.5, None, self.counters, *shared)
         source = DraftModelSource(controller) if model else None
         predictions = TextSource(PREDICTION, *shared)
-        self.chain = SourceChain(predictions, answers, endpoint, source, incoming)
+        forced = ForcedSource(self.config, controller, TextEncoder(Characters(), 1000))
+        self.chain = SourceChain(predictions, answers, endpoint, source, forced, incoming)
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
         req = SimpleNamespace(
@@ -104,6 +110,26 @@ class Server:
 
     def start(self, req: Any, text: str) -> str:
         return self.chain.start(req, [*map(ord, text)])
+
+
+class Forces:
+    """A walk of a grammar that forces a text, whatever comes before."""
+
+    def __init__(self, text: str, num_allowed: int = 100) -> None:
+        self.text, self.num_allowed = text, num_allowed
+
+    def rows(self, _: Any, after: Sequence[int], __: int) -> list:
+        allowed = torch.full((4,), -1, dtype=torch.int32)
+        return [allowed if k < self.num_allowed else None for k in range(1 + len(after))]
+
+    def forced_after(self, *_: Any) -> tuple[list[int], str]:
+        return [], self.text
+
+
+def constrained(server: Server, walk: Forces, **more: Any) -> Any:
+    req = server.request(grammar=walk, **more)
+    req.parse_state.grammar = walk
+    return req
 
 
 def drafted(req: Any) -> str:
@@ -285,3 +311,37 @@ def test_news_for_other_ranks(monkeypatch: pytest.MonkeyPatch):
     server.chain.poll([req])
     server.chain.resume(req)
     assert drafted(req) == "nswer of many wo"
+
+
+def test_forced_text_drafts_where_nothing_else_does(monkeypatch: pytest.MonkeyPatch):
+    forces = Forces('name": "')
+    server = Server(monkeypatch)
+    req = constrained(server, forces)
+    assert server.start(req, '{"') == ""
+    assert (drafted(req), req.parse_state.draft.source) == ('name": "', GRAMMAR)
+    req = constrained(server, forces, prediction='{"name": "Ada"}')
+    assert server.start(req, '{"') == ""
+    assert req.parse_state.draft.source == PREDICTION
+    req = constrained(Server(monkeypatch, model=True), forces)
+    assert server.chain.start(server.request(), ()) == NOTHING  # no grammar
+    with_model = Server(monkeypatch, model=True)
+    assert with_model.start(req := constrained(with_model, forces), "{") == ""
+    assert req.parse_state.phase is Phase.DRAFTING
+
+
+def test_forced_text_that_does_not_draft(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch)
+    for walk in (Forces(""), Forces("abc"), Forces("abcdef", num_allowed=3)):
+        assert server.start(constrained(server, walk), "{") == NOTHING
+    off = Server(monkeypatch, mode="never", drafting="never")
+    assert off.start(constrained(off, Forces("a longer text")), "{") == NOTHING
+
+
+def test_forced_text_that_the_target_spells_otherwise_ends(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, mode="auto")
+    outcome = VerifyOutcome(6, 6, 6, 0, 1, is_finished=False)
+    num_drafts = 0
+    while not server.start(req := constrained(server, Forces("abcdef")), "{"):
+        server.chain.observe(req, outcome)
+        num_drafts += 1
+    assert 5 < num_drafts < 100

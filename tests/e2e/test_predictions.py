@@ -195,6 +195,20 @@ def test_without_a_prediction_the_target_decodes(texts: Client, answers: list):
     assert "prediction" not in info
 
 
+def test_forced_text_drafts_itself(texts: Client, demo_plain: Client):
+    """The names of a schema's properties, as far as the target spells them in the same tokens."""
+    names = ("number_of_chains", "result_of_the_first", "result_of_the_second")
+    properties = {name: {"enum": [1, 2, 37]} for name in names}
+    schema = {"type": "object", "properties": properties, "required": [*names]}
+    wish = {"json_schema": json.dumps(schema), "max_new_tokens": 160}
+    accepted = 0
+    for one in PROBLEMS[:3]:
+        answer = texts.generate(one.prompt, parse={"drafting": "always"}, **wish)
+        assert_same(answer, demo_plain.generate(one.prompt, **wish))
+        accepted += parse_info(answer)["sources"]["grammar"]["accepted_tokens"]
+    assert accepted > 12
+
+
 def test_requests_that_switch_parse_off(texts: Client, answers: list):
     parse = {"draft": answers[0]["text"], "enabled": False}
     answer = texts.generate(PROBLEMS[0].prompt, parse=parse, max_new_tokens=160)

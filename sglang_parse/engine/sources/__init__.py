@@ -16,6 +16,7 @@ Modules, callers first:
     endpoint          drafts of another server
     endpoint_client   asks that server
     answers           drafts from earlier answers
+    forced            drafts of text that a grammar forces
     text              drafts from texts
     incoming          texts on their way, tokenized by another thread
     source            the interface

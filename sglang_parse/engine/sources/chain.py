@@ -13,6 +13,7 @@ from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.endpoint import EndpointSource
+from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.source import DraftSource
 from sglang_parse.engine.sources.text import TextSource
@@ -28,6 +29,7 @@ class SourceChain:
         answers: drafts from earlier answers; None if none are kept.
         endpoint: drafts of another server; None without one.
         model: drafts of the draft model; None without one.
+        forced: drafts of text that a request's grammar forces.
         incoming: prepares texts.
     """
 
@@ -37,6 +39,7 @@ class SourceChain:
         answers: AnswerSource | None,
         endpoint: EndpointSource | None,
         model: DraftModelSource | None,
+        forced: ForcedSource,
         incoming: IncomingTexts,
     ) -> None:
         self._texts: dict[str, TextSource] = {PREDICTION: predictions}
@@ -45,8 +48,8 @@ class SourceChain:
         if endpoint is not None:
             self._texts[ENDPOINT] = endpoint
         self._answers, self._endpoint = answers, endpoint
-        self._model, self._incoming = model, incoming
-        self._by_name: dict[str, DraftSource] = {**self._texts}
+        self._model, self._forced, self._incoming = model, forced, incoming
+        self._by_name: dict[str, DraftSource] = {**self._texts, forced.name: forced}
         if model is not None:
             self._by_name[model.name] = model
 
@@ -113,8 +116,8 @@ class SourceChain:
         for source in self._of(req.parse_state):
             reason = source.start(req, new_ids)
             if not reason:
-                break
-        return reason
+                return ""
+        return reason if self._forced.start(req, new_ids) else ""
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         """Tells the source of the request's draft how it was verified."""
