@@ -10,8 +10,9 @@ import torch
 from blocks import begin_answer
 from data import FIRST, IGNORE, STYLES, AnswerBatches, InstructionBatches, digit_ids, example
 from documents import write_document
+from json_answers import WISH, grade
 from models import MuonAndAdamW, TrainedLM, grow, make_lm
-from problems import SIGNS, WORDS, draw_problem, num_right_before_error
+from problems import SIGNS, WORDS, draw_problem
 from tokenizer import make_tokenizer
 
 
@@ -67,15 +68,19 @@ def test_batches_depend_on_their_index_alone(tokenizer):
 
 def test_begun_answers_are_right_and_leave_lines_to_write():
     rng = random.Random(1)
-    short = 0
+    short = num_json = 0
     for _ in range(100):
         problem = draw_problem(rng, held_out=False)
         start = begin_answer(problem, rng)
-        assert num_right_before_error(problem, start, finished=False) is None
+        in_json = start.startswith("{")
+        wish = WISH if in_json else ""
+        assert grade(problem.text + wish, start, finished=False)[1] is None
         num_lines = sum(len(chain.steps) for chain in problem.chains) + 1
         assert start.count("\n") <= num_lines - 3
-        short += start == FIRST
+        short += start in (FIRST, "{")
+        num_json += in_json
     assert 30 < short < 70
+    assert 3 < num_json < 25
 
 
 def test_a_grown_model_says_the_same(tokenizer):
