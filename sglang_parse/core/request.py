@@ -240,7 +240,7 @@ class RequestState:
     ) -> None:
         """Adds tokens to a text, maybe its last ones."""
         text = self.texts[source]
-        text.match.extend(token_ids)
+        text.match.extend(token_ids, grows=not is_complete)
         text.is_complete, text.num_unused = is_complete, num_unused
         text.ends_answer = is_complete and ends_answer
 

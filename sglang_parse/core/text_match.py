@@ -39,6 +39,7 @@ class TextMatch:
     def __init__(self, token_ids: Sequence[int] = ()) -> None:
         self._tokens = array("I", token_ids)
         self._bytes = bytearray(self._tokens.tobytes())
+        self._grows = False
         self.reset()
 
     def reset(self) -> None:
@@ -47,12 +48,20 @@ class TextMatch:
         self._place: int | None = 0
         self._behind = 0
         self._newest: list[int] = []
+        self._ahead: list[int] = []
         self._num_off = 0
 
     @classmethod
-    def entered(cls, token_ids: Sequence[int], place: int, num_seen: int) -> TextMatch:
-        """A text that an answer of ``num_seen`` tokens enters at ``place``."""
+    def entered(
+        cls, token_ids: Sequence[int], place: int, num_seen: int, *, grows: bool = False
+    ) -> TextMatch:
+        """A text that an answer of ``num_seen`` tokens enters at ``place``.
+
+        Args:
+            grows: it is on its way: the answer may get ahead of what has arrived.
+        """
         match = cls(token_ids)
+        match._grows = grows
         match._place = match._behind = place
         match.num_seen, match.match_len = num_seen, MAX_MATCH
         return match
@@ -65,17 +74,26 @@ class TextMatch:
         """Whether the answer is at a known place of the text."""
         return self._place is not None
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Adds tokens to the text's end."""
+    def extend(self, token_ids: Sequence[int], *, grows: bool = False) -> None:
+        """Adds tokens to the text's end, its last ones unless it ``grows``."""
         added = array("I", token_ids)
         self._tokens.extend(added)
         self._bytes += added.tobytes()
+        self._grows, ahead, self._ahead = grows, self._ahead, []
+        self._advance(ahead)
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """The answer goes on with ``token_ids``."""
+        self._advance(token_ids)
+        self.num_seen += len(token_ids)
+        self._newest = [*self._newest, *token_ids][-MAX_MATCH:]
+
+    def _advance(self, token_ids: Sequence[int]) -> None:
         for token in token_ids:
             place = self._place
-            if place is not None and place < len(self._tokens) and self._tokens[place] == token:
+            if self._grows and place == len(self._tokens):
+                self._ahead.append(token)  # compared with what will arrive
+            elif place is not None and place < len(self._tokens) and self._tokens[place] == token:
                 self._place = self._behind = place + 1
                 self.num_covered += 1
             else:
@@ -83,8 +101,6 @@ class TextMatch:
                 self._place = None
             if self._place is None:
                 self._num_off += 1
-        self.num_seen += len(token_ids)
-        self._newest = [*self._newest, *token_ids][-MAX_MATCH:]
 
     def rest(self, limit: int) -> Sequence[int]:
         """The text's next tokens, at most ``limit``; looks for the answer's place first."""

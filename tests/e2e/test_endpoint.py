@@ -14,11 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_parse.client.servers import awake, free_ports
+from sglang_parse.client.servers import Server, ServerSpec, free_ports
 from support.client import Client, assert_same, parse_info, wait_until
 from support.demo_pair import DEMO, held_out
 from support.fake_endpoint import FakeEndpoint, fake_endpoint, rest_of
 from support.servers import PARSE, SEED, Start, plain_flags, served, two_ranks_environment
+from support.warm import Nursery
 
 PROBLEMS = held_out(6)
 (PORT,) = free_ports(1)
@@ -230,24 +231,19 @@ def test_said_once_and_nothing_lost(target: Client, start_server: Start, fake: F
     target.assert_nothing_lost()
 
 
-def test_a_real_server(target: Client, start_server: Start, answers: list, fake: FakeEndpoint):
-    """Stock SGLang with the demo draft behind the URL: a proxy on the port that the target asks."""
-    recover(target, fake)
-    draft = start_server("demo-draft-alone", *plain_flags(DEMO / "draft"))
-    with awake(draft):
-
-        def written(question: str, answer: str) -> str:
-            messages = [{"role": "user", "content": question.removeprefix("<|im_start|>user\n")}]
-            messages[0]["content"] = messages[0]["content"].removesuffix("<|im_end|>\n")
-            if answer:
-                messages.append({"role": "assistant", "content": answer})
-            body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 32}
-            body |= {"continue_final_message": bool(answer)}
-            reply = httpx.post(f"{draft.url}/v1/chat/completions", json=body, timeout=60).json()
-            return reply["choices"][0]["message"]["content"]
-
+def test_a_real_server(target: Client, nursery: Nursery, answers: list, tmp_path: Path):
+    """Stock SGLang serves the demo draft at the URL and streams to a target of two ranks."""
+    flags = (*plain_flags(DEMO / "draft"), "--stream-interval", "4", "--sleep-on-idle")
+    draft = Server(ServerSpec("draft", flags), PORT, tmp_path / "draft.log", nursery.start)
+    try:
+        draft.wait_ready()
+        stock = Client(draft.url)
         for one in PROBLEMS[:2]:  # its first forwards take longer than anybody waits
-            written(one.problem.text, "")
-        fake.draft = written
-        for place, plain in enumerate(answers[:3]):
+            stock.generate(one.prompt, max_new_tokens=32)
+        wait_until(lambda: by_endpoint(ask(target, 0))["accepted_tokens"], "drafts to come again")
+        for place, plain in enumerate(answers):
             ask_in_time(target, place, plain, lambda found: found["accepted_tokens"] > 20)
+    finally:
+        draft.stop(0)
+    assert_same(ask(target, 1), answers[1])
+    target.assert_nothing_lost()

@@ -246,3 +246,30 @@ def test_texts_of_predictions():
 def test_other_shapes_are_errors(shape: object):
     with pytest.raises(ValueError, match="prediction"):
         prediction_text(shape)
+
+
+def test_the_answer_may_get_ahead_of_a_text_that_grows():
+    """The target's next tokens come before the other server's; then they are compared."""
+    match = TextMatch.entered((), 0, 5, grows=True)
+    match.follow([1, 2, 3])
+    assert match.follows
+    assert match.rest(9) == []
+    match.extend([1, 2], grows=True)
+    assert match.follows
+    match.extend([3, 4, 5], grows=True)
+    assert match.rest(9) == [4, 5]
+    assert (match.num_seen, match.num_covered) == (8, 3)
+
+
+def test_an_answer_ahead_that_a_growing_text_contradicts():
+    match = TextMatch.entered((), 0, 0, grows=True)
+    match.follow([1, 9])
+    match.extend([1, 2], grows=True)
+    assert not match.follows
+
+
+def test_a_text_that_ends_before_the_answer_is_left():
+    match = TextMatch.entered((), 0, 0, grows=True)
+    match.follow([1, 2, 3])
+    match.extend([1, 2])
+    assert not match.follows

@@ -74,14 +74,19 @@ class EndpointSource(TextSource):
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         if reason := self.follow(req, new_ids):
             return reason
-        state = req.parse_state
-        text, num_written = state.texts[self.name], len(state.output_ids) + len(new_ids)
+        text = req.parse_state.texts[self.name]
         if tokens_left(req) - len(new_ids) < 2:
             return f"{self.name}: the answer is at its limit"
         if text.match.follows and (len(text.match) or not text.is_complete):
             reason = self._give(req, new_ids)
             if not reason or text.match.rest(1):
                 return reason
+        return self._begin(req, new_ids)
+
+    def _begin(self, req: Req, new_ids: Sequence[int]) -> str:
+        """Asks for a draft; returns why not, if so."""
+        state = req.parse_state
+        text, num_written = state.texts[self.name], len(state.output_ids) + len(new_ids)
         if self._pause:
             self._pause -= 1
             return f"{self.name}: it failed before"
@@ -97,6 +102,9 @@ class EndpointSource(TextSource):
         if text.is_complete and not text.match.rest(1):
             text.length.lose(self._end_wait(req))
             return f"{self.name}: no draft came"
+        if not text.match.follows:  # the target's newest token, which came before the text's
+            text.length.lose(self._end_wait(req))
+            return self._begin(req, ())
         return self._give(req, ())
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
@@ -129,7 +137,8 @@ class EndpointSource(TextSource):
     def _ask(self, req: Req, new_ids: Sequence[int]) -> None:
         state = req.parse_state
         answer_ids = [*state.output_ids, *new_ids]
-        state.replace_text(self.name, TextMatch.entered((), 0, len(answer_ids)), is_complete=False)
+        match = TextMatch.entered((), 0, len(answer_ids), grows=True)
+        state.replace_text(self.name, match, is_complete=False)
         if self._client is None:
             return
         self.close(req)
