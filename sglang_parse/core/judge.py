@@ -54,7 +54,7 @@ class JudgeFile(BaseModel):
         layers: decoder layers whose outputs are read, ascending; empty for scalars alone.
         hidden_size: width of one layer's hidden state.
         fingerprint: the server's whose drafts trained the head.
-        threshold: of verdicts, at which 2 % of the drafts have an error accepted; the server's,
+        threshold: of verdicts, at which 0.25 % of the drafts have an error accepted; the server's,
             unless ``--parse-threshold`` is set; null: 0.5.
         first_verdicts: smallest verdict of each draft, out of fold, as in a certificate.
     """

@@ -17,7 +17,7 @@ from sglang_parse.core.certificate import Fingerprint, spread_out
 from sglang_parse.core.judge import FILE, WEIGHTS, sigmoid
 from sglang_parse.train_judge.figures import (
     CHANCE,
-    RANKED_RISK,
+    SERVED_RISK,
     Comparison,
     Estimate,
     ReaderFigures,
@@ -46,7 +46,7 @@ class JudgeReport:
 
     Attributes:
         head: by verdicts out of fold.
-        threshold: of verdicts, at which ``RANKED_RISK`` percent of the drafts have an error
+        threshold: of verdicts, at which ``SERVED_RISK`` percent of the drafts have an error
             accepted.
         others: by key of judge.json; None without a question, which is asked about first drafts.
         gains: AUROC of the head minus theirs, paired.
@@ -82,7 +82,7 @@ class JudgeReport:
             data=data,
             trained=trained,
             head=compared.figures(trained.scores),
-            threshold=sigmoid(compared.threshold_at(trained.scores, RANKED_RISK)),
+            threshold=sigmoid(compared.threshold_at(trained.scores, SERVED_RISK)),
             others={QUESTION: None, **others},
             gains=gains,
             curve=[(count, compared.auroc(one)) for count, one in trained.curve],
