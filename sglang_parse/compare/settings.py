@@ -47,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         ),
         "concurrencies": (1, 4, 16),
         "thresholds": (),
-        "requests": 6,
+        "requests": 12,
         "problems": 100,
         "noise": False,
         "output": Path("build/demo"),
