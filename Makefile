@@ -80,7 +80,7 @@ bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/be
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
 	PYTHONPATH=tests $(RUN) -m soak.run $(SOAK_FLAGS)
 
-train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAIR=...); an hour, resumable
+train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAIR=...); about two hours, resumable
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"
 	cp examples/demo_pair/question.json "$(PAIR)/"
 	$(RUN) examples/demo_pair/train_eagle3.py --pair "$(PAIR)"
