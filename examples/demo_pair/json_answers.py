@@ -10,7 +10,7 @@ No wording holds a quotation mark, so strings need no escapes. Pure standard lib
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from problems import Problem, is_answer_right, num_right_before_error, read_problem
@@ -82,15 +82,28 @@ def grade(prompt: str, answer: str, *, finished: bool) -> tuple[bool, int | None
 
 def _grade_json(problem: Problem, answer: str, *, finished: bool) -> tuple[bool, int | None]:
     text, places = read_json(answer)
-    if not is_json(answer):
-        wrong_at = num_right_before_error(problem, text, finished=finished)
-        return False, len(answer) if finished and wrong_at is None else _place(places, wrong_at)
-    wrong_at = num_right_before_error(problem, text, finished=True)
-    return is_answer_right(problem, text), _place(places, wrong_at)
+    is_finished = finished or is_json(answer)
+    wrong_at = num_right_before_error(problem, text, finished=is_finished)
+    wrong = [] if wrong_at is None else [places[wrong_at]]
+    if finished and not is_json(answer):
+        wrong.append(len(answer))
+    wrong += _wrong_list_ends(problem, answer, text, places)
+    return is_json(answer) and is_answer_right(problem, text), min(wrong, default=None)
 
 
-def _place(places: Sequence[int], wrong_at: int | None) -> int | None:
-    return None if wrong_at is None else places[wrong_at]
+def _wrong_list_ends(
+    problem: Problem, answer: str, text: str, places: Sequence[int]
+) -> Iterator[int]:
+    """Where the list of steps ends before the last step, or goes on behind it.
+
+    The error is the bracket or the comma itself: no right text goes on behind it.
+    """
+    num_steps = sum(len(chain.steps) for chain in problem.chains)
+    line_ends = (places[index] for index, char in enumerate(text) if char == "\n")
+    for num_done, quote in enumerate(line_ends, start=1):
+        after = answer[quote + 1 :].lstrip()
+        if after and (after[0] == "]") != (num_done == num_steps):
+            yield len(answer) - len(after)
 
 
 def is_json(answer: str) -> bool:

@@ -59,9 +59,19 @@ def test_mistakes_are_found_where_documents_mark_them(seed: int, rate: float) ->
     assert grade(problem.text + WISH, written, finished=True)[1] == wrong_at
 
 
-def test_a_list_that_ends_early_is_wrong_at_the_last_line():
+def test_a_list_that_ends_early_is_wrong_at_its_bracket():
     problem, lines = right_lines(1)
     short = "".join(write_json([*lines[:3], lines[-1]]))
     is_right, wrong_at = grade(problem.text + WISH, short, finished=True)
     assert is_right  # its last line says both results
-    assert short[:wrong_at].endswith('"answer": "')
+    assert wrong_at == short.index("]")
+
+
+@given(seeds, st.sampled_from([",", ", ", ",\n"]))
+def test_a_list_that_goes_on_is_wrong_at_its_comma(seed: int, separator: str) -> None:
+    problem, lines = right_lines(seed)
+    right = "".join(write_json(lines))
+    bracket = right.index("]")
+    for rest in ("", '"', '"a: 12 + 34 = 46"],\n"answer": "'):
+        written = right[:bracket] + separator + rest
+        assert grade(problem.text + WISH, written, finished=False) == (False, bracket)
