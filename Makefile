@@ -84,9 +84,9 @@ train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAI
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"
 	cp examples/demo_pair/question.json "$(PAIR)/"
 	$(RUN) examples/demo_pair/train_eagle3.py --pair "$(PAIR)"
-	$(RUN) examples/demo_pair/task_file.py --training --count 5000 --json 0.12 >"$(PAIR)/work/tasks.jsonl"
+	$(RUN) examples/demo_pair/task_file.py --training --count 4000 --json 0.25 >"$(PAIR)/work/tasks.jsonl"
 	$(RUN) -m sglang_parse.cli train-judge --target "$(PAIR)/target" --draft "$(PAIR)/draft" \
-		--question "$(PAIR)/question.json" --requests 5000 --output "$(PAIR)/work/judge" --max-tokens 320 \
+		--question "$(PAIR)/question.json" --requests 4000 --output "$(PAIR)/work/judge" --max-tokens 320 \
 		--task-file "$(PAIR)/work/tasks.jsonl" --grader "$(RUN) examples/demo_pair/grade.py"
 	mkdir -p "$(PAIR)/judge"
 	cp "$(PAIR)/work/judge/judge.json" "$(PAIR)/work/judge/judge.safetensors" "$(PAIR)/judge/"

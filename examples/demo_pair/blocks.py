@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import FIRST, JSON_SHARE, STYLES, encode, prompt_text
+from data import FIRST, STYLES, encode, prompt_text
 from json_answers import WISH, write_json
 from problems import Problem, write_lines
 from torch.utils.data import Dataset
@@ -65,9 +65,9 @@ def begun_text(tokenizer: Any, problem: Problem, start: str) -> str:
     return prompt_text(tokenizer, problem, WISH if start.startswith("{") else "") + start
 
 
-def begin_answer(problem: Problem, rng: random.Random) -> str:
+def begin_answer(problem: Problem, rng: random.Random, json_share: float) -> str:
     """In half of the cases the target's first token, else some lines, others' among them."""
-    in_json = rng.random() < JSON_SHARE
+    in_json = rng.random() < json_share
     if rng.random() < 0.5:
         return "{" if in_json else FIRST
     weights = rng.choice(((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.4, 0.4, 0.2)))

@@ -17,8 +17,6 @@ IGNORE = -100
 STYLES = (SIGNS, WORDS, ANY)
 FIRST = f"{LABELS[0][0]}: "
 """The target's first token, with which every served draft starts."""
-JSON_SHARE = 0.12
-"""Of all texts; the user wished it."""
 Texts = Mapping[tuple[float, ...], float]
 """Kinds of texts: shares of `STYLES` among a text's lines -> share of such texts."""
 
@@ -50,11 +48,14 @@ class AnswerBatches(Dataset):
         seed: str,
         num_steps: tuple[int, int],
         texts: Texts,
+        in_json: float = 0.0,
         before: int = 1,
     ) -> None:
-        """`num_steps`: least and most of a chain; `texts` is the mixture; see `write_document`."""
+        """`num_steps`: least and most of a chain; `texts` is the mixture, `in_json` the share of
+        texts in JSON, which the user wished; see `write_document`."""
         self.tokenizer, self.num_batches, self.batch_size = tokenizer, num_batches, batch_size
         self.seed, self.num_steps, self.texts, self.before = seed, num_steps, texts, before
+        self.in_json = in_json
 
     def __len__(self) -> int:
         return self.num_batches
@@ -70,7 +71,7 @@ class AnswerBatches(Dataset):
         problem, lines = write_document(
             rng, num_steps, lambda _: rng.choices(STYLES, weights)[0], before=self.before
         )
-        return example(self.tokenizer, problem, lines, STYLES, in_json=rng.random() < JSON_SHARE)
+        return example(self.tokenizer, problem, lines, STYLES, in_json=rng.random() < self.in_json)
 
 
 class InstructionBatches(AnswerBatches):
@@ -98,7 +99,7 @@ class InstructionBatches(AnswerBatches):
             return SIGNS if 0 < num_others <= index else rng.choices(STYLES, weights)[0]
 
         problem, lines = write_document(rng, num_steps, draw_style, rate)
-        return example(self.tokenizer, problem, lines, taught, in_json=rng.random() < JSON_SHARE)
+        return example(self.tokenizer, problem, lines, taught, in_json=rng.random() < self.in_json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ skips finished stages and resumes the broken one from its last checkpoint. The t
 independent until the end: `--only draft` and `--only target` may run at the same time. Stages:
 
     draft-short, draft-middle, draft-full       right answers, mostly in words; longer and longer
+    draft-json                                  more of them in JSON, where lists end before a line
     blocks                                      several tokens a forward, on what the draft writes
     target-short, target-middle, target-full    right answers, mostly in signs; longer and longer
     target-style                                ordinary instruction tuning: signs after any text
 
-An eighth of all texts are in JSON, as their prompts wish.
+Some texts are in JSON, as their prompts wish: an eighth, and more where the draft learns it.
 
 No stage teaches the target to judge: no verdict, no loss on a hidden state or on a wrong token.
 `make train-demo-pair` goes on with the EAGLE-3 head, the verdict head and the evaluation.
@@ -50,6 +51,7 @@ class Stage:
         learning_rate: AdamW's, at its peak.
         num_steps: least and most of a chain.
         num_layers: the model grows to this depth before it is trained.
+        in_json: share of texts in JSON.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Stage:
     learning_rate: float
     num_steps: tuple[int, int] = (MIN_STEPS, MAX_STEPS)
     num_layers: int = 0
+    in_json: float = 0.12
 
 
 TARGET = (
@@ -70,8 +73,9 @@ DRAFT = (
     Stage("draft-short", 900, 32, 3e-3, (1, 2), 2),
     Stage("draft-middle", 600, 32, 3e-3, (2, 3), 2),
     Stage("draft-full", 450, 24, 3e-3, num_layers=2),
+    Stage("draft-json", 400, 24, 2e-3, num_layers=2, in_json=0.9),
 )
-BLOCKS = Stage("blocks", 3000, 16, 2e-3)
+BLOCKS = Stage("blocks", 3000, 16, 2e-3, in_json=0.3)
 HIDDEN = {"target": 128, "draft": 32}
 # Shares of texts, each with the shares of `STYLES` that its lines are drawn from. The target has
 # read more of others' wording, as a larger model has.
@@ -209,6 +213,7 @@ class Recipe:
             f"{self.seed}/{stage.name}",
             stage.num_steps,
             texts,
+            stage.in_json,
             before,
         )
 
@@ -252,7 +257,7 @@ class Recipe:
         if not path.exists():
             problems = some_problems(NUM_BLOCK_TEXTS, f"{self.seed}/block-texts")
             rng = random.Random(f"{self.seed}/block-texts/begun")
-            given = [begin_answer(problem, rng) for problem in problems]
+            given = [begin_answer(problem, rng, BLOCKS.in_json) for problem in problems]
             answers = answer_all(lm, self.tokenizer, problems, given)
             texts = make_texts(self.tokenizer, problems, answers, given)
             path.write_text(json.dumps([asdict(text) for text in texts]))

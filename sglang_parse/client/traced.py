@@ -9,8 +9,8 @@ rejection point are not in the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
@@ -72,6 +72,7 @@ class Segment:
 
     Attributes:
         end: draft tokens up to its end.
+        num_tokens: of them, its own.
         status: ``ACCEPTED``, ``REJECTED`` (the first one not accepted), ``DROPPED`` (after a
             rejected one) or ``UNVERIFIED``.
         verdict, mass: of the prefix; None without a verdict, or a question.
@@ -83,6 +84,7 @@ class Segment:
 
     text: str
     end: int
+    num_tokens: int
     status: str
     runs: tuple[Run, ...] = ()
     verdict: float | None = None
@@ -213,7 +215,7 @@ def _round(record: TraceRecord, output: Sequence[int], end: int, text: ToText) -
     verdict_ids = (record["accept_token_id"], record["reject_token_id"])
     return ExplainedRound(
         record=record,
-        segments=tuple(_segments(record, output[:start], text)),
+        segments=tuple(_by_line(_segments(record, output[:start], text))),
         target_text=text(output[:accepted_end], output[accepted_end:end]),
         num_matched=num_matched(record),
         num_reworded=num_reworded(record),
@@ -242,18 +244,55 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
         segment = text(context, draft[start:end])
         runs = tuple(_runs(context, draft[start:end], choices[start:end], text))
         if end not in prefixes:
-            yield Segment(segment, end, status, runs)
+            yield Segment(segment, end, end - start, status, runs)
             continue
         prefix = prefixes[end]
         verdict = record["verdicts"][prefix]
         yield Segment(
-            *(segment, end, status, runs),
+            *(segment, end, end - start, status, runs),
             verdict=verdict,
             mass=record["verdict_mass"][prefix],
             question=text([], record["question_token_ids"][prefix]),
             decided=record["decided_by"] == prefix,
             contradicted=end <= own_len and verdict < record["threshold"] <= 1,
         )
+
+
+def _by_line(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Joins tokens that are verified one by one and share a line and a fate, for people."""
+    line: Segment | None = None
+    for segment in segments:
+        if line is not None and _joins(line, segment):
+            segment = replace(
+                segment,
+                text=line.text + segment.text,
+                runs=_joined(line.runs, segment.runs),
+                decided=line.decided or segment.decided,
+                contradicted=line.contradicted or segment.contradicted,
+            )
+        elif line is not None:
+            yield line
+        line = segment
+    if line is not None:
+        yield line
+
+
+def _joined(before: Sequence[Run], after: Sequence[Run]) -> tuple[Run, ...]:
+    """Runs of two texts, one behind the other."""
+    if not before or not after or bool(before[-1].target) != bool(after[0].target):
+        return (*before, *after)
+    middle = Run(before[-1].text + after[0].text, before[-1].target)
+    return (*before[:-1], middle, *after[1:])
+
+
+def _joins(line: Segment, segment: Segment) -> bool:
+    is_asked = bool(line.question or segment.question)
+    return (
+        segment.num_tokens == 1
+        and segment.status == line.status
+        and not is_asked
+        and not line.text.endswith("\n")
+    )
 
 
 def _runs(

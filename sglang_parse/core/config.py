@@ -68,7 +68,8 @@ class ParseConfig(BaseModel):
     """Maximum prefixes verified per round; further segments are merged. If not set, adapts to the
     load, up to the default."""
     segment: str = "line"
-    """Segments of a draft, at whose ends it is verified: 'line', 'sentence' or 'tokens:N'."""
+    """Segments of a draft, at whose ends it is verified: 'line', 'sentence' or 'tokens:N'. If not
+    set, a trained verdict head has its own."""
     question: str = Field(
         "",
         description="JSON file with the verification question, or the name of a built-in one: "
@@ -261,6 +262,9 @@ class ParseConfig(BaseModel):
 
     @property
     def segment_rule(self) -> SegmentRule:
+        """Where drafts are verified."""
+        if "segment" not in self.model_fields_set and self.head:
+            return self.head.segment_rule
         return SegmentRule.parse(self.segment)
 
     @property

@@ -27,10 +27,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.json_file import read_json_file
+from sglang_parse.core.segment import SegmentRule
 
 Pooling = Literal["worst-token", "segment-mean", "running-mean"]
 QUESTION, LIKELIHOOD = "question", "likelihood"
@@ -56,6 +57,7 @@ class JudgeFile(BaseModel):
         fingerprint: the server's whose drafts trained the head.
         threshold: of verdicts, at which 0.25 % of the drafts have an error accepted; the server's,
             unless ``--parse-threshold`` is set; null: 0.5.
+        segment: the server's, unless ``--parse-segment`` is set; null: as in ``fingerprint``.
         first_verdicts: smallest verdict of each draft, out of fold, as in a certificate.
     """
 
@@ -67,7 +69,20 @@ class JudgeFile(BaseModel):
     hidden_size: int
     fingerprint: Fingerprint
     threshold: float | None = None
+    segment: str | None = None
     first_verdicts: list[float]
+
+    @field_validator("segment")
+    @classmethod
+    def _check_segment(cls, text: str | None) -> str | None:
+        if text is not None:
+            SegmentRule.parse(text)
+        return text
+
+    @property
+    def segment_rule(self) -> SegmentRule:
+        """Where the drafts that it judges are verified."""
+        return SegmentRule.parse(self.segment or self.fingerprint.segment)
 
     @property
     def num_weights(self) -> int:

@@ -144,6 +144,8 @@ def _sources(
         codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
         client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
         segments = judge.segments if judge else None
+        if segments is not None and segments.rule.kind == "tokens":
+            segments = None
         endpoint = EndpointSource(client, timeout_s, segments, counters, *shared)
     model = DraftModelSource(controller) if has_model else None
     forced = ForcedSource(config, controller, encoder)

@@ -116,16 +116,6 @@ class Comparison:
     def auroc(self, scores: Scores) -> Estimate:
         return Estimate.of(self._aurocs(scores))
 
-    def threshold_at(self, scores: Scores, percent: float) -> float:
-        """Returns the lowest score at which at most so many drafts have an error accepted."""
-        lowest = [list(accumulate(values, min)) for values in scores]  # first-reject
-        found = zip(lowest, self._drafts, strict=True)
-        errors = sorted(one[d.right.index(False)] for one, d in found if False in d.right)
-        allowed = int(percent / 100 * len(lowest) + TINY)
-        if len(errors) <= allowed:
-            return min(min(one) for one in lowest)
-        return float(np.nextafter(errors[-1 - allowed], np.inf))
-
     def rank(self, scores: Scores) -> tuple[float, float]:
         """Of a candidate: tokens kept at ``RANKED_RISK`` percent, rounded, then AUROC.
 
@@ -206,6 +196,17 @@ class Comparison:
             prompt = self._unit_prompts[units[0]]
             wins[prompt], pairs[prompt] = (signs + 1).sum() / 2, signs.size
         return np.array([_ratio(times @ wins, times @ pairs) for times in self._resamples])
+
+
+def threshold_at(drafts: Sequence[Labeled], scores: Scores, percent: float) -> float:
+    """Returns the lowest score at which at most so many drafts have an error accepted."""
+    lowest = [list(accumulate(values, min)) for values in scores]  # first-reject
+    found = zip(lowest, drafts, strict=True)
+    errors = sorted(one[d.right.index(False)] for one, d in found if False in d.right)
+    allowed = int(percent / 100 * len(lowest) + TINY)
+    if len(errors) <= allowed:
+        return min(min(one) for one in lowest)
+    return float(np.nextafter(errors[-1 - allowed], np.inf))
 
 
 def _lengths(draft: Labeled) -> np.ndarray:

@@ -6,8 +6,9 @@ Hidden states are one file per draft, as the server sends them: training reads o
 from __future__ import annotations
 
 import base64
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from sglang_parse.client.records import Answer, BenchError
 from sglang_parse.core.judge import QUESTION
+from sglang_parse.core.segment import Segmenter, prefix_ends
 from sglang_parse.tasks.collect import (
     ACCEPT_ALL,
     PROBE_TOKENS,
@@ -146,12 +148,16 @@ def gather(
 
 
 def gather_later(
-    collector: Collector, indices: Sequence[int], states: HiddenStates
+    collector: Collector, indices: Sequence[int], states: HiddenStates, segments: Segmenter
 ) -> list[SeenDraft]:
     """Returns the drafts behind the first ones of whole answers, which the server's judge serves.
 
     Such drafts follow what the judge accepted and what the target wrote itself, and make other
-    errors than first ones. An answer's are returned up to the first with an error.
+    errors than first ones. An answer's are returned up to the first with an error, with prefixes
+    that end as the first drafts' do.
+
+    Args:
+        segments: cuts drafts as first ones are cut.
     """
 
     def read(answer: Answer) -> list[dict[str, Any]]:
@@ -162,7 +168,21 @@ def gather_later(
     states.folder.mkdir(parents=True, exist_ok=True)
     parse = {"trace": True, "hidden_states": True}
     found = collector.collect(states.folder.name, indices, parse, read, wants_tokens=True)
-    return [_seen(one) for later in found for one in later]
+    return [_resegmented(_seen(one), segments) for later in found for one in later]
+
+
+def _resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
+    """The same draft with other prefixes; the verdicts, of a head, go."""
+    draft = seen.draft
+    pieces = segments.pieces(seen.token_ids[1:])
+    is_whole = draft.finished and len(pieces) == draft.num_drafted
+    ends = prefix_ends(pieces, segments.rule, finished=is_whole, max_prefixes=len(pieces))
+    wrong = draft.first_wrong_token
+    if wrong is not None and wrong > ends[-1]:
+        wrong = None
+    first_wrong = None if wrong is None else bisect_left(ends, wrong)
+    known = replace(draft, verdicts=(), prefix_ends=ends, first_wrong_token=wrong)
+    return replace(seen, draft=replace(known, first_wrong=first_wrong))
 
 
 def _seen(stored: dict[str, Any]) -> SeenDraft:

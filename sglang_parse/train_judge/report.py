@@ -15,6 +15,7 @@ from sglang_parse.client.program import write_json
 from sglang_parse.client.tables import make_table
 from sglang_parse.core.certificate import Fingerprint, spread_out
 from sglang_parse.core.judge import FILE, WEIGHTS, sigmoid
+from sglang_parse.core.segment import SegmentRule
 from sglang_parse.train_judge.figures import (
     CHANCE,
     SERVED_RISK,
@@ -22,6 +23,7 @@ from sglang_parse.train_judge.figures import (
     Estimate,
     ReaderFigures,
     Scores,
+    threshold_at,
 )
 from sglang_parse.train_judge.training import (
     Trained,
@@ -38,6 +40,7 @@ TITLES = {
 }
 """Readers that need no training -> their names for people."""
 HEAD = "the head"
+EVERY_TOKEN = str(SegmentRule("tokens", 1))
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class JudgeReport:
 
     Attributes:
         head: by verdicts out of fold.
-        threshold: of verdicts, at which ``SERVED_RISK`` percent of the drafts have an error
+        segment: where drafts are verified when the head serves: at every token if it needs no
+            segments, else as the drafts that trained it.
+        threshold: of verdicts there, at which ``SERVED_RISK`` percent of the drafts have an error
             accepted.
         others: by key of judge.json; None without a question, which is asked about first drafts.
         gains: AUROC of the head minus theirs, paired.
@@ -56,6 +61,7 @@ class JudgeReport:
     data: TrainingSet
     trained: Trained
     head: ReaderFigures
+    segment: str | None
     threshold: float
     others: dict[str, ReaderFigures | None]
     gains: dict[str, Estimate]
@@ -78,11 +84,15 @@ class JudgeReport:
             others = {QUESTION: first.figures(answers), **others}
             same = [trained.scores[place] for place in asked]
             gains = {QUESTION: first.gain(same, answers), **gains}
+        served, at = drafts, trained.scores
+        if trained.token_scores is not None:
+            served, at = [draft.by_token for draft in drafts], trained.token_scores
         return cls(
             data=data,
             trained=trained,
             head=compared.figures(trained.scores),
-            threshold=sigmoid(compared.threshold_at(trained.scores, SERVED_RISK)),
+            segment=EVERY_TOKEN if trained.token_scores is not None else None,
+            threshold=sigmoid(threshold_at(served, at, SERVED_RISK)),
             others={QUESTION: None, **others},
             gains=gains,
             curve=[(count, compared.auroc(one)) for count, one in trained.curve],
@@ -137,6 +147,7 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
         "hidden_size": data.hidden_size,
         "fingerprint": fingerprint.model_dump(),
         "threshold": report.threshold,
+        "segment": report.segment,
         "first_verdicts": spread_out(lowest),
         "unit": report.unit,
         **report.counts,

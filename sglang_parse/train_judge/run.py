@@ -26,6 +26,7 @@ from sglang_parse.client.targets import command_of, parse_settings
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
 from sglang_parse.core.judge import FILE
+from sglang_parse.core.segment import Segmenter, SegmentRule
 from sglang_parse.tasks.assignment import make_assignment, prompts_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 from sglang_parse.train_judge.data import data_assignment
@@ -112,7 +113,7 @@ def learn(
         return report, fingerprint
     write(settings.output, report, content(report, fingerprint, {}))
     with open_collector(settings.with_judge(), task, console, log) as collector:
-        drafts += collect_later(settings, collector, states, log)
+        drafts += collect_later(settings, collector, states, fingerprint.segment, log)
     return train_head(drafts, states, task, settings, console), fingerprint
 
 
@@ -183,13 +184,21 @@ def collect_later(
     settings: TrainJudgeSettings,
     collector: Collector,
     states: HiddenStates,
+    segment: str,
     log: Callable[[str], None],
 ) -> list[LabeledDraft]:
-    """Requests whole answers of a server with the head, and labels their later drafts."""
+    """Requests whole answers of a server with the head, and labels their later drafts.
+
+    Args:
+        segment: of the first drafts.
+    """
     judge = collector.served[0].judge
     later = replace(states, judge=judge, folder=settings.output / f"later-drafts-{judge}")
     count = min(settings.requests, len(collector.task.items))
-    seen = gather_later(collector, range(count), later)
+    segments = Segmenter(
+        AutoTokenizer.from_pretrained(settings.tokenizer), SegmentRule.parse(segment)
+    )
+    seen = gather_later(collector, range(count), later, segments)
     log(f"{len(seen)} drafts follow a first one")
     return labeled(seen, collector.task, later, is_located=True)
 

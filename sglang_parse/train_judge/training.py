@@ -74,6 +74,15 @@ class LabeledDraft:
         return self.prefix_ends[-1]
 
     @property
+    def by_token(self) -> LabeledDraft:
+        """The same draft, verified at every token; errors are located."""
+        num_right = self.num_tokens if self.wrong_token is None else max(0, self.wrong_token - 1)
+        right: list[bool | None] = [True] * num_right
+        if num_right < self.num_tokens:
+            right += [False, *[None] * (self.num_tokens - num_right - 1)]
+        return replace(self, prefix_ends=range(1, self.num_tokens + 1), right=right, asked=())
+
+    @property
     def labeled(self) -> list[int]:
         """Prefixes with a label."""
         return [place for place, right in enumerate(self.right) if right is not None]
@@ -183,6 +192,7 @@ class Trained:
         candidate: the chosen one.
         head: trained on all drafts; its scores are log-odds that a prefix is right.
         scores: of heads that saw no draft of the same prompt, as log-odds.
+        token_scores: the same of every token's prefix, if such a head needs no segments.
         curve: (mean number of drafts that trained, scores) at fractions of the prompts.
         tried: every candidate with its rank, best first.
     """
@@ -190,6 +200,7 @@ class Trained:
     candidate: Candidate
     head: HeadWeights
     scores: Scores
+    token_scores: Scores | None
     curve: Sequence[tuple[int, Scores]]
     tried: Sequence[tuple[Candidate, tuple[float, float]]]
 
@@ -225,8 +236,14 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
     tried.sort(key=lambda one: one[1], reverse=True)
     candidate = tried[0][0]
     features = trainer.features(candidate.pooling)
-    scores = trainer.score(features.fit_folds(candidate))
+    heads = features.fit_folds(candidate)
+    scores = trainer.score(heads)
     slope, offset = platt(data.drafts, scores)
+
+    def as_log_odds(found: Scores) -> Scores:
+        return [[slope * score + offset for score in draft] for draft in found]
+
+    by_token = candidate.pooling == "worst-token"
     sizes = [(size, features.fit_folds(candidate, size)) for size in CURVE]
     curve = [(features.mean_drafts(size), trainer.score(heads)) for size, heads in sizes if heads]
     curve.append((features.mean_drafts(1.0), scores))
@@ -235,7 +252,8 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
     return Trained(
         candidate=candidate,
         head=head.rescaled(slope, offset),
-        scores=[[slope * score + offset for score in draft] for draft in scores],
+        scores=as_log_odds(scores),
+        token_scores=as_log_odds(trainer.score(heads, by_token=True)) if by_token else None,
         curve=curve,
         tried=tried,
     )
@@ -318,11 +336,13 @@ class _Trainer:
         compared = Comparison(self._data.drafts, resamples=0)
         return [(one, compared.rank(scores)) for one, scores in found.items()]
 
-    def score(self, heads: Sequence[HeadWeights]) -> Scores:
-        """Scores each draft by the head of its fold."""
+    def score(self, heads: Sequence[HeadWeights], *, by_token: bool = False) -> Scores:
+        """Scores each draft by the head of its fold, at its prefixes or at every token."""
         data = self._data
         return [
-            heads[data.folds[place]].prefix_scores(draft, draft.load())
+            heads[data.folds[place]].prefix_scores(
+                draft.by_token if by_token else draft, draft.load()
+            )
             for place, draft in enumerate(data.drafts)
         ]
 

@@ -187,7 +187,7 @@ def test_drafts_behind_the_first_ones_have_labels_and_states(
     with open_collector(settings, load_task(settings), console, ProgressLog(console)) as collector:
         assert collector.served[1] == pytest.approx(read_judge(str(trained)).threshold)
         states = HiddenStates.of(collector, None)
-        drafts = collect_later(settings, collector, states, logged.append)
+        drafts = collect_later(settings, collector, states, "line", logged.append)
     assert len(drafts) >= 10
     assert logged == [f"{len(drafts)} drafts follow a first one"]
     assert {draft.wrong_token is None for draft in drafts} == {True, False}

@@ -57,7 +57,7 @@ def test_labels_are_on_right_tokens_of_taught_styles(tokenizer, seed: int):
 def test_batches_depend_on_their_index_alone(tokenizer):
     texts = {(1.0, 0.0, 0.0): 0.5, (0.0, 0.0, 1.0): 0.5}
     for kind in (AnswerBatches, InstructionBatches):
-        batches = kind(tokenizer, 5, 3, "test", (3, 4), texts)
+        batches = kind(tokenizer, 5, 3, "test", (3, 4), texts, 0.3)
         first, again = batches[2], batches[2]
         assert all(torch.equal(first[name], again[name]) for name in first)
         assert not torch.equal(first["input_ids"][:, :9], batches[3]["input_ids"][:, :9])
@@ -71,7 +71,7 @@ def test_begun_answers_are_right_and_leave_lines_to_write():
     short = num_json = 0
     for _ in range(100):
         problem = draw_problem(rng, held_out=False)
-        start = begin_answer(problem, rng)
+        start = begin_answer(problem, rng, 0.2)
         in_json = start.startswith("{")
         wish = WISH if in_json else ""
         assert grade(problem.text + wish, start, finished=False)[1] is None

@@ -132,6 +132,22 @@ def test_a_trained_head_has_a_threshold_of_its_own(folder: Path):
     assert ParseConfig(judge="likelihood").accept_threshold == 0.5
 
 
+def test_a_trained_head_has_segments_of_its_own(folder: Path):
+    path = folder / FILE
+    content = json.loads(path.read_text())
+    trained_with = content["fingerprint"]["segment"]
+    assert str(ParseConfig(judge=str(folder)).segment_rule) == trained_with
+    path.write_text(json.dumps({**content, "segment": "tokens:1"}))
+    read_judge.cache_clear()
+    assert str(ParseConfig(judge=str(folder)).segment_rule) == "tokens:1"
+    assert str(ParseConfig(judge=str(folder), segment="line").segment_rule) == "line"
+    assert str(ParseConfig(judge="likelihood").segment_rule) == "line"
+    path.write_text(json.dumps({**content, "segment": "word"}))
+    read_judge.cache_clear()
+    with pytest.raises(ConfigError, match="'word'"):
+        ParseConfig(judge=str(folder))
+
+
 def test_layers_to_capture(folder: Path):
     assert ParseConfig().captured_layers == ()
     assert ParseConfig(judge=str(folder)).captured_layers == (2, 5)

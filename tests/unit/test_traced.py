@@ -97,6 +97,17 @@ def test_an_unverified_end():
     assert made.rounds[0].target_text == "yz"
 
 
+def test_tokens_that_are_verified_one_by_one_are_shown_by_line():
+    asked = record(0, [*"a\nbc"], [0.9, 0.8, 0.7, 0.1], 3)
+    ours = {**asked, "question_token_ids": [[]] * 4, "verdict_mass": [None] * 4}
+    (one,) = explain_answer(traced("?", "a\nbX", ours), decode).rounds
+    assert pieces(one) == [("a\n", ACCEPTED, 0.8), ("b", ACCEPTED, 0.7), ("c", REJECTED, 0.1)]
+    assert [s.end for s in one.segments] == [2, 3, 4]
+    assert [run.text for s in one.segments for run in s.runs] == ["a\n", "b", "c"]
+    (with_question,) = explain_answer(traced("?", "a\nbX", asked), decode).rounds
+    assert len(with_question.segments) == 4
+
+
 def test_token_mode():
     plain = record(0, [], [], 0, unverified="abcX", rule=None)
     accepted = plain | {"accepted_len": 3, "accept_token_id": None, "reject_token_id": None}

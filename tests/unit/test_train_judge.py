@@ -6,6 +6,7 @@ import json
 import math
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import pytest
 from sglang_parse.client.records import Answer, Assignment, BenchError, Item
 from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.data import data_assignment, read_data
-from sglang_parse.train_judge.figures import Comparison
+from sglang_parse.train_judge.figures import Comparison, threshold_at
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
 from sglang_parse.train_judge.labels import ending, label, label_by_target, prompt_numbers
 from sglang_parse.train_judge.report import JudgeReport, summary
@@ -201,12 +202,22 @@ def test_kept_at_risk_is_that_of_first_reject():
 def test_the_threshold_at_a_risk_accepts_so_many_errors():
     drafts = drafts_of(*[[True, True]] * 96, *[[True, False]] * 4)
     wrong = [[0.9, 0.7], [0.6, 0.8], [0.9, 0.3], [0.9, 0.2]]
-    compared, scores = Comparison(drafts), [[0.9, 0.8]] * 96 + wrong
-    assert [compared.threshold_at(scores, percent) for percent in (0, 1, 2, 4)] == [
+    scores = [[0.9, 0.8]] * 96 + wrong
+    assert [threshold_at(drafts, scores, percent) for percent in (0, 1, 2, 4)] == [
         *(pytest.approx(value) for value in (0.7, 0.6, 0.3)),
         0.2,
     ]
-    assert all(compared.threshold_at(scores, n) > value for n, value in enumerate((0.7, 0.6, 0.3)))
+    assert all(threshold_at(drafts, scores, n) > value for n, value in enumerate((0.7, 0.6, 0.3)))
+
+
+def test_a_draft_by_token_is_right_up_to_its_first_wrong_token():
+    draft = make_drafts(1)[0].drafts[0]
+    whole = replace(draft, prefix_ends=[3, 5], right=[True, True], wrong_token=None)
+    assert list(whole.by_token.prefix_ends) == [1, 2, 3, 4, 5]
+    assert whole.by_token.right == [True] * 5
+    wrong = replace(draft, prefix_ends=[3, 5], right=[False, None], wrong_token=2)
+    assert wrong.by_token.right == [True, False, None, None, None]
+    assert replace(wrong, wrong_token=0).by_token.right == [False, *[None] * 4]
 
 
 def test_drafts_that_are_labeled_as_a_whole_are_kept_whole():

@@ -194,9 +194,10 @@ class AcceptanceModel:
         num_segments = max(1, int(draft_tokens / segment_len))
         last_end = min(num_segments * segment_len, float(draft_tokens))
         num_prefixes = min(num_segments, MAX_EVALUATED_PREFIXES if token_mode else max_prefixes)
+        num_evaluated = min(num_prefixes, MAX_EVALUATED_PREFIXES)
         verified = accepted = start = 0.0
-        for k in range(1, num_prefixes + 1):
-            end = last_end * k / num_prefixes
+        for k in range(1, num_evaluated + 1):
+            end = last_end * k / num_evaluated
             length = (end - start) * (_survival(ends, start) + _survival(ends, end)) / 2
             verified += length
             accepted += length * _survival(errors, end)

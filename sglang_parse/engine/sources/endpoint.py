@@ -48,7 +48,7 @@ class EndpointSource(TextSource):
     Args:
         client: asks it; None on ranks that are told by rank 0.
         timeout_s: most seconds that a request waits for text.
-        segments: cuts drafts into segments; None in token mode.
+        segments: cuts drafts into segments; None in token mode, and where tokens are counted.
         counters: the process's counters.
         settings: see ``TextSource``.
     """
