@@ -84,7 +84,9 @@ def train(
     name, rate = f"{seed}/{STAGE.name}", STAGE.learning_rate
     train_stage(
         model,
-        AnswerBatches(tokenizer, STAGE.num_batches, STAGE.batch_size, name, num_steps, OWN, STAGE.in_json),
+        AnswerBatches(
+            tokenizer, STAGE.num_batches, STAGE.batch_size, name, num_steps, OWN, STAGE.in_json
+        ),
         STAGE,
         checkpoints,
         seed,

@@ -152,6 +152,11 @@ class Candidate:
     strength: float = STRENGTH
 
 
+def needs_no_segments(candidate: Candidate) -> bool:
+    """Whether it scores each token by itself, and so serves with a prefix per token."""
+    return candidate.pooling == "worst-token"
+
+
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
     """A head as ``core.judge`` describes it.
@@ -243,7 +248,7 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
     def as_log_odds(found: Scores) -> Scores:
         return [[slope * score + offset for score in draft] for draft in found]
 
-    by_token = candidate.pooling == "worst-token"
+    by_token = needs_no_segments(candidate)
     sizes = [(size, features.fit_folds(candidate, size)) for size in CURVE]
     curve = [(features.mean_drafts(size), trainer.score(heads)) for size, heads in sizes if heads]
     curve.append((features.mean_drafts(1.0), scores))
@@ -322,18 +327,21 @@ class _Trainer:
         return self._features
 
     def rate(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, tuple[float, float]]]:
-        """Ranks candidates of one pooling; drops those that a fold cannot train."""
+        """Ranks candidates of one pooling, verified where they would serve; drops those that a
+        fold cannot train."""
         heads = {}
         for candidate in candidates:
             if fitted := self.features(candidate.pooling).fit_folds(candidate):
                 heads[candidate] = fitted
             self._on_step()
+        by_token = any(needs_no_segments(candidate) for candidate in heads)
+        drafts = [draft.by_token if by_token else draft for draft in self._data.drafts]
         found: dict[Candidate, list[list[float]]] = {candidate: [] for candidate in heads}
-        for place, draft in enumerate(self._data.drafts):  # each draft's rows are read once
+        for place, draft in enumerate(drafts):  # each draft's rows are read once
             hidden, fold = draft.load(), self._data.folds[place]
             for candidate, of_folds in heads.items():
                 found[candidate].append(of_folds[fold].prefix_scores(draft, hidden))
-        compared = Comparison(self._data.drafts, resamples=0)
+        compared = Comparison(drafts, resamples=0)
         return [(one, compared.rank(scores)) for one, scores in found.items()]
 
     def score(self, heads: Sequence[HeadWeights], *, by_token: bool = False) -> Scores:
