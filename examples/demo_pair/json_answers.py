@@ -81,14 +81,13 @@ def grade(prompt: str, answer: str, *, finished: bool) -> tuple[bool, int | None
 
 
 def _grade_json(problem: Problem, answer: str, *, finished: bool) -> tuple[bool, int | None]:
-    text, places = read_json(answer)
-    is_finished = finished or is_json(answer)
-    wrong_at = num_right_before_error(problem, text, finished=is_finished)
+    (text, places), is_whole = read_json(answer), is_json(answer)
+    wrong_at = num_right_before_error(problem, text, finished=finished or is_whole)
     wrong = [] if wrong_at is None else [places[wrong_at]]
-    if finished and not is_json(answer):
+    if finished and not is_whole:
         wrong.append(len(answer))
     wrong += _wrong_list_ends(problem, answer, text, places)
-    return is_json(answer) and is_answer_right(problem, text), min(wrong, default=None)
+    return is_whole and is_answer_right(problem, text), min(wrong, default=None)
 
 
 def _wrong_list_ends(

@@ -30,7 +30,8 @@ from sglang_parse.client.records import (
 )
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
 from sglang_parse.client.targets import server_specs
-from sglang_parse.client.traced import Traced, answer_table, explain_answer
+from sglang_parse.client.traced import Traced, explain_answer
+from sglang_parse.client.traced_table import answer_table
 from sglang_parse.compare.figures import Measured, make_comparison
 from sglang_parse.compare.page import render
 from sglang_parse.compare.report import conditions, results

@@ -9,7 +9,8 @@ from rich.console import Console
 from sglang_parse.client import conditions
 from sglang_parse.client.program import write_json
 from sglang_parse.client.tables import make_progress
-from sglang_parse.client.traced import ExplainedAnswer, answer_table, explain_answer
+from sglang_parse.client.traced import ExplainedAnswer, explain_answer
+from sglang_parse.client.traced_table import answer_table
 from sglang_parse.core.selection import contradicts_target
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.settings import ExplainSettings

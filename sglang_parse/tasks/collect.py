@@ -214,19 +214,27 @@ class Collector:
             if finished:  # the end itself may be the error
                 wrong = min(wrong, len(ids) - 1)
             wrong -= len(before)
-        if wrong is not None and wrong > ends[-1]:  # it was not verified
-            wrong = None
+        first_wrong, wrong = first_wrong_prefix(ends, wrong)
         return GradedDraft(
             problem=answer.problem,
             verdicts=record["verdicts"],
             prefix_ends=ends,
             num_drafted=len(record["draft_token_ids"]),
             finished=finished,
-            first_wrong=None if wrong is None else bisect_left(ends, wrong),
+            first_wrong=first_wrong,
             is_answer_right=bool(self.grade(answer.problem, text)) if finished else None,
             first_wrong_token=wrong,
             round=number,
         )
+
+
+def first_wrong_prefix(
+    prefix_ends: Sequence[int], wrong_token: int | None
+) -> tuple[int | None, int | None]:
+    """Returns the first prefix with an error, and its wrong token; None if it was not verified."""
+    if wrong_token is None or wrong_token > prefix_ends[-1]:
+        return None, None
+    return bisect_left(prefix_ends, wrong_token), wrong_token
 
 
 def first_record(answer: Answer) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Hidden states are one file per draft, as the server sends them: training reads o
 from __future__ import annotations
 
 import base64
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from sglang_parse.tasks.collect import (
     Collector,
     GradedDraft,
     first_record,
+    first_wrong_prefix,
 )
 
 WITH_STATES = {**ACCEPT_ALL, "hidden_states": True}
@@ -177,12 +177,9 @@ def _resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
     pieces = segments.pieces(seen.token_ids[1:])
     is_whole = draft.finished and len(pieces) == draft.num_drafted
     ends = prefix_ends(pieces, segments.rule, finished=is_whole, max_prefixes=len(pieces))
-    wrong = draft.first_wrong_token
-    if wrong is not None and wrong > ends[-1]:
-        wrong = None
-    first_wrong = None if wrong is None else bisect_left(ends, wrong)
-    known = replace(draft, verdicts=(), prefix_ends=ends, first_wrong_token=wrong)
-    return replace(seen, draft=replace(known, first_wrong=first_wrong))
+    first_wrong, wrong = first_wrong_prefix(ends, draft.first_wrong_token)
+    draft = replace(draft, first_wrong=first_wrong, first_wrong_token=wrong)
+    return replace(seen, draft=replace(draft, verdicts=(), prefix_ends=ends))
 
 
 def _seen(stored: dict[str, Any]) -> SeenDraft:

@@ -17,7 +17,7 @@ from functools import partial
 from sglang_parse.client.records import Answer, Assignment, Item
 from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
-from sglang_parse.train_judge.training import LabeledDraft
+from sglang_parse.train_judge.training import LabeledDraft, labels_up_to
 
 SAMPLING_TEMPERATURE = 1.0
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -47,9 +47,7 @@ def label(
     draft, count = seen.draft, len(seen.draft.prefix_ends)
     right: list[bool | None] = [*[None] * (count - 1), draft.is_answer_right]
     if is_located:
-        right = [True] * count
-        if draft.first_wrong is not None:
-            right[draft.first_wrong :] = [False] + [None] * (count - 1 - draft.first_wrong)
+        right = labels_up_to(draft.first_wrong, count)
     if all(known is None for known in right):
         return None
     return LabeledDraft(

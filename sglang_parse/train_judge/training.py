@@ -46,6 +46,13 @@ class NothingToLearnError(Exception):
     """The labels cannot train anything; the message says why."""
 
 
+def labels_up_to(first_wrong: int | None, count: int) -> list[bool | None]:
+    """Labels of ``count`` prefixes: after the first wrong one there is none."""
+    if first_wrong is None:
+        return [True] * count
+    return [*[True] * first_wrong, False, *[None] * (count - first_wrong - 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class LabeledDraft:
     """A draft as the target reads it, with labels.
@@ -79,10 +86,8 @@ class LabeledDraft:
     @property
     def by_token(self) -> LabeledDraft:
         """The same draft, verified at every token; errors are located."""
-        num_right = self.num_tokens if self.wrong_token is None else max(0, self.wrong_token - 1)
-        right: list[bool | None] = [True] * num_right
-        if num_right < self.num_tokens:
-            right += [False, *[None] * (self.num_tokens - num_right - 1)]
+        first_wrong = None if self.wrong_token is None else max(0, self.wrong_token - 1)
+        right = labels_up_to(first_wrong, self.num_tokens)
         return replace(self, prefix_ends=range(1, self.num_tokens + 1), right=right, asked=())
 
     @property
@@ -154,10 +159,10 @@ class Candidate:
     uses_scalars: bool = True
     strength: float = STRENGTH
 
-
-def needs_no_segments(candidate: Candidate) -> bool:
-    """Whether it scores each token by itself, and so serves with a prefix per token."""
-    return candidate.pooling == "worst-token"
+    @property
+    def needs_no_segments(self) -> bool:
+        """Whether it scores each token by itself, and so serves with a prefix per token."""
+        return self.pooling == "worst-token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +256,17 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
     def as_log_odds(found: Scores) -> Scores:
         return [[slope * score + offset for score in draft] for draft in found]
 
-    by_token = needs_no_segments(candidate)
     sizes = [(size, features.fit_folds(candidate, size)) for size in CURVE]
-    curve = [(features.mean_drafts(size), trainer.score(heads)) for size, heads in sizes if heads]
+    curve = [(features.mean_drafts(size), trainer.score(some)) for size, some in sizes if some]
     curve.append((features.mean_drafts(1.0), scores))
     head = features.fit(candidate, np.ones(len(features.labels), bool))
     on_step()
+    by_token = trainer.score(heads, by_token=True) if candidate.needs_no_segments else None
     return Trained(
         candidate=candidate,
         head=head.rescaled(slope, offset),
         scores=as_log_odds(scores),
-        token_scores=as_log_odds(trainer.score(heads, by_token=True)) if by_token else None,
+        token_scores=by_token and as_log_odds(by_token),
         curve=curve,
         tried=tried,
     )
@@ -337,7 +342,7 @@ class _Trainer:
             if fitted := self.features(candidate.pooling).fit_folds(candidate):
                 heads[candidate] = fitted
             self._on_step()
-        by_token = any(needs_no_segments(candidate) for candidate in heads)
+        by_token = any(candidate.needs_no_segments for candidate in heads)
         drafts = [draft.by_token if by_token else draft for draft in self._data.drafts]
         found: dict[Candidate, list[list[float]]] = {candidate: [] for candidate in heads}
         for place, draft in enumerate(drafts):  # each draft's rows are read once

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from sglang_parse.client.prompts import read_prompts
 from sglang_parse.client.records import BenchError
-from sglang_parse.client.traced import answer_table, explain_answer
+from sglang_parse.client.traced import explain_answer
+from sglang_parse.client.traced_table import answer_table
 from sglang_parse.explain import page, sources
 from sglang_parse.explain.run import summary
 from sglang_parse.explain.settings import ExplainSettings, add_arguments

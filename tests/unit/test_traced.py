@@ -17,9 +17,9 @@ from sglang_parse.client.traced import (
     UNVERIFIED,
     Run,
     Traced,
-    answer_table,
     explain_answer,
 )
+from sglang_parse.client.traced_table import answer_table
 from sglang_parse.core.selection import SELECTIONS, select
 from support.traces import QUESTION, decode, encode, record, three_answers, traced
 
