@@ -25,7 +25,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         for name, value in CHECKS.items():
             patch.setenv(name, value)
         # Set for a CPU; on a GPU SGLang compiles what it always compiles.
-        patch.delitem(servers.ENVIRONMENT, "TORCHDYNAMO_DISABLE")
+        patch.setenv("TORCHDYNAMO_DISABLE", "0")
         with shared_servers(tmp_path_factory.mktemp("logs"), servers.start_process) as start:
             yield start
 

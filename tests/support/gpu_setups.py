@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPES = {"flashinfer": "bfloat16", "triton": "float32", "fa3": "bfloat16"}
-"""FlashInfer and FA3 have no fp32; Triton's products of fp32 are TF32."""
+BACKENDS = ("flashinfer", "triton", "fa3")
+DTYPE = "bfloat16"
+"""SGLang's normalisation kernels for CUDA have no fp32 (``sgl_kernel.rmsnorm``)."""
+PREFILL_GRAPHS = ("--cuda-graph-bs-prefill", "16", "64", "256", "1024", "4096")
+"""SGLang's default is 58 sizes, most of a server's start."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +19,6 @@ class Setup:
     layout: str
     flags: tuple[str, ...] = ()
 
-    @property
-    def dtype(self) -> str:
-        return DTYPES[self.backend]
-
     def __str__(self) -> str:
         return " ".join((self.backend, self.layout, *self.flags)).replace("--", "")
 
@@ -27,8 +26,10 @@ class Setup:
     def on_gpu(self) -> tuple[str, ...]:
         """They come last and override the CPU's flags."""
         return (
-            *("--device", "cuda", "--attention-backend", self.backend, "--dtype", self.dtype),
-            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "16", *self.flags),
+            *("--device", "cuda", "--attention-backend", self.backend, "--dtype", DTYPE),
+            *("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "16"),
+            *PREFILL_GRAPHS,
+            *self.flags,
         )
 
 
@@ -45,7 +46,7 @@ SETUPS = (
     Setup("flashinfer", "alias", ("--page-size", "16")),
     Setup("flashinfer", "mask", ("--disable-cuda-graph",)),
     Setup("triton", "alias", ("--disable-cuda-graph",)),
-    *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in DTYPES),
+    *(Setup(backend, "auto", ("--parse-overlap", "off")) for backend in BACKENDS),
 )
 """With CUDA graphs and the overlap schedule, unless their flags disable them."""
 
@@ -59,7 +60,7 @@ REAL_SIZES = tuple(
             *("--context-length", "36864"),
         ),
     )
-    for backend in DTYPES
+    for backend in BACKENDS
 )
 """Realistic batch and prompt sizes: verify passes larger than a prefill chunk."""
 
