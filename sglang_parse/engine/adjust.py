@@ -165,7 +165,8 @@ class MinNewTokens:
         ]
         if places:
             rows, tokens = on_device([*zip(*places, strict=True)], self._device).unbind()
-            logits[rows, tokens] = float("-inf")
+            never = torch.full((), float("-inf"), dtype=logits.dtype, device=logits.device)
+            logits.index_put_((rows, tokens), never)
 
     def advance(self, tokens: torch.Tensor) -> None:
         del tokens

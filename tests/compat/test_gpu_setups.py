@@ -4,7 +4,7 @@ import pytest
 
 from sglang_parse.attention.support import choose_layout
 from sglang_parse.client.servers import COMMON_FLAGS
-from support.gpu_setups import CHAINS, REAL_SIZES, SETUPS, VARIANTS, Setup
+from support.gpu_setups import CHAINS, DTYPE, REAL_SIZES, SETUPS, VARIANTS, Setup
 
 pytestmark = pytest.mark.compat
 
@@ -19,6 +19,6 @@ def test_sglang_knows_the_flags_and_the_last_ones_win(setup: Setup):
     flags = [*COMMON_FLAGS, "--model-path", "any", *setup.on_gpu]
     args = prepare_server_args(flags)
     assert (args.device, args.attention_backend) == ("cuda", setup.backend)
-    assert args.dtype == setup.dtype
+    assert args.dtype == DTYPE
     chosen, _ = choose_layout(setup.layout, setup.backend, args.page_size or 1)
     assert setup.layout in ("auto", chosen)

@@ -2,7 +2,8 @@
 
 PyTorch's fake tensors know shape, dtype and device. On them an operation of host and device
 tensors raises, and so does every look at a device tensor's numbers. On top of that ``fake_gpu``
-raises at copies that wait for what the device is at.
+raises at copies that wait for what the device is at, also where they are hidden: a number that is
+written to several places of a device tensor (``tensor[places] = True``) is copied to the device.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class _NoBlockingCopies(TorchDispatchMode):
         elif func is torch.ops.aten.copy_.default:
             source, to = args[1], args[0]
             is_blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+        elif func is torch.ops.aten.index_put_.default:
+            source, to, is_blocking = args[2], args[0], True
         else:
             return result
         if is_blocking and source.device.type != to.device.type:

@@ -35,7 +35,7 @@ class DraftKvMarks:
 
     def clear(self, slots: torch.Tensor) -> None:
         """Unmarks slots that get other tokens: int [n], on the device."""
-        self._marked[slots] = False
+        self._set(slots, False)
 
     def mark(self, spans: Sequence[tuple[Req, int, int]]) -> None:
         """Marks the prompts' part of (request, start, end) spans with draft KV; ``settle`` marks
@@ -46,7 +46,7 @@ class DraftKvMarks:
             if start < req.parse_state.prefilled_len
         ]
         if slots:
-            self._marked[torch.cat(slots)] = True
+            self._set(torch.cat(slots), True)
 
     def settle(self, req: Req, end: int) -> None:
         """Marks an answer that is over, before the radix cache takes its first ``end`` tokens."""
@@ -54,9 +54,13 @@ class DraftKvMarks:
         row, first = self._table[req.kv.req_pool_idx], state.prefilled_len
         known = max(first, min(state.draft_kv_len, end))
         if known > first:
-            self._marked[row[first:known]] = True
+            self._set(row[first:known], True)
         if end > known:
             self.clear(row[known:end])
+
+    def _set(self, slots: torch.Tensor, mark: bool) -> None:
+        # ``self._marked[slots] = mark`` would copy ``mark`` to the device, and wait for it.
+        self._marked.index_fill_(0, slots.long(), mark)
 
     def look_up(self, reqs: Sequence[Req]) -> None:
         """Records how far the requests' prompts have draft KV; waits for the device."""
