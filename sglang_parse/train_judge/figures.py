@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-KEPT, RISKS = (90, 95, 99), (1, 2, 5)
-"""Percent of right units that are kept, and of drafts with an accepted error."""
 RANKED_RISK, SERVED_RISK = 2, 0.25
-"""The percentage that ranks candidates, and that a server's default threshold has: an answer has
-several drafts."""
+"""Percent of drafts with an accepted error: what ranks candidates, and what a server's default
+threshold has, because an answer has several drafts."""
+KEPT, RISKS = (90, 95, 99), (SERVED_RISK, 1, RANKED_RISK, 5)
+"""Percent of right units that are kept, and of drafts with an accepted error."""
 RESAMPLES = 400
 CHANCE = 0.5
 TINY = 1e-9
@@ -68,7 +68,7 @@ class ReaderFigures:
         refused_at_kept: refused fraction of the wrong units at the threshold that keeps 90, 95 or
             99 % of the right ones.
         kept_at_risk: fraction of the draft tokens that first-reject accepts at the threshold at
-            which 1, 2 or 5 % of the drafts have an error accepted. A draft that has a label only as
+            which 0.25, 1, 2 or 5 % of the drafts have an error accepted. A draft that has a label only as
             a whole counts if it is accepted whole.
     """
 
