@@ -68,8 +68,8 @@ class ReaderFigures:
         refused_at_kept: refused fraction of the wrong units at the threshold that keeps 90, 95 or
             99 % of the right ones.
         kept_at_risk: fraction of the draft tokens that first-reject accepts at the threshold at
-            which 0.25, 1, 2 or 5 % of the drafts have an error accepted. A draft that has a label only as
-            a whole counts if it is accepted whole.
+            which 0.25, 1, 2 or 5 % of the drafts have an error accepted. A draft that has a label
+            only as a whole counts if it is accepted whole.
     """
 
     auroc: Estimate
