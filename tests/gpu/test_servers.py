@@ -29,8 +29,9 @@ from support.verified_tokens import gaps
 NEAR_TIE = 0.15
 """Of two tokens, in log probability. bf16: three times the largest gap that two implementations of
 attention decided otherwise on the random pair (0.047 in 1,352 tokens, on a CPU)."""
-VERDICT = 0.03
-"""Between a server and the reference in fp32: 0.0137 on an H200 (Triton), 0.0026 on a CPU."""
+VERDICT = 0.01
+"""Between a server and the reference in fp32; on a CPU bf16 moved a verdict of the demo pair by
+at most 0.0026. On an H200 (Triton) one was 0.0004 instead of 0.0141, which is not explained yet."""
 LAYOUTS_DIFFER = 1e-3
 """Between the verdicts of two layouts on one backend."""
 LONG = {"max_new_tokens": 200, "ignore_eos": True}
