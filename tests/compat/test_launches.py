@@ -18,6 +18,7 @@ import torch
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
+from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support import fake_engine
 from support.fake_engine import (
@@ -45,6 +46,7 @@ def test_what_the_fake_gpu_refuses():
         lambda: values.to("cpu"),
         lambda: values.copy_(torch.zeros(3)),
         lambda: values[[0, 2]],
+        lambda: values.__setitem__(torch.zeros(1, dtype=torch.int64, device=GPU), 1.0),
     ):
         with pytest.raises(HostWaits):
             waits()
@@ -53,6 +55,14 @@ def test_what_the_fake_gpu_refuses():
             looks()
     with pytest.raises(RuntimeError, match="device"):
         values + torch.zeros(3)
+
+
+def test_adjusted_logits():
+    req = request(0, Phase.DRAFTING, Action.DRAFT)
+    params = req.sampling_params
+    params.min_new_tokens, params.stop_token_ids = 5, {9}
+    params.repetition_penalty, params.logit_bias = 1.3, {"7": -4.0}
+    adjust(torch.zeros(4, VOCAB, device=GPU), [LogitsRows(req, 0, 4, [4], [5, 7, 5])])
 
 
 def test_a_chunk():
