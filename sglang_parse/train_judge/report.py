@@ -230,10 +230,12 @@ def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
 
 def show(console: Console, report: JudgeReport) -> None:
     """Prints the readers side by side and the summary."""
-    headings = ("", "AUROC", "wrong refused\nat 95 % kept", "tokens kept\nat 0.25 % risk", "at 1 %")
+    risks = str(SERVED_RISK), "1"
+    kept_at = f"tokens kept\nat {risks[0]} % risk", f"at {risks[1]} %"
+    headings = ("", "AUROC", "wrong refused\nat 95 % kept", *kept_at)
     table = make_table("verdicts on held-out prompts, 95 % intervals", headings)
     for name, found in rows(report):
-        kept = [_two_lines(found.kept_at_risk[risk]) for risk in ("0.25", "1")]
+        kept = [_two_lines(found.kept_at_risk[risk]) for risk in risks]
         refused = _two_lines(found.refused_at_kept["95"])
         table.add_row(name, shown(found.auroc).replace(" (", "\n("), refused, *kept)
     console.print(table)
