@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import runpy
 import shlex
@@ -324,6 +325,8 @@ def test_calibrate_with_math_verify(
     """Makes the task file of two problems and calibrates on it."""
     pytest.importorskip("math_verify")
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    # The block's grader is "python ...": the one that has math_verify.
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     install, make, calibrate = find_block("examples/grade_math.py").splitlines()
     assert install == "pip install math-verify"
     rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(4)]

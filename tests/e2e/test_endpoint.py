@@ -66,9 +66,21 @@ def by_endpoint(answer: dict[str, Any]) -> dict[str, float]:
 
 
 def recover(target: Client, fake: FakeEndpoint) -> None:
-    """Faults are over: asks until it drafts again."""
+    """Faults are over: asks until it drafts again.
+
+    After many faults it is asked again ``MAX_PAUSE`` drafts later, which are 60 answers or more:
+    all problems are asked at once for them.
+    """
     fake.kind, fake.delay_s = "stream", 0.0
-    wait_until(lambda: by_endpoint(ask(target, 0))["accepted_tokens"], "drafts to come again")
+
+    def drafts_again() -> bool:
+        if by_endpoint(ask(target, 0))["accepted_tokens"]:
+            return True
+        with ThreadPoolExecutor(len(PROBLEMS)) as pool:
+            list(pool.map(lambda place: ask(target, place), range(len(PROBLEMS))))
+        return False
+
+    wait_until(drafts_again, "drafts to come again")
 
 
 def ask_in_time(
