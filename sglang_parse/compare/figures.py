@@ -115,7 +115,8 @@ class VariantFigures(Variant):
     """All figures of a variant; ``time`` is None without PARSE.
 
     Attributes:
-        accept_length: tokens per verify pass, from the graded answers; None without speculation.
+        accept_length: tokens per verify pass; of PARSE's answers that came with their counters, of
+            stock servers by SGLang's count. None without speculation.
     """
 
     speeds: tuple[SpeedAt, ...]
@@ -182,7 +183,10 @@ def _figures_of(
         **asdict(variant),
         speeds=tuple(_speed_at(variant, measured.at(c), c, servers) for c in mine),
         quality=None if graded is None else quality_of(graded, reference),
-        accept_length=None if graded is None else accept_length(graded.answers),
+        accept_length=accept_length(
+            [answer for run in (*filter(None, [graded]), *traced) for answer in run.answers],
+            [run for run in measured.serving if run.variant == variant],
+        ),
         time=_where_time_goes(traced, measured.at(1), Variant(baseline)) if traced else None,
     )
 
@@ -213,16 +217,20 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def accept_length(answers: Sequence[Answer]) -> float | None:
-    """Tokens per verify pass, the bonus token included as in SGLang; None without passes."""
-    if all(answer.parse for answer in answers):
-        counts = [(one.parse["accepted_tokens"], one.parse["matched_tokens"]) for one in answers]
-        passes = sum(answer.parse["rounds"] for answer in answers)
-        tokens = passes + sum(map(sum, counts))
-    else:
-        passes = sum(answer.meta.get("spec_verify_ct") or 0 for answer in answers)
-        tokens = sum(answer.output_tokens - 1 for answer in answers)  # one from the prefill
-    return tokens / passes if passes else None
+def accept_length(answers: Sequence[Answer], runs: Sequence[ServingRun]) -> float | None:
+    """Tokens per verify pass, the bonus token included as in SGLang; None without passes.
+
+    Args:
+        answers: counted if they have PARSE's counters: SGLang takes each of its iterations for a
+            verification.
+        runs: of ``bench_serving``, for servers without PARSE.
+    """
+    counted = [answer.parse for answer in answers if answer.parse]
+    if not counted:
+        return _median(run.accept_length for run in runs)
+    passes = sum(one["rounds"] for one in counted)
+    tokens = sum(one["accepted_tokens"] + one["matched_tokens"] for one in counted)
+    return 1 + tokens / passes if passes else None
 
 
 def _where_time_goes(

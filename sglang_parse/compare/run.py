@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -21,9 +22,11 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import (
     PARSE,
+    Answer,
     Assignment,
     BenchRun,
     Item,
+    ServingRun,
     Variant,
     has_parse,
     title_of,
@@ -94,6 +97,7 @@ class Runner:
         self._settings, self._task, self._pool, self._log = settings, task, pool, log
         self._measured = Measured()
         self._warm: dict[str, Endpoint] = {}
+        self._timed: dict[Variant, list[BenchRun]] = defaultdict(list)
 
     def measure(self) -> Measured:
         """All runs. Raises: BenchError, when a server or a request fails."""
@@ -105,9 +109,11 @@ class Runner:
                 self._log(f"run {run + 1} of {settings.runs}: {title_of(server)}")
                 with self._pool.awake(server) as (endpoint,):
                     self._turn(endpoint, run)
-        names = settings.servers if settings.problems else ()
-        for first in range(0, len(names), settings.max_alive):
-            self._grade(names[first : first + settings.max_alive])
+        if settings.problems:
+            for first in range(0, len(settings.servers), settings.max_alive):
+                self._grade(settings.servers[first : first + settings.max_alive])
+        else:
+            self._measured.graded.extend(map(_joined, self._timed.values()))
         return self._measured
 
     def _start(self) -> None:
@@ -120,14 +126,24 @@ class Runner:
         self._warm_up(endpoint)
         for variant, concurrency in settings.loads(endpoint.name):
             load = self.load(variant, run, concurrency)
-            for found in bench(endpoint, load, settings.output / "bench_serving"):
+            runs, answers = bench(endpoint, load, settings.output / "bench_serving")
+            for found in runs:
                 self._measured.serving.append(found)
                 at = f"{found.variant.label}, {concurrency} at a time"
                 self._log(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
+            if len(runs) == 1:  # the groups of a mixed load have different problems
+                self._grade_timed(load, runs[0], answers)
         if has_parse(endpoint.name) and settings.traced:
             indices = settings.indices(run, 1, len(self._task.items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):
-                self._measured.traced.append(self._ask(endpoint, variant, indices, run))
+                traced = self._ask(endpoint, variant, indices, run)
+                self._measured.traced.append(graded(traced, self._task.items, self._task.grade))
+
+    def _grade_timed(self, load: Load, run: ServingRun, answers: Sequence[Answer]) -> None:
+        """Grades what a run of ``bench_serving`` was answered, unless others are graded."""
+        if not self._settings.problems:
+            found = BenchRun(run.variant, run.run, run.concurrency, run.seconds, tuple(answers))
+            self._timed[run.variant].append(graded(found, load.problems, self._task.grade))
 
     def _warm_up(self, endpoint: Endpoint) -> None:
         """A server's first answers are its slowest; PARSE measures stage costs by them."""
@@ -217,15 +233,14 @@ class Runner:
         Right answers come first (the target corrected them), then those of few rounds, which are
         easy to follow.
         """
-        own = self._measured.graded_run(Variant(PARSE))
-        if own is None:
+        runs = (run for run in self._measured.traced if run.variant == Variant(PARSE))
+        own = [answer for run in runs for answer in run.answers]
+        if not own:
             return None
-        rejected = [
-            a for a in own.answers if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]
-        ]
+        rejected = [a for a in own if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
         chosen = sorted(rejected, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES]
         with self._pool.awake(PARSE) as (endpoint,):
-            for answer in chosen or own.answers[:1]:
+            for answer in chosen or own[:1]:
                 item = self._task.items[answer.problem]
                 (traced,) = trace_answers(endpoint, [item], model=self._asking.model)
                 if any(
@@ -234,6 +249,14 @@ class Runner:
                 ):
                     break
         return traced
+
+
+def _joined(runs: Sequence[BenchRun]) -> BenchRun:
+    """A variant's timed answers as one run, with the same problems in the same order as any other
+    variant's; one that was timed at the first concurrency only has the first of them."""
+    in_order = sorted(runs, key=lambda run: (run.concurrency, run.run))
+    answers = tuple(answer for run in in_order for answer in run.answers)
+    return BenchRun(in_order[0].variant, 0, 0, sum(run.seconds for run in runs), answers)
 
 
 @cache

@@ -29,6 +29,7 @@ from sglang_parse.client.records import (
     DRAFTING,
     PERCENTILES,
     SWITCHED_OFF,
+    Answer,
     BenchError,
     Item,
     ServingRun,
@@ -127,11 +128,11 @@ def command_of(load: Load) -> str:
     return f"python -m {PROGRAM} {shlex.join(words)}"
 
 
-def bench(endpoint: Endpoint, load: Load, folder: Path) -> list[ServingRun]:
+def bench(endpoint: Endpoint, load: Load, folder: Path) -> tuple[list[ServingRun], list[Answer]]:
     """Runs ``bench_serving`` once; its files and its log stay in ``folder``.
 
     Returns:
-        A run per group of the load's requests.
+        A run per group of the load's requests, and the answers to ``load.problems``.
 
     Raises:
         BenchError: it failed, or a request did.
@@ -153,7 +154,7 @@ def bench(endpoint: Endpoint, load: Load, folder: Path) -> list[ServingRun]:
         )
     # A server publishes a counter from its first use on.
     growth = {key: after[key] - before.get(key, 0.0) for key in after}
-    return read_result(load, result, growth)
+    return read_result(load, result, growth), read_answers(result)
 
 
 def server_totals(endpoint: Endpoint) -> dict[tuple[str, str], float]:
@@ -230,6 +231,17 @@ def read_result(
             )
         )
     return found
+
+
+def read_answers(result: Mapping[str, Any]) -> list[Answer]:
+    """The answers of a load, in its order; ``bench_serving`` records no ``meta_info``."""
+    keys = ("generated_texts", "output_lens", "ttfts", "itls")
+    return [
+        Answer(index, text, num_tokens, 1e3 * (ttft + sum(itls)), {})
+        for index, (text, num_tokens, ttft, itls) in enumerate(
+            zip(*(result[key] for key in keys), strict=True)
+        )
+    ]
 
 
 def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, dict[str, float]]:

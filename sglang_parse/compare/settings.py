@@ -36,20 +36,19 @@ from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
 DEMO_SERVER_BYTES = 2.6 * 2**30
 """Resident memory of a demo pair's server on a CPU, most of it SGLang and PyTorch."""
-WAVES = 4
+WAVES = 3
 """Requests per place of a closed loop, at least: its beginning and end are the smaller part."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "servers": (
-            *("plain", "standalone", "eagle3", "parse-token", "parse", "parse-eagle3"),
-            "draft",
+            *("plain", "standalone", "eagle3"),
+            *("parse-token", "parse", "parse-eagle3"),
         ),
         "concurrencies": (1, 4, 16),
         "thresholds": (),
-        "requests": 12,
-        "problems": 100,
-        "noise": False,
+        "requests": 6,
+        "problems": 0,
         "output": Path("build/demo"),
     },
     "load": {
@@ -86,7 +85,8 @@ class CompareSettings(TaskSettings):
         thresholds: of requests to servers with PARSE, in addition to the server's.
         requests: per run; ``WAVES`` per place at higher concurrencies.
         traced: answers per run and variant whose stage times are read.
-        problems: graded per server; ``sweep_problems`` at each other threshold.
+        problems: graded per server, with ``sweep_problems`` at each other threshold; 0: the timed
+            answers are graded.
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
@@ -146,7 +146,11 @@ class CompareSettings(TaskSettings):
     warmup: int = load(8, "requests before the first run of a server", type=at_least(1))
     traced: int = load(4, "requests per run for stage times", type=at_least(0))
     output: Path = load(Path("build/compare"), "folder (default %(default)s)", type=Path)
-    problems: int = task(200, "graded per server (default %(default)s)", type=at_least(0))
+    problems: int = task(
+        200,
+        "graded per server; 0 grades the timed answers (default %(default)s)",
+        type=at_least(0),
+    )
     sweep_problems: int = task(50, "per threshold", type=at_least(1))
     noise: bool = task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
 

@@ -140,7 +140,7 @@ def test_make_demo_runs_a_small_demo(
     """Runs the command of `make demo` with few problems, on real servers."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    flags = ["--problems", "40", "--requests", "2", "--runs", "1", "--concurrency", "1,2"]
+    flags = ["--requests", "4", "--runs", "1", "--concurrency", "1,4"]
     flags += ["--warmup", "4", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -149,6 +149,7 @@ def test_make_demo_runs_a_small_demo(
     assert "FAIL" not in printed
     content = json.loads((tmp_path / "results.json").read_text())
     parse = next(v for v in content["variants"] if v["server"] == "parse")
+    assert parse["quality"]["problems"] == 4 + 12
     assert parse["quality"]["score"] >= 0.8
     assert parse["time"]["limit"] > 1
     assert sum(parse["speeds"][0]["stages"].values()) < 1.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -76,6 +77,15 @@ def test_all_end_after_an_error(pool: Pool, started: list[Sleeper]):
         pytest.fail("it was not ready")
     assert started[0].is_suspended
     assert sorted(ended(started)) == ["a.log", "broken.log"]
+
+
+def test_all_end_at_once(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+    """None waits for another one that takes long to end."""
+    meeting = Barrier(2)
+    monkeypatch.setattr(Sleeper, "stop", lambda *_: meeting.wait(10))
+    with pool, pool.awake("a", "b"):
+        pass
+    assert not meeting.broken
 
 
 def test_all_start_few_at_a_time(pool: Pool, started: list[Sleeper]):

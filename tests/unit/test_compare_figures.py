@@ -184,13 +184,16 @@ def test_a_paired_test_of_different_problems_is_an_error():
         paired_test([1.0] * 3, [1.0] * 2)
 
 
-def test_accept_length_leaves_out_the_token_of_the_prefill():
-    assert accept_length([answer(0, None, 81), answer(1, None, 41)]) == pytest.approx(120 / 40)
+def test_accept_length_of_stock_servers_is_sglangs():
+    runs = [replace(timed(Variant("eagle3"), 0, 1, 9.0), accept_length=k) for k in (3.0, 2.0, 4.0)]
+    assert accept_length([answer(0, None, 81)], runs) == 3
+    assert accept_length([answer(0, None, 81)], [timed(Variant("plain"), 0, 1, 9.0)]) is None
 
 
 def test_parse_has_its_own_accept_length():
     """SGLang counts every iteration of PARSE as a verification; there were two passes each."""
-    assert accept_length([answer(0, 0.5, 80), answer(1, 0.25, 80)]) == pytest.approx(60 / 4 + 1)
+    both = [answer(0, 0.5, 80), answer(1, 0.25, 80)]
+    assert accept_length(both, []) == pytest.approx(60 / 4 + 1)
 
 
 def test_quality_and_noise():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,8 +17,16 @@ from rich.console import Console
 from sglang_parse.client.ask import Asking, ask, graded, trace_answers
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
-from sglang_parse.client.records import Assignment, BenchError, Item, ServingRun, Variant
+from sglang_parse.client.records import (
+    Answer,
+    Assignment,
+    BenchError,
+    Item,
+    ServingRun,
+    Variant,
+)
 from sglang_parse.client.servers import Remote
+from sglang_parse.compare.figures import Measured
 from sglang_parse.compare.run import Runner
 from sglang_parse.compare.serving import Load
 from sglang_parse.compare.settings import CompareSettings, add_arguments
@@ -106,32 +115,51 @@ def test_an_aborted_answer_is_an_error(server: Remote, monkeypatch):
         ask(server, PROBLEMS, [1])
 
 
-def test_servers_take_turns_and_graded_answers_come_last(
-    server: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The order turns round; a server is warmed up before its first run; grades come last."""
-    names = ("plain", "parse", "draft")
-    urls = [word for name in names for word in ("--url", f"{name}={server.url}")]
-    words = ["--runs", "2", "--thresholds", "0.9", "--concurrency", "1,2", "--requests", "1"]
-    words += ["--problems", "2", "--sweep-problems", "1", "--traced", "1", "--warmup", "3"]
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    settings = CompareSettings.read(parser.parse_args([*urls, *words]))
-    loads: list[Load] = []
+NAMES = ("plain", "parse", "draft")
 
-    def serve(_: Remote, load: Load, __: Path) -> list[ServingRun]:
-        loads.append(load)
-        run = ServingRun(load.variant, load.run, load.concurrency, 1, 1, 1.0, 1.0, 1.0, {}, None)
-        return [run]
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Load]:
+    """What ``bench_serving``'s stand-in was asked; it answers all problems of a load right."""
+    found: list[Load] = []
+
+    def serve(_: Remote, load: Load, __: Path) -> tuple[list[ServingRun], list[Answer]]:
+        found.append(load)
+        answers = [
+            Answer(index, f"answer to {one.text}", 5, 1.0, {})
+            for index, one in enumerate(load.problems)
+        ]
+        group = "drafting" if 0 < load.variant.off_fraction < 1 else "all"
+        one = (replace(load.variant, group=group), load.run, load.concurrency)
+        runs = [ServingRun(*one, 1, 1, 1.0, 1.0, 1.0, {}, None)]
+        if group != "all":
+            runs.append(replace(runs[0], variant=replace(load.variant, group="off")))
+        return runs, answers
 
     monkeypatch.setattr("sglang_parse.compare.run.bench", serve)
+    return found
+
+
+def measure(server: Remote, folder: Path, *flags: str) -> Measured:
+    urls = [word for name in NAMES for word in ("--url", f"{name}={server.url}")]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    settings = CompareSettings.read(parser.parse_args([*urls, *flags]))
     task = Assignment("", PROBLEMS, grade, 10)
-    with Pool([], tmp_path, remotes=settings.remotes) as pool:
-        log = ProgressLog(Console(quiet=True))
-        measured = Runner(settings, task, pool, log).measure()
-    own = {name: [(Variant(name), 1), (Variant(name), 2)] for name in names}
+    with Pool([], folder, remotes=settings.remotes) as pool:
+        return Runner(settings, task, pool, ProgressLog(Console(quiet=True))).measure()
+
+
+def test_servers_take_turns_and_graded_answers_come_last(
+    server: Remote, tmp_path: Path, loads: list[Load]
+):
+    """The order turns round; a server is warmed up before its first run; grades come last."""
+    words = ["--runs", "2", "--thresholds", "0.9", "--concurrency", "1,2", "--requests", "1"]
+    words += ["--problems", "2", "--sweep-problems", "1", "--traced", "1", "--warmup", "3"]
+    measured = measure(server, tmp_path, *words)
+    own = {name: [(Variant(name), 1), (Variant(name), 2)] for name in NAMES}
     own["parse"].append((Variant("parse", 0.9), 1))
-    turns = [(name, 0) for name in names] + [(name, 1) for name in names[::-1]]
+    turns = [(name, 0) for name in NAMES] + [(name, 1) for name in NAMES[::-1]]
     expected = [(*load, run) for name, run in turns for load in own[name]]
     assert [(load.variant, load.concurrency, load.run) for load in loads] == expected
     assert [(run.variant, run.run) for run in measured.serving] == [(v, r) for v, _, r in expected]
@@ -150,3 +178,23 @@ def test_servers_take_turns_and_graded_answers_come_last(
     assert sorted(Echo.texts[:3]) == warm_up
     traced = 2 * 2
     assert len(Echo.texts) == 3 * (len(warm_up) + len(again)) + traced + 2 * 2 + 2 + 1 + 2
+
+
+def test_timed_answers_are_graded_where_no_others_are(
+    server: Remote, tmp_path: Path, loads: list[Load]
+):
+    """Of every variant all that it was timed with, in the same order; not those of a mixed load."""
+    words = ["--runs", "2", "--thresholds", "0.9", "--concurrency", "1,2", "--requests", "1"]
+    words += ["--problems", "0", "--traced", "0", "--off", "0,0.5"]
+    measured = measure(server, tmp_path, *words)
+    found = {one.variant: one for one in measured.graded}
+    assert set(found) == {*map(Variant, NAMES), Variant("parse", 0.9)}
+    # Runs of 1 and 6 of the four problems, of which the third is not right.
+    sent = [load for load in loads if load.variant == Variant("plain")]
+    assert [len(load.problems) for load in sent] == [1, 6, 1, 6]
+    alone = [problem.reference for load in sent[::2] for problem in load.problems]
+    pairs = [problem.reference for load in sent[1::2] for problem in load.problems]
+    expected = tuple(float(number != 2) for number in alone + pairs)
+    assert {found[Variant(name)].scores for name in NAMES} == {expected}
+    assert found[Variant("parse", 0.9)].scores == expected[:2]
+    assert found[Variant("plain")].output_tokens == 5 * 14

@@ -41,6 +41,7 @@ RESULT = {
     "itls": [[0.2, 0.3], [0.4]],
     "duration": 1.5,
     "accept_length": None,
+    "generated_texts": ["first", "second"],
 }
 
 
@@ -87,7 +88,10 @@ def run_bench(folder: Path):
 
 def test_what_is_sent_and_what_comes_back(folder: Path, capfd: pytest.CaptureFixture):
     stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
-    (timed,) = run_bench(folder)
+    (timed,), answers = run_bench(folder)
+    assert [(one.problem, one.text, one.output_tokens) for one in answers] == [
+        *((0, "first", 11), (1, "second", 19)),
+    ]
     assert (timed.tokens_per_s, timed.output_tokens, timed.requests) == (20, 30, 2)
     assert timed.latency_ms["ttft"] == pytest.approx({"p50": 100, "p90": 100, "p99": 100})
     # Time between chunks, whatever a chunk holds; its longest of a request; to the last chunk.
@@ -113,7 +117,7 @@ def test_half_of_the_requests_switch_parse_off(folder: Path):
     """Every second one; either half has its own figures."""
     load = replace(LOAD, variant=Variant("parse", off_fraction=0.5))
     stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
-    drafting, off = bench(Alive("parse", "http://127.0.0.1:1"), load, folder)
+    (drafting, off), _ = bench(Alive("parse", "http://127.0.0.1:1"), load, folder)
     assert (drafting.variant.group, off.variant.group) == ("drafting", "off")
     assert (drafting.output_tokens, off.output_tokens) == (11, 19)
     assert (drafting.tokens_per_s, off.tokens_per_s) == pytest.approx((11 / 1.5, 19 / 1.5))
@@ -133,7 +137,7 @@ def test_stages_are_fractions_of_the_runs_duration(folder: Path, monkeypatch: py
     totals = iter([before, {draft: 1.3, verify: 0.6, passes: 13, rows: 700}])
     monkeypatch.setattr(serving, "server_totals", lambda _: next(totals))
     stand_in(folder, ANSWER.format(result=json.dumps(RESULT) + "\n"))
-    (timed,) = run_bench(folder)
+    (timed,), _ = run_bench(folder)
     assert timed.stages == pytest.approx({"draft": 0.2, "verify": 0.4})
     assert (timed.rows_per_pass, timed.ms_per_pass) == pytest.approx((50, 50))
 

@@ -49,8 +49,8 @@ def test_presets():
     demo, load = settings(preset="demo"), settings(preset="load")
     assert demo.servers[:2] == ("plain", "standalone")
     assert demo.loads("parse") == [(Variant("parse"), c) for c in (1, 4, 16)]
-    assert [load.num_requests(c) for c in load.concurrencies] == [16, 16, 32, 64]
-    assert load.num_timed == 3 * 128
+    assert [load.num_requests(c) for c in load.concurrencies] == [16, 16, 24, 48]
+    assert load.num_timed == 3 * 104
     assert load.problems == load.traced == 0
     offs = [Variant("parse", off_fraction=off) for off in (0.0, 0.5, 1.0)]
     assert load.loads("parse")[:4] == [*((off, 1) for off in offs), (offs[0], 4)]
@@ -108,7 +108,7 @@ def test_a_server_for_each_simulated_acceptance():
 def test_runs_share_no_problem():
     found = settings("--concurrency", "1,4", "--runs", "2", "--thresholds", "")
     seen = [found.indices(run, c, found.num_timed) for run in range(2) for c in (1, 4)]
-    assert sorted(index for some in seen for index in some) == list(range(2 * (8 + 16)))
+    assert sorted(index for some in seen for index in some) == list(range(2 * (8 + 12)))
 
 
 @pytest.mark.parametrize("command", ["compare", *PRESETS])
@@ -124,4 +124,4 @@ def test_a_list_of_numbers(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         settings("--concurrency", "1,many")
     assert "'1,many' is no list of numbers" in capsys.readouterr().err
-    assert module.WAVES == 4
+    assert module.WAVES == 3
