@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 		|| { cat $(VENV)/import.log; exit 1; }
 	@touch $(STAMP)
 
-demo: setup  ## PARSE, the plain target, stock STANDALONE and EAGLE3 and the draft side by side (DEMO_FLAGS=...)
+demo: setup  ## PARSE, the plain target, stock STANDALONE and EAGLE3 side by side (DEMO_FLAGS=...)
 	$(RUN) -m sglang_parse.cli demo $(DEMO_FLAGS)
 
 compare: setup  ## PARSE versus stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)

@@ -33,8 +33,8 @@ class Command:
 COMMANDS = (
     Command(
         "demo",
-        "PARSE, the plain target and the draft alone side by side, on the demo pair",
-        "A preset of compare: three servers, the same problems; prints speeds, exact answers and "
+        "PARSE, the plain target, stock STANDALONE and EAGLE3 side by side, on the demo pair",
+        "A preset of compare: six servers, the same problems; prints speeds, exact answers and "
         "one answer segment by segment. Exit code 1 when anything failed.",
         "compare",
     ),

@@ -26,8 +26,8 @@ from goals import (
 from tables import table
 
 from sglang_parse.client.records import (
-    DRAFT,
     ALL,
+    DRAFT,
     DRAFTING,
     EAGLE3,
     PARSE,
