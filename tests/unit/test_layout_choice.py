@@ -6,7 +6,7 @@ import pytest
 
 from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.policy.layout_choice import (
-    MIN_CHUNKS,
+    MIN_FORWARDS,
     RETRY_EVERY,
     DraftLayoutChoice,
     layouts_for,
@@ -51,7 +51,8 @@ def test_the_cheapest_layout_at_the_current_load_is_used():
     every, last, one = layouts_for(8, allow_one_token=True)
     costs = {every: (0.2, 0.2), last: (0.5, 0.05), one: (2.0, 0.0)}
     choice = DraftLayoutChoice((every, last, one))
-    assert run(choice, costs, 1, 3 * MIN_CHUNKS) == dict.fromkeys(costs, MIN_CHUNKS)
+    probes = 1 + MIN_FORWARDS // 4
+    assert run(choice, costs, 1, 3 * probes) == dict.fromkeys(costs, probes)
     assert run(choice, costs, 1, RETRY_EVERY)[every] >= RETRY_EVERY - 2
     run(choice, costs, 8, 20)
     assert run(choice, costs, 8, RETRY_EVERY)[last] >= RETRY_EVERY - 2
@@ -63,17 +64,30 @@ def test_the_first_chunk_of_a_layout_is_not_counted():
     every, last = layouts_for(4, allow_one_token=False)
     choice = DraftLayoutChoice((every, last))
     choice.observe([draft_time(every, 1, 999.0)])
-    assert choice.costs[every].per_token.at(1) is None
+    assert choice.costs[every].per_token(1) is None
     choice.observe([StageTime(Stage.DECODE, 1, 1, 3.0), draft_time(every, 1, 1.0)])
-    assert choice.costs[every].per_token.at(1) == 1.0
+    assert choice.costs[every].per_token(1) == 1.0
     assert "after every row: 1.00 ms per accepted token, 4.00 ms per forward" in choice.describe(1)
 
 
 def test_noise_does_not_change_the_layout():
     every, last = layouts_for(4, allow_one_token=False)
     choice = DraftLayoutChoice((every, last))
-    run(choice, {every: (1.0, 0.0), last: (1.2, 0.0)}, 1, 8)
+    run(choice, {every: (1.0, 0.0), last: (1.2, 0.0)}, 1, 12)
     assert choice.current == every
     assert run(choice, {every: (1.0, 0.0), last: (0.95, 0.0)}, 1, 50)[last] <= 1
     run(choice, {every: (1.0, 0.0), last: (0.3, 0.0)}, 1, 4 * RETRY_EVERY)
     assert choice.current == last
+
+
+def test_the_last_tokens_of_drafts_say_little():
+    """A forward that may accept eight tokens costs as much where a draft ends after one."""
+    every, last = layouts_for(8, allow_one_token=False)
+    choice = DraftLayoutChoice((every, last))
+    for layout, lengths in ((every, (9, 1, 1, 1, 80)), (last, (9, 40, 40))):
+        for num_tokens in lengths:
+            num_forwards = -(-num_tokens // (5 if layout is every else 3))
+            times = (num_tokens, (4.0 if layout is every else 3.0) * num_forwards, num_forwards)
+            choice.observe([StageTime(Stage.DRAFT, 1, *times, layout)])
+    assert choice.choose(1) == every
+    assert choice.costs[every].per_token(1) == pytest.approx(0.8, rel=0.2)

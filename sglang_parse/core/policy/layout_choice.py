@@ -14,8 +14,11 @@ from sglang_parse.core.policy.stage_cost import StageCost, StageTime
 
 SWITCH_RATIO = 0.9
 """Another layout replaces the current one if it costs less than this fraction of it."""
-MIN_CHUNKS = 3
-"""Draft chunks of each layout before costs are compared; the first warms up and is not counted."""
+MIN_FORWARDS = 16
+"""Forwards of each layout before costs are compared. Its first chunk warms up and is not counted;
+the next ones may be the last tokens of drafts, which say little about a layout."""
+MIN_WEIGHT = 0.01
+"""Minimum weight of a forward in the mean of accepted tokens."""
 RETRY_EVERY = 64
 """Draft chunks after which the least recently used layout is tried again."""
 
@@ -37,16 +40,32 @@ class LayoutCost:
     """Measured cost of a layout.
 
     Attributes:
-        per_token: ms per accepted token of one request, by the number of requests.
         per_forward: ms per forward, by the number of requests.
-        num_chunks: draft chunks observed.
+        tokens_per_forward: accepted tokens of one request per forward, which depend on the texts,
+            not on the load; recency-weighted.
+        num_forwards: forwards counted.
+        is_warm: a chunk has been observed.
         last_used: number of the last chunk that used it.
     """
 
-    per_token: StageCost = field(default_factory=StageCost)
     per_forward: StageCost = field(default_factory=StageCost)
-    num_chunks: int = 0
+    tokens_per_forward: float = 0.0
+    num_forwards: int = 0
+    is_warm: bool = False
     last_used: int = 0
+
+    def add(self, timed: StageTime) -> None:
+        """Records a draft chunk."""
+        count = timed.num_forwards
+        self.num_forwards += count
+        weight = min(1.0, count * max(MIN_WEIGHT, 1 / self.num_forwards))
+        self.tokens_per_forward += weight * (timed.num_tokens / count - self.tokens_per_forward)
+        self.per_forward.add(timed.size, timed.ms / count)
+
+    def per_token(self, num_requests: int) -> float | None:
+        """Returns ms per accepted token of one request; None before the first chunk."""
+        ms = self.per_forward.at(num_requests)
+        return None if ms is None else ms / self.tokens_per_forward
 
 
 class DraftLayoutChoice:
@@ -77,7 +96,7 @@ class DraftLayoutChoice:
 
     def _to_probe(self) -> DraftLayout | None:
         for layout, cost in self.costs.items():
-            if cost.num_chunks < MIN_CHUNKS:
+            if cost.num_forwards < MIN_FORWARDS:
                 return layout
         if self.num_choices % RETRY_EVERY:
             return None
@@ -87,7 +106,7 @@ class DraftLayoutChoice:
         """Returns the layout with the lowest cost per accepted token; unmeasured ones come last."""
 
         def cost(layout: DraftLayout) -> float:
-            ms = self.costs[layout].per_token.at(num_requests)
+            ms = self.costs[layout].per_token(num_requests)
             if ms is None:
                 return float("inf")
             return ms * SWITCH_RATIO if layout == self.current else ms
@@ -100,15 +119,14 @@ class DraftLayoutChoice:
             if timed.layout is None or not timed.num_tokens:
                 continue
             cost = self.costs[timed.layout]
-            cost.num_chunks += 1
-            if cost.num_chunks > 1:
-                cost.per_token.add(timed.size, timed.ms / timed.num_tokens)
-                cost.per_forward.add(timed.size, timed.ms / timed.num_forwards)
+            if cost.is_warm:
+                cost.add(timed)
+            cost.is_warm = True
 
     def describe(self, num_requests: int) -> str:
         """Formats the costs at this load for the log."""
         return "; ".join(
-            f"{layout}: {cost.per_token.at(num_requests) or 0:.2f} ms per accepted token, "
+            f"{layout}: {cost.per_token(num_requests) or 0:.2f} ms per accepted token, "
             f"{cost.per_forward.at(num_requests) or 0:.2f} ms per forward"
             for layout, cost in self.costs.items()
         )
