@@ -26,11 +26,12 @@ from sglang_parse.limit.figures import (
 )
 from sglang_parse.limit.load import WARM_UP, Sender
 from sglang_parse.limit.report import PLOT, RESULTS, limit_plot, report, show
-from sglang_parse.limit.settings import LimitSettings
+from sglang_parse.limit.settings import LimitSettings, server_at
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measures, writes results.json and bench.html, prints a table.
+    """Measures, writes results.json and bench.html after each server of which there are figures: a
+    machine may be lent for a short while. Prints a table.
 
     Raises:
         BenchError: a server or a request failed, or this machine cannot run the benchmark.
@@ -47,10 +48,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     specs, measuring = settings.specs(), _Measuring(settings, log)
     for spec in specs:
         measuring.serve(spec)
-    figures = measuring.figures()
-    content = report(settings, specs, figures, log.seconds)
-    write_json(settings.output / RESULTS, content, indent=1)
-    limit_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
+        if measuring.fractions:
+            figures = measuring.figures()
+            content = report(settings, specs, figures, log.seconds)
+            write_json(settings.output / RESULTS, content, indent=1)
+            limit_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
     show(console, settings, figures)
     return 0
 
@@ -82,13 +84,20 @@ class _Measuring:
             self.log(f"  {name}, {concurrency} at a time: {tokens_per_s(found):.1f} tokens/s")
             self.runs += found
 
+    @property
+    def fractions(self) -> list[float]:
+        """The simulated acceptances of which there are figures."""
+        names = {run.variant.server for run in self.runs}
+        is_known = self.settings.cost_server in names
+        return [one for one in self.settings.fractions if is_known and server_at(one) in names]
+
     def figures(self) -> LimitFigures:
-        """Raises: BenchError, when something was not measured."""
+        """Figures of what was measured so far. Raises: BenchError, when something was not."""
         settings = self.settings
         speeds = tuple(
             speed_at(self.runs, fraction, concurrency, settings)
             for concurrency in settings.concurrencies
-            for fraction in settings.fractions
+            for fraction in self.fractions
         )
         fewest = settings.concurrencies[0]
         verify = VerifyTime(

@@ -215,7 +215,7 @@ class LimitSettings(Flags):
 
     def specs(self) -> list[ServerSpec]:
         """Returns all servers: the plain target on each baseline's backend, the draft alone, PARSE
-        that always drafts, PARSE at every simulated acceptance."""
+        that always drafts, PARSE at every simulated acceptance, the largest first."""
         folder = self.output / "models"
         target, draft = (str(shape.write_model(folder)) for shape in (self.target, self.draft))
         common = self._common(self.attention_backend)
@@ -237,7 +237,7 @@ class LimitSettings(Flags):
             ),
             spec(DRAFT, DRAFT),
             *([parse_spec(ALWAYS, 1, "always")] if self.cost_server == ALWAYS else ()),
-            *(parse_spec(server_at(one), one, self.drafting) for one in self.fractions),
+            *(parse_spec(server_at(one), one, self.drafting) for one in self.fractions[::-1]),
         ]
 
     def _common(self, backend: str) -> tuple[str, ...]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from goals import goals_of
+from rich.console import Console
 
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
+from sglang_parse.client.servers import ServerSpec
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
+from sglang_parse.limit import run
 from sglang_parse.limit.figures import LimitFigures, VerifyTime, speed_at
 from sglang_parse.limit.settings import LimitSettings, add_arguments
 
@@ -118,6 +122,29 @@ def test_a_row_of_the_table_by_hand():
 def test_a_missing_measurement_is_an_error():
     with pytest.raises(BenchError, match=r"nothing was measured of parse@0.75 at 2 requests"):
         speed_at(bench_runs(), 0.75, 2, settings(*TINY))
+
+
+def test_what_was_measured_is_written_when_a_server_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Acceptance 1 is measured before 0.25, whose server does not start."""
+
+    def serve(measuring: run._Measuring, spec: ServerSpec) -> None:
+        if spec.name == "parse@0.25":
+            raise BenchError("out of time")
+        name = {"parse@1": "parse@0.5"}.get(spec.name, spec.name)
+        found = [one for one in bench_runs() if one.variant.server == name]
+        measuring.runs += [replace(one, variant=Variant(spec.name)) for one in found]
+        settings = measuring.settings
+        measuring.prefill_ms |= {settings.num_draft_rows: 10.0, settings.num_rows: 12.0}
+
+    monkeypatch.setattr(run._Measuring, "serve", serve)
+    words = (*TINY, "--acceptance", "0.25,1", "--concurrency", "2", "--output", str(tmp_path))
+    with pytest.raises(BenchError, match="out of time"):
+        run.run(parsed(*words), Console(quiet=True))
+    (row,) = json.loads((tmp_path / "results.json").read_text())["speeds"]
+    assert (row["acceptance"], row["concurrency"], row["speedup"]) == (1, 2, 2)
+    assert (tmp_path / "bench.html").is_file()
 
 
 def test_goals():
