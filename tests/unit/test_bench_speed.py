@@ -15,8 +15,9 @@ from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.client.servers import ServerSpec
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.limit import run
 from sglang_parse.limit.figures import LimitFigures, VerifyTime, speed_at
+from sglang_parse.limit.run import _Measuring
+from sglang_parse.limit.run import run as run_bench
 from sglang_parse.limit.settings import LimitSettings, add_arguments
 
 pytest.importorskip("transformers")
@@ -129,7 +130,7 @@ def test_what_was_measured_is_written_when_a_server_fails(
 ):
     """Acceptance 1 is measured before 0.25, whose server does not start."""
 
-    def serve(measuring: run._Measuring, spec: ServerSpec) -> None:
+    def serve(measuring: _Measuring, spec: ServerSpec) -> None:
         if spec.name == "parse@0.25":
             raise BenchError("out of time")
         name = {"parse@1": "parse@0.5"}.get(spec.name, spec.name)
@@ -138,10 +139,10 @@ def test_what_was_measured_is_written_when_a_server_fails(
         settings = measuring.settings
         measuring.prefill_ms |= {settings.num_draft_rows: 10.0, settings.num_rows: 12.0}
 
-    monkeypatch.setattr(run._Measuring, "serve", serve)
+    monkeypatch.setattr(_Measuring, "serve", serve)
     words = (*TINY, "--acceptance", "0.25,1", "--concurrency", "2", "--output", str(tmp_path))
     with pytest.raises(BenchError, match="out of time"):
-        run.run(parsed(*words), Console(quiet=True))
+        run_bench(parsed(*words), Console(quiet=True))
     (row,) = json.loads((tmp_path / "results.json").read_text())["speeds"]
     assert (row["acceptance"], row["concurrency"], row["speedup"]) == (1, 2, 2)
     assert (tmp_path / "bench.html").is_file()
