@@ -7,6 +7,7 @@ import pytest
 from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.policy.layout_choice import (
     MIN_FORWARDS,
+    MIN_PROBES,
     RETRY_EVERY,
     DraftLayoutChoice,
     layouts_for,
@@ -91,3 +92,14 @@ def test_the_last_tokens_of_drafts_say_little():
             choice.observe([StageTime(Stage.DRAFT, 1, *times, layout)])
     assert choice.choose(1) == every
     assert choice.costs[every].per_token(1) == pytest.approx(0.8, rel=0.2)
+
+
+def test_each_layout_is_measured_at_each_load():
+    """A server that knew eight requests only took masks after every row for dear at one, too."""
+    every, last, one = layouts_for(8, allow_one_token=True)
+    costs = {every: (0.0, 0.5), last: (1.0, 0.05), one: (2.0, 0.1)}
+    choice = DraftLayoutChoice((every, last, one))
+    run(choice, costs, 8, 50)
+    assert choice.current == last
+    assert run(choice, costs, 1, 3 * MIN_PROBES) == dict.fromkeys(costs, MIN_PROBES)
+    assert choice.choose(1) == every

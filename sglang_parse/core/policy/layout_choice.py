@@ -6,6 +6,8 @@ but add rows, which are cheap on a GPU with few requests and expensive with many
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +19,9 @@ SWITCH_RATIO = 0.9
 MIN_FORWARDS = 16
 """Forwards of each layout before costs are compared. Its first chunk warms up and is not counted;
 the next ones may be the last tokens of drafts, which say little about a layout."""
+MIN_PROBES = 2
+"""Draft chunks of each layout at a load (octaves of requests) before costs are compared there: what
+a layout costs one request says little about eight, and the other way round."""
 MIN_WEIGHT = 0.01
 """Minimum weight of a forward in the mean of accepted tokens."""
 RETRY_EVERY = 64
@@ -44,6 +49,7 @@ class LayoutCost:
         tokens_per_forward: accepted tokens of one request per forward, which depend on the texts,
             not on the load; recency-weighted.
         num_forwards: forwards counted.
+        num_probes: draft chunks that were to measure it, by load.
         is_warm: a chunk has been observed.
         last_used: number of the last chunk that used it.
     """
@@ -51,6 +57,7 @@ class LayoutCost:
     per_forward: StageCost = field(default_factory=StageCost)
     tokens_per_forward: float = 0.0
     num_forwards: int = 0
+    num_probes: Counter[int] = field(default_factory=Counter)
     is_warm: bool = False
     last_used: int = 0
 
@@ -88,15 +95,17 @@ class DraftLayoutChoice:
     def choose(self, num_requests: int) -> DraftLayout:
         """Returns the layout of the next draft chunk of this many requests."""
         self.num_choices += 1
-        layout = self._to_probe()
+        layout = self._to_probe(num_requests)
         if layout is None:
             layout = self.current = self.cheapest(num_requests)
         self.costs[layout].last_used = self.num_choices
         return layout
 
-    def _to_probe(self) -> DraftLayout | None:
+    def _to_probe(self, num_requests: int) -> DraftLayout | None:
+        load = round(math.log2(num_requests))
         for layout, cost in self.costs.items():
-            if cost.num_forwards < MIN_FORWARDS:
+            if cost.num_forwards < MIN_FORWARDS or cost.num_probes[load] < MIN_PROBES:
+                cost.num_probes[load] += 1
                 return layout
         if self.num_choices % RETRY_EVERY:
             return None
