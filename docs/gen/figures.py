@@ -385,7 +385,7 @@ def _servers(figures: Figures) -> str:
                 *(rate(speed, PLAIN) for speed in speeds),
                 "" if accepted is None else f"{accepted:.1f}",
                 "" if quality["score"] is None else percent(quality["score"]),
-                "" if p is None else f"{p:.2g}",
+                "" if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}",
             ]
         )
     problems = max(one["quality"]["problems"] for one in figures.loads if one["quality"])

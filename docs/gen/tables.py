@@ -63,6 +63,7 @@ COMPARE_KEYS = {
     "conditions.notes": "what a fair reader must know about a server",
     "graded_runs.server": "the server that answered",
     "graded_runs.threshold": "of the requests; null for `--parse-threshold`, or without PARSE",
+    "graded_runs.off_fraction": "of the requests that switch PARSE off",
     "graded_runs.repeat": "0, or 1 for the baseline's second time",
     "graded_runs.output_tokens": "of all answers",
     "graded_runs.scores": "0 to 1 per problem; null each where the task could not be graded",

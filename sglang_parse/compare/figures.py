@@ -25,6 +25,7 @@ from sglang_parse.client.records import (
     BenchRun,
     ServingRun,
     Variant,
+    has_parse,
 )
 from sglang_parse.compare.quality import PairedTest, Quality, paired_test, quality_of
 
@@ -183,10 +184,7 @@ def _figures_of(
         **asdict(variant),
         speeds=tuple(_speed_at(variant, measured.at(c), c, servers) for c in mine),
         quality=None if graded is None else quality_of(graded, reference),
-        accept_length=accept_length(
-            [answer for run in (*filter(None, [graded]), *traced) for answer in run.answers],
-            [run for run in measured.serving if run.variant == variant],
-        ),
+        accept_length=_accept_length(variant, measured),
         time=_where_time_goes(traced, measured.at(1), Variant(baseline)) if traced else None,
     )
 
@@ -217,17 +215,21 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def accept_length(answers: Sequence[Answer], runs: Sequence[ServingRun]) -> float | None:
-    """Tokens per verify pass, the bonus token included as in SGLang; None without passes.
+def _accept_length(variant: Variant, measured: Measured) -> float | None:
+    if not has_parse(variant.server):
+        return _median(run.accept_length for run in measured.serving if run.variant == variant)
+    runs = (run for run in (*measured.graded, *measured.traced) if run.variant == variant)
+    return accept_length([answer for run in runs for answer in run.answers])
+
+
+def accept_length(answers: Sequence[Answer]) -> float | None:
+    """Tokens per verify pass of PARSE, the bonus token included as in SGLang; None without passes.
+    SGLang's own count takes each iteration of PARSE for a verification.
 
     Args:
-        answers: counted if they have PARSE's counters: SGLang takes each of its iterations for a
-            verification.
-        runs: of ``bench_serving``, for servers without PARSE.
+        answers: counted where they have PARSE's counters.
     """
     counted = [answer.parse for answer in answers if answer.parse]
-    if not counted:
-        return _median(run.accept_length for run in runs)
     passes = sum(one["rounds"] for one in counted)
     tokens = sum(one["accepted_tokens"] + one["matched_tokens"] for one in counted)
     return 1 + tokens / passes if passes else None

@@ -34,6 +34,7 @@ def results(figures: Comparison, measured: Measured, facts: dict[str, Any]) -> d
             {
                 "server": run.variant.server,
                 "threshold": run.variant.threshold,
+                "off_fraction": run.variant.off_fraction,
                 "repeat": run.run,
                 "output_tokens": run.output_tokens,
                 "scores": list(run.scores),

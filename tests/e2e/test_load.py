@@ -22,7 +22,7 @@ def test_load(
     """Sixteen requests, four at a time: the plain server's, PARSE's, and half of those without."""
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
-    flags = ("--concurrency", "4", "--runs", "1", "--max-tokens", "64", "--output", str(tmp_path))
+    flags = ("--concurrency", "4", "--runs", "1", "--max-tokens", "200", "--output", str(tmp_path))
     assert cli.main(["load", *urls, *flags]) == 0
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
@@ -45,4 +45,9 @@ def test_load(
     drafting, off = (speeds["parse", 0.5, group] for group in ("drafting", "off"))
     assert drafting["latency_ms"]["itl"]["p50"] > off["latency_ms"]["itl"]["p50"]
     assert "PARSE: switched off" in printed
-    assert content["graded_runs"] == []
+    # All timed answers are graded but those of the mixed load.
+    graded = {(one["server"], one["off_fraction"]): one["scores"] for one in content["graded_runs"]}
+    assert list(graded) == [("plain", 0.0), ("parse", 0.0), ("parse", 1.0)]
+    assert {len(scores) for scores in graded.values()} == {16}
+    assert graded["parse", 1.0] == graded["plain", 0.0]
+    assert all(sum(scores) > 12 for scores in graded.values())

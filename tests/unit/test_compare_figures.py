@@ -15,6 +15,7 @@ from sglang_parse.compare.quality import paired_test
 from sglang_parse.compare.report import results
 from sglang_parse.compare.show import demo_summary
 from support.comparison import (
+    ACCEPTED,
     FACTS,
     RATES,
     SERVERS,
@@ -184,16 +185,25 @@ def test_a_paired_test_of_different_problems_is_an_error():
         paired_test([1.0] * 3, [1.0] * 2)
 
 
-def test_accept_length_of_stock_servers_is_sglangs():
-    runs = [replace(timed(Variant("eagle3"), 0, 1, 9.0), accept_length=k) for k in (3.0, 2.0, 4.0)]
-    assert accept_length([answer(0, None, 81)], runs) == 3
-    assert accept_length([answer(0, None, 81)], [timed(Variant("plain"), 0, 1, 9.0)]) is None
-
-
-def test_parse_has_its_own_accept_length():
-    """SGLang counts every iteration of PARSE as a verification; there were two passes each."""
+def test_tokens_per_verify_pass():
+    """Of stock servers by SGLang's count, which takes each iteration of PARSE for a verification;
+    PARSE had two passes each."""
+    measured = six_measured()
+    measured.serving[:] = [
+        replace(run, accept_length=3.0 + run.run if run.variant.server != "plain" else None)
+        for run in measured.serving
+    ]
+    lengths = {
+        one.server: one.accept_length
+        for one in make_comparison(measured, SERVERS, "plain").variants
+        if one.threshold is None
+    }
+    assert (lengths["plain"], lengths["eagle3"]) == (None, 4)
     both = [answer(0, 0.5, 80), answer(1, 0.25, 80)]
-    assert accept_length(both, []) == pytest.approx(60 / 4 + 1)
+    assert accept_length(both) == pytest.approx(60 / 4 + 1)
+    assert accept_length([answer(0, None, 81)]) is None
+    accepted = ACCEPTED[None]
+    assert lengths["parse"] == pytest.approx(accept_length([answer(0, accepted)]))
 
 
 def test_quality_and_noise():
