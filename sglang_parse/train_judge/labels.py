@@ -16,8 +16,8 @@ from functools import partial
 
 from sglang_parse.client.records import Answer, Assignment, Item
 from sglang_parse.tasks.collect import Collector, GradedDraft
+from sglang_parse.train_judge.drafts import LabeledDraft, labels_up_to
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
-from sglang_parse.train_judge.training import LabeledDraft, labels_up_to
 
 SAMPLING_TEMPERATURE = 1.0
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")

@@ -16,6 +16,7 @@ from sglang_parse.client.tables import make_table
 from sglang_parse.core.certificate import Fingerprint, spread_out
 from sglang_parse.core.judge import FILE, WEIGHTS, sigmoid
 from sglang_parse.core.segment import SegmentRule
+from sglang_parse.train_judge.drafts import TrainingSet
 from sglang_parse.train_judge.figures import (
     CHANCE,
     SERVED_RISK,
@@ -27,7 +28,6 @@ from sglang_parse.train_judge.figures import (
 )
 from sglang_parse.train_judge.training import (
     Trained,
-    TrainingSet,
     likelihood_scores,
     smallest_logprobs,
 )

@@ -30,6 +30,7 @@ from sglang_parse.core.segment import Segmenter, SegmentRule
 from sglang_parse.tasks.assignment import make_assignment, prompts_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 from sglang_parse.train_judge.data import data_assignment
+from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
 from sglang_parse.train_judge.gather import (
     Given,
     HiddenStates,
@@ -40,13 +41,7 @@ from sglang_parse.train_judge.labels import label_by_target, labeled
 from sglang_parse.train_judge.page import render
 from sglang_parse.train_judge.report import JudgeReport, content, show, write
 from sglang_parse.train_judge.settings import TrainJudgeSettings
-from sglang_parse.train_judge.training import (
-    LabeledDraft,
-    NothingToLearnError,
-    TrainingSet,
-    num_steps,
-    train,
-)
+from sglang_parse.train_judge.training import num_steps, train
 
 SHOWN = "labels", "drafts", "max_rows", "concurrency"
 """Settings that the conditions repeat."""

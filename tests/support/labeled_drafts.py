@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from sglang_parse.train_judge.training import LabeledDraft, TrainingSet
+from sglang_parse.train_judge.drafts import LabeledDraft, TrainingSet
 
 HIDDEN, LAYERS = 8, (3, 5)
 

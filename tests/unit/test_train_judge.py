@@ -18,16 +18,18 @@ import pytest
 from sglang_parse.client.records import Answer, Assignment, BenchError, Item
 from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.data import data_assignment, read_data
+from sglang_parse.train_judge.drafts import (
+    FOLDS,
+    LabeledDraft,
+    NothingToLearnError,
+    TrainingSet,
+)
 from sglang_parse.train_judge.figures import Comparison, threshold_at
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
 from sglang_parse.train_judge.labels import ending, label, label_by_target, prompt_numbers
 from sglang_parse.train_judge.report import JudgeReport, summary
 from sglang_parse.train_judge.settings import TrainJudgeSettings
 from sglang_parse.train_judge.training import (
-    FOLDS,
-    LabeledDraft,
-    NothingToLearnError,
-    TrainingSet,
     likelihood_scores,
     num_steps,
     platt,
