@@ -3,7 +3,8 @@
 The tests put this folder on PYTHONPATH of a server and name a folder in ``RANK_NOISE_DIR``;
 without that variable the plugin does nothing.
 
-- Every rank but 0 gets noise on all its logits, in both models, and now and then a NaN.
+- Every rank but 0 gets noise on all its logits, in both models, and now and then a NaN; but not in
+  a prefill with a grammar, where SGLang's sampler takes the smallest of all ranks' tokens.
 - ``rank<r>.jsonl`` in the folder: a line per shared decision, the rank's own values and the
   values it acts on.
 - ``rank<r>.times`` there: a line per iteration, the stage times that its controller gets.
@@ -51,7 +52,7 @@ class RankNoise:
     def forward(self, original: Callable, runner: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(runner, *args, **kwargs)
         logits = output.logits_output.next_token_logits
-        if _rank() > 0 and logits is not None:
+        if _rank() > 0 and logits is not None and not _takes_smallest(*args, **kwargs):
             self.num_forwards += 1
             generator = torch.Generator(logits.device).manual_seed(self.num_forwards)
             noise = torch.randn(logits.shape, generator=generator, device=logits.device)
@@ -71,6 +72,15 @@ class RankNoise:
         with (self.folder / f"rank{_rank()}.times").open("a") as lines:
             lines.write(f"{iteration}\n")
         original(controller, iteration)
+
+
+def _takes_smallest(forward_batch: Any, *_: Any, **__: Any) -> bool:
+    """Whether ``Sampler._sync_token_ids_across_tp`` mixes the ranks' tokens of this forward."""
+    from sglang_parse.attention.spec_input import ParseVerifyInput
+
+    is_pass = isinstance(forward_batch.spec_info, ParseVerifyInput)
+    info = forward_batch.sampling_info
+    return not is_pass and info is not None and bool(info.grammars)
 
 
 def _rank() -> int:
