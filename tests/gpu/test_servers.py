@@ -29,9 +29,11 @@ from support.verified_tokens import gaps
 NEAR_TIE = 0.15
 """Of two tokens, in log probability. bf16: three times the largest gap that two implementations of
 attention decided otherwise on the random pair (0.047 in 1,352 tokens, on a CPU)."""
-VERDICT = 0.01
-"""Between a server and the reference in fp32; on a CPU bf16 moved a verdict of the demo pair by
-at most 0.0026. On an H200 (Triton) one was 0.0004 instead of 0.0141, which is not explained yet."""
+VERDICT, MOST, MAX_BEYOND = 0.01, 0.001, 0.1
+"""Between a server in bf16 and the reference in fp32: nine in ten verdicts differ by less than
+``VERDICT``, four in five by less than ``MOST``. bf16 alone (plain transformers on a CPU, 939
+verdicts of 90 drafts) moved nine in ten by less than 0.0001, but 12, of four drafts, by 0.01 to
+0.47."""
 LAYOUTS_DIFFER = 1e-3
 """Between the verdicts of two layouts on one backend."""
 LONG = {"max_new_tokens": 200, "ignore_eos": True}
@@ -248,25 +250,30 @@ def test_accepted_lengths_equal_the_references(
     demo: Any, problems: list, target_model: Any, tokenizer: Any
 ):
     """The trained pair against one ordinary prompt per prefix, in fp32."""
-    num_cut = 0
+    num_cut, pairs = 0, []
     for problem in problems[:16]:
         answer = demo.generate(problem.prompt, parse={"trace": True}, max_new_tokens=256)
         context = tokenizer.encode(problem.prompt, add_special_tokens=False)
         for record in infos([answer])[0]["trace"]:
             judged = reference_verdicts(target_model, context, answer["output_ids"], record)
             ends, verdicts = record["prefix_ends"], judged.verdicts.tolist()
-            assert record["verdicts"] == pytest.approx(verdicts, abs=VERDICT)
+            pairs += zip(record["verdicts"], verdicts, strict=True)
             assert (
                 record["accepted_len"]
                 == select(record["verdicts"], ends, 0.5, "first-reject").accepted_len
             )
-            if all(abs(verdict - 0.5) > VERDICT for verdict in verdicts):
+            is_close = record["verdicts"] == pytest.approx(verdicts, abs=VERDICT)
+            if is_close and all(abs(verdict - 0.5) > VERDICT for verdict in verdicts):
                 assert (
                     record["accepted_len"]
                     == select(verdicts, ends, 0.5, "first-reject").accepted_len
                 )
             num_cut += record["accepted_len"] < ends[-1]
     assert num_cut > 0, "no draft was cut: the test observe only whole drafts"
+    beyond = [pair for pair in pairs if abs(pair[0] - pair[1]) > VERDICT]
+    assert len(beyond) <= MAX_BEYOND * len(pairs), f"(server's, reference's): {beyond}"
+    close = sum(abs(ours - theirs) < MOST for ours, theirs in pairs)
+    assert close >= 0.8 * len(pairs)
     demo.assert_nothing_lost()
 
 
