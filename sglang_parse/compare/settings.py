@@ -41,14 +41,12 @@ WAVES = 3
 
 PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
-        "servers": (
-            *("plain", "standalone", "eagle3"),
-            *("parse-token", "parse", "parse-eagle3"),
-        ),
+        "servers": ("plain", "standalone", "eagle3", "parse-token", "parse", "parse-eagle3"),
         "concurrencies": (1, 4, 16),
         "thresholds": (),
         "requests": 6,
         "problems": 0,
+        "noise": False,
         "output": Path("build/demo"),
     },
     "load": {
