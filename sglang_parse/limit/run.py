@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     specs, measuring = settings.specs(), _Measuring(settings, log)
     for spec in specs:
         measuring.serve(spec)
-        if measuring.fractions:
+        if measuring.has_costs:
             figures = measuring.figures()
             content = report(settings, specs, figures, log.seconds)
             write_json(settings.output / RESULTS, content, indent=1)
@@ -85,11 +85,13 @@ class _Measuring:
             self.runs += found
 
     @property
-    def fractions(self) -> list[float]:
-        """The simulated acceptances of which there are figures."""
-        names = {run.variant.server for run in self.runs}
-        is_known = self.settings.cost_server in names
-        return [one for one in self.settings.fractions if is_known and server_at(one) in names]
+    def _measured(self) -> set[str]:
+        return {run.variant.server for run in self.runs}
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether everything was measured that all figures need."""
+        return self.settings.cost_server in self._measured
 
     def figures(self) -> LimitFigures:
         """Figures of what was measured so far. Raises: BenchError, when something was not."""
@@ -97,7 +99,8 @@ class _Measuring:
         speeds = tuple(
             speed_at(self.runs, fraction, concurrency, settings)
             for concurrency in settings.concurrencies
-            for fraction in self.fractions
+            for fraction in settings.fractions
+            if server_at(fraction) in self._measured
         )
         fewest = settings.concurrencies[0]
         verify = VerifyTime(
