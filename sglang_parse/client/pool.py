@@ -68,9 +68,8 @@ class Pool:
         """Ends every server that was started here, all at the same time: each takes seconds."""
         servers = [*self._alive.values()]
         self._alive.clear()
-        with ThreadPoolExecutor(max(1, len(servers))) as threads:
-            for ending in [threads.submit(one.stop, self._stop_limit_s) for one in servers]:
-                ending.result()
+        with ThreadPoolExecutor(len(servers) or 1) as threads:
+            list(threads.map(lambda server: server.stop(self._stop_limit_s), servers))
 
     def start_all(self) -> None:
         """Starts every server, ``STARTS_AT_ONCE`` at a time.

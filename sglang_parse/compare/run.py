@@ -136,8 +136,7 @@ class Runner:
         if has_parse(endpoint.name) and settings.traced:
             indices = settings.indices(run, 1, len(self._task.items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):
-                traced = self._ask(endpoint, variant, indices, run)
-                self._measured.traced.append(graded(traced, self._task.items, self._task.grade))
+                self._measured.traced.append(self._ask(endpoint, variant, indices, run))
 
     def _grade_timed(self, load: Load, run: ServingRun, answers: Sequence[Answer]) -> None:
         """Grades what a run of ``bench_serving`` was answered, unless others are graded."""
@@ -234,15 +233,17 @@ class Runner:
         easy to follow.
         """
         runs = (run for run in self._measured.traced if run.variant == Variant(PARSE))
-        own = [answer for run in runs for answer in run.answers]
+        items, grade = self._task.items, self._task.grade
+        own = [answer for run in runs for answer in graded(run, items, grade).answers]
         if not own:
             return None
         rejected = [a for a in own if a.parse["accepted_tokens"] < a.parse["drafted_tokens"]]
         chosen = sorted(rejected, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES]
         with self._pool.awake(PARSE) as (endpoint,):
             for answer in chosen or own[:1]:
-                item = self._task.items[answer.problem]
-                (traced,) = trace_answers(endpoint, [item], model=self._asking.model)
+                (traced,) = trace_answers(
+                    endpoint, [items[answer.problem]], model=self._asking.model
+                )
                 if any(
                     record["accepted_len"] < max(record["prefix_ends"], default=0)
                     for record in traced.parse["trace"]

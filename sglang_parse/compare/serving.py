@@ -235,13 +235,15 @@ def read_result(
 
 def read_answers(result: Mapping[str, Any]) -> list[Answer]:
     """The answers of a load, in its order; ``bench_serving`` records no ``meta_info``."""
-    keys = ("generated_texts", "output_lens", "ttfts", "itls")
+    texts, lens = result["generated_texts"], result["output_lens"]
     return [
-        Answer(index, text, num_tokens, 1e3 * (ttft + sum(itls)), {})
-        for index, (text, num_tokens, ttft, itls) in enumerate(
-            zip(*(result[key] for key in keys), strict=True)
-        )
+        Answer(index, text, lens[index], 1e3 * _e2e_s(result, index), {})
+        for index, text in enumerate(texts)
     ]
+
+
+def _e2e_s(result: Mapping[str, Any], index: int) -> float:
+    return result["ttfts"][index] + sum(result["itls"][index])
 
 
 def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -253,7 +255,7 @@ def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, 
         "tpot": [sum(itls[i]) / (lens[i] - 1) for i in indices if lens[i] > 1],
         "itl": [itl for i in indices for itl in itls[i]],
         "max_itl": [max(itls[i], default=0.0) for i in indices],
-        "e2e": [ttfts[i] + sum(itls[i]) for i in indices],
+        "e2e": [_e2e_s(result, i) for i in indices],
     }
     return {
         kind: {p: 1e3 * float(np.percentile(some or [0.0], int(p[1:]))) for p in PERCENTILES}

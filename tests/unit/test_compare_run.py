@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -129,11 +128,10 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Load]:
             Answer(index, f"answer to {one.text}", 5, 1.0, {})
             for index, one in enumerate(load.problems)
         ]
-        group = "drafting" if 0 < load.variant.off_fraction < 1 else "all"
-        one = (replace(load.variant, group=group), load.run, load.concurrency)
-        runs = [ServingRun(*one, 1, 1, 1.0, 1.0, 1.0, {}, None)]
-        if group != "all":
-            runs.append(replace(runs[0], variant=replace(load.variant, group="off")))
+        runs = [
+            ServingRun(variant, load.run, load.concurrency, 1, 1, 1.0, 1.0, 1.0, {}, None)
+            for variant in load.groups()
+        ]
         return runs, answers
 
     monkeypatch.setattr("sglang_parse.compare.run.bench", serve)
