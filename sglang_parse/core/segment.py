@@ -158,6 +158,10 @@ class Segmenter:
                 self._pieces[token] = twice[len(once) :]
         return [self._pieces[token] for token in token_ids]
 
+    def ends(self, token_ids: Sequence[int]) -> list[int]:
+        """Returns as ``segment_ends``, for token ids."""
+        return segment_ends(self.pieces(token_ids), self.rule)
+
     def first_end(self, token_ids: Sequence[int], num_new: int) -> int | None:
         """Returns as ``first_segment_end``, for token ids."""
         return first_segment_end(self.pieces(token_ids), self.rule, num_new)

@@ -137,16 +137,17 @@ def _sources(
     """The sources of drafts; texts are prepared and other servers asked on rank 0."""
     is_first = is_first_rank()
     incoming = IncomingTexts(encoder if is_first else None, counters)
-    shared, answers, endpoint = (config, controller, incoming, question_rows), None, None
+    segments = judge.segments if judge else None
+    if segments is not None and segments.rule.kind == "tokens":
+        segments = None
+    shared = (config, controller, incoming, segments, question_rows)
+    answers = endpoint = None
     if max_answers := config.max_reused_answers:
         answers = AnswerSource(max_answers, *shared, shares_unscoped=config.shares_unscoped)
     if config.draft_url:
         codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
         client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
-        segments = judge.segments if judge else None
-        if segments is not None and segments.rule.kind == "tokens":
-            segments = None
-        endpoint = EndpointSource(client, timeout_s, segments, counters, *shared)
+        endpoint = EndpointSource(client, timeout_s, counters, *shared)
     model = DraftModelSource(controller) if has_model else None
     forced = ForcedSource(config, controller, encoder)
     return SourceChain(TextSource(PREDICTION, *shared), answers, endpoint, model, forced, incoming)

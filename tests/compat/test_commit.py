@@ -52,7 +52,7 @@ class Round:
         self.verdicts = Judge(config, QUESTION, None, segments, Counters())
         controller, counters = Controller(mode="always"), Counters()
         incoming = IncomingTexts(None, counters)
-        predictions = TextSource(PREDICTION, config, controller, incoming, 0)
+        predictions = TextSource(PREDICTION, config, controller, incoming, None, 0)
         model, forced = DraftModelSource(controller), ForcedSource(config, controller, None)
         sources = SourceChain(predictions, None, None, model, forced, incoming)
         self.committer = Committer(config, self.verdicts, controller, counters, sources)

@@ -75,13 +75,13 @@ class Server:
         self.config = ParseConfig(verification="token", **more)
         self.counters, controller = Counters(), Controller(mode=mode)
         incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
-        shared = (self.config, controller, incoming, 0)
+        shared = (self.config, controller, incoming, None, 0)
         self.client = Client()
         answers = endpoint = None
         if self.config.max_reused_answers:
             answers = AnswerSource(9, *shared, shares_unscoped=self.config.shares_unscoped)
         if self.config.draft_url:
-            endpoint = EndpointSource(self.client, 0.5, None, self.counters, *shared)
+            endpoint = EndpointSource(self.client, 0.5, self.counters, *shared)
         source = DraftModelSource(controller) if model else None
         predictions = TextSource(PREDICTION, *shared)
         forced = ForcedSource(self.config, controller, TextEncoder(Characters(), 1000))

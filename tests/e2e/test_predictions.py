@@ -465,23 +465,25 @@ def test_a_judge_that_refuses_ends_a_wrong_draft(trusting: Client, answers: list
 # -- another server's drafts under semantic verification --------------------------------------
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("fraction", "part_s"), [(0.0, 0.01), (0.0, 0.0), (0.3, 0.01)], ids=["right", "fast", "wrong"]
+)
 def test_an_endpoints_lines_are_judged(
-    trusting: Client, endpoint: FakeEndpoint, answers: list, fraction: float
+    trusting: Client, endpoint: FakeEndpoint, answers: list, fraction: float, part_s: float
 ):
-    """Right lines are accepted as they come, wrong ones are not."""
+    """Right lines are accepted as they come, one or many at once; wrong ones are not."""
     texts = [plain["text"].replace("<|im_end|>", "") for plain in answers]
     wrong = [changed(text, fraction) for text in texts]
     endpoint.draft = rest_of(
         {one.problem.text: text for one, text in zip(PROBLEMS, wrong, strict=True)}
     )
-    endpoint.part_s = 0.01
+    endpoint.part_s = part_s
     accepted = drafted = 0
     for place, one in enumerate(PROBLEMS[:4]):
         answer = trusting.generate(
             one.prompt,
             parse={"threshold": 0.5},
-            top={"cache_salt": f"judged {fraction} {place}"},
+            top={"cache_salt": f"judged {fraction} {part_s} {place}"},
             max_new_tokens=160,
         )
         assert one.is_right(answer["text"])

@@ -16,6 +16,7 @@ from sglang_parse.core.policy.text_length import (
     MAX_LOSS,
     SourceAgreement,
     TextLength,
+    whole_segments,
 )
 from sglang_parse.core.prediction import prediction_text
 from sglang_parse.core.request import RequestState, RequestText
@@ -181,6 +182,32 @@ def test_an_estimate_cannot_end_what_it_is_learned_from():
     length.observe(0, 4, 4, 50.0)
     assert length.choose(0, 100, 6, lambda _: 50.0) == 0
     assert new_length().choose(2, 100, 1, lambda _: 50.0) == 0
+
+
+@pytest.mark.parametrize("line", [1, 5, 10, 12, 20, 50, 200])
+def test_drafts_are_whole_segments_and_grow(line: int):
+    """A right text of equal lines: part of a line is drafted only where the line is too long."""
+    length, place, total, drafts = new_length(), 0, 10 * max(40, line), []
+    while place < total:
+        ends = [end - place for end in range(line, total + 1, line) if end > place]
+        ends = [end for end in ends if end <= 2 * length.longest]
+        count = length.choose(0, total - place, place, lambda _: 0.1, ends)
+        assert (place + count) % line == 0 or (not place + count > line) or line > count
+        assert (place + count) % line == 0 or line > count
+        length.observe(0, count, count, 0.1)
+        place += count
+        drafts.append(count)
+    assert place == total
+    assert len(drafts) <= 10
+    assert max(drafts) >= total / 4
+
+
+def test_a_segment_too_long_is_no_reason_for_none():
+    assert whole_segments(16, []) == 16
+    assert whole_segments(16, [9]) == 9
+    assert whole_segments(16, [9, 32]) == 32
+    assert whole_segments(16, [9, 33]) == 9
+    assert whole_segments(16, [33]) == whole_segments(16, [16]) == 16
 
 
 def test_no_draft_without_tokens():

@@ -1,16 +1,18 @@
 """Length of the next draft from a text: a prediction, an earlier answer, another server's draft.
 
 Such a draft costs its verify pass and nothing else. Its length doubles from ``FIRST_TOKENS`` with
-every whole draft that is accepted. How far drafts agree is learned by how well the place in the
-text is known (``TextMatch.match_len``), for the server and, faster, for the request. What a
-request has lost may not exceed a small part of what it has written, so that a text that never fits
-costs little, whatever was learned from others.
+every whole draft that is accepted, and is rounded to whole segments: a verdict on half a line is
+unreliable, so its tokens would be verified for nothing. How far drafts agree is learned by how well
+the place in the text is known (``TextMatch.match_len``), for the server and, faster, for the
+request. What a request has lost may not exceed a small part of what it has written, so that a text
+that never fits costs little, whatever was learned from others.
 
 The unit of all costs is the value of one token: a decode step at the present load.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -74,6 +76,16 @@ class Agreement:
         return self.hit_rate * (1 - survival**num_drafted) / (1 - survival)
 
 
+def whole_segments(length: int, ends: Sequence[int]) -> int:
+    """The length at the next segment's end if that is at most twice as long, else at the last
+    one's; the length itself where a segment is longer."""
+    place = bisect_left(ends, length)
+    if place < len(ends) and ends[place] <= 2 * length:
+        return ends[place]
+    place = bisect_right(ends, length)
+    return ends[place - 1] if place else length
+
+
 def strength_of(match_len: int) -> int:
     """How well the place is known: 0 followed, else 1 to 4 for as many newest tokens or more."""
     return min(match_len, len(PRIOR_HITS) - 1)
@@ -118,7 +130,12 @@ class TextLength:
     max_gain: float = MAX_GAIN
 
     def choose(
-        self, match_len: int, limit: int, num_written: int, extra_cost: Callable[[int], float]
+        self,
+        match_len: int,
+        limit: int,
+        num_written: int,
+        extra_cost: Callable[[int], float],
+        ends: Sequence[int] = (),
     ) -> int:
         """Draft tokens that are worth verifying, 0 for none.
 
@@ -127,6 +144,8 @@ class TextLength:
             limit: tokens that there are, or that are allowed.
             num_written: output tokens so far.
             extra_cost: cost of verifying that many draft tokens, beyond a decode step.
+            ends: where segments end among the next ``2 * longest`` tokens, ascending; none where
+                every token is verified.
         """
         if not limit or not self.can_lose(num_written):
             return 0
@@ -137,6 +156,7 @@ class TextLength:
         while length < longest:
             lengths.add(length)
             length *= 2
+        lengths = {whole_segments(length, ends) for length in lengths}
         left = self.max_loss + LOSS_RATE * num_written - self.net_loss
         affordable = [length for length in lengths if extra_cost(length) <= left]
         if not self.has_drafted and not match_len and not affordable:

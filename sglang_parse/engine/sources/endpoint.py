@@ -22,7 +22,6 @@ from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.text_length import FIRST_TOKENS
 from sglang_parse.core.prediction import MESSAGES
 from sglang_parse.core.request import RequestText
-from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
 from sglang_parse.engine.sglang_types import Req
@@ -48,7 +47,6 @@ class EndpointSource(TextSource):
     Args:
         client: asks it; None on ranks that are told by rank 0.
         timeout_s: most seconds that a request waits for text.
-        segments: cuts drafts into segments; None in token mode, and where tokens are counted.
         counters: the process's counters.
         settings: see ``TextSource``.
     """
@@ -57,13 +55,12 @@ class EndpointSource(TextSource):
         self,
         client: EndpointClient | None,
         timeout_s: float,
-        segments: Segmenter | None,
         counters: Counters,
         *settings: Any,
     ) -> None:
         super().__init__(ENDPOINT, *settings)
         self._client, self._timeout_s = client, timeout_s
-        self._segments, self._counters = segments, counters
+        self._counters = counters
         self._pause = self._num_faults = 0
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:

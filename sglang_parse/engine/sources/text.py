@@ -12,6 +12,7 @@ from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.text_length import SourceAgreement, TextLength
 from sglang_parse.core.request import RequestText
+from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.grammar import num_allowed
 from sglang_parse.engine.requests import stop_id_of, tokens_left
@@ -30,6 +31,7 @@ class TextSource:
         config: the server's settings.
         controller: knows the costs of verify passes.
         incoming: prepares texts.
+        segments: cuts drafts into segments; None in token mode, and where tokens are counted.
         question_rows: rows of a question; 0 where verdicts need none.
     """
 
@@ -39,10 +41,11 @@ class TextSource:
         config: ParseConfig,
         controller: Controller,
         incoming: IncomingTexts,
+        segments: Segmenter | None,
         question_rows: int,
     ) -> None:
         self.name, self._config, self._controller = name, config, controller
-        self._incoming = incoming
+        self._incoming, self._segments = incoming, segments
         self._question_rows = question_rows
         self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
         self._agreement = SourceAgreement()
@@ -65,8 +68,8 @@ class TextSource:
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         rest = match.rest(limit) if limit > 1 else ()
-        cost = self._cost
-        length = text.length.choose(match.match_len, len(rest), num_written, cost)
+        cost, ends = self._cost, self._ends(text, rest, limit)
+        length = text.length.choose(match.match_len, len(rest), num_written, cost, ends)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         draft_ids = [*rest[:length]]
@@ -78,6 +81,16 @@ class TextSource:
         text.cost = cost(length)
         state.give_draft(draft_ids, self._max_prefixes, self.name)
         return ""
+
+    def _ends(self, text: RequestText, rest: Sequence[int], limit: int) -> Sequence[int]:
+        """Where segments end in the part of ``rest`` that the next draft may have."""
+        if self._segments is None:
+            return ()
+        near = rest[: 2 * text.length.longest]
+        ends = self._segments.ends(near)
+        # The text's end, or the answer's limit.
+        is_last = text.is_complete if len(rest) < limit else limit < self._config.draft_tokens
+        return [*ends, len(rest)] if is_last and len(near) == len(rest) else ends
 
     def follow(self, req: Req, new_ids: Sequence[int]) -> str:
         """The text's answer goes on; returns why nothing drafts, if so."""
