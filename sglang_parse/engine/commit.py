@@ -237,8 +237,10 @@ class Committer:
         return end
 
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
-        """Whether a draft may begin after ``tokens``, which this iteration outputs: not inside text
-        that a grammar forces, but in token mode."""
+        """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
+        answer's end, and not inside text that a grammar forces, but in token mode."""
+        if tokens and tokens[-1] in state.policy.stop_ids:
+            return False
         if self._judge_of(state) is None or not state.resumes:
             return state.resumes
         return bool(free_ends(state, tokens, [len(tokens)]))

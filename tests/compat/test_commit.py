@@ -219,8 +219,9 @@ def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
 def test_the_targets_own_end_of_the_answer_ends_it():
     one = Round([11, 12, 13, STOP], finished=True)
     assert one.agree([0.1, 0.1]) == [11, 12, 13, STOP]
-    other = Round([11, 12, 13, 14])
-    assert other.judge([0.1, 0.1], choice=STOP) == [STOP]
+    other = Round([11, 12, 13, 14], segment="tokens:1")
+    assert other.judge([0.1] * 4, choice=STOP) == [STOP]
+    assert one.state.phase is other.state.phase is Phase.DECODING  # nothing drafts after it
 
 
 @pytest.mark.parametrize(("limit", "output"), [(4, 4), (5, 5)])

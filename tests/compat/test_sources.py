@@ -241,6 +241,22 @@ def test_a_divergence_asks_anew(monkeypatch: pytest.MonkeyPatch):
     assert server.client.num_closed == 2
 
 
+@pytest.mark.parametrize(("num_matched", "num_closed"), [(5, 0), (4, 1)])
+def test_a_refused_draft_that_the_target_writes_too_is_no_divergence(
+    monkeypatch: pytest.MonkeyPatch, num_matched: int, num_closed: int
+):
+    server = Server(monkeypatch, draft_url="http://host:1")
+    req = server.request()
+    server.start(req, "A")
+    write(req, "A")
+    server.client.streams[0].token_ids = [*map(ord, "nswer of many words")]
+    server.chain.poll([req])
+    server.chain.resume(req)
+    outcome = VerifyOutcome(5, 5, 1, 0, reject_end=5, is_finished=False, num_matched=num_matched)
+    server.chain.observe(req, outcome)
+    assert server.client.num_closed == num_closed
+
+
 def test_a_fault_is_counted_and_pauses(monkeypatch: pytest.MonkeyPatch, caplog):
     caplog.set_level(logging.WARNING, logger="sglang_parse")  # other tests change the root's
     server = Server(monkeypatch, draft_url="http://user:secret@host:1")

@@ -53,7 +53,7 @@ def trusting(start_server: Start, endpoint: FakeEndpoint) -> Iterator[Client]:
         "trusting",
         *("--model-path", str(DEMO / "target"), *PARSE, *QUESTION, "--parse-threshold", "0"),
         *("--parse-drafting", "always", "--parse-reuse-answers", "20:shared", *SEED),
-        *("--parse-draft-url", endpoint.url),
+        *("--parse-draft-url", endpoint.url, "--parse-draft-timeout", "20"),
     )
 
 
@@ -479,6 +479,7 @@ def test_an_endpoints_lines_are_judged(
     )
     endpoint.part_s = part_s
     accepted = drafted = 0
+    endpoint.bodies.clear()
     for place, one in enumerate(PROBLEMS[:4]):
         answer = trusting.generate(
             one.prompt,
@@ -492,5 +493,8 @@ def test_an_endpoints_lines_are_judged(
         drafted += found["drafted_tokens"]
     endpoint.draft = rest_of({"": ""})
     assert drafted > 160
-    low, high = (0.3, 0.95) if fraction else (0.9, 1.0)
-    assert low < accepted / drafted <= high
+    if fraction:
+        assert 0.3 < accepted / drafted < 0.95
+    else:  # some right lines are refused, but the target writes them, too: nobody is asked anew
+        assert accepted == drafted
+        assert len(endpoint.bodies) == 4

@@ -106,7 +106,8 @@ class EndpointSource(TextSource):
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         super().observe(req, outcome)
-        if outcome.reject_end is not None:  # what it writes now continues another answer
+        if outcome.accepted_len + outcome.num_matched < outcome.num_verified:
+            # What it writes now continues another answer.
             self.close(req)
             req.parse_state.replace_text(self.name, TextMatch())
 
