@@ -44,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "servers": ("plain", "standalone", "eagle3", "parse-token", "parse", "parse-eagle3"),
         "concurrencies": (1, 4, 16),
         "thresholds": (),
-        "requests": 6,
+        "requests": 4,
         "problems": 0,
         "noise": False,
         "output": Path("build/demo"),
