@@ -36,8 +36,6 @@ from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
 DEMO_SERVER_BYTES = 2.6 * 2**30
 """Resident memory of a demo pair's server on a CPU, most of it SGLang and PyTorch."""
-WAVES = 3
-"""Requests per place of a closed loop, at least: its beginning and end are the smaller part."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
@@ -45,6 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "concurrencies": (1, 4, 16),
         "thresholds": (),
         "requests": 4,
+        "waves": 2,
         "problems": 0,
         "noise": False,
         "output": Path("build/demo"),
@@ -81,7 +80,9 @@ class CompareSettings(TaskSettings):
     Attributes:
         servers: names, in the order of the page; ``remotes`` are those of them that run already.
         thresholds: of requests to servers with PARSE, in addition to the server's.
-        requests: per run; ``WAVES`` per place at higher concurrencies.
+        requests: per run, one at a time.
+        waves: requests per place at higher concurrencies, at least: the beginning and the end of a
+            closed loop are the smaller part. The demo has less, to take no more than ten minutes.
         traced: answers per run and variant whose stage times are read.
         problems: graded per server, with ``sweep_problems`` at each other threshold; 0: the timed
             answers are graded.
@@ -141,6 +142,9 @@ class CompareSettings(TaskSettings):
     )
     runs: int = load(3, "medians are reported", type=at_least(1))
     requests: int = load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
+    waves: int = load(
+        3, "requests per run over those at a time (default %(default)s)", type=at_least(1)
+    )
     warmup: int = load(8, "requests before the first run of a server", type=at_least(1))
     traced: int = load(4, "requests per run for stage times", type=at_least(0))
     output: Path = load(Path("build/compare"), "folder (default %(default)s)", type=Path)
@@ -224,7 +228,7 @@ class CompareSettings(TaskSettings):
 
     def num_requests(self, concurrency: int) -> int:
         """Requests of one run of ``bench_serving``."""
-        return max(self.requests, WAVES * concurrency if concurrency > 1 else 1)
+        return max(self.requests, self.waves * concurrency if concurrency > 1 else 1)
 
     @property
     def num_timed(self) -> int:

@@ -13,7 +13,6 @@ from sglang_parse import cli
 from sglang_parse.client.demo_pair import DEMO_PAIR
 from sglang_parse.client.records import OTHER_JUDGES, TITLES, BenchError, Variant, title_of
 from sglang_parse.client.targets import server_specs
-from sglang_parse.compare import settings as module
 from sglang_parse.compare.settings import PRESETS, CompareSettings, add_arguments
 from sglang_parse.core.simulation import ENV_VAR
 from support.calibration import FINGERPRINT
@@ -124,4 +123,3 @@ def test_a_list_of_numbers(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         settings("--concurrency", "1,many")
     assert "'1,many' is no list of numbers" in capsys.readouterr().err
-    assert module.WAVES == 3
