@@ -12,7 +12,6 @@ The unit of all costs is the value of one token: a decode step at the present lo
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -79,11 +78,8 @@ class Agreement:
 def whole_segments(length: int, ends: Sequence[int]) -> int:
     """The length at the next segment's end if that is at most twice as long, else at the last
     one's; the length itself where a segment is longer."""
-    place = bisect_left(ends, length)
-    if place < len(ends) and ends[place] <= 2 * length:
-        return ends[place]
-    place = bisect_right(ends, length)
-    return ends[place - 1] if place else length
+    later = next((end for end in ends if length <= end <= 2 * length), None)
+    return later or max((end for end in ends if end <= length), default=length)
 
 
 def strength_of(match_len: int) -> int:
