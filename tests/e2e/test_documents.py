@@ -149,7 +149,7 @@ def test_make_demo_runs_a_small_demo(
     assert "FAIL" not in printed
     content = json.loads((tmp_path / "results.json").read_text())
     parse = next(v for v in content["variants"] if v["server"] == "parse")
-    assert parse["quality"]["problems"] == 4 + 12
+    assert parse["quality"]["problems"] == 4 + 2 * 4
     assert parse["quality"]["score"] >= 0.8
     assert parse["time"]["limit"] > 1
     assert sum(parse["speeds"][0]["stages"].values()) < 1.1
