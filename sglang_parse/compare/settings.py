@@ -142,9 +142,7 @@ class CompareSettings(TaskSettings):
     )
     runs: int = load(3, "medians are reported", type=at_least(1))
     requests: int = load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
-    waves: int = load(
-        3, "requests per run over those at a time (default %(default)s)", type=at_least(1)
-    )
+    waves: int = load(3, "requests per run for each of several at a time", type=at_least(1))
     warmup: int = load(8, "requests before the first run of a server", type=at_least(1))
     traced: int = load(4, "requests per run for stage times", type=at_least(0))
     output: Path = load(Path("build/compare"), "folder (default %(default)s)", type=Path)

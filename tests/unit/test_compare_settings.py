@@ -48,6 +48,8 @@ def test_presets():
     demo, load = settings(preset="demo"), settings(preset="load")
     assert demo.servers[:2] == ("plain", "standalone")
     assert demo.loads("parse") == [(Variant("parse"), c) for c in (1, 4, 16)]
+    assert (settings().waves, load.waves) == (3, 3)
+    assert [demo.num_requests(c) for c in demo.concurrencies] == [4, 8, 32]
     assert [load.num_requests(c) for c in load.concurrencies] == [16, 16, 24, 48]
     assert load.num_timed == 3 * 104
     assert load.problems == load.traced == 0

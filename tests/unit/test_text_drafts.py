@@ -192,7 +192,6 @@ def test_drafts_are_whole_segments_and_grow(line: int):
         ends = [end - place for end in range(line, total + 1, line) if end > place]
         ends = [end for end in ends if end <= 2 * length.longest]
         count = length.choose(0, total - place, place, lambda _: 0.1, ends)
-        assert (place + count) % line == 0 or (not place + count > line) or line > count
         assert (place + count) % line == 0 or line > count
         length.observe(0, count, count, 0.1)
         place += count
