@@ -21,10 +21,10 @@ GPU_TESTS ?= tests/gpu
 BENCH_FLAGS ?=
 # Two files of tests at a time: a server under test keeps one core busy.
 # In the order of tests/conftest.py: what takes longest first.
-PYTEST_FLAGS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST_FLAGS ?= --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare load docs generate test test-gpu test-real bench-gpu soak train-demo-pair
+.PHONY: help setup demo compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -57,12 +57,24 @@ docs: setup  ## the documents, into build/docs; a broken link, anchor or referen
 generate: setup  ## rewrite the generated tables and pictures in the documents (RESULTS='build/demo build/load')
 	PYTHONPATH=tests $(RUN) docs/gen/generate.py $(RESULTS)
 
-test: setup docs  ## every check: ruff, mypy, import-linter, documents, pytest (PYTEST_FLAGS='-m unit' runs a part)
+lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
 	$(RUN) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-cache
-	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+check: lint  ## ruff, mypy, import-linter, unit and compat tests: 3 minutes, no server
+	$(call WITH_MYPY,$(PYTEST) tests/unit tests/compat $(PYTEST_FLAGS))
+
+test: lint docs  ## what a change can break: check, the documents, and tests on servers; 12 minutes
+	$(call WITH_MYPY,$(PYTEST) --tier fast $(PYTEST_FLAGS))
+
+test-changed: setup  ## tests on servers that what changed since BASE can break (BASE=main)
+	$(PYTEST) --tier fast $(PYTEST_FLAGS) $$($(RUN) tests/affected.py $(BASE))
+
+test-nightly: setup  ## the second tier of tests
+	$(PYTEST) --tier nightly $(PYTEST_FLAGS)
+
+test-all: test test-nightly  ## both tiers, as CI runs them
 
 test-gpu: setup  ## the tests that need a GPU (GPU_TESTS=tests/gpu/test_kernels.py)
 	$(RUN) -m pytest -ra $(GPU_TESTS)

@@ -4,63 +4,112 @@ Fixtures here import what they need when they are asked for: some tests run with
 """
 
 import os
+import tempfile
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import networkx
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from support.starts import read_starts, reasons, report
+from support.warm import RUN_FOLDER
 
 # How long an example takes says nothing of the code: machines are busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 # Two threads that wait for each other are slower than one when a server runs beside them.
 torch.set_num_threads(1)
-KINDS = ("unit", "compat", "e2e", "gpu")
-SAME_SERVERS = {
-    "random pair": (
-        *("test_sampling", "test_radix", "test_blocks", "test_exact", "test_fallbacks"),
-        *("test_lengths", "test_requests", "test_aborts", "test_malformed", "test_overlap"),
-        *("test_multi_turn", "test_stops", "test_logprobs", "test_adjusted"),
-    ),
-    "demo pair": (
-        *("test_documents", "test_compare", "test_load", "test_public_benchmark"),
-        *("test_demo_programs", "test_demo_pair", "test_security", "test_as_on_a_gpu", "test_soak"),
-    ),
-}
-"""Files that use the same servers run one after another in one process of tests, in an order that
-starts each server once."""
-LONG = ("test_eagle3_continuation", "test_stock_speculative", "test_weight_updates")
-ORDER = (*chain(*SAME_SERVERS.values()), *LONG)
-"""Files that take minutes come first, so that neither process of tests works alone at the end."""
+ORDER = ("e2e", "gpu", "compat", "unit")
+"""Folders, what takes longest first."""
+SHARED_SERVERS = (
+    *("plain", "demo", "wordings", "demo_plain", "wordings_plain"),
+    *("token", "semantic", "overlap", "blocks", "equal"),
+)
+"""Fixtures of tests/e2e/conftest.py. Those of the first ones run first: no process of tests works
+alone at the end."""
+TIERS = ("fast", "nightly")
+RUN = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """By files, as ``--dist loadfile``, and by ``SAME_SERVERS``."""
-    from xdist.scheduler import LoadFileScheduling
-
-    group_of = {stem: group for group, stems in SAME_SERVERS.items() for stem in stems}
-
-    class ByServers(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return group_of.get(Path(file).stem, file)
-
-    return ByServers(config, log)
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for all processes of a run: its log of server starts, and its nursery's name."""
+    if not hasattr(config, "workerinput"):
+        config.stash[RUN] = tempfile.TemporaryDirectory(prefix="parse-tests-")
+        os.environ[RUN_FOLDER] = config.stash[RUN].name
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {stem: rank for rank, stem in enumerate(ORDER)}
-    items.sort(key=lambda item: ranks.get(Path(item.path).stem, len(ranks)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, help="run only the tests of this tier")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Selected here, because what is not run must not group files.
+    tier = config.getoption("--tier")
+    others = [item for item in items if tier and tier_of(item) != tier]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if not tier or tier_of(item) == tier]
+    groups = groups_of_files(items)
+    places = {name: place for place, name in enumerate((*SHARED_SERVERS, *ORDER))}
+
+    def rank(item: pytest.Item) -> tuple[int, str]:
+        group, folder = groups[item.path], item.path.parent.name
+        return places.get(group, places.get(folder, len(places))), group
+
+    items.sort(key=rank)
     for item in items:
-        folder = Path(item.path).parent.name
-        if folder in KINDS:
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+        folder = item.path.parent.name
+        if folder in ORDER:
             item.add_marker(getattr(pytest.mark, folder))
         if folder == "gpu" and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; none is here"))
+
+
+def tier_of(item: pytest.Item) -> str:
+    return "nightly" if item.get_closest_marker("nightly") else "fast"
+
+
+def groups_of_files(items: list[pytest.Item]) -> dict[Path, str]:
+    """Path -> its group, which one process runs: files that share a server, directly or by way of
+    others, so that no server is started in two processes."""
+    graph = networkx.Graph()
+    for item in items:
+        graph.add_node(item.path)
+        named = {*item.fixturenames} if item.path.parent.name == "e2e" else set()
+        if hasattr(item, "callspec"):  # a parameter for `request.getfixturevalue`
+            named.add(item.callspec.params.get("server"))
+        graph.add_edges_from((item.path, server) for server in named & {*SHARED_SERVERS})
+    groups: dict[Path, str] = {}
+    for component in networkx.connected_components(graph):
+        servers = [name for name in SHARED_SERVERS if name in component]
+        for path in component - {*servers}:
+            groups[path] = servers[0] if servers else path.stem
+    return groups
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if RUN in session.config.stash and {*reasons(read_starts())} - {"new"}:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    starts = read_starts()
+    if not starts:
+        return
+    terminalreporter.section("servers started")
+    for line in report(starts):
+        terminalreporter.line(line)
+    if {*reasons(starts)} - {"new"}:
+        terminalreporter.line("FAILED: a server was started twice", red=True)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if RUN in config.stash:
+        config.stash[RUN].cleanup()
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT
+from sglang_parse.client.servers import Server
 from support.client import Client
 from support.demo_pair import DEMO
 from support.models import load_model
@@ -36,17 +36,17 @@ from support.servers import (
     served,
     shared_servers,
 )
+from support.starts import record_starts
 from support.warm import Nursery
 
 os.environ.update(CHECKS)
+record_starts(Server)
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery() -> Nursery:
     """Starts servers by fork, without importing SGLang again."""
-    nursery = Nursery({**DEFAULTS, **os.environ, **ENVIRONMENT})
-    yield nursery
-    nursery.stop()
+    return Nursery()
 
 
 @pytest.fixture(scope="session")

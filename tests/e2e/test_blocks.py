@@ -1,9 +1,10 @@
 """Parallel drafts (several tokens per draft forward) equal drafts token by token.
 
 The random pair's draft never learned to fill masks: most of its candidates are wrong, some right
-by chance. The demo pair's draft did. Servers of other modules draft in parallel too: ``token``,
-``equal``, those with two ranks, adapters or an EAGLE-3 head, and some short of KV slots. There the
-host waits for each block before it launches the next; here it does not, as on a GPU.
+by chance; the question pair's did (test_demo_requests.py). Servers of other modules draft in
+parallel too: ``token``, ``equal``, those with two ranks, adapters or an EAGLE-3 head, and some
+short of KV slots. There the host waits for each block before it launches the next; here it does
+not, as on a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import pytest
 import torch
 
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
-from support.demo_pair import DEMO
 from support.models import load_model
 
 PROMPTS = random_prompts(8, seed=131)
@@ -33,11 +33,6 @@ NEAR_TIE = 1e-4
 @pytest.fixture(scope="module")
 def draft_model(pair: tuple[Path, Path]) -> Any:
     return load_model(pair[1])
-
-
-@pytest.fixture(scope="module")
-def demo_draft_model() -> Any:
-    return load_model(DEMO / "draft")
 
 
 def assert_same_text(
@@ -93,38 +88,6 @@ def test_parallel_drafts_equal_drafts_token_by_token(
     assert all(forwards(blocks)[masks] > 0 for masks in ("last", "every"))
     assert blocks.look()["overlap"]["async_chunks"] > 0
     blocks.assert_nothing_lost()
-
-
-@pytest.mark.parametrize(("concurrency", "count"), [(1, 4), (8, 24)])
-def test_the_demo_draft_writes_what_its_weights_say(
-    demo: Client,
-    demo_draft_model: Any,
-    problems: list,
-    tokenizer: Any,
-    concurrency: int,
-    count: int,
-):
-    """Each draft against one causal forward of plain transformers; stop tokens lie in blocks."""
-    prompts = [
-        tokenizer.encode(problem.prompt, add_special_tokens=False) for problem in problems[:count]
-    ]
-    answers = demo.generate_all(prompts, concurrency, parse=WHOLE, max_new_tokens=256)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
-        for record in parse_info(answer)["trace"]:
-            before = [*prompt, *answer["output_ids"][: record["output_start"]]]
-            assert_greedy(demo_draft_model, before, record["draft_token_ids"])
-    infos = [parse_info(answer) for answer in answers]
-    assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
-    demo.assert_nothing_lost()
-
-
-def assert_greedy(model: Any, before: list[int], draft: list[int]) -> None:
-    """Every token is the model's likeliest after those before it, or nearly ties with it."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*before, *draft]])).logits[0, len(before) - 1 : -1]
-    chosen = logits.gather(1, torch.tensor(draft)[:, None])[:, 0]
-    assert float((logits.amax(-1) - chosen).max()) < NEAR_TIE
 
 
 def test_exact_above_one(blocks: Client, plain: Client):

@@ -149,6 +149,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return lambda: " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.nightly("tests/unit/test_calibrate_run.py")
 def test_calibrate_tests_the_threshold_that_is_served(client: Client, tmp_path: Path, printed: Any):
     flags = (*write_task(tmp_path, 48), "--requests", "40", "--alpha", "0.1")
     code, found = calibrate(client, tmp_path / "out", *flags)
@@ -169,6 +170,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.nightly("tests/unit/test_calibrate_run.py")
 def test_calibrate_says_that_right_and_wrong_get_the_same_verdicts(
     semantic: Client, tmp_path: Path, printed: Any
 ):

@@ -48,6 +48,7 @@ def results(wordings: Client, wordings_plain: Client, nursery, tmp_path_factory)
     return json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.nightly("tests/unit/test_compare_run.py")
 def test_every_variant_is_measured(results: dict):
     found = {(v["server"], v["threshold"]): v for v in results["variants"]}
     parse = [("parse", threshold) for threshold in (None, 0.0, 1.5)]
@@ -69,6 +70,7 @@ def test_every_variant_is_measured(results: dict):
     assert found["parse", 0.0]["accept_length"] > 40
 
 
+@pytest.mark.nightly("tests/unit/test_compare_run.py")
 def test_answers_are_graded_and_tested(results: dict):
     found = {(v["server"], v["threshold"]): v["quality"] for v in results["variants"]}
     assert found["plain", None]["score"] >= 0.75
@@ -80,6 +82,7 @@ def test_answers_are_graded_and_tested(results: dict):
     assert found["parse", 0.0]["problems"] == 3
 
 
+@pytest.mark.nightly("tests/unit/test_compare_run.py")
 def test_stage_times_follow_the_threshold(results: dict):
     time = {v["threshold"]: v["time"] for v in results["variants"] if v["server"] == "parse"}
     assert time[1.5]["draft_fraction"] == 0
@@ -89,6 +92,7 @@ def test_stage_times_follow_the_threshold(results: dict):
     assert time[1.5]["rounds_per_request"] >= time[0.0]["rounds_per_request"] >= 1
 
 
+@pytest.mark.nightly("tests/unit/test_compare_run.py")
 def test_conditions(results: dict):
     conditions = results["conditions"]
     assert "--speculative-algorithm EAGLE3" in conditions["servers"]["EAGLE3"]

@@ -134,6 +134,7 @@ def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
             assert all((ROOT / path).is_file() for path in shlex.split(line)[3:])
 
 
+@pytest.mark.nightly("tests/e2e/test_compare.py::test_prompts_of_a_file")
 def test_make_demo_runs_a_small_demo(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
@@ -156,6 +157,7 @@ def test_make_demo_runs_a_small_demo(
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.nightly("tests/unit/test_bench_speed.py")
 def test_bench(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
@@ -187,6 +189,7 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     assert documented_keys("bench keys") == keys
 
 
+@pytest.mark.nightly("tests/unit/test_train_judge.py")
 def test_train_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     """Few drafts of the demo, which starts a server of its own."""
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
@@ -201,6 +204,7 @@ def test_train_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
         assert ParseConfig(judge=str(tmp_path)).head is not None
 
 
+@pytest.mark.nightly("tests/unit/test_parallel_draft.py")
 def test_parallel_draft(tmp_path: Path, nursery: Nursery):
     """Two training steps of a tiny draft on its own answers save a draft of the same shape."""
     draft = make_pair(tmp_path / "pair", PairShape(num_layers=2))[1]
@@ -224,6 +228,9 @@ def test_parallel_draft(tmp_path: Path, nursery: Nursery):
     assert any(not torch.equal(saved[name], first[name]) for name in first)
 
 
+@pytest.mark.nightly(
+    "tests/e2e/test_drafting_pays.py::test_drafting_is_suspended_where_it_does_not_pay"
+)
 def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
     """Drafting takes less time than decoding; none if the warm-up already suspended it."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
@@ -289,6 +296,7 @@ def test_metrics(server: Server):
         assert PREFIX + metric.name in printed or metric.is_gauge or not metric.label_values
 
 
+@pytest.mark.nightly("tests/unit/test_calibrate_run.py")
 def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     """Runs with few requests, then again with another alpha, which resumes from disk."""
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
@@ -320,6 +328,7 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert config.accept_threshold == again["threshold"]
 
 
+@pytest.mark.nightly("tests/unit/test_calibrate_run.py")
 def test_calibrate_with_math_verify(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):

@@ -76,6 +76,7 @@ def test_metrics_show_the_decision(slow: Client, prompts: list[str]):
     assert float(skipped) > 0
 
 
+@pytest.mark.nightly("tests/unit/test_controller.py")
 def test_never(never: Client, prompts: list[str]):
     answers = never.generate_all(prompts[:4], 4, **LIMIT)
     assert total(answers, "drafted_tokens") == 0 < total(answers, "skipped_drafts")

@@ -325,6 +325,7 @@ def test_the_accept_length_after_a_cached_prefix(eagle: Client, prompts: list):
         assert parse_info(answer)["eagle3_steps"] == parse_info(alone)["eagle3_steps"]
 
 
+@pytest.mark.nightly("tests/unit/test_eagle_gate.py")
 def test_the_head_is_bypassed_where_it_does_not_pay(
     choosing: Client, problems: list, prompts: list, expected: list
 ):
@@ -396,6 +397,7 @@ def test_a_failing_head_ends_drafting_requests_only(
     eagle.assert_nothing_lost()
 
 
+@pytest.mark.nightly("tests/e2e/test_memory.py")
 def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     """Drafting and accelerated requests are retracted and delayed, and stay exact."""
     # One HTTP request, so that all prompts arrive before the first one finishes.
@@ -422,6 +424,7 @@ def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     tight.assert_nothing_lost()
 
 
+@pytest.mark.nightly("tests/e2e/test_memory.py")
 def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: list):
     """The first draft is rejected; then the target, with its head, decodes to the end."""
     for prompt, right in list(zip(prompts, expected, strict=True))[:4]:
@@ -432,6 +435,7 @@ def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: lis
         assert 1.5 < info["eagle3_tokens"] / info["eagle3_steps"] <= 3
 
 
+@pytest.mark.nightly("tests/e2e/test_tensor_parallel.py")
 @pytest.mark.parametrize("parse", [EXACT, OFF])
 def test_two_ranks(two_ranks: Client, prompts: list, expected: list, parse: dict):
     """Both ranks make the same decisions with the head."""
@@ -439,3 +443,32 @@ def test_two_ranks(two_ranks: Client, prompts: list, expected: list, parse: dict
     assert ids_of(answers) == [ids[:60] for ids in ids_of(expected[:4])]
     assert _accept_length(answers) > 1.5
     two_ranks.assert_nothing_lost()
+
+
+# -- stock EAGLE3 with the same head ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stock(start_server: Start) -> Iterator[Client]:
+    """The demo target with its trained head, a chain of four tokens."""
+    yield from served(
+        start_server,
+        "eagle3-chain",
+        *("--model-path", str(DEMO / "target"), "--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(DEMO / "eagle3"), "--speculative-num-steps", "3"),
+        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4", *SEED),
+    )
+
+
+@pytest.mark.nightly("tests/compat/test_cpu_ops.py")
+def test_the_trained_head_in_stock_eagle3(stock: Client, demo_plain: Client, problems: list):
+    """Held-out problems: the plain target's answers, at least 2.5 tokens per verify pass."""
+    prompts = [problem.prompt for problem in problems[:16]]
+    answers = stock.generate_all(prompts, 4, max_new_tokens=200)
+    plain = demo_plain.generate_all(prompts, 8, max_new_tokens=200)
+    assert ids_of(answers) == ids_of(plain)
+    infos = [answer["meta_info"] for answer in answers]
+    # The first token comes from prefill.
+    tokens = sum(info["completion_tokens"] - 1 for info in infos)
+    assert tokens / sum(info["spec_verify_ct"] for info in infos) >= 2.5
+    stock.flush()

@@ -243,6 +243,7 @@ def test_said_once_and_nothing_lost(target: Client, start_server: Start, fake: F
     target.assert_nothing_lost()
 
 
+@pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
 def test_a_real_server(target: Client, nursery: Nursery, answers: list, tmp_path: Path):
     """Stock SGLang serves the demo draft at the URL and streams to a target of two ranks."""
     flags = (*plain_flags(DEMO / "draft"), "--stream-interval", "4", "--sleep-on-idle")

@@ -186,6 +186,7 @@ def _assert_ends(server: Server, client: Client, reason: str) -> None:
     assert reason in server.log.read_text()
 
 
+@pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
 def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Server]):
     """The server must not stay up while it fails every request."""
     server = doomed["failing"]
@@ -197,6 +198,7 @@ def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Serv
         _assert_ends(server, client, "InjectedError('injected')); 3 times in a row")
 
 
+@pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
 def test_an_attention_error_in_a_verify_pass_ends_the_server(doomed: dict[str, Server]):
     """Any error in the target's forward ends the server, as without PARSE: its state is unknown."""
     server = doomed["broken"]
@@ -206,6 +208,7 @@ def test_an_attention_error_in_a_verify_pass_ends_the_server(doomed: dict[str, S
         _assert_ends(server, client, "injected into the attention backend")
 
 
+@pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
 def test_a_hanging_verify_pass_ends_the_server(doomed: dict[str, Server]):
     """SGLang's watchdog covers PARSE's iterations, also those that emit nothing."""
     server = doomed["hanging"]

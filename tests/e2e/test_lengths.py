@@ -166,6 +166,7 @@ def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     yield from served(start_server, "lines", *parse_flags((pair[0], pair[0]), *flags))
 
 
+@pytest.mark.nightly("tests/unit/test_segment.py")
 @pytest.mark.parametrize("threshold", [0.0, 1.5])
 def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold: float):
     """The whole draft is one prefix. Accepted or not, the output is the target's."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from support.client import EXACT, HTTP, Client, parse_info, random_prompts
+from support.client import EXACT, Client, chunks_of, flat, parse_info, random_prompts
 
 PROMPTS = random_prompts(6, seed=33)
 LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
@@ -25,13 +23,6 @@ KEYS = (
     *("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"),
     *("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"),
 )
-
-
-def flat(nested: Any) -> list[float]:
-    """All numbers, in order."""
-    if isinstance(nested, (list, tuple)):
-        return [number for item in nested for number in flat(item)]
-    return [float(nested)] if isinstance(nested, (int, float)) else []
 
 
 def generate_mixed(client: Client, **kwargs: Any) -> list[dict]:
@@ -101,59 +92,14 @@ def test_of_accepted_tokens_are_the_targets(
     assert num_others > 10  # not vacuous: accepted tokens that the target would not have chosen
 
 
-def _chunks(client: Client, path: str, body: dict) -> Iterator[dict]:
-    with HTTP.stream("POST", f"{client.url}{path}", json={**body, "stream": True}) as response:
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data and data != "[DONE]":
-                yield json.loads(data)
-
-
 def test_streams_say_the_same(semantic: Client):
     """In the native API every chunk repeats what came before."""
     params = {"temperature": 0, **LIMIT, "custom_params": {"parse": {"threshold": 0.3}}}
     body = {"input_ids": PROMPTS[0], "sampling_params": params, **ASKS}
     whole = semantic.post("/generate", body).json()
-    *_, last = _chunks(semantic, "/generate", body)
+    *_, last = chunks_of(semantic, "/generate", body)
     assert last["output_ids"] == whole["output_ids"]
     for key in KEYS:
         ours, theirs = flat(last["meta_info"][key]), flat(whole["meta_info"][key])
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert len(last["meta_info"]["output_token_logprobs"]) == LIMIT["max_new_tokens"]
-
-
-def _chat_logprobs(chunks: Sequence[dict], part: str) -> tuple[str, list[dict]]:
-    """Text and entries of a chat answer, whole or in chunks."""
-    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    text = "".join(choice[part].get("content") or "" for choice in choices)
-    found = [c["logprobs"]["content"] for c in choices if c.get("logprobs")]
-    return text, [entry for entries in found for entry in entries]
-
-
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-def test_openai(demo: Client, demo_plain: Client, problems: list, is_stream: bool):
-    body = {
-        "model": "any",
-        "messages": [{"role": "user", "content": problems[0].prompt}],
-        "temperature": 0,
-        "max_tokens": 80,
-        "logprobs": True,
-        "top_logprobs": 2,
-    }
-    found = []
-    for client, options in ((demo, {"custom_params": {"parse": EXACT}}), (demo_plain, {})):
-        if is_stream:
-            chunks = [*_chunks(client, "/v1/chat/completions", {**body, **options})]
-            found.append(_chat_logprobs(chunks, "delta"))
-        else:
-            answer = client.post("/v1/chat/completions", {**body, **options}).json()
-            found.append(_chat_logprobs([answer], "message"))
-    (text, entries), (expected, plain_entries) = found
-    assert text == expected
-    assert [entry["token"] for entry in entries] == [entry["token"] for entry in plain_entries]
-    ours, theirs = (
-        flat([[e["logprob"], [top["logprob"] for top in e["top_logprobs"]]] for e in part])
-        for part in (entries, plain_entries)
-    )
-    assert ours == pytest.approx(theirs, abs=1e-4)
-    assert len(ours) > 100

@@ -32,6 +32,8 @@ from support.servers import (
     two_ranks_environment,
 )
 
+pytestmark = pytest.mark.nightly("tests/compat/test_lora_rows.py")
+
 PROMPTS = random_prompts(3, 71)
 # A seed in all of them: the probe's seeds are those of a whole batch.
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from sglang_parse.client.servers import awake
-from support.client import Client, parse_info, random_prompts
+from support.client import Client, parse_info, random_prompts, retractions
 from support.servers import BLOCKS, OVERLAP, QUESTION, SEED, Start, parse_flags
 
 NUM_REQUESTS, NEW_TOKENS = 10, 72
@@ -17,21 +17,17 @@ PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
 # Questions of about 12 tokens each: a verify pass may need more slots than its draft.
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
 SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-draft-chunk", "6", *SEED)
-ONE = ("--parse-draft-parallel-tokens", "1")
-"""Unless a server says otherwise."""
 TOKEN = ("--parse-verification", "token")
 LIKELIHOOD = ("--parse-judge", "likelihood", "--parse-segment", "tokens:4")
+ONE = ("--parse-draft-parallel-tokens", "1")
 SERVERS = {
-    # name: flags, and the environment that admits more requests than fit into the pool
-    "tight-semantic": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640"),
-    "tight-token": (*TOKEN, *SHORT_DRAFTS, "--max-total-tokens", "520"),
-    "tight-blocks": (*TOKEN, *SHORT_DRAFTS, "--max-total-tokens", "520", *BLOCKS, *OVERLAP),
-    "tight-pages": (*SEMANTIC, *SHORT_DRAFTS, "--page-size", "16", "--max-total-tokens", "880"),
-    "tight-overlap": (*SEMANTIC, *SHORT_DRAFTS, "--max-total-tokens", "640", *OVERLAP),
-    "retracting": (*TOKEN, *SHORT_DRAFTS, *BLOCKS),
-    "retracting-overlap": (*TOKEN, *SHORT_DRAFTS, *OVERLAP),
-    "retracting-likelihood": (*LIKELIHOOD, *SHORT_DRAFTS, *OVERLAP),
+    # KV slots for about a third of the load
+    "tight-semantic": (*SEMANTIC, *ONE, *OVERLAP, "--page-size", "16", "--max-total-tokens", "880"),
+    "tight-token": (*TOKEN, *BLOCKS, "--max-total-tokens", "520"),
+    "tight-likelihood": (*LIKELIHOOD, *ONE, *OVERLAP, "--max-total-tokens", "640"),
 }
+PRESSURES = ("pool", "retraction")
+"""What requests suffer from: the pool alone, or retractions every few iterations, too."""
 
 
 class Tight(NamedTuple):
@@ -39,6 +35,7 @@ class Tight(NamedTuple):
 
     name: str
     client: Client
+    is_retracting: bool = False
 
     @property
     def is_token(self) -> bool:
@@ -56,20 +53,24 @@ class Tight(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def tight(
+def server(
     request: pytest.FixtureRequest, start_server: Start, block_pair: tuple[Path, Path]
 ) -> Iterator[Tight]:
     with pytest.MonkeyPatch.context() as environ:
+        # Admits more requests than fit into the pool.
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
-        if request.param.startswith("retracting"):
-            environ.setenv("SGLANG_TEST_RETRACT", "1")
-            environ.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
+        environ.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
         server = start_server(
-            request.param, *parse_flags(block_pair, *ONE, *SERVERS[request.param])
+            request.param, *parse_flags(block_pair, *SHORT_DRAFTS, *SERVERS[request.param])
         )
     with awake(server):
         yield Tight(request.param, Client.of(server))
-    server.stop(0)
+
+
+@pytest.fixture(params=PRESSURES)
+def tight(request: pytest.FixtureRequest, server: Tight) -> Iterator[Tight]:
+    with retractions(server.client, request.param == "retraction"):
+        yield server._replace(is_retracting=request.param == "retraction")
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +84,11 @@ def test_output_equals_the_plain_servers_and_no_request_starves(tight: Tight, ex
     answers = tight.run(threshold=0.5 if tight.is_token else 1.5)
     assert [answer["output_ids"] for answer in answers] == expected
     infos = [parse_info(answer) for answer in answers]
-    retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
     short = sum(info["kv_truncated_drafts"] for info in infos)
     # Not vacuous: the pool was too small, or requests were retracted.
-    assert short + retractions > 0, (short, retractions)
+    assert short + num_retractions > 0, (short, num_retractions)
+    assert num_retractions > 0 or not tight.is_retracting
     if tight.is_token:
         assert sum(info["accepted_tokens"] for info in infos) > 0
     tight.client.assert_nothing_lost()
@@ -99,8 +101,8 @@ def test_grammars_survive_the_pressure(tight: Tight, plain: Client):
     answers = tight.client.generate_all(PROMPTS, 10, parse={"threshold": threshold}, **grammar)
     theirs = plain.generate_all(PROMPTS, 4, **grammar)
     assert [a["text"] for a in answers] == [a["text"] for a in theirs]
-    retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
-    assert retractions > 0 or tight.name.startswith("tight")
+    num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    assert num_retractions > 0 or not tight.is_retracting
 
 
 def test_accepted_text_survives_the_pressure(tight: Tight):
@@ -111,6 +113,5 @@ def test_accepted_text_survives_the_pressure(tight: Tight):
         assert info["mode"] == "parse"
     # Drafts got shorter.
     lengths = [len(r["draft_token_ids"]) for a in answers for r in parse_info(a)["trace"]]
-    if tight.name.startswith("tight"):
-        assert min(lengths) < 24, lengths
+    assert min(lengths) < 24, lengths
     tight.client.assert_nothing_lost()

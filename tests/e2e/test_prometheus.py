@@ -430,6 +430,7 @@ def test_sglangs_acceptance_gauges_cover_parses_rounds(watched: Watched):
     )
 
 
+@pytest.mark.nightly("tests/e2e/test_prometheus.py::test_counters_equal_the_sums_of_the_responses")
 def test_one_rank_publishes(two_ranks: Watched):
     client = two_ranks.client
     settle(client)

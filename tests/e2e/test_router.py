@@ -23,6 +23,8 @@ from support.client import HTTP, Client, wait_until
 from support.servers import SEED
 from support.warm import Nursery
 
+pytestmark = pytest.mark.nightly("tests/e2e/test_multi_turn.py")
+
 pytest.importorskip("sglang_router", reason="sglang-router is not installed on this machine")
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "router" / "serve.sh"

@@ -85,6 +85,7 @@ def _params(rule: Rule) -> dict:
     }
 
 
+@pytest.mark.nightly("tests/e2e/test_sampling.py::test_distribution")
 @pytest.mark.parametrize("name", RULES)
 def test_target_written_tokens_obey_the_parameters(token: Client, target_model, name: str):
     rule = RULES[name]
@@ -163,6 +164,7 @@ def test_several_samples_of_one_request(token: Client, plain: Client, target_mod
     token.assert_nothing_lost()
 
 
+@pytest.mark.nightly("tests/e2e/test_sampling.py::test_seeded_samples_equal_the_plain_servers")
 def test_the_same_server_seed_gives_the_same_samples(start_server: Start, pair):
     """Sends one request at a time, because SGLang has one generator per server."""
     runs = []

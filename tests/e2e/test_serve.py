@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sglang_parse.client.servers import Server, ServerSpec, free_ports
 from support.client import Client, parse_info, random_prompts
 from support.servers import parse_flags
 from support.warm import Nursery
+
+pytestmark = pytest.mark.nightly("tests/compat/test_patches.py")
 
 # As .venv/bin/sglang does; that script contains the path of its environment.
 SGLANG_SERVE = ("-c", "from sglang.cli.main import main; main()", "serve")

@@ -13,6 +13,8 @@ from support.client import Client
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
 
+pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
+
 NUM_REQUESTS = 200
 SEED = 11
 """Its 200 requests have more kinds of prompts and options than others' 300."""

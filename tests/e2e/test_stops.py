@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.client import EXACT, HTTP, Client, assert_same, random_prompts
+from support.client import HTTP, Client, assert_same, random_prompts
 
 PROMPTS = random_prompts(3, 21)
 
@@ -45,25 +45,6 @@ def test_the_first_of_several_stop_strings(plain: Client, token: Client, free_ru
         params = {"max_new_tokens": 60, "ignore_eos": True}
         params["stop"] = [text[place : place + 3] for place in places]
         assert_same(token.generate(prompt, **params), plain.generate(prompt, **params))
-
-
-def test_end_token(demo_plain: Client, demo: Client, problems: list):
-    """The demo pair ends its answers with EOS."""
-    prompts = [problem.prompt for problem in problems[:6]]
-    lefts = demo.generate_all(prompts, 6, max_new_tokens=200, parse=EXACT)
-    rights = demo_plain.generate_all(prompts, 6, max_new_tokens=200)
-    for left, right in zip(lefts, rights, strict=True):
-        assert_same(left, right)
-        assert left["meta_info"]["finish_reason"]["type"] == "stop"
-
-
-def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
-    prompts = [problem.prompt for problem in problems[:2]]
-    params = {"max_new_tokens": 220, "ignore_eos": True}
-    lefts = demo.generate_all(prompts, 2, parse=EXACT, **params)
-    for left, right in zip(lefts, demo_plain.generate_all(prompts, 2, **params), strict=True):
-        assert_same(left, right)
-        assert left["meta_info"]["completion_tokens"] == 220
 
 
 def test_streaming_gives_the_same_text(token: Client, free_running: list[dict]):

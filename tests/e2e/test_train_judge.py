@@ -27,6 +27,8 @@ from support.one_chain import write_task
 from support.pages import documented_keys
 from support.servers import QUESTION, Start, parse_flags, served
 
+pytestmark = pytest.mark.nightly("tests/unit/test_train_judge.py")
+
 LAYERS = (8, 12)
 REQUESTS = 80
 TOLERANCE = 1e-3

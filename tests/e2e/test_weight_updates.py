@@ -17,6 +17,8 @@ from support.client import Client, ids_of, parse_info, random_prompts, wait_unti
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, Start, parse_flags, plain_flags, served
 
+pytestmark = pytest.mark.nightly("tests/compat/test_refusals.py")
+
 SHORT = 9
 LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
 LONG = {"max_new_tokens": 250, "ignore_eos": True}

@@ -185,6 +185,7 @@ def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Insta
     return found
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 def test_the_second_environment_has_the_wheel_and_only_that(installation: Installation):
     done = installation.run("python", "-c", SEEN_FROM_INSIDE)
     assert done.returncode == 0, done.stderr
@@ -196,6 +197,7 @@ def test_the_second_environment_has_the_wheel_and_only_that(installation: Instal
     assert seen["questions"] == built_in_questions()
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 @pytest.mark.parametrize("command", [(), *((name,) for name in (*COMMANDS, "doctor", "explain"))])
 def test_help(installation: Installation, command: tuple[str, ...]):
     done = installation.run("sglang-parse", *command, "--help")
@@ -203,6 +205,7 @@ def test_help(installation: Installation, command: tuple[str, ...]):
     assert done.stdout.startswith(" ".join(("usage: sglang-parse", *command)) + " ")
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_without_the_demo_pair_a_command_names_its_place(installation: Installation, name: str):
     done = installation.run("sglang-parse", name, *NEED_THE_PAIR[name])
@@ -213,6 +216,7 @@ def test_without_the_demo_pair_a_command_names_its_place(installation: Installat
     assert not any(installation.elsewhere.iterdir())
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 def test_without_its_extra_a_command_names_the_package(installation: Installation):
     with installation.without("plotly"):
         done = installation.run("sglang-parse", "compare")
@@ -222,6 +226,7 @@ def test_without_its_extra_a_command_names_the_package(installation: Installatio
     )
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 def test_the_doctor_finds_the_plugin_of_a_wheel(installation: Installation):
     done = installation.run("sglang-parse", "doctor", "--json")
     assert done.returncode == 0, done.stderr
@@ -229,6 +234,7 @@ def test_the_doctor_finds_the_plugin_of_a_wheel(installation: Installation):
     assert found == dict.fromkeys(("versions", "plugin", "SGLang API", "patches"), "ok")
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 def test_explain_needs_no_extra_and_no_demo_pair(installation: Installation, tmp_path: Path):
     answers, output = tmp_path / "answers.json", tmp_path / "page"
     answer = traced("Say a.", "abc\n", record(0, ["abc\n"], [0.9], 1))
@@ -258,6 +264,7 @@ def server(installation: Installation, tmp_path: Path) -> Iterator[Server]:
         server.stop(0)
 
 
+@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 def test_a_server_asks_the_built_in_question(server: Server):
     (prompt,) = random_prompts(1, seed=0)
     answer = Client(server.url).generate(prompt, max_new_tokens=48, ignore_eos=True)

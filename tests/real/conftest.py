@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from make_pair import make_pair
 
-from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT
 from support.client import Client
 from support.models import load_model, load_tokenizer
 from support.servers import CHECKS, Start, parse_flags, plain_flags, served, shared_servers
@@ -31,10 +30,8 @@ def pair() -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    nursery = Nursery({**DEFAULTS, **os.environ, **ENVIRONMENT})
-    with shared_servers(tmp_path_factory.mktemp("logs"), nursery.start) as start:
+    with shared_servers(tmp_path_factory.mktemp("logs"), Nursery().start) as start:
         yield start
-    nursery.stop()
 
 
 @pytest.fixture(scope="module")

@@ -202,6 +202,22 @@ def random_prompts(
     return [[rng.choice(vocab) for _ in range(rng.randrange(5, longest))] for _ in range(count)]
 
 
+def flat(nested: Any) -> list[float]:
+    """All numbers of nested lists, in order."""
+    if isinstance(nested, (list, tuple)):
+        return [number for item in nested for number in flat(item)]
+    return [float(nested)] if isinstance(nested, (int, float)) else []
+
+
+def chunks_of(client: Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of a streamed answer."""
+    with HTTP.stream("POST", f"{client.url}{path}", json={**body, "stream": True}) as response:
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                yield json.loads(data)
+
+
 @contextlib.contextmanager
 def recorded_iterations(client: Client) -> Iterator[list[list[dict[str, Any]]]]:
     """The probe's records of decode iterations in this block; filled at its end."""
@@ -216,3 +232,16 @@ def recorded_iterations(client: Client) -> Iterator[list[list[dict[str, Any]]]]:
     finally:
         record.unlink()
     iterations += map(json.loads, found.read_text().splitlines())
+
+
+@contextlib.contextmanager
+def retractions(client: Client, are_forced: bool = True) -> Iterator[None]:
+    """SGLang retracts requests every few iterations in this block, as its SGLANG_TEST_RETRACT."""
+    assert client.probe
+    switch = client.probe.folder / "retract"
+    if are_forced:
+        switch.touch()
+    try:
+        yield
+    finally:
+        switch.unlink(missing_ok=True)

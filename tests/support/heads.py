@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
 from sglang_parse.core.judge import FILE, WEIGHTS
 from sglang_parse.startup.certificates import model_digest
 from support.calibration import FINGERPRINT
+from support.client import parse_info
+
+TOLERANCE = 1e-4
+"""Of verdicts of random heads."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +119,24 @@ def decode_hidden_states(found: dict[str, Any]) -> np.ndarray:
     """A trace's hidden states, [rows, width]."""
     raw = base64.b64decode(found["data"])
     return np.frombuffer(raw, dtype=found["dtype"]).reshape(found["shape"])
+
+
+def check_verdicts(
+    model: Any, folder: Path, layers: tuple[int, ...], prompt: list[int], answer: dict
+) -> list[float]:
+    """Asserts that every verdict of a head is NumPy's; returns them."""
+    found: list[float] = []
+    for record in parse_info(answer)["trace"]:
+        context = [*prompt, *answer["output_ids"][: record["output_start"]]]
+        ends, draft = record["prefix_ends"], record["draft_token_ids"]
+        rows = rows_of(model, context, draft[: ends[-1]], layers)
+        ours = head_verdicts(folder, rows, ends)
+        asked = [bool(ids) for ids in record["question_token_ids"]]
+        for verdict, expected, is_asked, mass in zip(
+            record["verdicts"], ours, asked, record["verdict_mass"], strict=True
+        ):
+            assert (mass is not None) == is_asked
+            if not is_asked:
+                assert verdict == pytest.approx(expected, abs=TOLERANCE)
+                found.append(verdict)
+    return found

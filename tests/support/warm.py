@@ -6,10 +6,8 @@ is real: ``python -m sglang.launch_server`` with its own arguments and environme
 the processes it starts, each its child, with the arguments and environment multiprocessing's
 "spawn" gives them. The wheel's server starts without this.
 
-What it saves, on two cores of November 2026 that others used too, in CPU seconds of pytest and
-everything it started (and by the clock): ``test_exact``, 3 servers, 84 (84 s) with it, 173 (195 s)
-without; ``test_stops``, 4 servers, 91 (93 s) and 190 (166 s). That is 25 to 30 CPU seconds a
-server. ``make test`` starts more than fifty: 20 minutes of CPU, 10 by the clock.
+It saves 25 to 30 CPU seconds a server, on two cores of November 2026: ``test_exact``, 3 servers,
+took 84 with it and 173 without; ``test_stops``, 4 servers, 91 and 190, each with its tests.
 
     Nursery (in pytest) --unix socket--> this file as a program --fork--> a server's first process,
     which forks itself, before it does anything else, into spares that wait to be its children.
@@ -19,6 +17,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -34,14 +33,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, Process, start_process
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN_FOLDER = "PARSE_TEST_RUN"
+"""The variable that names the folder of a run of tests, for all of its processes."""
 PRELOADED = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -73,20 +74,28 @@ SPAWN = re.compile(r"spawn_main\((.*)\)")
 
 
 class Nursery:
-    """The test session's side: starts the program below, asks it for servers, ends it."""
+    """The side of pytest: starts the program below, and asks it for servers."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        name = f"sglang-parse-{uuid.uuid4().hex}"
-        self._name = name
+    def __init__(self) -> None:
+        """This run's: the first of its processes that needs one starts it."""
+        env = {**DEFAULTS, **os.environ, **ENVIRONMENT}
+        folder = Path(env[RUN_FOLDER])
+        owner = os.getppid() if "PYTEST_XDIST_WORKER" in env else os.getpid()
+        self._name = f"sglang-parse-{folder.name}"
         self._settings = _sglang_settings(env)
-        paths = [str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]
-        # As a module from the root: servers then import what `python -m` from there imports.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.warm", name],
-            env={**env, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            cwd=ROOT,
-            start_new_session=True,
-        )
+        with (folder / "nursery").open("a") as started:
+            fcntl.flock(started, fcntl.LOCK_EX)
+            if os.fstat(started.fileno()).st_size:
+                return
+            started.write("1")
+            paths = [str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")]
+            # As a module from the root: servers then import what `python -m` from there imports.
+            subprocess.Popen(
+                [sys.executable, "-m", "support.warm", self._name, str(owner)],
+                env={**env, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                cwd=ROOT,
+                start_new_session=True,
+            )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], output: Any) -> Process:
         """Instead of ``subprocess.Popen``: ``command`` is [python, -m, module, flags...],
@@ -100,12 +109,7 @@ class Nursery:
         """
         if _sglang_settings(env) != self._settings:
             return start_process(command, env, output)
-        while True:  # it is still importing
-            with contextlib.suppress(ConnectionRefusedError):
-                return ask(self._name, command[1:], env, output.fileno())
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the nursery ended with {self._process.returncode}")
-            time.sleep(0.1)
+        return ask(self._name, command[1:], env, output.fileno())
 
     def run(self, *words: object, limit_s: float = 600) -> str:
         """Returns the output of ``python words`` from the repository's root; it must succeed."""
@@ -127,15 +131,24 @@ class Nursery:
         path.chmod(0o755)
         return path
 
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
 
 def ask(name: str, command: Sequence[str], env: Mapping[str, str], output: int) -> WarmProcess:
-    """A server from the nursery of that name. Raises: ConnectionRefusedError, not there yet."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(_address(name))
+    """A server from the nursery of that name, when that has imported what it imports.
+
+    Raises:
+        ConnectionRefusedError: it does not answer.
+    """
+    deadline = time.monotonic() + IMPORT_LIMIT_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(_address(name))
+            break
+        except ConnectionRefusedError:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
     _send(connection, {"command": [str(word) for word in command], "env": dict(env)}, [output])
     return WarmProcess(connection)
 
@@ -205,14 +218,14 @@ def _receive(connection: socket.socket, max_fds: int = 8) -> tuple[dict[str, Any
 # -- the program ------------------------------------------------------------------
 
 
-def serve(name: str) -> None:
+def serve(name: str, owner: int) -> None:
     """Import, then fork a server for each connection, and report its end there.
 
-    Ends with its parent, however that ends, and takes every server with it.
+    Ends with its owner, however that ends, and takes every server with it.
     """
-    parent = os.getppid()
     for module in PRELOADED:
         importlib.import_module(module)
+    _index_bindings()
     gc.collect()
     gc.freeze()  # forks then share these pages as long as nobody writes to them
     listener = socket.socket(socket.AF_UNIX)
@@ -221,7 +234,7 @@ def serve(name: str) -> None:
     connections: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while os.getppid() == parent:
+        while Path(f"/proc/{owner}").exists():
             if selector.select(0.05):
                 connection, _ = listener.accept()
                 content, (output,) = _receive(connection)
@@ -238,6 +251,43 @@ def serve(name: str) -> None:
     for pid in connections:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+def _index_bindings() -> None:
+    """Makes SGLang's hook registry look bindings up. Otherwise it walks over all attributes of all
+    modules for each hook, in each process: 7 of 13 CPU seconds of a server's start.
+
+    Modules that are imported later are walked.
+    """
+    from sglang.srt.plugins import hook_registry
+
+    indexed, places = {*sys.modules}, {}
+    for module, name, value in _attributes(sys.modules):
+        places.setdefault(id(value), []).append((module, name))
+
+    def propagate(original: object, wrapped: object, source: object) -> int:
+        later = _attributes({*sys.modules} - indexed)
+        found = places.get(id(original), []) + [
+            (module, name) for module, name, value in later if value is original
+        ]
+        stale = [
+            (module, name)
+            for module, name in found
+            if module is not source and vars(module).get(name) is original
+        ]
+        for module, name in stale:
+            setattr(module, name, wrapped)
+        places[id(wrapped)] = found
+        return len(stale)
+
+    hook_registry._propagate_patch = propagate
+
+
+def _attributes(modules: Iterable[str]) -> Iterator[tuple[ModuleType, str, object]]:
+    for module in [sys.modules[name] for name in modules]:
+        if isinstance(module, ModuleType):
+            for name, value in [*vars(module).items()]:
+                yield module, name, value
 
 
 def _report_ends(connections: dict[int, socket.socket]) -> None:
@@ -353,7 +403,7 @@ def _place(places: dict[int, int]) -> None:
 
 def stand_in(name: str, command: Sequence[str]) -> int:
     """Be a server's first process, for whoever started this one: its signals, its exit code."""
-    server = _asked(name, command, deadline=time.monotonic() + IMPORT_LIMIT_S)
+    server = ask(name, command, os.environ, sys.stdout.fileno())
 
     def pass_on(number: int, _: Any) -> None:
         os.kill(server.pid, number)
@@ -364,18 +414,7 @@ def stand_in(name: str, command: Sequence[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _asked(name: str, command: Sequence[str], deadline: float) -> WarmProcess:
-    """``ask``, when the nursery has imported what it imports."""
-    while True:
-        try:
-            return ask(name, command, os.environ, sys.stdout.fileno())
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         sys.exit(stand_in(sys.argv[2], sys.argv[3:]))
-    serve(sys.argv[1])
+    serve(sys.argv[1], owner=int(sys.argv[2]))

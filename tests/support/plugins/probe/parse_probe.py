@@ -7,6 +7,7 @@ The tests put this folder on PYTHONPATH of the servers they start and give each 
   tree (for every model the slots, the tokens whose KV was written there and its fingerprint; and
   PARSE's marks of what the draft model has written).
 - ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
+- ``retract`` makes SGLang retract requests, as its variable SGLANG_TEST_RETRACT does.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
 - With ``PARSE_PROBE_STRICT`` set, a draft chunk whose launch waits for a GPU fails.
 - With ``PARSE_PROBE_AHEAD`` set, draft chunks run as on a GPU: the next may be launched before the
@@ -127,6 +128,9 @@ class Probe:
     # -- state ------------------------------------------------------------------
 
     def run_batch(self, original: Callable, scheduler: Any, batch: Any, *args: Any) -> Any:
+        from sglang.srt.managers import scheduler as module
+
+        module.TEST_RETRACT = (self.folder / "retract").exists()
         self.num_launched += 1
         self.stage = "prefill" if batch.forward_mode.is_extend() else "decode"
         if self.stage == "decode" and (self.folder / "record").exists():

@@ -1,0 +1,85 @@
+"""Names the tests on servers that a change can break: ``affected.py BASE`` prints their files.
+
+A changed test file affects itself. ``tests/unit/test_affected.py`` keeps the table complete.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+E2E = ROOT / "tests" / "e2e"
+STEP = "exact overlap blocks lengths memory aborts radix multi_turn stops tensor_parallel"
+PROGRAMS = "compare load demo_programs doctor_and_explain documents calibrate train_judge wheel"
+AFFECTED = {
+    # pattern of a path: names of files in tests/e2e; every pattern that matches counts
+    "sglang_parse/core/*": "exact overlap lengths demo_pair requests predictions grammars",
+    "sglang_parse/core/policy/*": "drafting_pays load",
+    "sglang_parse/core/config.py": "documents serve",
+    "sglang_parse/core/judge.py": "heads head_and_question calibrate",
+    "sglang_parse/engine/*": STEP,
+    "sglang_parse/engine/grammar.py": "grammars predictions",
+    "sglang_parse/engine/sources/*": "predictions endpoint grammars soak",
+    "sglang_parse/engine/a*.py": "adjusted fallbacks malformed",
+    "sglang_parse/engine/sampling.py": "sampling adjusted",
+    "sglang_parse/engine/logprobs.py": "logprobs demo_requests",
+    "sglang_parse/engine/e*.py": "eagle3_continuation head_and_question",
+    "sglang_parse/engine/f*.py": "faults weight_updates",
+    "sglang_parse/engine/[hv]e*.py": "heads head_and_question demo_pair security",
+    "sglang_parse/engine/b*.py": "lora weight_updates router call_direction",
+    "sglang_parse/attention/*": "as_on_a_gpu exact blocks demo_pair demo_requests",
+    "sglang_parse/telemetry/*": "prometheus requests",
+    "sglang_parse/startup/*": "documents serve calibrate wheel",
+    "sglang_parse/__init__.py": "documents wheel",
+    "sglang_parse/algorithm.py": "documents serve",
+    "sglang_parse/cli.py": "documents wheel",
+    "sglang_parse/context.py": f"{STEP} call_direction",
+    "sglang_parse/device.py": STEP,
+    "sglang_parse/plugin.py": "documents serve wheel",
+    "sglang_parse/frontend.py": "demo_programs documents",
+    "sglang_parse/client/*": f"{PROGRAMS} explain_page compare_page",
+    "sglang_parse/tasks/*": "calibrate train_judge compare",
+    "sglang_parse/compare/*": "compare load compare_page documents public_benchmark",
+    "sglang_parse/limit/*": "documents",
+    "sglang_parse/calibrate/*": "calibrate compare_page documents",
+    "sglang_parse/train_judge/*": "train_judge documents",
+    "sglang_parse/doctor/*": "doctor_and_explain documents",
+    "sglang_parse/explain/*": "doctor_and_explain explain_page documents",
+    "patches/*": "requests malformed fallbacks stops aborts logprobs sampling predictions",
+    "patches/cpu/*": "stock_speculative eagle3_continuation lora",
+    "patches/README.md": "",
+    "examples/*": "documents demo_programs router predictions",
+    "docs/*": "documents",
+    "README.md": "documents",
+    "tests/support/*": STEP,
+    "tests/soak/*": "soak",
+}
+
+
+def affected_by(path: str) -> set[str]:
+    """Returns file names in tests/e2e."""
+    names = {
+        f"test_{name}.py"
+        for pattern, listed in AFFECTED.items()
+        if fnmatch(path, pattern)
+        for name in listed.split()
+    }
+    return names | ({Path(path).name} if fnmatch(path, "tests/e2e/test_*.py") else set())
+
+
+def changed_since(base: str) -> Iterator[str]:
+    for command in (("diff", "--name-only", base), ("ls-files", "--others", "--exclude-standard")):
+        yield from subprocess.check_output(("git", *command), cwd=ROOT, text=True).splitlines()
+
+
+def main(paths: Iterable[str]) -> None:
+    found = sorted(set().union(*map(affected_by, paths)))
+    print(*(f"tests/e2e/{name}" for name in found if (E2E / name).exists()))
+
+
+if __name__ == "__main__":
+    main(changed_since(sys.argv[1]))
