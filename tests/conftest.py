@@ -26,7 +26,7 @@ ORDER = ("e2e", "gpu", "compat", "unit")
 """Folders, what takes longest first."""
 SHARED_SERVERS = (
     *("plain", "demo", "wordings", "demo_plain", "wordings_plain"),
-    *("token", "semantic", "overlap", "blocks", "equal"),
+    *("token", "semantic", "overlap", "blocks", "equal", "two_ranks"),
 )
 """Fixtures of tests/e2e/conftest.py. Those of the first ones run first: no process of tests works
 alone at the end."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.servers import Server
+from sglang_parse.client.servers import awake
 from support.client import Client
 from support.demo_pair import DEMO
 from support.models import load_model
@@ -26,6 +26,7 @@ from support.servers import (
     CHAT,
     CHECKS,
     CUSTOM,
+    EVERY_LINE,
     OVERLAP,
     SEED,
     SEMANTIC,
@@ -33,14 +34,14 @@ from support.servers import (
     Start,
     parse_flags,
     plain_flags,
+    plugin,
     served,
     shared_servers,
+    two_ranks_environment,
 )
-from support.starts import record_starts
 from support.warm import Nursery
 
 os.environ.update(CHECKS)
-record_starts(Server)
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +84,7 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
         start_server,
         "token",
         *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
-        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED, CUSTOM, *CHAT),
+        *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED, CUSTOM, *CHAT, *EVERY_LINE),
     )
 
 
@@ -91,9 +92,11 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
 def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """PARSE with questions on the random pair: verdicts mean nothing, drafts are rejected anywhere.
 
-    Pages of 16 slots, where the other servers have pages of one.
+    Pages of 16 slots, where the other servers have pages of one. Always drafts, because programs
+    that do not ask for it look at its random verdicts.
     """
-    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16")
+    always = ("--parse-drafting", "always")
+    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *always)
     yield from served(start_server, "semantic", *flags)
 
 
@@ -114,6 +117,24 @@ def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Clien
     yield from served(
         start_server, "blocks", *flags, *guidance, "--enable-metrics", **AHEAD, **eager
     )
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the ranks of ``two_ranks`` write their decisions and times."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(
+    start_server: Start, block_pair: tuple[Path, Path], records: Path
+) -> Iterator[Client]:
+    """As ``semantic``, on two ranks whose logits differ; drafts in blocks."""
+    flags = (*SEMANTIC, *BLOCKS, *EVERY_LINE, "--enable-metrics", "--tp-size", "2")
+    with plugin("rank_noise", RANK_NOISE_DIR=str(records)), two_ranks_environment():
+        server = start_server("two-ranks", *parse_flags(block_pair, *flags))
+    with awake(server):
+        yield Client.of(server)
 
 
 @pytest.fixture(scope="module")

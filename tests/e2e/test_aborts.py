@@ -157,7 +157,7 @@ def _one_request(client: Client, rng: random.Random, rid: str, expected: list[li
     fate = rng.choices(["finished", "aborted", "disconnected"], [2, 7, 1])[0]
     limit = rng.randrange(1, 16) if fate == "finished" else 200
     is_exact = "token" in rid or rng.random() < 0.7
-    options = {} if "token" in rid else EXACT if is_exact else {"threshold": 0.4}
+    options = client.options_of({} if "token" in rid else EXACT if is_exact else {"threshold": 0.4})
     params = {
         "temperature": 0,
         "max_new_tokens": limit,

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
+from support.client import DRAFTS, EXACT, HTTP, Client, ids_of, parse_info, random_prompts
 from support.models import load_model
 
 PROMPTS = random_prompts(8, seed=131)
 LONG = {"max_new_tokens": 72, "ignore_eos": True}
-WHOLE = {"threshold": 0.0, "trace": True}
+WHOLE = {"threshold": 0.0, "trace": True, **DRAFTS}
 """Every draft is accepted: only the bonus tokens are the target's."""
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
 from support.client import EXACT, HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
-from support.servers import QUESTION, Start, parse_flags, served
+from support.servers import Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF = {"enabled": False}
 
 
 def flags(target: str, draft: str, drafting: str, *more: str) -> tuple[str, ...]:
-    # The last value of a flag counts.
     return parse_flags((DEMO / target, DEMO / draft), "--parse-drafting", drafting, *more)
 
 
@@ -32,17 +32,19 @@ SLOW = ("--parse-verification", "token", "--parse-draft-tokens", "8", "--parse-d
 @pytest.fixture(scope="module")
 def slow(start_server: Start) -> Iterator[Client]:
     more = (*SLOW, "--enable-metrics")
-    yield from served(start_server, "slow-draft", *flags("draft", "target", "auto", *more))
+    for client in served(start_server, "slow-draft", *flags("draft", "target", "auto", *more)):
+        yield replace(client, options={})
 
 
 @pytest.fixture(scope="module")
 def never(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "never", *flags("draft", "target", "never", *SLOW))
+    for client in served(start_server, "never", *flags("draft", "target", "never", *SLOW)):
+        yield replace(client, options={})
 
 
-@pytest.fixture(scope="module")
-def auto(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "auto", *flags("target", "draft", "auto", *QUESTION))
+@pytest.fixture
+def auto(demo: Client) -> Client:
+    return replace(demo, options={})
 
 
 @pytest.fixture(scope="module")

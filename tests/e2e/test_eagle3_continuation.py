@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from sglang_parse.client.servers import awake
 from support.client import EXACT, HTTP, Client, assert_adds_up, assert_same, ids_of, parse_info
 from support.demo_pair import DEMO, disturbed_draft
-from support.servers import QUESTION, SEED, Start, parse_flags, served, two_ranks_environment
+from support.servers import QUESTION, SEED, Start, parse_flags, served
 
 EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
 NORMAL, OFF = {}, {"enabled": False}
@@ -60,18 +61,9 @@ def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 def choosing(start_server: Start) -> Iterator[Client]:
     """The demo pair with adaptive drafting: verify passes yield nearly all of an answer."""
     pair = (DEMO / "target", DEMO / "draft")
-    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--parse-drafting", "auto")
-    yield from served(start_server, "choosing-eagle3", *flags)
-
-
-@pytest.fixture(scope="module")
-def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
-    with two_ranks_environment():
-        server = start_server("two-ranks-eagle3", *flags)
-    with awake(server):
-        yield Client.of(server)
-    server.stop()
+    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED)
+    for client in served(start_server, "choosing-eagle3", *flags):
+        yield replace(client, options={})
 
 
 @pytest.fixture(scope="module")
@@ -433,16 +425,6 @@ def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: lis
         info = parse_info(left)
         assert (info["rounds"], info["accepted_tokens"]) == (1, 0)
         assert 1.5 < info["eagle3_tokens"] / info["eagle3_steps"] <= 3
-
-
-@pytest.mark.nightly("tests/e2e/test_tensor_parallel.py")
-@pytest.mark.parametrize("parse", [EXACT, OFF])
-def test_two_ranks(two_ranks: Client, prompts: list, expected: list, parse: dict):
-    """Both ranks make the same decisions with the head."""
-    answers = two_ranks.generate_all(prompts[:4], 4, parse=parse, max_new_tokens=60)
-    assert ids_of(answers) == [ids[:60] for ids in ids_of(expected[:4])]
-    assert _accept_length(answers) > 1.5
-    two_ranks.assert_nothing_lost()
 
 
 # -- stock EAGLE3 with the same head ----------------------------------------------------

@@ -1,4 +1,4 @@
-"""A verdict head and a question beside an EAGLE-3 head, on two ranks.
+"""A verdict head and a question beside an EAGLE-3 head and adapters, on two ranks.
 
 The question is asked about complete answers only.
 """
@@ -6,16 +6,19 @@ The question is asked about complete answers only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_parse.client.servers import awake
-from support.client import EXACT, Client, ids_of, parse_info
-from support.demo_pair import DEMO, disturbed_draft
+from support.client import EXACT, Client, assert_same, ids_of, parse_info
+from support.demo_pair import DEMO, disturbed_draft, held_out
 from support.heads import HeadShape, check_verdicts, rows_of, write_head
 from support.models import load_tokenizer
+from support.random_adapter import two_adapters
 from support.reference_verdicts import reference_verdicts
 from support.servers import (
     QUESTION,
@@ -29,6 +32,8 @@ pytestmark = pytest.mark.nightly("tests/e2e/test_heads.py")
 
 EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
 TRACE = {"trace": True}
+GRAMMAR = {"regex": "([a-z]: [0-9]{2}\n){4,9}"}
+LOUD, QUIET = {"lora_path": "loud"}, {"lora_path": "quiet"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,8 @@ def both(
 ) -> Iterator[Client]:
     pair = DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
     judge = ("--parse-judge", str(demo_head[0]))
-    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2")
+    lora = two_adapters(DEMO / "target", tmp_path_factory.mktemp("lora"))
+    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2", *lora)
     with two_ranks_environment():
         server = start_server("head-question-eagle3", *flags)
     with awake(server):
@@ -98,4 +104,25 @@ def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client
         infos = [parse_info(answer) for answer in answers]
         steps = sum(info["eagle3_steps"] for info in infos)
         assert sum(info["eagle3_tokens"] for info in infos) > 2 * steps > 0
+    both.assert_nothing_lost()
+
+
+def test_adapters_beside_eagle3_on_two_ranks(both: Client):
+    """The base model's requests decode with the head, an adapter's in the same batch without it."""
+    problems = [one.prompt for one in held_out(3)]
+    tops = ({}, LOUD, QUIET)
+    jobs = [(prompt, top, more) for prompt in problems for top in tops for more in ({}, GRAMMAR)]
+
+    def ask(job: tuple, **parse: Any) -> dict[str, Any]:
+        prompt, top, more = job
+        return both.generate(prompt, max_new_tokens=60, top=top, parse=parse, **more)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        plain = list(pool.map(partial(ask, enabled=False), jobs))
+        answers = list(pool.map(partial(ask, **EXACT), jobs))
+    for (_, top, _), answer, wanted in zip(jobs, answers, plain, strict=True):
+        assert_same(answer, wanted)
+        info = parse_info(answer)
+        assert info["rounds"] > 0
+        assert info["decode_accelerator"] == ("none" if top else "eagle3")
     both.assert_nothing_lost()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.client import EXACT, Client, chunks_of, flat, parse_info, random_prompts
+from support.client import DRAFTS, EXACT, Client, chunks_of, flat, parse_info, random_prompts
 
 PROMPTS = random_prompts(6, seed=33)
 LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
@@ -94,7 +94,7 @@ def test_of_accepted_tokens_are_the_targets(
 
 def test_streams_say_the_same(semantic: Client):
     """In the native API every chunk repeats what came before."""
-    params = {"temperature": 0, **LIMIT, "custom_params": {"parse": {"threshold": 0.3}}}
+    params = {"temperature": 0, **LIMIT, "custom_params": {"parse": {"threshold": 0.3, **DRAFTS}}}
     body = {"input_ids": PROMPTS[0], "sampling_params": params, **ASKS}
     whole = semantic.post("/generate", body).json()
     *_, last = chunks_of(semantic, "/generate", body)

@@ -9,27 +9,23 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.client import EXACT, Client, assert_same, parse_info, random_prompts
-from support.demo_pair import DEMO, held_out
-from support.random_adapter import make_adapter
+from support.random_adapter import two_adapters
 from support.servers import (
     AHEAD,
     BLOCKS,
     OVERLAP,
-    PARSE,
     SEED,
     SEMANTIC,
     Start,
     parse_flags,
     plain_flags,
     served,
-    two_ranks_environment,
 )
 
 pytestmark = pytest.mark.nightly("tests/compat/test_lora_rows.py")
@@ -63,17 +59,7 @@ def target(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def lora_flags(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    return flags_for(target, tmp_path_factory.mktemp("lora"))
-
-
-def flags_for(target: Path, folder: Path) -> tuple[str, ...]:
-    """Two adapters of a target, and the flags that serve them."""
-    loud = make_adapter(folder / "loud", target, scale=0.3, seed=5)
-    quiet = make_adapter(folder / "quiet", target, scale=0.06, seed=6)
-    return (
-        *("--enable-lora", "--lora-paths", f"loud={loud}", f"quiet={quiet}"),
-        *("--lora-backend", "torch_native", "--max-loras-per-batch", "3"),
-    )
+    return two_adapters(target, tmp_path_factory.mktemp("lora"))
 
 
 @pytest.fixture(scope="module")
@@ -91,40 +77,6 @@ def parse_lora(
     """Asks questions, with the overlap schedule, and drafts in blocks."""
     flags = parse_flags((target, block_pair[1]), *SEMANTIC, *OVERLAP, *BLOCKS, *lora_flags)
     yield from served(start_server, "parse-lora", *flags, **AHEAD)
-
-
-@pytest.fixture(scope="module")
-def with_eagle(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """The demo pair on two ranks, in token mode; the target decodes with its EAGLE-3 head."""
-    lora = flags_for(DEMO / "target", tmp_path_factory.mktemp("demo-lora"))
-    eagle = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
-    flags = (
-        *("--model-path", str(DEMO / "target"), *PARSE, "--parse-verification", "token", *SEED),
-        *("--speculative-draft-model-path", str(DEMO / "draft"), *lora, *eagle, "--tp-size", "2"),
-    )
-    with two_ranks_environment():
-        yield from served(start_server, "lora-eagle", *flags)
-
-
-def test_adapters_beside_eagle3_on_two_ranks(with_eagle: Client):
-    """The base model's requests decode with the head, an adapter's in the same batch without it."""
-    problems = [one.prompt for one in held_out(3)]
-    tops = ({}, LOUD, QUIET)
-    jobs = [(prompt, top, more) for prompt in problems for top in tops for more in ({}, GRAMMAR)]
-
-    def ask(job: tuple, **parse: Any) -> dict[str, Any]:
-        prompt, top, more = job
-        return with_eagle.generate(prompt, max_new_tokens=60, top=top, parse=parse, **more)
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        plain = list(pool.map(partial(ask, enabled=False), jobs))
-        answers = list(pool.map(partial(ask, drafting="always"), jobs))
-    for (_, top, _), answer, wanted in zip(jobs, answers, plain, strict=True):
-        assert_same(answer, wanted)
-        info = parse_info(answer)
-        assert info["rounds"] > 0
-        assert info["decode_accelerator"] == ("none" if top else "eagle3")
-    with_eagle.assert_nothing_lost()
 
 
 def test_adapters_are_drafted_for_in_one_batch(plain_lora: Client, parse_lora: Client):

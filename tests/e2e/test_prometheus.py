@@ -21,14 +21,20 @@ from sglang_parse.compare.serving import PASSES, ROWS, STAGE_SECONDS, server_tot
 from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support import calibration
-from support.client import HTTP, Client, parse_info, random_prompts, recorded_iterations
-from support.servers import QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, two_ranks_environment
+from support.client import DRAFTS, HTTP, Client, parse_info, random_prompts, recorded_iterations
+from support.servers import (
+    EVERY_LINE,
+    QUESTION,
+    SEED,
+    SMALL_CHUNKS,
+    Start,
+    parse_flags,
+)
 
 PROMPTS = random_prompts(10, 121)
 LONG_PROMPT = random_prompts(1, 122, longest=6)[0] * 120  # prefilled in several chunks
 LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
-EVERY_LINE = ("--decode-log-interval", "1")
-ACCEPT_SOME = {"trace": True, "threshold": 0.45}
+ACCEPT_SOME = {"trace": True, "threshold": 0.45, **DRAFTS}
 FALLBACKS = {
     "switched off": {"parse": {"enabled": False}},
     "sampling mask": {"top": {"return_sampling_mask": True}},
@@ -68,24 +74,9 @@ def watched(
         yield Watched(Client.of(server), server.log)
 
 
-@pytest.fixture(scope="module")
-def unwatched(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
-    flags = ("--parse-verification", "token", "--parse-draft-tokens", "16")
-    server = start_server("no-metrics", *parse_flags(pair, *flags), *CHUNKS)
-    with awake(server):
-        yield Watched(Client.of(server), server.log)
-
-
-@pytest.fixture(scope="module")
-def two_ranks(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Watched]:
-    with two_ranks_environment():
-        server = start_server(
-            "metrics-two-ranks",
-            *parse_flags(pair, *SEMANTIC, "--tp-size", "2"),
-            *(*CHUNKS, "--enable-metrics"),
-        )
-    with awake(server):
-        yield Watched(Client.of(server), server.log)
+@pytest.fixture
+def unwatched(token: Client) -> Watched:
+    return Watched(token, token.probe.folder.with_suffix(".log"))
 
 
 # -- reading --------------------------------------------------------------------
@@ -430,11 +421,10 @@ def test_sglangs_acceptance_gauges_cover_parses_rounds(watched: Watched):
     )
 
 
-@pytest.mark.nightly("tests/e2e/test_prometheus.py::test_counters_equal_the_sums_of_the_responses")
-def test_one_rank_publishes(two_ranks: Watched):
-    client = two_ranks.client
+def test_one_rank_publishes(two_ranks: Client):
+    client, watched = two_ranks, Watched(two_ranks, two_ranks.probe.folder.with_suffix(".log"))
     settle(client)
-    before, num_lines = samples(client), len(two_ranks.lines())
+    before, num_lines = samples(client), len(watched.lines())
     infos = [
         parse_info(answer)
         for answer in client.generate_all(PROMPTS[:4], 4, parse=ACCEPT_SOME, **LENGTH)
@@ -447,7 +437,7 @@ def test_one_rank_publishes(two_ranks: Watched):
     )
     ranks = re.findall(r'^sglang:parse_.*tp_rank="(\d)"', page(client), re.MULTILINE)
     assert set(ranks) == {"0"}
-    lines = decode_lines(two_ranks.lines()[num_lines:])
+    lines = decode_lines(watched.lines()[num_lines:])
     assert printed(lines, "drafted") == total(infos, "drafted_tokens")
 
 

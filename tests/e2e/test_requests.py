@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_parse.core.question import QuestionWording, render_question
-from support.client import Client, parse_info, random_prompts
+from support.client import DRAFTS, Client, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.refused_drafts import assert_the_cause_is_named
 from support.servers import THINKING_QUESTION
@@ -71,7 +71,7 @@ def test_openai_api_carries_options_and_meta_info(semantic: Client):
             max_tokens=24,
             temperature=0,
             extra_body={
-                "custom_params": {"parse": {"enabled": enabled, "trace": True}},
+                "custom_params": {"parse": {"enabled": enabled, "trace": True, **DRAFTS}},
                 "return_meta_info": True,
                 "ignore_eos": True,
             },

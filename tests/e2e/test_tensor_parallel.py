@@ -9,35 +9,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from sglang_parse.client.servers import awake
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
-from support.servers import BLOCKS, SEMANTIC, Start, parse_flags, plugin, two_ranks_environment
 
 LENGTH = {"max_new_tokens": 64, "ignore_eos": True}
 TWO = ("--tp-size", "2")
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def two_ranks(
-    start_server: Start, block_pair: tuple[Path, Path], records: Path
-) -> Iterator[Client]:
-    """As ``semantic``, on two ranks whose logits differ; drafts in blocks."""
-    with plugin("rank_noise", RANK_NOISE_DIR=str(records)), two_ranks_environment():
-        server = start_server("two-ranks", *parse_flags(block_pair, *SEMANTIC, *BLOCKS, *TWO))
-    with awake(server):
-        yield Client.of(server)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

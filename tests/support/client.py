@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ HTTP = httpx.Client(
 )
 """One for all servers, because each new one reads the system's certificates, 50 ms of CPU. It keeps
 no connection: servers are suspended between tests."""
-EXACT = {"threshold": 1.5}
-"""Request options: every question is asked, nothing is accepted, the answer is the target's."""
+DRAFTS = {"drafting": "always"}
+"""Request options: drafts, whether it pays or not."""
+EXACT = {"threshold": 1.5, **DRAFTS}
+"""The same, and every question is asked, nothing is accepted, the answer is the target's."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,22 @@ class Probe:
 
 @dataclass(frozen=True)
 class Client:
-    """One server's native API."""
+    """One server's native API.
+
+    Attributes:
+        options: of requests that PARSE serves, unless they say otherwise. Servers draft while it
+            pays, as users run them; a random pair's drafts do not, and tests want them.
+    """
 
     url: str
     probe: Probe | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, server: Any) -> Client:
         """A client that can also disturb the server (started by the ``start_server`` fixture)."""
-        return cls(server.url, Probe(server.log.with_suffix(".probe")))
+        options = DRAFTS if " PARSE " in f" {server.flags} " else {}
+        return cls(server.url, Probe(server.log.with_suffix(".probe")), options)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return HTTP.post(f"{self.url}{path}", json=body)
@@ -89,13 +98,22 @@ class Client:
     ) -> dict[str, Any]:
         """One greedy answer unless ``sampling`` says otherwise. Raises on an HTTP error."""
         params: dict[str, Any] = {"temperature": 0, **sampling}
-        if parse is not None:
-            params["custom_params"] = {"parse": parse}
+        custom = dict(params.pop("custom_params", {}))
+        given = custom.pop("parse", None) if parse is None else parse
+        if options := self.options_of(given):
+            params["custom_params"] = custom | {"parse": options}
+        elif custom:
+            params["custom_params"] = custom
         body: dict[str, Any] = {"sampling_params": params, **(top or {})}
         body["text" if isinstance(prompt, str) else "input_ids"] = prompt
         response = self.post("/generate", body)
         response.raise_for_status()
         return response.json()
+
+    def options_of(self, given: dict[str, Any] | None) -> dict[str, Any]:
+        """Options of a request with ``given`` ones."""
+        is_drafted = (given or {}).get("enabled", True)
+        return {**(self.options if is_drafted else {}), **(given or {})}
 
     def generate_all(
         self, prompts: Sequence[Sequence[int] | str], concurrency: int, **kwargs: Any

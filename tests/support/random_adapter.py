@@ -40,3 +40,13 @@ def make_adapter(folder: Path, model: Path, *, scale: float, seed: int) -> Path:
     }
     (folder / "adapter_config.json").write_text(json.dumps(content))
     return folder
+
+
+def two_adapters(target: Path, folder: Path) -> tuple[str, ...]:
+    """Two adapters of a target, and the flags that serve them."""
+    loud = make_adapter(folder / "loud", target, scale=0.3, seed=5)
+    quiet = make_adapter(folder / "quiet", target, scale=0.06, seed=6)
+    return (
+        *("--enable-lora", "--lora-paths", f"loud={loud}", f"quiet={quiet}"),
+        *("--lora-backend", "torch_native", "--max-loras-per-batch", "3"),
+    )

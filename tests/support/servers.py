@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.servers import Server, ServerSpec, StartProcess, awake
 from support.client import Client
 from support.demo_pair import DEMO
+from support.starts import record_starts
 
+record_starts(Server)
 Start = Callable[..., Server]
 PLUGINS = Path(__file__).resolve().parent / "plugins"
 CHECKS = {
@@ -25,9 +28,9 @@ CHECKS = {
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
 }
 """In the environment of every server under test."""
-MAX_SERVERS = 6
-"""Shared servers alive at a time, per process of tests; modules start more of their own. One from
-the nursery takes 0.9 GB, two processes of tests share 24."""
+GIB = 1 << 30
+MAX_SERVERS = max(4, int(psutil.virtual_memory().total / GIB - 4) // 2)
+"""Servers alive at a time, for each of two processes of tests; one takes 0.9 GB."""
 
 
 @contextlib.contextmanager
@@ -83,6 +86,7 @@ THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 """The same, and two added tokens of the pair as if they were those around a think block."""
 # SGLang draws from one generator per server.
 SEED = ("--random-seed", "7")
+EVERY_LINE = ("--decode-log-interval", "1")
 SMALL_CHUNKS = ("--chunked-prefill-size", "256")
 BLOCKS = ("--parse-draft-parallel-tokens", "4")
 """For drafts that have a mask token."""
@@ -94,7 +98,7 @@ CHAT = ("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen")
 """Thoughts and tool calls apart from the answer."""
 SEMANTIC = (
     *("--parse-question", str(THINKING_QUESTION), "--parse-segment", "tokens:3"),
-    *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6"),
+    *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6", "--parse-max-prefixes", "16"),
     *(*SMALL_CHUNKS, *SEED, CUSTOM),
 )
 """Semantic verification of the random pair."""
@@ -106,8 +110,7 @@ def plain_flags(target: Path) -> tuple[str, ...]:
 
 
 def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
-    """A PARSE server that always drafts, whatever the expected speedup, and asks a question unless
-    ``flags`` say otherwise.
+    """A PARSE server that asks a question unless ``flags`` say otherwise.
 
     ``PARSE_TEST_FLAGS`` runs a whole suite another way: "--parse-overlap on", for one.
     """
@@ -116,7 +119,7 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     question = () if named else ("--parse-judge", "question")
     return (
         *("--model-path", str(target), *PARSE, "--speculative-draft-model-path", str(draft)),
-        *("--parse-drafting", "always", *question),
+        *question,
         *flags,
         *os.environ.get("PARSE_TEST_FLAGS", "").split(),
     )
