@@ -50,10 +50,17 @@ class Pipeline(Protocol):
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
         ``forward_batch_generation``       ``engine.worker.ParseWorker``
         ``finish``, by the result's event  ``engine.overlap``
-        stop strings                       patches/parse/stop_order.py
+        stops                              patches/parse/stops.py
+        which requests have news           patches/parse/empty_events.py
         ``meta_info`` of a response        patches/parse/meta_info.py
         metrics                            ``telemetry.prometheus.ParseMetricsCollector``
         log line                           patches/parse/decode_log.py
+
+    For each event of a stream, in the other processes:
+
+        text of new tokens                 patches/parse/streamed_text.py
+        tool calls                         patches/parse/tool_blocks.py
+        Ollama's API                       patches/parse/ollama_streams.py
 
     On demand: patches/parse/weight_updates.py, patches/parse/memory_release.py.
     """

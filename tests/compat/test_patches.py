@@ -323,7 +323,7 @@ def test_adapter_layers_can_be_built_without_an_accelerator():
 
 def test_a_grammar_ends_a_request_after_its_last_token():
     """Its matcher has accepted all tokens when they are searched for stops one by one."""
-    from sglang_parse.patches.parse.stop_order import _finish_token_by_token
+    from sglang_parse.patches.parse.stops import _finish_token_by_token
 
     seen = []
     params = SimpleNamespace(stop_strs=["x"], stop_regex_strs=[])
