@@ -1,4 +1,4 @@
-"""The first stop in the accepted tokens ends a request; what follows is no output (ledger: stops)."""
+"""The first stop in the accepted tokens ends a request, its counts and its turn (ledger: stops)."""
 
 from __future__ import annotations
 

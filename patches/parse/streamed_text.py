@@ -27,7 +27,7 @@ PATCH = Patch(
     "space. More tokens can make that shorter than what is sent, the offset goes back, and the "
     "characters between are sent again. One token at a time ends a text after every character, so "
     "it takes steps of several tokens: any speculative algorithm.",
-    how="the offset never goes back. Servers that send one token at a time send the same as before.",
+    how="the offset never goes back. Where a step brings one token, the same is sent as before.",
     upstream="docs/upstream.md",
     removed_when="SGLang's offset never goes back.",
 )

@@ -1,5 +1,5 @@
-"""Streams, stops and sessions where a step brings several tokens, or none: SGLang's own classes with
-the patches in force."""
+"""Streams, stops and sessions where a step brings several tokens, or none: SGLang's own classes,
+patched."""
 
 from __future__ import annotations
 

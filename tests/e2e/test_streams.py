@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
-from support.client import EXACT, HTTP, Client, assert_same, random_prompts, wait_until
-from support.demo_pair import DEMO
-from support.models import load_tokenizer
+from sglang_parse.client.demo_pair import load_problems
+from support.client import EXACT, HTTP, Client, assert_same, random_prompts
 
 PROMPTS = random_prompts(3, 57)
 LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
 CHARACTERS = {"regex": "(é|ß|日|本|語|😀|𝄞){24}", "max_new_tokens": 120}
 """One byte per token: steps end inside characters."""
+NATIVE = {
+    "plain": (LIMIT, {}),
+    "interval": (LIMIT | {"stream_interval": 7}, {}),
+    "two answers": (LIMIT | {"n": 2}, {}),
+    "log probabilities": (LIMIT, {"return_logprob": True, "logprob_start_len": 0}),
+}
+FUNCTION = {
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tools": {"tools": [{"type": "function", "function": FUNCTION}]},
+    "required": {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
+    "thoughts apart": {"chat_template_kwargs": {"enable_thinking": True}},
+}
 SERVERS = pytest.mark.parametrize(
     ("server", "options"), [("token", {}), ("semantic", EXACT), ("overlap", EXACT)]
 )
-CHATS = pytest.mark.parametrize(("server", "options"), [("token", {}), ("overlap", EXACT)])
+CHAT_SERVERS = pytest.mark.parametrize(("server", "options"), [("token", {}), ("overlap", EXACT)])
 
 
 @pytest.fixture
@@ -32,29 +45,29 @@ def client(request: pytest.FixtureRequest, server: str) -> Iterator[Client]:
 
 
 def events(client: Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of a stream."""
     with HTTP.stream("POST", f"{client.url}{path}", json=body | {"stream": True}) as response:
-        response.raise_for_status()
         for line in response.iter_lines():
-            line = line.removeprefix("data: ")
-            if line and line != "[DONE]":
-                yield json.loads(line)
+            data = line.removeprefix("data: ")
+            if data.startswith("{"):  # no "[DONE]" and no names of events
+                yield json.loads(data)
 
 
-def stream(
-    client: Client, prompt: list[int], options: dict[str, Any] | None = None, **fields: Any
-) -> list[dict[str, Any]]:
-    """The answers of a native stream, the last event of each; asserts that each event has news."""
-    params = {"temperature": 0, **fields.pop("sampling")}
-    if options is not None:
-        params["custom_params"] = {"parse": options}
-    asked = {"input_ids": prompt, "sampling_params": params, **fields}
+def native(
+    prompt: list[int], options: dict[str, Any] | None = None, /, **sampling: Any
+) -> dict[str, Any]:
+    """The body of a request to ``/generate``."""
+    custom = {} if options is None else {"custom_params": {"parse": options}}
+    return {"input_ids": prompt, "sampling_params": {"temperature": 0, **custom, **sampling}}
+
+
+def streamed(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The last event of each answer to a native request; asserts that each event has news."""
     latest: dict[int, dict[str, Any]] = {}
-    for event in events(client, "/generate", asked):
+    for event in events(client, "/generate", body):
         before = latest.get(event.get("index", 0), {"output_ids": [], "text": ""})
         assert event["text"].startswith(before["text"])
-        is_longer = len(event["output_ids"]) > len(before["output_ids"])
-        assert is_longer or event["meta_info"]["finish_reason"]
+        has_more = len(event["output_ids"]) > len(before["output_ids"])
+        assert has_more or event["meta_info"]["finish_reason"]
         latest[event.get("index", 0)] = event
     return [latest[index] for index in sorted(latest)]
 
@@ -63,27 +76,17 @@ def stream(
 
 
 @SERVERS
-@pytest.mark.parametrize(
-    ("sampling", "fields"),
-    [
-        (LIMIT, {}),
-        (LIMIT | {"stream_interval": 7}, {}),
-        (LIMIT | {"n": 2}, {}),
-        (LIMIT, {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}),
-    ],
-    ids=["plain", "interval", "n", "logprobs"],
-)
-def test_native(
-    client: Client, plain: Client, options: dict, sampling: dict[str, Any], fields: dict[str, Any]
-):
+@pytest.mark.parametrize("case", NATIVE)
+def test_native(client: Client, plain: Client, options: dict, case: str):
+    sampling, top = NATIVE[case]
     for prompt in PROMPTS:
-        theirs = plain.generate(prompt, top=fields, **sampling)
-        ours = stream(client, prompt, options, sampling=sampling, **fields)
+        ours = streamed(client, native(prompt, options, **sampling) | top)
+        theirs = plain.generate(prompt, top=top, **sampling)
         for our, their in zip(ours, theirs if isinstance(theirs, list) else [theirs], strict=True):
             assert_same(our, their)
-            for key in ("output_token_logprobs", "input_token_logprobs"):
+            for key in ("input_token_logprobs", "output_token_logprobs"):
                 left, right = (answer["meta_info"].get(key, []) for answer in (our, their))
-                assert [ids for _, ids, _ in left] == [ids for _, ids, _ in right]
+                assert [row[1] for row in left] == [row[1] for row in right]
 
 
 @SERVERS
@@ -92,67 +95,40 @@ def test_stop_strings(client: Client, plain: Client, options: dict, place: int):
     for prompt in PROMPTS:
         text = plain.generate(prompt, **LIMIT)["text"]
         start = len(text) * place // 60
-        asked = LIMIT | {"stop": [text[start : start + 3]]}
-        (ours,) = stream(client, prompt, options, sampling=asked)
-        assert_same(ours, plain.generate(prompt, **asked))
+        sampling = LIMIT | {"stop": [text[start : start + 3]]}
+        (ours,) = streamed(client, native(prompt, options, **sampling))
+        assert_same(ours, plain.generate(prompt, **sampling))
 
 
 @pytest.mark.parametrize(("server", "options"), [("token", {})])
 def test_characters_of_several_tokens(client: Client, plain: Client, options: dict):
     for prompt in (*PROMPTS, *random_prompts(5, 58)):
-        (ours,) = stream(client, prompt, options, sampling=CHARACTERS)
+        (ours,) = streamed(client, native(prompt, options, **CHARACTERS))
         assert_same(ours, plain.generate(prompt, **CHARACTERS))
-
-
-def test_accepted_drafts(wordings: Client):
-    """Of whole lines: what is streamed is what is answered."""
-    tokenizer = load_tokenizer(DEMO / "target")
-    del tokenizer
-    for prompt in ("Start with 12. Add 7, then multiply by 3.", "1 2 3 4 5"):
-        ids = wordings.post("/tokenize", {"prompt": prompt}).json()["tokens"]
-        (ours,) = stream(wordings, ids, sampling={"max_new_tokens": 120})
-        whole = wordings.generate(ids, max_new_tokens=120)
-        assert (ours["text"], ours["output_ids"]) == (whole["text"], whole["output_ids"])
-    wordings.assert_nothing_lost()
 
 
 @SERVERS
 def test_an_abort_amid_a_stream(client: Client, plain: Client, options: dict):
-    """What came before it is a beginning of the answer, whole characters only."""
-    limit = {"max_new_tokens": 600, "ignore_eos": True}
-    whole = plain.generate(PROMPTS[0], **limit)
-    seen: list[dict[str, Any]] = []
-
-    def read() -> None:
-        params = {"temperature": 0, "custom_params": {"parse": options}, **limit}
-        body = {"input_ids": PROMPTS[0], "sampling_params": params, "rid": f"aborted-{client.url}"}
-        seen.extend(events(client, "/generate", body) for _ in ())
-        for event in events(client, "/generate", body):
-            seen.append(event)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    wait_until(lambda: len(seen) > 2, "three events")
-    client.abort(f"aborted-{client.url}")
-    reader.join()
+    """What came before it is a beginning of the answer."""
+    limit = {"max_new_tokens": 900, "ignore_eos": True}
+    rid = f"aborted by {client.url}"
+    seen = []
+    for event in events(client, "/generate", native(PROMPTS[0], options, **limit) | {"rid": rid}):
+        seen.append(event)
+        if len(seen) == 3:
+            client.abort(rid)
     assert seen[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     lengths = [len(event["output_ids"]) for event in seen[:-1]]
-    assert lengths == sorted(set(lengths))
-    for event in seen:
-        assert whole["output_ids"][: len(event["output_ids"])] == event["output_ids"]
-        assert whole["text"].startswith(event["text"])
+    assert lengths == sorted({*lengths})
+    whole = plain.generate(PROMPTS[0], **limit | {"max_new_tokens": len(seen[-1]["output_ids"])})
+    assert seen[-1]["output_ids"] == whole["output_ids"]
+    assert all(whole["text"].startswith(event["text"]) for event in seen)
 
 
 # -- OpenAI's API -------------------------------------------------------------------------
 
 
-def chat(
-    client: Client, options: dict | None, is_streamed: bool, **fields: Any
-) -> dict[str, str | int]:
-    """Everything of a chat's answer; asserts that each event has news."""
-    api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
-    custom = {"custom_params": {"parse": options}} if options is not None else {}
-    fields["extra_body"] = {**fields.pop("extra_body", {}), **custom}
+def chat_body(options: dict | None = None, **fields: Any) -> dict[str, Any]:
     asked = {
         "model": "m",
         "messages": [{"role": "user", "content": "Start with 12, add 7"}],
@@ -160,29 +136,142 @@ def chat(
         "max_tokens": 90,
         **fields,
     }
-    if not is_streamed:
-        reply = api.chat.completions.create(**asked)
-        choice = reply.choices[0]
-        answer = [(choice.message, choice.finish_reason)]
-        usage = reply.usage
-    else:
-        answer, usage = [], None
-        for chunk in api.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
-        ):
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                delta = choice.delta.model_dump(exclude_none=True)
-                assert choice.finish_reason or any(delta.values())
-                answer.append((choice.delta, choice.finish_reason))
-    texts: dict[str, Any] = {"content": "", "reasoning_content": "", "finish_reason": ""}
-    for message, reason in answer:
-        texts["content"] += message.content or ""
-        texts["reasoning_content"] += getattr(message, "reasoning_content", None) or ""
-        texts["finish_reason"] += reason or ""
-        for call in message.tool_calls or ():
-            key = f"call {getattr(call, 'index', 0) or 0}"
-            texts[key] = texts.get(key, "") + (call.function.name or "") + call.function.arguments
-    texts["completion_tokens"] = usage.completion_tokens
-    texts["reasoning_tokens"] = usage.model_extra["reasoning_tokens"]
-    return texts
+    return asked if options is None else asked | {"custom_params": {"parse": options}}
+
+
+def collected(messages: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    """Everything of a chat's answer, by name."""
+    made: dict[str, Any] = dict.fromkeys(("content", "reasoning_content", "finish_reason"), "")
+    for message in messages:
+        for key in made.keys() & message.keys():
+            made[key] += message[key] or ""
+        for call in message.get("tool_calls") or ():
+            given = call["function"]
+            made["call"] = made.get("call", "") + (given["name"] or "") + given["arguments"]
+    return made | {key: usage[key] for key in ("completion_tokens", "reasoning_tokens")}
+
+
+def chat(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    response = client.post("/v1/chat/completions", body)
+    response.raise_for_status()
+    (choice,) = response.json()["choices"]
+    message = {**choice["message"], "finish_reason": choice["finish_reason"]}
+    return collected([message], response.json()["usage"])
+
+
+def streamed_chat(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """As ``chat``; asserts that each event but the first, which names the role, has news."""
+    body = body | {"stream_options": {"include_usage": True}}
+    messages: list[dict[str, Any]] = []
+    for event in events(client, "/v1/chat/completions", body):
+        for choice in event["choices"]:
+            message = {**choice["delta"], "finish_reason": choice["finish_reason"]}
+            assert any(message.values()), event
+            messages.append(message)
+    return collected(messages, event["usage"])
+
+
+@CHAT_SERVERS
+@pytest.mark.parametrize("case", CHATS)
+def test_chats(client: Client, plain: Client, options: dict, case: str):
+    ours = streamed_chat(client, chat_body(options, **CHATS[case]))
+    assert ours == chat(client, chat_body(options, **CHATS[case]))
+    assert ours == chat(plain, chat_body(**CHATS[case]))
+    assert ours["completion_tokens"] > 5
+    assert ("call" in ours) == (case == "required")
+
+
+@CHAT_SERVERS
+@pytest.mark.parametrize("place", [2, 5, 9])
+def test_tokens_behind_a_stop_are_no_reasoning(
+    client: Client, plain: Client, options: dict, place: int
+):
+    thoughts = chat(plain, chat_body())["reasoning_content"]
+    start = len(thoughts) * place // 12
+    stop = {"stop": [thoughts[start : start + 3]]}
+    theirs = chat(plain, chat_body(**stop))
+    assert 0 < theirs["reasoning_tokens"] <= theirs["completion_tokens"]
+    assert streamed_chat(client, chat_body(options, **stop)) == theirs
+    assert chat(client, chat_body(options, **stop)) == theirs
+
+
+def test_accepted_drafts(wordings: Client):
+    """Of many tokens each."""
+    for problem in load_problems().held_out_problems(4):
+        body = chat_body(messages=[{"role": "user", "content": problem.text}])
+        assert streamed_chat(wordings, body) == chat(wordings, body)
+    wordings.assert_nothing_lost()
+
+
+# -- other APIs ---------------------------------------------------------------------------
+
+ASKED = [{"role": "user", "content": "Start with 12"}]
+
+
+def texts_of(value: Any, key: str = "") -> str:
+    """All texts and thoughts in an answer, or in an event of a stream."""
+    if isinstance(value, list):
+        return "".join(map(texts_of, value))
+    if isinstance(value, dict):
+        return "".join(texts_of(inner, name) for name, inner in value.items())
+    return value if key in ("text", "thinking", "delta") and isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "Start with 12", "max_tokens": 60}),
+        ("/v1/messages", {"messages": ASKED, "max_tokens": 60}),
+        ("/v1/responses", {"input": ASKED, "max_output_tokens": 60}),
+    ],
+)
+def test_the_text_of(token: Client, path: str, asked: dict[str, Any]):
+    body = {"model": "m", "temperature": 0, **asked}
+    parts = [e for e in events(token, path, body) if e.get("type", "delta").endswith("delta")]
+    whole = token.post(path, body).json()
+    assert len(texts_of(whole)) > 30
+    assert texts_of(parts) == texts_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/api/chat", {"messages": ASKED}),
+        ("/api/generate", {"prompt": "Start with 12"}),
+    ],
+)
+@pytest.mark.parametrize("limit", [7, 60])
+def test_ollamas_last_block(token: Client, plain: Client, path: str, asked: dict, limit: int):
+    body = {"model": "m", "options": {"temperature": 0, "num_predict": limit}, **asked}
+
+    def text(event: dict[str, Any]) -> str:
+        return event["message"]["content"] if path == "/api/chat" else event["response"]
+
+    *parts, last = events(token, path, body)
+    assert last["done"]
+    assert text(last) == ""
+    assert "".join(map(text, parts)) == text(plain.post(path, body | {"stream": False}).json())
+
+
+@SERVERS
+@pytest.mark.parametrize("place", [12, 30])
+def test_a_session_ends_a_turn_at_its_stop(
+    client: Client, plain: Client, options: dict, place: int
+):
+    text = plain.generate(PROMPTS[0], **LIMIT)["text"]
+    start = len(text) * place // 60
+    stop = LIMIT | {"stop": [text[start : start + 3]]}
+
+    def turns(of: Client, options: dict | None) -> list[dict[str, Any]]:
+        session = of.post("/open_session", {"capacity_of_str_len": 9999}).json()
+        first = of.generate(
+            PROMPTS[0], parse=options, top={"session_params": {"id": session}}, **stop
+        )
+        after = {"session_params": {"id": session, "rid": first["meta_info"]["id"]}}
+        second = of.generate(PROMPTS[1], parse=options, top=after, **LIMIT)
+        of.post("/close_session", {"session_id": session}).raise_for_status()
+        return [first, second]
+
+    for ours, theirs in zip(turns(client, options), turns(plain, None), strict=True):
+        assert_same(ours, theirs)
+        assert ours["meta_info"]["prompt_tokens"] == theirs["meta_info"]["prompt_tokens"]
