@@ -17,7 +17,7 @@ _WORDS = r"\w+|\W"
 
 
 def _note_markers(_result: None, self: Any, *_: Any, tokenizer: Any = None, **__: Any) -> None:
-    added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True) if tokenizer else ()
+    added = sorted(getattr(tokenizer, "get_added_vocab", dict)(), key=len, reverse=True)
     self.parse_pieces = "|".join([*map(re.escape, added), _WORDS])
 
 
