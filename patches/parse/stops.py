@@ -24,18 +24,22 @@ def _finish_at_first_stop(original: Callable, self: Any, new_accepted_len: int =
 
 
 def _finish_token_by_token(original: Callable, self: Any, new_accepted_len: int) -> None:
-    output_ids, grammar = self.output_ids, self.grammar
+    grammar, new_ids = self.grammar, self.output_ids[-new_accepted_len:]
+    del self.output_ids[-new_accepted_len:]
+    num_searched = 0
     try:
-        for end in range(len(output_ids) - new_accepted_len + 1, len(output_ids) + 1):
-            self.output_ids = output_ids[:end]
+        for token in new_ids:
+            self.output_ids.append(token)
+            num_searched += 1
             # Its matcher has accepted all of them.
-            self.grammar = grammar if end == len(output_ids) else None
+            self.grammar = grammar if num_searched == new_accepted_len else None
             original(self, 1)
             if self.finished():
-                self.finished_len = self.finished_len or end
+                self.finished_len = self.finished_len or len(self.output_ids)
                 break
     finally:
-        self.output_ids, self.grammar = output_ids, grammar
+        self.grammar = grammar
+        self.output_ids.extend(new_ids[num_searched:])
 
 
 def _next_turn(

@@ -331,6 +331,6 @@ def test_a_grammar_ends_a_request_after_its_last_token():
         sampling_params=params, to_finish=None, output_ids=[5, 6, 7], grammar="matcher"
     )
     req.finished = lambda: False
-    _finish_token_by_token(lambda r, n: seen.append((r.output_ids, r.grammar, n)), req, 2)
+    _finish_token_by_token(lambda r, n: seen.append(([*r.output_ids], r.grammar, n)), req, 2)
     assert seen == [([5, 6], None, 1), ([5, 6, 7], "matcher", 1)]
     assert (req.output_ids, req.grammar) == ([5, 6, 7], "matcher")
