@@ -22,14 +22,18 @@ NATIVE = {
     "log probabilities": (LIMIT, {"return_logprob": True, "logprob_start_len": 0}),
 }
 FUNCTION = {
-    "name": "add",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "name": "say",
+    "parameters": {
+        "type": "object",
+        "properties": {"text": {"enum": ["é 日本, in one", "or in two"]}},
+        "required": ["text"],
+    },
 }
+TOOLS = {"tools": [{"type": "function", "function": FUNCTION}], "parallel_tool_calls": False}
 CHATS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "tools": {"tools": [{"type": "function", "function": FUNCTION}]},
-    "required": {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
-    "thoughts apart": {"chat_template_kwargs": {"enable_thinking": True}},
+    "no tools": {},
+    "tools": TOOLS,
+    "required": {**TOOLS, "tool_choice": "required"},
 }
 SERVERS = pytest.mark.parametrize(
     ("server", "options"), [("token", {}), ("semantic", EXACT), ("overlap", EXACT)]
