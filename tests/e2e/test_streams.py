@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from sglang_parse.client.demo_pair import load_problems
-from support.client import EXACT, HTTP, Client, assert_same, random_prompts
+from support.client import (
+    DRAFTS,
+    EXACT,
+    HTTP,
+    Client,
+    assert_same,
+    parse_info,
+    random_prompts,
+)
 
 PROMPTS = random_prompts(3, 57)
 LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
@@ -33,12 +40,18 @@ TOOLS = {"tools": [{"type": "function", "function": FUNCTION}], "parallel_tool_c
 CHATS: dict[str, dict[str, Any]] = {
     "no tools": {},
     "tools": TOOLS,
-    "required": {**TOOLS, "tool_choice": "required"},
+    "required": {
+        **TOOLS,
+        "tool_choice": "required",
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
 }
 SERVERS = pytest.mark.parametrize(
-    ("server", "options"), [("token", {}), ("semantic", EXACT), ("overlap", EXACT)]
+    ("server", "options"), [("token", DRAFTS), ("semantic", EXACT), ("overlap", EXACT)]
 )
-CHAT_SERVERS = pytest.mark.parametrize(("server", "options"), [("token", {}), ("overlap", EXACT)])
+CHAT_SERVERS = pytest.mark.parametrize(
+    ("server", "options"), [("token", DRAFTS), ("overlap", EXACT)]
+)
 
 
 @pytest.fixture
@@ -104,11 +117,21 @@ def test_stop_strings(client: Client, plain: Client, options: dict, place: int):
         assert_same(ours, plain.generate(prompt, **sampling))
 
 
-@pytest.mark.parametrize(("server", "options"), [("token", {})])
+@pytest.mark.parametrize(("server", "options"), [("token", DRAFTS)])
 def test_characters_of_several_tokens(client: Client, plain: Client, options: dict):
     for prompt in (*PROMPTS, *random_prompts(5, 58)):
         (ours,) = streamed(client, native(prompt, options, **CHARACTERS))
         assert_same(ours, plain.generate(prompt, **CHARACTERS))
+
+
+def test_accepted_drafts(semantic: Client):
+    """Of many tokens each."""
+    accepting = DRAFTS | {"threshold": 0.0}
+    for prompt in PROMPTS:
+        (ours,) = streamed(semantic, native(prompt, accepting, **LIMIT))
+        assert_same(ours, semantic.generate(prompt, parse=accepting, **LIMIT))
+        assert parse_info(ours)["accepted_tokens"] > 10
+    semantic.assert_nothing_lost()
 
 
 @SERVERS
@@ -199,14 +222,6 @@ def test_tokens_behind_a_stop_are_no_reasoning(
     assert chat(client, chat_body(options, **stop)) == theirs
 
 
-def test_accepted_drafts(wordings: Client):
-    """Of many tokens each."""
-    for problem in load_problems().held_out_problems(4):
-        body = chat_body(messages=[{"role": "user", "content": problem.text}])
-        assert streamed_chat(wordings, body) == chat(wordings, body)
-    wordings.assert_nothing_lost()
-
-
 # -- other APIs ---------------------------------------------------------------------------
 
 ASKED = [{"role": "user", "content": "Start with 12"}]
@@ -229,10 +244,11 @@ def texts_of(value: Any, key: str = "") -> str:
         ("/v1/responses", {"input": ASKED, "max_output_tokens": 60}),
     ],
 )
-def test_the_text_of(token: Client, path: str, asked: dict[str, Any]):
+def test_the_text_of(semantic: Client, path: str, asked: dict[str, Any]):
+    """``semantic`` drafts for requests that cannot ask for it."""
     body = {"model": "m", "temperature": 0, **asked}
-    parts = [e for e in events(token, path, body) if e.get("type", "delta").endswith("delta")]
-    whole = token.post(path, body).json()
+    parts = [e for e in events(semantic, path, body) if e.get("type", "delta").endswith("delta")]
+    whole = semantic.post(path, body).json()
     assert len(texts_of(whole)) > 30
     assert texts_of(parts) == texts_of(whole)
 
@@ -245,16 +261,16 @@ def test_the_text_of(token: Client, path: str, asked: dict[str, Any]):
     ],
 )
 @pytest.mark.parametrize("limit", [7, 60])
-def test_ollamas_last_block(token: Client, plain: Client, path: str, asked: dict, limit: int):
+def test_ollamas_last_block(semantic: Client, path: str, asked: dict[str, Any], limit: int):
     body = {"model": "m", "options": {"temperature": 0, "num_predict": limit}, **asked}
 
     def text(event: dict[str, Any]) -> str:
         return event["message"]["content"] if path == "/api/chat" else event["response"]
 
-    *parts, last = events(token, path, body)
+    *parts, last = events(semantic, path, body)
     assert last["done"]
     assert text(last) == ""
-    assert "".join(map(text, parts)) == text(plain.post(path, body | {"stream": False}).json())
+    assert "".join(map(text, parts)) == text(semantic.post(path, body | {"stream": False}).json())
 
 
 @SERVERS
