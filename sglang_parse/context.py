@@ -23,7 +23,7 @@ class Pipeline(Protocol):
 
         flags and settings                 patches/parse/cli_flags.py
         errors of the start                patches/parse/start_errors.py
-        paths and kinds of the models      patches/parse/model_kinds.py
+        paths, models, resolved settings    patches/parse/start_checks.py
         LoRA with PARSE                    patches/parse/lora_admitted.py
         ``plugin.validate_server_args``    SGLang's registry of algorithms
         the server's port                  patches/parse/port.py

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_parse.algorithm import NAME
 from sglang_parse.core import config
 from sglang_parse.patches.base import Patch, after, around
 
+logger = logging.getLogger(__name__)
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
 
@@ -20,6 +23,11 @@ def _publish_settings(original: Callable, cls: type, args: argparse.Namespace) -
     settings = config.config_from_namespace(args)
     if settings is not None:
         settings.to_env()
+        if settings.model_fields_set and (args.speculative_algorithm or "").upper() != NAME:
+            logger.warning(
+                "PARSE: %s without --speculative-algorithm %s: this server runs without PARSE.",
+                *(", ".join(map(config.flag, sorted(settings.model_fields_set))), NAME),
+            )
     return original(cls, args)
 
 
@@ -31,6 +39,6 @@ PATCH = Patch(
     },
     why="`ServerArgs` has no fields for plugins, so SGLang would reject `--parse-...` as unknown.",
     how="adds the flags to SGLang's parser; their values reach the other processes in one "
-    "environment variable.",
+    "environment variable. Where PARSE is not the algorithm a warning says so.",
     removed_when="plugins can declare flags.",
 )

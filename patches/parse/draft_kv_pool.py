@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
 from sglang_parse.algorithm import is_parse
@@ -20,7 +21,7 @@ def _add_drafts(cell_size: int, _self: Any, kvc: Any, *_: Any) -> int:
     dtypes = get_model().kv_cache_dtype, get_spec().speculative_draft_kv_cache_dtype
     return cell_size + sum(
         kv_bytes_per_token(model, dtypes[0], get_parallel().attn_tp_size, dtypes[1])
-        for model in slot_sharers(kvc.server_args)
+        for model in slot_sharers(resolved_view(kvc.server_args))
     )
 
 

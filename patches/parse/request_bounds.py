@@ -15,6 +15,8 @@ from sglang_parse.patches.base import Patch, after, around
 _MANAGERS = "sglang.srt.managers"
 _MOST_TOP_K = 1 << 30
 """SGLang's value for the whole vocabulary; an int32 tensor holds no more than twice that."""
+_ANY_VOCAB_SIZE = 1 << 31
+"""For SGLang's requests for embeddings, which do not know their model's."""
 
 
 def prompt_problem(token_ids: Sequence[int], vocab_size: int) -> str:
@@ -89,7 +91,7 @@ def _outside(token_ids: Iterable[int], vocab_size: int) -> list[int]:
 def _check_request(original: Callable, req: Any, *args: Any, **kwargs: Any) -> str | None:
     found = ""
     if get_spec().speculative_algorithm == NAME and req.multimodal_inputs is None:
-        found = prompt_problem(req.origin_input_ids, req.vocab_size)
+        found = prompt_problem(req.origin_input_ids, req.vocab_size or _ANY_VOCAB_SIZE)
     return f"PARSE: {found}" if found else original(req, *args, **kwargs)
 
 

@@ -31,7 +31,7 @@ class Weights:
     num_bytes: int
 
 
-def weights_of(path: str, dtype: torch.dtype) -> Weights | None:
+def weights_of(path: str, dtype: torch.dtype, revision: str | None = None) -> Weights | None:
     """Reads the sizes of a folder's weights, or of a model's in the local Hugging Face cache.
 
     Args:
@@ -40,7 +40,7 @@ def weights_of(path: str, dtype: torch.dtype) -> Weights | None:
     Returns:
         None if there are no safetensors files.
     """
-    if (folder := local_folder(path)) is None:
+    if (folder := local_folder(path, revision)) is None:
         return None
     try:
         files = get_local_safetensors_metadata(folder).files_metadata.values()

@@ -150,7 +150,7 @@ class Start:
 
     def models(self) -> str:
         pair = models.read_pair(self.args)
-        for check in models.PAIR_CHECKS if pair[1] else (models.check_attention,):
+        for check in models.PAIR_CHECKS if pair[1] else models.TARGET_CHECKS:
             if check not in (models.check_vocabularies, models.check_contexts):  # have their lines
                 check(self.args, *pair)
         kinds = [
@@ -188,11 +188,8 @@ class Start:
     @cached_property
     def weights(self) -> Sequence[memory.Weights]:
         """Those of target and draft; the target's alone without a draft model."""
-        paths = self.args.model_path, self.args.speculative_draft_model_path
-        models = [
-            (path, model.dtype) for path, model in zip(paths, self.pair, strict=True) if model
-        ]
-        weights = [memory.weights_of(path, dtype) for path, dtype in models]
+        models = [model for model in self.pair if model]
+        weights = [memory.weights_of(m.model_path, m.dtype, m.revision) for m in models]
         found = [one for one in weights if one is not None]
         if len(found) < len(models):
             not_checked("no safetensors files of the models' weights on this machine")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.tp_worker import TpModelWorker
-from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT
@@ -39,7 +39,7 @@ from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server
-from sglang_parse.startup.models import ParallelDraft, parallel_draft
+from sglang_parse.startup.models import ParallelDraft, parallel_draft, tokenizer_of
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.drift import DriftWatch
 
@@ -63,19 +63,18 @@ def build_engine(
     """
     registry.register_backends()
     models = (server_args, gpu_id, nccl_port, target_worker)
-    is_masked = _is_masked(server_args, config)
-    tokenizer = target_worker.tokenizer
-    if tokenizer is None:
-        tokenizer = get_tokenizer(target_worker.server_args.tokenizer_path)
-    question = question_for(target_worker.server_args, tokenizer, config)
+    args = resolved_view(server_args)
+    is_masked = _is_masked(args, config)
+    tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
+    question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
     draft, parallel = None, ParallelDraft()
-    if server_args.speculative_draft_model_path:
+    if args.speculative_draft_model_path:
         draft = DraftModel(*models, graph_steps=config.draft_graph_steps)
         parallel = _parallel_draft(config, draft)
-    target, guard = TargetModel(target_worker), DraftGuard(server_args.tp_size)
-    controller = _controller(config, server_args, max_question_len)
-    certified = certified_server(server_args, config, question, str(target.runner.dtype))
+    target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
+    controller = _controller(config, args, max_question_len)
+    certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
     eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
     captured = _captured_layers(config, target.runner, eagle)
@@ -98,9 +97,9 @@ def build_engine(
             mask_id=parallel.mask_id,
             allow_one_token=parallel.allow_one_token,
             is_masked=is_masked,
-            plans_on_device=SUPPORT[server_args.attention_backend].plans_on_device,
+            plans_on_device=SUPPORT[args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,
-            is_timed=not server_args.enable_deterministic_inference,
+            is_timed=not args.enable_deterministic_inference,
         )
     sources = _sources(
         *(config, controller, judge, counters),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_memory
+from sglang.srt.runtime_context import get_exec, get_memory
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from sglang_parse.attention import registry
@@ -99,7 +99,7 @@ class ParseWorker(BaseSpecWorker):
         if self.engine.drafter is not None and self.engine.schedule.block_size > 1:
             runner = self.engine.drafter.model.draft_runner
             registry.assert_used(runner, "draft")
-            check_kv(runner.server_args.attention_backend, runner.kv_cache_dtype, "draft")
+            check_kv(get_exec().kernel.attention_backend, runner.kv_cache_dtype, "draft")
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang.srt.arg_groups.arg_utils import record_fields
+from sglang.srt.arg_groups.fields.spec import Spec
 from sglang.srt.environ import envs
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
@@ -24,6 +26,7 @@ from sglang_parse.startup.models import (
     DRAFT,
     check_head,
     check_models,
+    check_no_head,
     flag_of,
     parallel_draft,
     refuse,
@@ -35,33 +38,46 @@ from sglang_parse.telemetry.prometheus import with_parse_metrics
 
 logger = logging.getLogger(__name__)
 
-_NOT_PARSES = "leave it out: a setting of SGLang's own algorithms"
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "is_embedding": ((False,), "start it without PARSE, which speeds up generation"),
     "pp_size": ((1,), "PARSE runs without pipeline parallelism"),
-    "enable_dp_attention": ((False,), "PARSE runs without DP attention"),
+    "attn_dp_size": ((1,), "leave it and --enable-dp-attention out: PARSE runs without both"),
     "attn_cp_size": ((1,), "PARSE runs without context parallelism"),
     "dcp_size": ((1,), "PARSE runs without context parallelism"),
+    "enable_prefill_cp": ((False,), "PARSE runs without context parallelism"),
+    "moe_dp_size": ((1,), "PARSE runs without data parallelism inside a model"),
     "disaggregation_mode": (("null", None), "PARSE runs prefill and decode in one server"),
+    "decoupled_spec_role": (("null",), "PARSE drafts and verifies in one server"),
     "enable_return_hidden_states": ((False,), "PARSE returns no hidden states"),
-    "enable_beam_search": ((False,), "PARSE runs without beam search"),
+    "enable_return_routed_experts": ((False,), "PARSE returns no routed experts"),
+    "enable_mis": ((False,), "PARSE's attention backends run without multi-item scoring"),
+    "prefill_only_disable_kv_cache": ((False,), "start it without PARSE, which needs KV"),
+    "dllm_algorithm": ((None,), "start it without PARSE, which drafts token by token"),
+    "enable_nvidia_megakernel": ((False,), "PARSE runs SGLang's standard forward"),
+    "enable_amd_monokernel": ((False,), "PARSE runs SGLang's standard forward"),
+    "rl_on_policy_target": ((None,), "start it without PARSE, whose passes round differently"),
     "enable_pdmux": ((False,), "PARSE runs prefill and decode one after the other"),
     "enable_two_batch_overlap": ((False,), "PARSE's batches are not split in two"),
     # With these SGLang pads every forward to token counts that verify passes do not have.
     "enable_waterfill": ((False,), "leave it out: it brings an all-to-all backend"),
     "moe_a2a_backend": (("none", None), "leave it out, or use none"),
+    "speculative_moe_a2a_backend": (("none", None), "leave it out, or use none"),
+    "elastic_ep_backend": ((None,), "leave it out: PARSE's ranks stay the same"),
     "moe_dense_tp_size": ((None,), "leave it out: dense layers are sharded as all others"),
-    # Any other value would be ignored, or reach an EAGLE-3 head.
-    "enable_multi_layer_eagle": ((False,), _NOT_PARSES),
-    "speculative_accept_threshold_acc": ((1.0,), _NOT_PARSES),
-    "speculative_accept_threshold_single": ((1.0,), _NOT_PARSES),
-    "speculative_adaptive": ((False,), _NOT_PARSES),
-    "speculative_draft_sink_size": ((None,), _NOT_PARSES),
-    "speculative_draft_window_size": ((None,), _NOT_PARSES),
-    "speculative_token_map": ((None,), _NOT_PARSES),
-    "speculative_use_block_verification": ((False,), _NOT_PARSES),
-    "speculative_use_rejection_sampling": ((False,), _NOT_PARSES),
 }
 """SGLang's settings -> (the supported values, the fix for others)."""
+
+_OF_DRAFTS = frozenset(
+    f"speculative_{name}"
+    for name in (
+        *("algorithm", "num_steps", "eagle_topk", "num_draft_tokens"),
+        *("draft_model_path", "draft_model_revision", "draft_load_format"),
+        *("draft_model_quantization", "draft_kv_cache_dtype", "draft_attention_backend"),
+        *("moe_runner_backend", "moe_a2a_backend", "enable_w4a4_mxfp4_megamoe"),
+        "boundary_reduction",  # SGLang sets it
+    )
+) | {"_speculative_draft_quantization_explicitly_set"}
+"""SGLang's settings of speculative decoding that apply to PARSE's draft model or EAGLE-3 head."""
 
 GRAPHS_OF_STEPS = ("fa3", "triton", "torch_native")
 """Attention backends that plan several steps without reading lengths on the host in between. On a
@@ -80,14 +96,16 @@ def validate_server_args(server_args: Any) -> None:
     """
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
-    check_settings(server_args)
-    pass_layout(server_args, config)
-    check_draft_graphs(server_args, config)
+    check_resolved(server_args)
     compat.check_backend(server_args.attention_backend)
     tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
     block = parallel_draft(config, draft)
-    num_steps = check_head(server_args, config, target) if config.uses_eagle3 else 1
+    num_steps = 1
+    if config.uses_eagle3:
+        num_steps = check_head(server_args, config, target)
+    else:
+        check_no_head(server_args)
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
@@ -102,11 +120,20 @@ def validate_server_args(server_args: Any) -> None:
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
 
 
+def check_resolved(args: Any) -> None:
+    """Checks what does not depend on the models: in ``validate_server_args``, and again when SGLang
+    has resolved all settings."""
+    config = ParseConfig.from_env()
+    check_settings(args)
+    pass_layout(args, config)
+    check_draft_graphs(args, config)
+
+
 def check_settings(args: Any) -> None:
     """Raises AdmissionError or BackendError for the first unsupported setting of SGLang."""
     phases = ("prefill", "decode", "speculative_draft")
     names = [f"{phase}_attention_backend" for phase in phases]
-    others = {flag_of(name): getattr(args, name, None) for name in names}
+    others = {flag_of(name): getattr(args, name) for name in names}
     check_backends(args.device, args.attention_backend, others)
     # With these it would run verify passes in unplanned kernels.
     is_wrong = args.attention_backend == "triton" and args.enable_deterministic_inference
@@ -122,8 +149,14 @@ def check_settings(args: Any) -> None:
     fix = "set it to 0: it sizes the KV pool without the draft model's KV"
     require(not sizing.get(), sizing.name, sizing.get(), fix)
     for name, (allowed, fix) in _ALLOWED.items():
-        value = getattr(args, name, allowed[0])
+        value = getattr(args, name)
         require(value in allowed, flag_of(name), value, fix)
+    # Any other value would be ignored, or reach an EAGLE-3 head.
+    fix = "leave it out: a setting of SGLang's own algorithms"
+    for field in record_fields(Spec):
+        value = getattr(args, field.name)
+        is_ours = field.name in _OF_DRAFTS or value == field.default
+        require(is_ours, flag_of(field.name), value, fix)
 
 
 def check_port(args: Any) -> None:
@@ -131,8 +164,8 @@ def check_port(args: Any) -> None:
     try:
         try_bind_socket(args.host, args.port).close()
     except OSError:
-        where = f"{args.port}, on which --host {args.host} cannot listen (in use?)"
-        refuse("--port", where, "use a free port, or stop the other server")
+        fix, why = "use a free port, or stop the other server", f"--host {args.host} cannot listen"
+        refuse("--port", args.port, fix, why=f"{why} there (in use?)")
 
 
 def check_draft_graphs(args: Any, config: ParseConfig) -> None:

@@ -60,7 +60,7 @@ def _check_models(args: Any, path: str, head: JudgeFile) -> None:
     target, draft = pair_digests(args)
     trained, fix = head.fingerprint, "run sglang-parse train-judge for this pair"
     if trained.target != target:
-        refuse(SETTING, f"{path}, trained for target {trained.target}; this is {target}", fix)
+        refuse(SETTING, path, fix, why=f"trained for target {trained.target}, this is {target}")
     if trained.draft != draft:
         logger.warning(
             "PARSE: %s %s was trained on drafts of another draft model (%s, this is %s): its "

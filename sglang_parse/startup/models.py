@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from sglang.srt.arg_groups.model_override_base import model_config_of
 
 from sglang_parse.core.block import USUAL_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
+MAIN = "main"
+"""The revision that SGLang takes where none is given."""
 
 
 class AdmissionError(ValueError):
     """An unsupported server configuration: setting, value found, fix."""
 
 
-def refuse(setting: str, value: object, fix: str) -> NoReturn:
-    raise AdmissionError(f"PARSE: {setting} is {value!r}. Fix: {fix}")
+def refuse(setting: str, value: object, fix: str, *, why: str = "") -> NoReturn:
+    """``why``: what is wrong with the value, where the setting does not say it."""
+    found = f"{value!r}: {why}" if why else repr(value)
+    raise AdmissionError(f"PARSE: {setting} is {found}. Fix: {fix}")
 
 
-def require(is_met: object, setting: str, value: object, fix: str) -> None:
+def require(is_met: object, setting: str, value: object, fix: str, *, why: str = "") -> None:
     if not is_met:
-        refuse(setting, value, fix)
+        refuse(setting, value, fix, why=why)
 
 
 def flag_of(field: str) -> str:
@@ -31,11 +41,17 @@ def flag_of(field: str) -> str:
 
 
 def _check_folder(path: str, setting: str) -> None:
-    """A name that is no local path is left to SGLang, which may download it."""
-    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "config.json")):
-        refuse(setting, path, "it cannot be read as a model (no config.json); give one that can")
-    elif os.path.isabs(path) and not os.path.isdir(path):
-        refuse(setting, path, "it does not exist; give the folder of a model")
+    """A name that a hub may have, or a URL, is left to SGLang, which may download it."""
+    fix = "give the folder of a model, or its name on the Hugging Face hub"
+    if os.path.isdir(path):
+        is_model = os.path.isfile(os.path.join(path, "config.json"))
+        require(is_model, setting, path, fix, why="a folder that has no config.json")
+        return
+    require(not os.path.exists(path), setting, path, fix, why="a file")
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        require("://" in path, setting, path, fix, why="it does not exist")
 
 
 def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -45,7 +61,7 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
         AdmissionError: they do not fit.
     """
     target, draft = read_pair(args)
-    checks = PAIR_CHECKS if draft else (check_attention,)
+    checks = PAIR_CHECKS if draft else TARGET_CHECKS
     for check in checks:
         check(args, target, draft)
     if draft:
@@ -60,14 +76,14 @@ def read_pair(args: Any) -> tuple[Any, Any]:
     require(draft_path != "", DRAFT, draft_path, fix)
     if draft_path:
         _check_folder(draft_path, DRAFT)
-    target = _model_config(args, args.model_path, args.context_length, TARGET)
-    return target, _model_config(args, draft_path, None, DRAFT) if draft_path else None
+    target = _read(TARGET, args.model_path, partial(model_config_of, args))
+    return target, _draft_config(args) if draft_path else None
 
 
 def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
     found, wanted = draft.vocab_size, target.vocab_size
-    value = f"{args.speculative_draft_model_path} with {found} tokens, the target has {wanted}"
-    require(found == wanted, DRAFT, value, "use a draft model with the target's vocabulary")
+    path, why = args.speculative_draft_model_path, f"{found} tokens, the target has {wanted}"
+    require(found == wanted, DRAFT, path, "use a draft model with the target's vocabulary", why=why)
 
 
 def check_heads(args: Any, _target: Any, model: Any, name: str = "draft model") -> None:
@@ -79,10 +95,9 @@ def check_heads(args: Any, _target: Any, model: Any, name: str = "draft model") 
 
 def check_contexts(args: Any, target: Any, draft: Any) -> None:
     found, wanted = draft.context_len, target.context_len
-    path = args.speculative_draft_model_path
-    value = f"{path} with context length {found}, the target has {wanted}"
+    path, why = args.speculative_draft_model_path, f"context length {found}, the target's {wanted}"
     fix = f"use a longer draft model, or --context-length {found}"
-    require(found >= wanted, DRAFT, value, fix)
+    require(found >= wanted, DRAFT, path, fix, why=why)
 
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
@@ -95,8 +110,8 @@ def check_attention(args: Any, target: Any, draft: Any) -> None:
     if draft is not None:
         models.append((DRAFT, args.speculative_draft_model_path, draft))
     for setting, path, model in models:
-        kind = _special_attention(model)
-        require(not kind, setting, f"{path}, a {model.hf_config.architectures[0]} with {kind}", fix)
+        if kind := _special_attention(model):
+            refuse(setting, path, fix, why=f"a {model.hf_config.architectures[0]} with {kind}")
     window = getattr(target.hf_text_config, "sliding_window", None)
     uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
     has_windows = target.is_hybrid_swa or (window and uses_window)
@@ -124,7 +139,14 @@ def _special_attention(model: Any) -> str:
     return "latent attention (MLA)" if model.attention_arch is latent else ""
 
 
-PAIR_CHECKS = (check_attention, check_vocabularies, check_heads, check_contexts)
+def check_generation(args: Any, target: Any, _draft: Any) -> None:
+    """By the checkpoint, as SGLang decides: ``--is-embedding`` is not needed for every one."""
+    fix, why = "start it without --speculative-algorithm PARSE", "a model that generates no text"
+    require(target.is_generation, TARGET, args.model_path, fix, why=why)
+
+
+TARGET_CHECKS = (check_attention, check_generation)
+PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts)
 """(server's settings, target, draft) -> None; each raises AdmissionError."""
 
 
@@ -210,10 +232,9 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
 def slot_sharers(args: Any) -> list[Any]:
     """Returns the ``ModelConfig`` of every model with KV under the target's slot numbers."""
     config = ParseConfig.from_env()
-    draft_path = args.speculative_draft_model_path
-    sharers = [_model_config(args, draft_path, None, DRAFT)] if draft_path else []
+    sharers = [_draft_config(args)] if args.speculative_draft_model_path else []
     if config.uses_eagle3:
-        sharers.append(_model_config(args, config.eagle3_path, None, flag("eagle3_path")))
+        sharers.append(_head_config(args, config))
     return sharers
 
 
@@ -231,7 +252,7 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     require(not has_tiers, setting, has_tiers, fix)
     path, setting = config.eagle3_path, flag("eagle3_path")
     _check_folder(path, setting)
-    head = _model_config(args, path, None, setting)
+    head = _head_config(args, config)
     _check_head_fits(head, target, f"{setting} {path}")
     check_heads(args, target, head, "head")
     return steps
@@ -255,44 +276,79 @@ def _check_head_fits(head: Any, target: Any, name: str) -> None:
     require(fit, f"{key} of {name}", layer_ids, f"{made} which has {num_layers} layers")
 
 
-def _model_config(args: Any, path: str, context_length: int | None, setting: str) -> Any:
+def check_no_head(args: Any) -> None:
+    """Raises AdmissionError for settings of a proposal where no EAGLE-3 head makes one."""
+    for name in ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"):
+        value, fix = getattr(args, name), f"leave it out, or use {flag('eagle3_path')}"
+        require(value is None, flag_of(name), value, fix, why="a setting of an EAGLE-3 head")
+
+
+def _draft_config(args: Any) -> Any:
+    path = args.speculative_draft_model_path
+    return _read(DRAFT, path, partial(_config_of_draft, args, path, _draft_revision(args)))
+
+
+def _head_config(args: Any, config: ParseConfig) -> Any:
+    path = config.eagle3_path
+    return _read(flag("eagle3_path"), path, partial(_config_of_draft, args, path, MAIN))
+
+
+def _draft_revision(args: Any) -> str:
+    return args.speculative_draft_model_revision or MAIN
+
+
+def _config_of_draft(args: Any, path: str, revision: str) -> Any:
+    """As SGLang's draft worker builds it, but with the model's own context length."""
     from sglang.srt.configs.model_config import ModelConfig
 
+    return ModelConfig(
+        model_path=path,
+        trust_remote_code=args.trust_remote_code,
+        revision=revision,
+        model_override_args=args.json_model_override_args,
+        dtype=args.dtype,
+        quantization=args.speculative_draft_model_quantization,
+        sampling_defaults=args.sampling_defaults,
+        is_draft_model=True,
+        model_config_parser=args.model_config_parser,
+        speculative_algorithm=args.speculative_algorithm,
+    )
+
+
+def _read(setting: str, path: str, build: Callable[[], Any]) -> Any:
     try:
-        return ModelConfig(
-            model_path=path,
-            trust_remote_code=args.trust_remote_code,
-            context_length=context_length,
-            model_override_args=args.json_model_override_args,
-            dtype=args.dtype,
-            sampling_defaults=args.sampling_defaults,
-        )
+        return build()
     except (OSError, ValueError, KeyError) as error:
+        missing = "" if os.path.exists(path) else "there is no such folder, and "
         raise AdmissionError(
-            f"PARSE: {setting} is {path!r}, which cannot be read as a model ({error}). "
+            f"PARSE: {setting} is {path!r}: {missing}it cannot be read as a model ({error}). "
             "Fix: give a folder with config.json, weights and tokenizer"
         ) from error
 
 
-def tokenizer_of(args: Any, path: str = "") -> Any:
-    """Returns a model's tokenizer; without a path, the target's."""
+def tokenizer_of(args: Any, path: str = "", revision: str | None = None) -> Any:
+    """Returns a model's tokenizer; without a path, the target's, as SGLang reads it."""
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-    path, trust = path or args.tokenizer_path or args.model_path, args.trust_remote_code
-    return get_tokenizer(path, tokenizer_mode=args.tokenizer_mode, trust_remote_code=trust)
+    return get_tokenizer(
+        path or args.tokenizer_path or args.model_path,
+        tokenizer_mode=args.tokenizer_mode,
+        trust_remote_code=args.trust_remote_code,
+        revision=revision or args.revision,
+        tokenizer_backend=args.tokenizer_backend,
+    )
 
 
 def check_tokenizers(args: Any, target: Any) -> None:
     """Raises AdmissionError if the draft's tokenizer differs from ``target``, the target's."""
-    draft_path = args.speculative_draft_model_path
+    path, found = args.speculative_draft_model_path, "it has none"
+    entries: dict[str, int] = {}
     try:
-        draft = tokenizer_of(args, draft_path)
+        entries = tokenizer_of(args, path, _draft_revision(args)).get_vocab()
     except (OSError, ValueError) as error:
-        raise AdmissionError(
-            f"PARSE: {DRAFT} is {draft_path!r}, without a readable tokenizer ({error}). Fix: put "
-            "the draft's tokenizer files into its folder; they are compared with the target's"
-        ) from error
-    different = sorted(target.get_vocab().items() ^ draft.get_vocab().items())
-    count, some = len(different), different[:2]
-    value = f"{draft_path}, whose tokenizer differs from the target's in {count} entries: {some}"
-    require(not different, DRAFT, value, "use a draft model with the target's tokenizer")
+        found = str(error)
+    fix = "put the draft's tokenizer files into its folder; they are compared with the target's"
+    require(entries, DRAFT, path, fix, why=f"without a readable tokenizer ({found})")
+    different = sorted(target.get_vocab().items() ^ entries.items())
+    why = f"its tokenizer differs from the target's in {len(different)} entries: {different[:2]}"
+    require(not different, DRAFT, path, "use a draft model with the target's tokenizer", why=why)

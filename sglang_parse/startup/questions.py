@@ -37,8 +37,8 @@ def question_for(args: Any, tokenizer: Any, config: ParseConfig) -> Question | N
         return None
     name = config.question
     question = _given(args, tokenizer, name) if name else _found(args, tokenizer)
-    length = f"{question.max_len} tokens long"
-    require(question.max_len <= MAX_LEN, SETTING, length, "use a shorter wording")
+    fix, why = "use a shorter wording", f"{question.max_len} tokens long, above {MAX_LEN}"
+    require(question.max_len <= MAX_LEN, SETTING, name or "not set", fix, why=why)
     return question
 
 

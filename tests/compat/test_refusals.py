@@ -67,6 +67,20 @@ def test_overlap_schedule(pair, flags: tuple[str, ...], overlaps: bool):
         (("--speculative-use-rejection-sampling",), "rejection-sampling is True.*leave it out"),
         (("--speculative-accept-threshold-acc", "0.5"), "threshold-acc is 0.5.*leave it out"),
         (("--parse-question", "/no/such/file"), r"'/no/such/file' cannot be read"),
+        (("--is-embedding",), "--is-embedding is True.*start it without PARSE"),
+        (("--attn-dp-size", "2", "--tp-size", "2"), "--attn-dp-size is 2.*leave it and"),
+        (
+            ("--enable-dp-attention", "--dp-size", "2", "--tp-size", "2"),
+            "--attn-dp-size is 2.*leave it and --enable-dp-attention out",
+        ),
+        (("--speculative-num-steps", "3"), "num-steps is 3: a setting of an EAGLE-3 head.*leave"),
+        (("--speculative-eagle-topk", "4"), "--speculative-eagle-topk is 4.*--parse-eagle3-path"),
+        (("--speculative-num-draft-tokens", "16"), "--speculative-num-draft-tokens is 16.*leave"),
+        (("--speculative-attention-mode", "decode"), "attention-mode is 'decode'.*own algorithms"),
+        (("--speculative-ngram-capacity", "9"), "--speculative-ngram-capacity is 9.*leave it out"),
+        (("--speculative-adaptive-config", "x"), "adaptive-config is 'x'. Fix: leave it out"),
+        (("--spec-trace-dir", "/tmp"), "--spec-trace-dir is '/tmp'. Fix: leave it out"),
+        (("--uno-lora-path", "x"), "--uno-lora-path is 'x'. Fix: leave it out"),
     ],
 )
 def test_bad_settings(pair, flags: tuple[str, ...], message: str):
@@ -172,9 +186,92 @@ def test_no_draft_model(pair):
         launch(pair, "--speculative-draft-model-path", "")
 
 
-def test_unreadable_draft_model(pair, tmp_path: Path):
-    with pytest.raises(Exception, match="cannot be read as a model"):
-        launch(pair, "--speculative-draft-model-path", str(tmp_path))
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "a folder that has no config.json. Fix: give the folder of a model, or its name on"),
+        ("config.json", "'.*config.json': a file. Fix: give the folder of a model"),
+        ("../drafft", "'.*drafft': it does not exist. Fix: give the folder of a model"),
+    ],
+)
+def test_a_draft_path_without_a_model(pair, tmp_path: Path, path: str, message: str):
+    (tmp_path / "config.json").write_text("{}")
+    folder = tmp_path if path else pair[0].parent
+    with pytest.raises(Exception, match=message):
+        launch(pair, "--speculative-draft-model-path", str(folder / path))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("examples/demo_pair/drafft", "'examples/demo_pair/drafft': it does not exist. Fix: give"),
+        ("demo_pair/drafft", "'demo_pair/drafft': there is no such folder, and it cannot be read"),
+    ],
+)
+def test_a_relative_draft_path_with_a_typing_error(
+    pair, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(Exception, match=message):
+        launch(pair, "--speculative-draft-model-path", path)
+
+
+def test_a_draft_without_a_tokenizer(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft")
+    for file in draft.glob("*token*"):
+        file.unlink()
+    with pytest.raises(Exception, match=r"without a readable tokenizer \(it has none\). Fix: put"):
+        launch(pair, "--speculative-draft-model-path", str(draft))
+
+
+def test_a_target_that_generates_no_text(pair, tmp_path: Path):
+    """By its checkpoint; ``--is-embedding`` is not given."""
+    target = changed(pair[0], tmp_path / "target", architectures=["LlamaEmbeddingModel"])
+    with pytest.raises(Exception, match="--model-path is .*target': a model that generates no te"):
+        launch((target, pair[1]))
+
+
+def test_settings_are_checked_as_sglang_resolves_them(pair, monkeypatch: pytest.MonkeyPatch):
+    """Also those that it changes after it has called ``validate_server_args``."""
+    from sglang.srt.arg_groups import dllm_hook
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    def late(server_args: object) -> None:
+        declare_resolution(server_args, "late", attention_backend="triton")
+
+    late.__name__ = "handle_dllm_inference"
+    monkeypatch.setattr(dllm_hook, "handle_dllm_inference", late)
+    with pytest.raises(Exception, match="--attention-backend is 'triton' with --device cpu"):
+        launch(pair)
+
+
+def test_revisions_of_models_on_a_hub(pair, monkeypatch: pytest.MonkeyPatch):
+    """The start-up checks read those that the server loads, the draft's "main" unless it is set."""
+    from sglang.srt.configs import model_config
+    from sglang.srt.utils import hf_transformers_utils as readers
+
+    read = set()
+
+    def recorded(original):
+        def wrapper(path, *args, revision=None, **kwargs):
+            read.add((original.__name__, Path(path).name, revision))
+            return original(path, *args, revision=revision, **kwargs)
+
+        return wrapper
+
+    monkeypatch.setattr(model_config, "get_config", recorded(model_config.get_config))
+    monkeypatch.setattr(readers, "get_tokenizer", recorded(readers.get_tokenizer))
+    for flags, draft in (((), "main"), (("--speculative-draft-model-revision", "two"), "two")):
+        read.clear()
+        launch(pair, "--revision", "one", *flags)
+        expected = {
+            (reader, model, revision)
+            for reader in ("get_config", "get_tokenizer")
+            for model, revision in (("target", "one"), ("draft", draft))
+        }
+        assert read == expected
 
 
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
@@ -213,7 +310,7 @@ def test_models_that_are_refused_by_their_attention(
     (folder / "config.json").write_text(json.dumps(sizes | names | length | config))
     models = (folder, pair[1]) if role == "target" else (pair[0], folder)
     setting = "--model-path" if role == "target" else "--speculative-draft-model-path"
-    with pytest.raises(Exception, match=rf"{setting} is .*a {architecture} with {kind}.*Fix: use"):
+    with pytest.raises(Exception, match=rf"{setting} is '.*': a {architecture} with {kind}.*Fix: use"):
         launch(models)
 
 
@@ -225,7 +322,7 @@ def test_kv_sizing_after_capture(pair, monkeypatch: pytest.MonkeyPatch):
 
 def test_other_vocabulary_size(pair, tmp_path: Path):
     draft = changed(pair[1], tmp_path / "draft", vocab_size=999)
-    with pytest.raises(Exception, match=r"999 tokens, the target has 384"):
+    with pytest.raises(Exception, match=r"draft': 999 tokens, the target has 384"):
         launch(pair, "--speculative-draft-model-path", str(draft))
 
 
@@ -249,7 +346,7 @@ def test_draft_heads_not_divisible_by_tp_size(pair, tmp_path: Path):
 
 def test_draft_context_shorter_than_the_targets(pair, tmp_path: Path):
     draft = changed(pair[1], tmp_path / "draft", max_position_embeddings=128)
-    with pytest.raises(Exception, match=r"context length 128, the target has 512.*longer draft"):
+    with pytest.raises(Exception, match=r"draft': context length 128, the target's 512.*longer"):
         launch(pair, "--speculative-draft-model-path", str(draft))
 
 
@@ -287,7 +384,7 @@ def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
             (EAGLE3[2], str(HEAD)),
             "--parse-decode-accelerator is 'none'; use --parse-dec",
         ),
-        ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head'. Fix"),
+        ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head': it do"),
         ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),
         ((*EAGLE3, str(HEAD), "--speculative-eagle-topk", "4"), "--speculative-eagle-topk is 4"),

@@ -36,10 +36,12 @@ def check_prompt(ids: list[int] | None, *, has_image: bool = False, **fields: An
     request_bounds._check_prompt(None, manager, obj, ids)
 
 
-def check_request(ids: list[int], images: object = None) -> str | None:
+def check_request(
+    ids: list[int], images: object = None, vocab_size: int | None = VOCAB
+) -> str | None:
     """Runs the check of the scheduler."""
     req = SimpleNamespace(
-        origin_input_ids=array("q", ids), vocab_size=VOCAB, multimodal_inputs=images
+        origin_input_ids=array("q", ids), vocab_size=vocab_size, multimodal_inputs=images
     )
     return request_bounds._check_request(lambda *_: "SGLang's answer", req, 10, False)
 
@@ -114,3 +116,8 @@ def test_sampling_parameters(params: dict[str, Any], text: str, algorithm: Simpl
     check(stop_token_ids=[-5, 300])  # never met, never looked up
     algorithm.speculative_algorithm = None
     check(**params)
+
+
+def test_a_request_for_embeddings_has_no_vocabulary_size():
+    assert check_request([0, 5, 1 << 20], vocab_size=None) == "SGLang's answer"
+    assert "-1 at place 1" in (check_request([5, -1], vocab_size=None) or "")

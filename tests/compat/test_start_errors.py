@@ -91,6 +91,17 @@ def test_only_errors_of_parse_are_shown_without_traceback(capsys: pytest.Capture
     assert capsys.readouterr().err == "ValueError: SGLang's\n"
 
 
+def test_flags_of_parse_without_parse_are_named():
+    with logged("sglang_parse.patches.parse.cli_flags") as messages:
+        prepared("--parse-verification", "token", "--parse-draft-tokens", "32")
+        prepared(*PARSE, "--parse-draft-tokens", "32")
+        prepared()
+    assert messages == [
+        "PARSE: --parse-draft-tokens, --parse-verification without --speculative-algorithm PARSE: "
+        "this server runs without PARSE."
+    ]
+
+
 def test_the_scheduler_logs_errors_of_parse_without_traceback():
     from sglang_parse.attention.support import BackendError
 
@@ -114,7 +125,7 @@ def test_a_used_port_is_refused_before_models_are_loaded():
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         args.port = other.getsockname()[1]
-        with pytest.raises(ValueError, match=rf"--port is '{args.port}, .*127\.0\.0\.1.*Fix: use"):
+        with pytest.raises(ValueError, match=rf"--port is {args.port}: .*127\.0\.0\.1.*Fix: use"):
             launch_server(args)
     check_port(SimpleNamespace(host="127.0.0.1", port=args.port))
 

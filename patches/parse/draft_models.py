@@ -1,0 +1,41 @@
+"""A draft model is served as its own class, with all of its layers (ledger: draft_models)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_parse.algorithm import NAME
+from sglang_parse.patches.base import Patch, after, around
+
+_MODEL_CONFIG = "sglang.srt.configs.model_config.ModelConfig"
+
+
+def _is_draft(config: Any) -> bool:
+    return config.is_draft_model and (config.speculative_algorithm or "").upper() == NAME
+
+
+def _keep_class(original: Callable, self: Any) -> None:
+    if not _is_draft(self):
+        original(self)
+
+
+def _count_all_layers(_result: None, self: Any) -> None:
+    if _is_draft(self):
+        self.num_nextn_predict_layers = None
+
+
+PATCH = Patch(
+    "draft_models",
+    {
+        f"{_MODEL_CONFIG}._config_draft_model": around(_keep_class),
+        f"{_MODEL_CONFIG}._derive_model_shapes": after(_count_all_layers),
+    },
+    why="SGLang takes a draft model of some families (Qwen3-MoE, GLM-4.5, Ernie 4.5 and others) for "
+    "the checkpoint of an MTP head: it renames the architecture to the head's, whose forward fails "
+    "without the target's hidden states, and counts the head's layers.",
+    how="under PARSE a draft model, or an EAGLE-3 head, keeps the architecture and the layers of "
+    "its config.json.",
+    upstream="not reported; `STANDALONE` renames its draft models, too",
+    removed_when="SGLang renames the draft models of the algorithms that use MTP heads only.",
+)
