@@ -31,9 +31,9 @@ PATCH = Patch(
         f"{_MODEL_CONFIG}._config_draft_model": around(_keep_class),
         f"{_MODEL_CONFIG}._derive_model_shapes": after(_count_all_layers),
     },
-    why="SGLang takes a draft model of some families (Qwen3-MoE, GLM-4.5, Ernie 4.5 and others) for "
-    "the checkpoint of an MTP head: it renames the architecture to the head's, whose forward fails "
-    "without the target's hidden states, and counts the head's layers.",
+    why="SGLang takes a draft model of some families (Qwen3-MoE, GLM-4.5, Ernie 4.5 and others) "
+    "for the checkpoint of an MTP head: it renames the architecture to the head's, whose forward "
+    "fails without the target's hidden states, and counts the head's layers.",
     how="under PARSE a draft model, or an EAGLE-3 head, keeps the architecture and the layers of "
     "its config.json.",
     upstream="not reported; `STANDALONE` renames its draft models, too",

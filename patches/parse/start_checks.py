@@ -37,10 +37,10 @@ PATCH = Patch(
         f"{_GROUPS}.model_hook.handle_model_specific_adjustments": before(_check_kinds),
         f"{_GROUPS}.pipeline.run_resolution_pipeline": after(_check_resolved),
     },
-    why="SGLang calls an algorithm's `validate_server_args` in the middle of its resolution. Before, "
-    "it configures hybrid and sparse models and reads the draft model's configuration: with a wrong "
-    "path, or a model that PARSE refuses, it fails with an error that names neither the flag nor "
-    "the fix. Afterwards it may still change a setting that PARSE has checked.",
+    why="SGLang calls an algorithm's `validate_server_args` in the middle of its resolution. "
+    "Before, it configures hybrid and sparse models and reads the draft model's configuration: "
+    "with a wrong path, or a model that PARSE refuses, it fails with an error that names neither "
+    "the flag nor the fix. Afterwards it may still change a setting that PARSE has checked.",
     how="for PARSE only: checks paths and attention of both models before, and the settings again "
     "when all are resolved.",
     removed_when="an algorithm can check its server before the models are configured, and after "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,16 @@ class PairShape:
 
 
 def make_pair(
-    folder: Path, shape: PairShape = PairShape(), tokenizer: Any = None
+    folder: Path,
+    shape: PairShape = PairShape(),
+    tokenizer: Any = None,
+    kind: tuple[Callable[..., Any], Callable[..., Any]] = (Qwen3Config, Qwen3ForCausalLM),
 ) -> tuple[Path, Path]:
     """Write ``target`` and ``draft`` folders (weights in fp32, by default the question pair's
-    tokenizer)."""
+    tokenizer); ``kind``: their configuration and model."""
     tokenizer = tokenizer or load_tokenizer(DEMO / "target")
     torch.manual_seed(shape.seed)
-    config = Qwen3Config(
+    config = kind[0](
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=2 * shape.hidden,
@@ -54,7 +58,7 @@ def make_pair(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = Qwen3ForCausalLM(config)
+    model = kind[1](config)
     paths = []
     for name, noise in (("target", 0.0), ("draft", shape.noise)):
         with torch.no_grad():

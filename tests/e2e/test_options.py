@@ -1,0 +1,42 @@
+"""SGLang's options beside PARSE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from support.client import Client, parse_info, random_prompts
+from support.random_pair import PairShape, make_pair
+from support.servers import SEED, Start, parse_flags, served
+
+LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def moe(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A Qwen3-MoE model and its noisy copy as draft, on a server without tokenizers."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    moe = (partial(Qwen3MoeConfig, **sizes), Qwen3MoeForCausalLM)
+    pair = make_pair(tmp_path_factory.mktemp("moe"), PairShape(seed=2, noise=0.01), kind=moe)
+    flags = parse_flags(pair, "--parse-verification", "token", "--skip-tokenizer-init", *SEED)
+    yield from served(start_server, "moe", *flags)
+
+
+def test_a_moe_draft_without_tokenizers(moe: Client):
+    accepted = 0
+    for prompt in random_prompts(4, 41):
+        answer = moe.generate(prompt, **LIMIT)
+        plain = moe.generate(prompt, **LIMIT, parse={"enabled": False})
+        assert answer["output_ids"] == plain["output_ids"]
+        assert parse_info(answer)["drafted_tokens"] > 0
+        accepted += parse_info(answer)["accepted_tokens"]
+    assert accepted > 0
+
+
+def test_beam_search_is_a_400(token: Client):
+    response = token.post("/generate", {"input_ids": [5, 6], "beam_width": 2})
+    assert response.status_code == 400
+    assert "Beam search is not supported with speculative decoding" in response.text
