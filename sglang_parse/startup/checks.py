@@ -101,11 +101,8 @@ def validate_server_args(server_args: Any) -> None:
     tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
     block = parallel_draft(config, draft)
-    num_steps = 1
-    if config.uses_eagle3:
-        num_steps = check_head(server_args, config, target)
-    else:
-        check_no_head(server_args)
+    has_head = config.uses_eagle3
+    num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:

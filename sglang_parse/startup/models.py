@@ -276,11 +276,12 @@ def _check_head_fits(head: Any, target: Any, name: str) -> None:
     require(fit, f"{key} of {name}", layer_ids, f"{made} which has {num_layers} layers")
 
 
-def check_no_head(args: Any) -> None:
-    """Raises AdmissionError for settings of a proposal where no EAGLE-3 head makes one."""
+def check_no_head(args: Any) -> int:
+    """Refuses settings of an EAGLE-3 head's proposal; returns 1, as ``check_head`` its tokens."""
     for name in ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"):
         value, fix = getattr(args, name), f"leave it out, or use {flag('eagle3_path')}"
         require(value is None, flag_of(name), value, fix, why="a setting of an EAGLE-3 head")
+    return 1
 
 
 def _draft_config(args: Any) -> Any:
@@ -348,7 +349,7 @@ def check_tokenizers(args: Any, target: Any) -> None:
     except (OSError, ValueError) as error:
         refuse(DRAFT, path, fix, why=f"without a readable tokenizer ({error})")
     # Without files transformers makes one of special tokens only.
-    has_files = len(draft.get_vocab()) > len(draft.get_added_vocab())
+    has_files = len(draft.get_vocab()) > len(draft.all_special_ids)
     require(has_files, DRAFT, path, fix, why="without tokenizer files")
     different = sorted(target.get_vocab().items() ^ draft.get_vocab().items())
     why = f"its tokenizer differs from the target's in {len(different)} entries: {different[:2]}"

@@ -207,7 +207,7 @@ def test_a_used_port(good: dict[str, Finding]):
     with socket.create_server(("127.0.0.1", 0)) as other:
         used = other.getsockname()[1]
         line = check(port=used)["port"]
-    assert (line.status, line.found.partition(",")[0]) == (FAILS, f"--port is '{used}")
+    assert (line.status, line.found.partition(":")[0]) == (FAILS, f"--port is {used}")
     assert line.fix == "use a free port, or stop the other server"
 
 
@@ -246,7 +246,7 @@ def test_models(good: dict[str, Finding], tmp_path: Path):
     assert good["models"].found.startswith("target Qwen3ForCausalLM, 16 layers; draft Qwen3")
     found = check(speculative_draft_model_path=tmp_path)
     assert (found["models"].status, found["question"].status) == (FAILS, OK)
-    assert "no config.json" in found["models"].fix
+    assert "no config.json" in found["models"].found
     of_pair = start.NAMES[start.NAMES.index("tokenizers") : start.NAMES.index("question")]
     assert {found[name].status for name in of_pair} == {NOT_CHECKED}
 

@@ -70,7 +70,7 @@ def test_every_family_that_startup_accepts_is_served_as_itself():
         for model in (draft, served(args)):
             assert model.hf_config.architectures == [name]
             layers = resolve_layer_indices(model=None, model_config=model, is_draft_worker=True)
-            assert layers.num_effective_layers == model.num_hidden_layers > 1
+            assert layers.num_effective_layers >= model.num_hidden_layers > 1
     assert accepted > RENAMED | {"Qwen3ForCausalLM", "LlamaForCausalLM"}
     assert len(accepted) > 150
 
