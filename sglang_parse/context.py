@@ -23,7 +23,7 @@ class Pipeline(Protocol):
 
         flags and settings                 patches/parse/cli_flags.py
         errors of the start                patches/parse/start_errors.py
-        paths, models, resolved settings    patches/parse/start_checks.py
+        models, resolved settings          patches/parse/start_checks.py
         LoRA with PARSE                    patches/parse/lora_admitted.py
         ``plugin.validate_server_args``    SGLang's registry of algorithms
         the server's port                  patches/parse/port.py
@@ -32,6 +32,7 @@ class Pipeline(Protocol):
 
         ``plugin.create_worker``           SGLang's registry; for others patches/cpu/guard_cpu.py
         size of the KV pool                patches/parse/draft_kv_pool.py
+        class of the draft model           patches/parse/draft_models.py
         attention backends, CUDA graphs    patches/parse/decode_graphs.py
         radix cache                        patches/parse/head_prefixes.py
 

@@ -54,6 +54,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
     from types import SimpleNamespace
 
     from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_parse.algorithm import ParseAlgorithm
@@ -74,11 +75,10 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         is_draft_worker=False,
         spec_algorithm=object.__new__(ParseAlgorithm),
         kv_cache_dtype=torch.float8_e4m3fn,  # the target's, by its checkpoint
-        server_args=SimpleNamespace(
+        server_args=ServerArgs(
+            model_path=str(DEMO / "target"),
             speculative_draft_model_path=str(DEMO / "draft"),
-            trust_remote_code=False,
-            json_model_override_args="{}",
-            sampling_defaults="model",
+            speculative_algorithm="PARSE",
             dtype="float32",
         ),
     )
