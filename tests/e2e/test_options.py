@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from support.client import Client, parse_info, random_prompts
+from support.client import DRAFTS, Client, parse_info, random_prompts
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, Start, parse_flags, served
 
@@ -25,10 +25,11 @@ def moe(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield from served(start_server, "moe", *flags)
 
 
+@pytest.mark.nightly
 def test_a_moe_draft_without_tokenizers(moe: Client):
     accepted = 0
     for prompt in random_prompts(4, 41):
-        answer = moe.generate(prompt, **LIMIT)
+        answer = moe.generate(prompt, **LIMIT, parse=DRAFTS)
         plain = moe.generate(prompt, **LIMIT, parse={"enabled": False})
         assert answer["output_ids"] == plain["output_ids"]
         assert parse_info(answer)["drafted_tokens"] > 0
