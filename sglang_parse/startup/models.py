@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
 
 from sglang_parse.core.block import USUAL_BLOCK
@@ -145,8 +147,19 @@ def check_generation(args: Any, target: Any, _draft: Any) -> None:
     require(target.is_generation, TARGET, args.model_path, fix, why=why)
 
 
+def check_weights(args: Any, _target: Any, _draft: Any) -> None:
+    """SGLang finds a damaged file of the draft after the target is loaded, and does not name it."""
+    path = args.speculative_draft_model_path
+    for file in Path(path).glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="pt"):
+                continue
+        except (OSError, SafetensorError) as error:
+            refuse(DRAFT, path, "copy it again", why=f"{file.name} cannot be read ({error})")
+
+
 TARGET_CHECKS = (check_attention, check_generation)
-PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts)
+PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts, check_weights)
 """(server's settings, target, draft) -> None; each raises AdmissionError."""
 
 

@@ -226,6 +226,14 @@ def test_a_draft_without_a_tokenizer(pair, tmp_path: Path):
         launch(pair, "--speculative-draft-model-path", str(draft))
 
 
+def test_a_draft_with_a_damaged_file(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft")
+    file = draft / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(Exception, match=r"draft': model.safetensors cannot be read \(.*copy it"):
+        launch(pair, "--speculative-draft-model-path", str(draft))
+
+
 def test_a_target_that_generates_no_text(pair, tmp_path: Path):
     """By its checkpoint; ``--is-embedding`` is not given."""
     target = changed(pair[0], tmp_path / "target", architectures=["LlamaEmbeddingModel"])

@@ -25,7 +25,7 @@ def moe(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield from served(start_server, "moe", *flags)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly("tests/compat/test_draft_models.py")
 def test_a_moe_draft_without_tokenizers(moe: Client):
     accepted = 0
     for prompt in random_prompts(4, 41):
