@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, get_type_hints
 
+import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.algorithm import NAME
+from sglang_parse.core.setting import shown
 from sglang_parse.patches.base import Patch, after, around
 
 _MANAGERS = "sglang.srt.managers"
-_MOST_TOP_K = 1 << 30
-"""SGLang's value for the whole vocabulary; an int32 tensor holds no more than twice that."""
 _ANY_VOCAB_SIZE = 1 << 31
 """For SGLang's requests for embeddings, which do not know their model's."""
+_TYPES = get_type_hints(SamplingParams)
+_FLOATS = [name for name, kind in _TYPES.items() if kind is float]
+_INTEGERS = [name for name, kind in _TYPES.items() if kind in (int, int | None)]
+_FP32, _MAX_INT32 = torch.finfo(torch.float32), torch.iinfo(torch.int32).max
+_ANY_SIZE = ("max_new_tokens", "sampling_seed")
+"""Integers that SGLang limits itself; others go into int32 tensors."""
+# Logits beyond fp32 are infinite, and probabilities NaN, also after a division by SGLang's smallest
+# temperature, 1e-6. Logits of models stay below 1e6.
+MAX_LOGIT_BIAS, MIN_REPETITION_PENALTY = 1e30, 1e-20
 
 
 def prompt_problem(token_ids: Sequence[int], vocab_size: int) -> str:
@@ -73,15 +84,45 @@ def _check_processor(processor: str | None) -> None:
 def _check_sampling(_result: None, self: Any, vocab_size: int) -> None:
     if get_spec().speculative_algorithm != NAME:
         return
-    if self.top_k > _MOST_TOP_K:
-        raise ValueError(
-            f"PARSE: top_k is {self.top_k}; use -1 for all tokens, or {vocab_size} at most"
-        )
+    for name in (*_INTEGERS, *_FLOATS):
+        if found := number_problem(name, getattr(self, name)):
+            raise ValueError(f"PARSE: {name} is {shown(getattr(self, name))}; {found}")
+    _check_logit_bias(self.logit_bias)
     outside = _outside(self.stop_token_ids or (), vocab_size)
     if self.min_new_tokens > 0 and outside:
         raise ValueError(
             f"PARSE: stop_token_ids has {outside[0]} beside min_new_tokens; {_ids(vocab_size)}"
         )
+
+
+def number_problem(name: str, value: Any) -> str:
+    """Returns the fix for a number that the sampler's tensors cannot hold; "" if they can."""
+    if name in _INTEGERS:
+        if value is not None and not isinstance(value, Integral):
+            return "use a whole number"
+        is_held = value is None or name in _ANY_SIZE or value <= _MAX_INT32
+        return "" if is_held else f"use {_MAX_INT32} at most"
+    if not _is_number(value):
+        return "use a number"
+    smallest = MIN_REPETITION_PENALTY if name == "repetition_penalty" else _FP32.tiny
+    if value == 0 or smallest <= abs(value) <= _FP32.max:  # False for NaN
+        return ""
+    return f"use {smallest:.3g} to {_FP32.max:.3g}: the sampler computes in fp32"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _check_logit_bias(bias: Any) -> None:
+    if not isinstance(bias, Mapping | None):
+        raise ValueError(f"PARSE: logit_bias is {shown(bias)}; use an object")
+    for token, value in (bias or {}).items():
+        if not (_is_number(value) and abs(value) <= MAX_LOGIT_BIAS):
+            raise ValueError(
+                f"PARSE: logit_bias has {shown(value)} for token {token}; use a number from "
+                f"{-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}: the sampler computes in fp32"
+            )
 
 
 def _outside(token_ids: Iterable[int], vocab_size: int) -> list[int]:
@@ -106,10 +147,11 @@ PATCH = Patch(
     },
     why='a prompt without tokens (`"text": ""` if the tokenizer adds no BOS token), a token id '
     "outside the vocabulary in a prompt, or in `stop_token_ids` with `min_new_tokens`, a "
-    "`top_logprobs_num` above the vocabulary size, a `top_k` that no tensor can hold, a "
-    "`custom_logit_processor` that is none, and `positional_embed_overrides` in JSON pass all of "
-    "SGLang's checks, and each ends the whole server with an error in the scheduler; on a GPU with "
-    "an assertion.",
+    "`top_logprobs_num` above the vocabulary size, sampling parameters that no int32 or fp32 "
+    "tensor can hold (`top_k` 2**40, `logit_bias` 1e39, `repetition_penalty` 1e-320) or of another "
+    "type (`max_new_tokens` 4.5, `logit_bias` as texts), a `custom_logit_processor` that is none, "
+    "and `positional_embed_overrides` in JSON pass all of SGLang's checks, and each ends the whole "
+    "server with an error in the scheduler; on a GPU with an assertion.",
     how="further checks next to SGLang's own, on PARSE servers only: they raise a `ValueError`, a "
     "400 in every API (in a stream of `/generate` an event with that code, in SGLang's Ollama API "
     "a 500, as for every bad value there). A batch with such a request is rejected as a whole, as "

@@ -13,9 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from sglang_parse.core.json_file import read_json_file
+from sglang_parse.core.setting import Threshold
 
 NUM_QUANTILES = 513
 """Verdicts of the calibration set that a certificate stores, to compare a server's with."""
@@ -77,7 +78,7 @@ class Certificate(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    threshold: float | None
+    threshold: Threshold | None
     alpha: float
     delta: float
     loss: Loss
@@ -86,7 +87,7 @@ class Certificate(BaseModel):
     data_set: str
     sampling: Literal["greedy"]
     fingerprint: Fingerprint
-    first_verdicts: list[float]
+    first_verdicts: list[FiniteFloat]
 
 
 @lru_cache

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
@@ -139,6 +140,10 @@ class ParseConfig(BaseModel):
     number: then they share among themselves."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
+    request_options: Literal["auto", "all", "safe", "none"] = "auto"
+    """Which options of ``custom_params["parse"]`` requests may set: 'all'; 'safe': enabled, draft
+    and a threshold that is not below the server's; or 'none'. 'auto': 'all' if --host is a loopback
+    address, else 'safe'."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -251,6 +256,12 @@ class ParseConfig(BaseModel):
             return self.head.threshold
         return float(self.threshold)
 
+    def permitted_options(self, host: str) -> str:
+        """Returns 'all', 'safe' or 'none' for a server that listens on ``host``."""
+        if self.request_options != AUTO:
+            return self.request_options
+        return "all" if _is_loopback(host) else "safe"
+
     @property
     def max_reused_answers(self) -> int:
         return int(self.reuse_answers.partition(":")[0])
@@ -355,6 +366,13 @@ def parse_layers(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in parts) or len(parts) > MAX_LAYERS:
         raise ValueError(f"got {shown(text)}; use at most {MAX_LAYERS} layers, such as '8,12'")
     return tuple(sorted({int(part) for part in parts}))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def flag(name: str) -> str:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
 from typing import Any
+from weakref import ref
 
 from sglang_parse.core.phases import DraftPlan, Phase, Stats
 from sglang_parse.core.request import RequestState
@@ -69,8 +70,6 @@ class Counters:
     Attributes:
         totals: the counters.
         collects_samples: whether to collect histogram samples; then call ``drain_samples``.
-        latest_reqs: requests of the latest iteration, and with overlap of the one before, whose
-            result is processed after the launch.
         expected_speedup, last_plan: see ``policy.controller.Controller``.
         simulated_accept_ratio: see ``simulation``; None if verdicts decide.
         certificate_mismatch: properties in which this server differs from its certificate's.
@@ -82,8 +81,9 @@ class Counters:
     def __init__(self) -> None:
         self.totals: Totals = defaultdict(float)
         self.collects_samples = False
-        self.latest_reqs: Sequence[Any] = ()
-        self._launched: Sequence[Any] = ()
+        # SGLang owns the requests: an idle server keeps no prompt and no answer.
+        self._launched: Sequence[ref[Any]] = ()
+        self._launched_before: Sequence[ref[Any]] = ()
         self.expected_speedup: float | None = None
         self.last_plan: DraftPlan | None = None
         self.simulated_accept_ratio: float | None = None
@@ -118,9 +118,8 @@ class Counters:
             self.observe("decode_itl_seconds", (itl,))
 
     def record_launch(self, reqs: Sequence[Any], *, overlap: bool) -> None:
-        before = self._launched if overlap else ()
-        self.latest_reqs = list({id(req): req for req in (*reqs, *before)}.values())
-        self._launched = reqs
+        self._launched_before = self._launched if overlap else ()
+        self._launched = [*map(ref, reqs)]
 
     def observe_kv_slots(self, reqs: Sequence[Any]) -> None:
         """Samples the KV slots of a decode iteration after their allocation."""
@@ -149,6 +148,12 @@ class Counters:
                     name, factor = _SOURCE_COUNTERS.get(count, (f"source_{count}_total", 1.0))
                     self.count(name, growth * factor, source)
 
+    @property
+    def latest_reqs(self) -> Sequence[Any]:
+        """Requests of the latest iteration, and with overlap of the one before, whose result is
+        processed after the launch; without those that SGLang has dropped."""
+        return _alive((*self._launched, *self._launched_before))
+
     def update_latest(self) -> None:
         for req in self.latest_reqs:
             self.update(req)
@@ -160,12 +165,17 @@ class Counters:
     def count_phases(self) -> dict[str, int]:
         """Returns the number of running requests by phase; WAITING if there are any."""
         counts = {phase.value: 0 for phase in Phase}
-        for req in self._launched:
+        for req in _alive(self._launched):
             if not req.finished():
                 counts[req.parse_state.phase.value] += 1
         if not counts[Phase.WAITING.value]:
             del counts[Phase.WAITING.value]
         return counts
+
+
+def _alive(refs: Sequence[ref[Any]]) -> list[Any]:
+    found = (each() for each in refs)
+    return [*{id(req): req for req in found if req is not None}.values()]
 
 
 class Window:

@@ -27,11 +27,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.segment import SegmentRule
+from sglang_parse.core.setting import Threshold
 
 Pooling = Literal["worst-token", "segment-mean", "running-mean"]
 QUESTION, LIKELIHOOD = "question", "likelihood"
@@ -68,9 +69,9 @@ class JudgeFile(BaseModel):
     layers: list[int] = Field(max_length=MAX_LAYERS)
     hidden_size: int
     fingerprint: Fingerprint
-    threshold: float | None = None
+    threshold: Threshold | None = None
     segment: str | None = None
-    first_verdicts: list[float]
+    first_verdicts: list[FiniteFloat]
 
     @field_validator("segment")
     @classmethod

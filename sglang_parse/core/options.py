@@ -78,6 +78,64 @@ class RequestOptions(BaseModel):
         read._check_draft()
         return read
 
+    @classmethod
+    def of_request(
+        cls,
+        custom_params: object,
+        config: ParseConfig,
+        *,
+        host: str,
+        vocab_size: int,
+        returns_logprobs: bool,
+    ) -> RequestOptions:
+        """Reads the options of a request that a server is to serve.
+
+        Args:
+            host: the address that the server listens on.
+            vocab_size: the target's.
+            returns_logprobs: the request asks for log probabilities.
+
+        Raises:
+            ConfigError: as ``read``, or the server or its model does not take an option.
+        """
+        options = cls.read(custom_params, config)
+        options._check_permitted(config, host)
+        options._check_draft_token_ids(vocab_size, returns_logprobs=returns_logprobs)
+        return options
+
+    def _check_permitted(self, config: ParseConfig, host: str) -> None:
+        permitted = config.permitted_options(host)
+        refused = {
+            "threshold": self.threshold < config.accept_threshold,
+            "trace": self.trace,
+            "hidden_states": self.hidden_states,
+            "draft_token_ids": bool(self.draft_token_ids),
+            "drafting": self.drafting == "always",
+        }
+        for name in sorted(self.model_fields_set):
+            if permitted == "none" or (permitted == "safe" and refused.get(name)):
+                raise ConfigError(
+                    f"custom_params.parse.{name} is {shown(getattr(self, name))}, which "
+                    f"{flag('request_options')} {permitted} of this server refuses; "
+                    + self._allowed_instead(name, permitted, config)
+                )
+
+    def _allowed_instead(self, name: str, permitted: str, config: ParseConfig) -> str:
+        if name == "threshold" and permitted == "safe":
+            return f"use {config.accept_threshold:g} or more, or leave it out"
+        return "leave it out (also prediction)" if name == "draft" else "leave it out"
+
+    def _check_draft_token_ids(self, vocab_size: int, *, returns_logprobs: bool) -> None:
+        name, ids = "custom_params.parse.draft_token_ids", self.draft_token_ids
+        if ids and returns_logprobs:
+            raise ConfigError(f"{name} is given beside log probabilities; leave one of them out")
+        for found in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= found < vocab_size:
+                raise ConfigError(
+                    f"{name} has {found} at place {ids.index(found)}; this model's token ids are "
+                    f"0..{vocab_size - 1}"
+                )
+
     def _check_draft(self) -> None:
         name = "custom_params.parse.draft"
         if self.draft and self.draft_token_ids:

@@ -16,6 +16,7 @@ Transitions in one iteration:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -38,6 +39,8 @@ from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
+MAX_TRACE_BYTES = 2**27
+"""Of one request's trace, as JSON; the round that exceeds it is its last one."""
 
 
 @dataclass(slots=True)
@@ -105,7 +108,7 @@ class RequestState:
         stats: counters for ``meta_info``; ``sources``: those of each source of drafts.
         texts: by source, a text that drafts for it.
         last_source: source of the last verified draft.
-        trace: one record per round.
+        trace: one record per round; ``trace_bytes``: their size as JSON.
         counted: what ``counters.Counters`` has counted so far.
     """
 
@@ -141,6 +144,7 @@ class RequestState:
     texts: dict[str, RequestText] = field(default_factory=dict)
     last_source: str = ""
     trace: list[TraceRecord] = field(default_factory=list)
+    trace_bytes: int = 0
     counted: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -151,6 +155,11 @@ class RequestState:
     @property
     def num_drafted(self) -> int:
         return len(self.draft.token_ids)
+
+    @property
+    def is_trace_full(self) -> bool:
+        """Whether further rounds are left out of its trace."""
+        return self.trace_bytes >= MAX_TRACE_BYTES
 
     @property
     def stats_key(self) -> StatsKey:
@@ -374,6 +383,7 @@ class RequestState:
             stats.matched_tokens += matched
         if record is not None:
             self.trace.append(record)
+            self.trace_bytes += _size_of(record)
 
     def count_matched_prefixes(self, num_matched: int, num_rejected: int) -> None:
         """Counts verified prefixes that the target would have written itself."""
@@ -480,3 +490,9 @@ class RequestState:
         if growth > 0:
             self.counted[figure] = value
         return growth
+
+
+def _size_of(record: TraceRecord) -> int:
+    """Bytes of a record as JSON."""
+    rest = {key: value for key, value in record.items() if key != "hidden_states"}
+    return len(json.dumps(rest)) + len(record.get("hidden_states", {}).get("data", ""))

@@ -72,6 +72,8 @@ class Setting:
             limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}
             number = "a whole number" if kind is int else "a number"
             return f"{number} {limits['ge']}..{limits['le']}"
+        if get_origin(kind) is list:
+            return "a list of whole numbers"
         return f"one of {', '.join(self.choices)}" if self.choices else "a text"
 
 

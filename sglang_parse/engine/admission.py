@@ -7,9 +7,12 @@ separate part of the radix cache, by SGLang's ``extra_key``.
 
 from __future__ import annotations
 
+from sglang.srt.runtime_context import get_serving
+
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.engine.adjust import Adjustment
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.requests import stop_ids_of
@@ -24,13 +27,29 @@ def admit(engine: Engine, req: Req) -> None:
     """Sets ``parse_policy`` of a request that joins the waiting queue, also after a retraction."""
     if getattr(req, "parse_policy", None) is not None:
         return
-    options = RequestOptions.read(req.sampling_params.custom_params, engine.config)
+    options = _options_of(engine, req)
     policy = req.parse_policy = policy_for(engine, req, options)  # before it gets a key
     engine.sources.receive(req, "" if policy.is_plain else options.draft)
     # Requests with an adapter use a separate part of the radix cache anyway.
     if engine.eagle is not None and not policy.uses_eagle and not req.lora_id:
         req.extra_key = "|".join(filter(None, (BYPASS_KEY, req.extra_key)))
         engine.counters.count("eagle_bypassed_requests_total")
+
+
+def _options_of(engine: Engine, req: Req) -> RequestOptions:
+    """Reads a request's options; a bad one, of a request that bypassed SGLang's tokenizer manager,
+    ends it with a 400."""
+    config = engine.config
+    try:
+        return RequestOptions.of_request(
+            *(req.sampling_params.custom_params, config),
+            host=get_serving().host,
+            vocab_size=req.vocab_size,
+            returns_logprobs=req.return_logprob,
+        )
+    except ConfigError as error:
+        req.set_finish_with_abort(f"PARSE: {error}")
+        return RequestOptions(enabled=False, threshold=config.accept_threshold)
 
 
 def finish(engine: Engine, req: Req) -> None:

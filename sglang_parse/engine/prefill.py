@@ -38,7 +38,7 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     num_eagle = eagle_ms = 0.0
     with engine.timer.start() as watch:
         forward = engine.verifier.target.prefill(batch, **kwargs)
-        given = _give_first_tokens(batch, engine, forward.result)
+        given = _give_first_tokens(batch, forward.result)
         if engine.drafter is not None:
             engine.drafter.model.kv.clear(batch.out_cache_loc)
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
@@ -55,30 +55,26 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     observed = (num_drafting * ms_per_req, int(num_eagle), eagle_ms)
     engine.controller.observe_prefill(*broadcast_object(observed))
     engine.sources.poll(batch.reqs, may_wait=True)
-    for req, first_id in zip(batch.reqs, first_ids, strict=True):
+    for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
         if first_id == NO_TOKEN:
             req.parse_state.fail(NAN_IN_TARGET)
         if req.parse_state.fault:
             end_request(req, req.parse_state.fault)
         elif req is not batch.chunked_req:
-            engine.committer.begin(req, given.get(req.rid, first_id))
+            engine.committer.begin(req, given.get(row, first_id))
     result = forward.result
     result.next_draft_input = ParseDraftInput()
     result.new_seq_lens = batch.seq_lens
     return result
 
 
-def _give_first_tokens(batch: ScheduleBatch, engine: Engine, result: Any) -> dict[str, int]:
-    """Replaces the first tokens of answers that a client gave; returns them by request."""
-    given, vocab_size = {}, engine.verifier.target.runner.model_config.vocab_size
+def _give_first_tokens(batch: ScheduleBatch, result: Any) -> dict[int, int]:
+    """Replaces the first tokens of answers that a client gave; returns them by row."""
+    given: dict[int, int] = {}
     for row, req in enumerate(batch.reqs):
         ids = req.parse_state.policy.draft_token_ids
         if not ids or req.output_ids or req is batch.chunked_req:
             continue
-        if req.return_logprob:
-            req.parse_state.fail("draft_token_ids and log probabilities: ask for one of them")
-        elif any(not 0 <= token < vocab_size for token in ids):
-            req.parse_state.fail(f"draft_token_ids outside the vocabulary, 0..{vocab_size - 1}")
-        elif num_allowed(req, ids[:1]):
-            given[req.rid] = result.next_token_ids[row] = ids[0]
+        if num_allowed(req, ids[:1]):
+            given[row] = result.next_token_ids[row] = ids[0]
     return given

@@ -39,6 +39,7 @@ class Req(Protocol):
     parse_state: RequestState
     parse_incoming: dict[str, Any]
     origin_input_ids: Sequence[int]
+    vocab_size: int
     output_ids: Sequence[int]
     sampling_params: Any
     custom_logit_processor: str | None
@@ -62,6 +63,8 @@ class Req(Protocol):
     to_finish: Any
 
     def finished(self) -> bool: ...
+
+    def set_finish_with_abort(self, error_msg: str) -> None: ...
 
     def owned_kv_len(self) -> int: ...
 

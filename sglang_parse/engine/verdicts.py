@@ -75,6 +75,7 @@ class Judge:
         drift: DriftWatch | None = None,
     ) -> None:
         self.name, self.max_prefixes = config.judge_name, config.max_prefixes
+        self.threshold = config.accept_threshold
         self.question, self.head, self.segments = question, head, segments
         self.layers, self.counters, self.drift = layers, counters, drift
         self._num_matched = self._num_rejected = 0
@@ -173,7 +174,8 @@ class Judge:
                 *(state.draft.prefix_ends, verdicts.values, threshold, num_matched)
             )
             state.count_matched_prefixes(*matched)
-            self._watch_matched(*matched)
+            if threshold == self.threshold:  # a request's own says nothing about the server's
+                self._watch_matched(*matched)
 
     # -- helpers ----------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class ParseWorker(BaseSpecWorker):
         self.pipeline = context.pipeline = Pipeline(self.engine)
         self._target_worker = target_worker
         self._draft_worker = self.engine.drafter.model if self.engine.drafter else None
-        self._running: dict[str, Req] = {}
+        self._running: dict[int, Req] = {}  # by id(): several clients may give one rid
 
     def forward_batch_generation(
         self,
@@ -65,8 +65,8 @@ class ParseWorker(BaseSpecWorker):
         engine.counters.record_launch(batch.reqs, overlap=batch.enable_overlap)
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if not is_prefill:
-            self._running = {req.rid: req for req in batch.reqs}
-        num_running = len(self._running.keys() | {req.rid for req in batch.reqs})
+            self._running = {id(req): req for req in batch.reqs}
+        num_running = len(self._running.keys() | set(map(id, batch.reqs)))
         engine.controller.observe_load(num_running, [*_suspended(self._running.values())])
         if is_prefill:
             return prefill(engine, batch, **kwargs)
@@ -114,9 +114,11 @@ class ParseWorker(BaseSpecWorker):
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Marks the request's draft KV before the radix cache takes its tokens."""
         del natural_stop
-        req = self._running.pop(rid, None)
+        ended = (r for r in self._running.values() if r.rid == rid and r.finished())
+        req = next(ended, None)
         if req is None:
             return
+        del self._running[id(req)]
         admission.finish(self.engine, req)
         if self.engine.drafter is None or get_memory().disable_radix_cache:
             return

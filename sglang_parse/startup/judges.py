@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from sglang_parse.core.config import ParseConfig, flag, parse_layers
 from sglang_parse.core.judge import WEIGHTS, JudgeFile
@@ -45,14 +46,17 @@ def _check_layers(setting: str, layers: Any, target: Any) -> None:
 def _check_weights(path: str, head: JudgeFile) -> None:
     width = len(head.layers) * head.hidden_size
     wanted = {"weights": [head.num_weights, width], "scalars": [2], "bias": [1]}
+    found: dict[str, list]
     try:
-        with safe_open(f"{path}/{WEIGHTS}", framework="pt") as file:
-            names = file.keys()
-            found = {name: list(file.get_slice(name).get_shape()) for name in names}
+        tensors = load_file(f"{path}/{WEIGHTS}")
+        found = {name: list(tensor.shape) for name, tensor in tensors.items()}
     except (OSError, SafetensorError) as error:
-        found = {"cannot be read": [str(error)]}
-    fix = f"run sglang-parse train-judge; its judge.json says {wanted}"
-    require(found == wanted, f"{WEIGHTS} of {SETTING} {path}", found, fix)
+        tensors, found = {}, {"cannot be read": [str(error)]}
+    where, fix = f"{WEIGHTS} of {SETTING} {path}", "run sglang-parse train-judge"
+    require(found == wanted, where, found, f"{fix}; its judge.json says {wanted}")
+    for name, tensor in tensors.items():
+        bad = tensor[~tensor.float().isfinite()]
+        require(not len(bad), f"{name} in {where}", bad[:1].tolist(), f"{fix} again")
 
 
 def _check_models(args: Any, path: str, head: JudgeFile) -> None:

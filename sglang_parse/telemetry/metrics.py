@@ -228,7 +228,7 @@ META_INFO = {
     "a draft",
     "plan": "the plan of its last round: maximum `draft_tokens`, `max_prefixes` and `draft_chunk`, "
     "and the expected `speedup`, null for a probe; absent without a draft",
-    "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, "
+    "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, `grammar`, "
     "`draft_token_ids`): "
     "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens`, `verify_ms` and `wait_ms` of "
     "its drafts",
@@ -236,6 +236,7 @@ META_INFO = {
     "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
     "was not read, because no answer can be as long",
     "trace": "only if requested; one record per round",
+    "trace_truncated": "true if rounds after the first 128 MiB of the trace were left out of it",
     "fingerprint": "with a trace: the settings that its verdicts depend on, as in a certificate",
 }
 """The keys of ``response_info`` in addition to those of ``core.phases.Stats`` -> meaning."""
@@ -285,5 +286,7 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
         info["certified"] = state.policy.certified
     if state.policy.keep_trace:
         info["trace"] = state.trace
+        if state.is_trace_full:
+            info["trace_truncated"] = True
         info["fingerprint"] = state.policy.fingerprint
     return info

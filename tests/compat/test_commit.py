@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sglang_parse.core import request
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import PREDICTION, Action, Draft, Phase, Questions, RequestPolicy
@@ -321,3 +323,36 @@ def test_a_question_that_contradicts_the_target_is_reported_once(
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warnings
     assert all("16 of 16 prefixes (100 %)" in text for text in texts)
+
+
+def test_a_clients_threshold_says_nothing_about_the_servers(caplog: pytest.LogCaptureFixture):
+    """One client asks for 1: its rejections are counted for it, and nobody is warned."""
+    caplog.set_level(logging.WARNING, logger="sglang_parse")
+    one = Round([11, 12])
+    one.ask()
+    one.state.policy = replace(one.state.policy, threshold=1.0)
+    for _ in range(2 * WINDOW):
+        one.verdicts.observe(one.req, Verdicts([0.9], [1.0]), [11, 12])
+    assert not caplog.records
+    assert prefixes_of(one) == (2 * WINDOW, 2 * WINDOW)
+
+
+# -- traces ------------------------------------------------------------------------------
+
+
+def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    """The round that exceeds the bound is the last one; requests with hidden states reach it."""
+    monkeypatch.setattr(request, "MAX_TRACE_BYTES", 1000)
+    one, sizes = Round([11, 12]), []
+    for rounds in range(1, 5):
+        one.state.give_draft([11, 12], 1)
+        one.agree([0.9])
+        sizes = [len(json.dumps(record)) for record in one.state.trace]
+        assert (one.state.stats.rounds, one.state.trace_bytes) == (rounds, sum(sizes))
+    assert sum(sizes[:-1]) < 1000 <= sum(sizes)
+    assert one.state.is_trace_full
+    assert len(sizes) < 4
+    before = one.state.trace_bytes
+    record = {**one.state.trace[0], "hidden_states": {"data": "x" * 10**6}}
+    one.state.finish_round(0, 0, 0, record=record)
+    assert one.state.trace_bytes == before + sizes[0] + 10**6

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from support.heads import HeadShape, write_head
 from support.launch import changed, launch
@@ -72,6 +73,19 @@ def test_weights_of_another_shape(pair: tuple[Path, Path], head: Path):
         launch(pair, "--parse-judge", str(head))
     (head / "judge.safetensors").write_bytes(b"none")
     with pytest.raises(ValueError, match="cannot be read"):
+        launch(pair, "--parse-judge", str(head))
+
+
+@pytest.mark.parametrize("name", ["weights", "scalars", "bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(pair: tuple[Path, Path], head: Path, name: str, value: float):
+    """Each request would be a 500 that blames the target."""
+    path = head / "judge.safetensors"
+    tensors = load_file(path)
+    tensors[name].reshape(-1)[-1] = value
+    save_file(tensors, path)
+    words = rf"{name} in judge.safetensors of --parse-judge .*is \[{value}\].*train-judge again"
+    with pytest.raises(ValueError, match=words):
         launch(pair, "--parse-judge", str(head))
 
 

@@ -71,6 +71,13 @@ class Child:
     observe = set
 
 
+class Finished:
+    """A request that has ended."""
+
+    def finished(self) -> bool:
+        return True
+
+
 def test_a_finished_request_is_published_at_once(monkeypatch: pytest.MonkeyPatch):
     """Everything else is published ten times per second."""
     from sglang_parse.telemetry import prometheus
@@ -91,10 +98,11 @@ def test_a_finished_request_is_published_at_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(prometheus, "process_context", lambda: SimpleNamespace(counters=counters))
     monkeypatch.setattr(prometheus.time, "monotonic", lambda: clock[0])
     collector = Both({})
-    ended = SimpleNamespace(finished=lambda: True)
+    ended = Finished()
     shown = []
     for now, latest in ((100, []), (100.05, []), (100.06, [ended]), (100.1, []), (100.17, [])):
-        clock[0], counters.latest_reqs = now, latest
+        clock[0] = now
+        counters.record_launch(latest, overlap=False)
         counters.count("rounds_total")
         collector.increment_realtime_tokens()
         shown.append(collector._parse_children["rounds_total", ""].value)
@@ -112,14 +120,8 @@ def test_sglangs_decode_line_has_the_replaced_part():
 def test_lines_change_only_in_processes_that_serve_parse(serves: bool):
     from sglang_parse.patches.parse.decode_log import DecodeLine
 
-    class Waiting:
-        """A request that has not reached the worker."""
-
-        def finished(self) -> bool:
-            return True
-
-    counters = Counters()
-    counters.latest_reqs = [Waiting()] if serves else []
+    counters, waiting = Counters(), Finished()  # it has not reached the worker
+    counters.record_launch([waiting] if serves else [], overlap=False)
     counters.count("drafted_tokens_total", 20)
     counters.count("draft_forwards_total", 5)
     counters.count("verified_tokens_total", 16)

@@ -37,6 +37,7 @@ def test_a_number_is_no_certificate():
     ("changes", "message"),
     [
         ({"threshold": None}, "certifies nothing: no threshold bounds the error rate by 0.01"),
+        ({"threshold": float("nan")}, "wrong threshold"),
         ({"alpha": "much"}, "wrong alpha"),
         ({"fingerprint": {}}, "wrong fingerprint.target"),
     ],

@@ -45,6 +45,7 @@ CHANGED = ParseConfig(
     draft_timeout=2.0,
     reuse_answers="5:shared",
     default="off",
+    request_options="safe",
 )
 
 

@@ -132,6 +132,23 @@ def test_a_trained_head_has_a_threshold_of_its_own(folder: Path):
     assert ParseConfig(judge="likelihood").accept_threshold == 0.5
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("threshold", value) for value in (float("nan"), float("inf"), -0.1, 2.1)),
+        ("first_verdicts", [0.5, float("nan")]),
+    ],
+)
+def test_numbers_of_a_trained_head(folder: Path, key: str, value: object):
+    """With the threshold NaN every request would be a 400 that blames its own."""
+    path = folder / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    read_judge.cache_clear()
+    words = rf"--parse-judge is .*judge.json has a wrong {key}.*; use .*train-judge"
+    with pytest.raises(ConfigError, match=words):
+        ParseConfig(judge=str(folder))
+
+
 def test_a_trained_head_has_segments_of_its_own(folder: Path):
     path = folder / FILE
     content = json.loads(path.read_text())

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 
 from sglang_parse.core.counters import Counters, Window, request_counts
 from sglang_parse.core.phases import Phase, RequestPolicy, Stats
-from sglang_parse.core.request import RequestState
+from sglang_parse.core.request import MAX_TRACE_BYTES, RequestState
 from sglang_parse.telemetry.metrics import METRICS, response_info
 
 pytestmark = pytest.mark.unit
@@ -123,10 +124,19 @@ def test_a_fault_is_counted_once():
 
 def test_requests_that_never_started_are_not_counted():
     counters, req = Counters(), Request(parse_state=None)
-    counters.latest_reqs = [req]
+    counters.record_launch([req], overlap=False)
     counters.update_latest()
     assert counted(counters) == {}
     assert response_info(req) == {"mode": "plain", "reason": "not started"}
+
+
+def test_a_trace_that_was_cut_says_so():
+    req = request()
+    req.parse_state.policy = RequestPolicy(threshold=0.5, keep_trace=True)
+    assert response_info(req).keys() >= {"trace", "fingerprint"}
+    assert "trace_truncated" not in response_info(req)
+    req.parse_state.trace_bytes = MAX_TRACE_BYTES
+    assert response_info(req)["trace_truncated"]
 
 
 def test_a_response_without_a_draft_has_a_reason():
@@ -209,12 +219,25 @@ def test_running_requests_by_phase():
 
 def test_with_overlap_the_previous_iteration_is_updated_too():
     counters = Counters()
-    first, second = ([SimpleNamespace(rid=rid) for rid in rids] for rids in ("ab", "bc"))
+    a, b, c = (request() for _ in range(3))
     for overlap in (False, True):
-        counters.record_launch(first, overlap=overlap)
-        counters.record_launch(second, overlap=overlap)
-        rids = {req.rid for req in counters.latest_reqs}
-        assert rids == ({"a", "b", "c"} if overlap else {"b", "c"})
+        counters.record_launch([a, b], overlap=overlap)
+        counters.record_launch([b, c], overlap=overlap)
+        assert [*map(id, counters.latest_reqs)] == [id(b), id(c), *[id(a)] * overlap]
+
+
+def test_an_idle_server_keeps_no_request():
+    """SGLang drops them; their prompts and answers must not stay in memory."""
+    counters, reqs = Counters(), [request(), request()]
+    counters.record_launch(reqs[:1], overlap=True)
+    counters.record_launch(reqs[1:], overlap=True)
+    dropped = [*map(ref, reqs)]
+    assert (len(counters.latest_reqs), counters.count_phases()["drafting"]) == (2, 1)
+    reqs.clear()
+    assert [each() for each in dropped] == [None, None]
+    assert (counters.latest_reqs, counters.any_finished) == ([], False)
+    counters.update_latest()
+    assert counters.count_phases()["drafting"] == 0
 
 
 def test_a_window_returns_growth_since_the_last_call():
