@@ -85,13 +85,18 @@ def test_a_session_may_continue_without_new_tokens():
     ("fields", "text"),
     [
         ({"top_logprobs_num": 301}, "top_logprobs_num is 301; use 300 at most"),
+        (
+            {"return_logprob": True, "logprob_start_len": -2},
+            "logprob_start_len is -2; use -1 for the output's tokens only, or 0 or more",
+        ),
         ({"positional_embed_overrides": [1]}, "positional_embed_overrides cannot be sent as JSON"),
     ],
 )
 def test_other_fields(fields: dict[str, Any], text: str, algorithm: SimpleNamespace):
     with pytest.raises(ValueError, match=f"PARSE: {text}"):
         check_prompt([5], **fields)
-    check_prompt([5], top_logprobs_num=300)
+    check_prompt([5], top_logprobs_num=300, return_logprob=True, logprob_start_len=-1)
+    check_prompt([5], return_logprob=False, logprob_start_len=-2)
     algorithm.speculative_algorithm = None
     check_prompt([5], **fields)
 
