@@ -63,7 +63,7 @@ def _check_prompt(_result: None, self: Any, obj: Any, input_ids: Any) -> None:
     start = getattr(obj, "logprob_start_len", None)
     if getattr(obj, "return_logprob", False) and start is not None and start < -1:
         raise ValueError(
-            f"PARSE: logprob_start_len is {start}; use -1 for the output's tokens only, or 0 or more"
+            f"PARSE: logprob_start_len is {start}; use -1 (the output's tokens only) or more"
         )
     _check_processor(getattr(obj, "custom_logit_processor", None))
     if input_ids is None or obj.contains_mm_input():
@@ -152,11 +152,12 @@ PATCH = Patch(
     },
     why='a prompt without tokens (`"text": ""` if the tokenizer adds no BOS token), a token id '
     "outside the vocabulary in a prompt, or in `stop_token_ids` with `min_new_tokens`, a "
-    "`top_logprobs_num` above the vocabulary size, a `logprob_start_len` below -1, sampling parameters that no int32 or fp32 "
-    "tensor can hold (`top_k` 2**40, `logit_bias` 1e39, `repetition_penalty` 1e-320) or of another "
-    "type (`max_new_tokens` 4.5, `logit_bias` as texts), a `custom_logit_processor` that is none, "
-    "and `positional_embed_overrides` in JSON pass all of SGLang's checks, and each ends the whole "
-    "server with an error in the scheduler; on a GPU with an assertion.",
+    "`top_logprobs_num` above the vocabulary size, a `logprob_start_len` below -1, sampling "
+    "parameters that no int32 or fp32 tensor can hold (`top_k` 2**40, `logit_bias` 1e39, "
+    "`repetition_penalty` 1e-320) or of another type (`max_new_tokens` 4.5), a "
+    "`custom_logit_processor` that is none, and `positional_embed_overrides` in JSON pass all of "
+    "SGLang's checks, and each ends the whole server with an error in the scheduler; on a GPU with "
+    "an assertion.",
     how="further checks next to SGLang's own, on PARSE servers only: they raise a `ValueError`, a "
     "400 in every API (in a stream of `/generate` an event with that code, in SGLang's Ollama API "
     "a 500, as for every bad value there). A batch with such a request is rejected as a whole, as "

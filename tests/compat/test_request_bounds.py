@@ -87,7 +87,7 @@ def test_a_session_may_continue_without_new_tokens():
         ({"top_logprobs_num": 301}, "top_logprobs_num is 301; use 300 at most"),
         (
             {"return_logprob": True, "logprob_start_len": -2},
-            "logprob_start_len is -2; use -1 for the output's tokens only, or 0 or more",
+            r"logprob_start_len is -2; use -1 \(the output's tokens only\) or more",
         ),
         ({"positional_embed_overrides": [1]}, "positional_embed_overrides cannot be sent as JSON"),
     ],
