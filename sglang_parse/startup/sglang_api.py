@@ -42,6 +42,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     f"{_METRICS}.resolve_collector_class": ("role", "default_cls"),
     # Methods and attributes of objects that SGLang makes.
     f"{_MANAGERS}.schedule_batch.Req.output_ids_through_stop": (),
+    f"{_MANAGERS}.schedule_batch.Req.set_finish_with_abort": ("error_msg",),
     f"{_MANAGERS}.tp_worker.TpModelWorker.forward_batch_generation": ("batch",),
     "sglang.srt.model_executor.model_runner.ModelRunner.sample": (
         *("logits_output", "forward_batch"),

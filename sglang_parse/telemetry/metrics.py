@@ -236,7 +236,7 @@ META_INFO = {
     "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
     "was not read, because no answer can be as long",
     "trace": "only if requested; one record per round",
-    "trace_truncated": "true if rounds after the first 128 MiB of the trace were left out of it",
+    "trace_truncated": "true once the trace has 128 MiB: later rounds are left out of it",
     "fingerprint": "with a trace: the settings that its verdicts depend on, as in a certificate",
 }
 """The keys of ``response_info`` in addition to those of ``core.phases.Stats`` -> meaning."""
