@@ -10,21 +10,15 @@ from support.client import Client, random_prompts
 
 PROMPT = random_prompts(1, 53)[0]
 LENGTH = 24
-GREEDY, SAMPLED = {"temperature": 0}, {"temperature": 0.7}
-REFUSED: dict[str, list[dict[str, Any]]] = {
-    "logit_bias": [
-        *({"logit_bias": {"5": value}} for value in (1e39, -1e39, 1e31, "1", None)),
-        {"logit_bias": [5]},
-    ],
-    "repetition_penalty": [{"repetition_penalty": value} for value in (1e-320, 1e-38)],
-    "top_p": [{"top_p": 1e-320}],
-    "min_p": [{"min_p": 1e-320}],
-    "max_new_tokens": [{"max_new_tokens": value} for value in (4.0, 4.5)],
-    "min_new_tokens": [{"min_new_tokens": 2**40, "max_new_tokens": 2**41}, {"min_new_tokens": 1.5}],
-    "top_k": [{"top_k": value} for value in (2**31, 1.5, 1e39)],
-    "stream_interval": [{"stream_interval": 1.5}],
-    "temperature": [{"temperature": 1e39}],
+REFUSED: dict[str, list[Any]] = {
+    "logit_bias": [{"5": value} for value in (1e39, -1e39, 1e31)],
+    "repetition_penalty": [1e-320, 1e-38],
+    "temperature": [1e39],
+    "top_p": [1e-320],
+    "min_p": [1e-320],
+    "stream_interval": [2**40],
 }
+"""Values of other types are refused by SGLang itself in ``/generate``."""
 ALLOWED: list[dict[str, Any]] = [
     {"logit_bias": {"5": 1e30}},
     {"logit_bias": {"5": -1e30, "7": 1e5}},
@@ -40,12 +34,12 @@ ALLOWED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", REFUSED)
 def test_numbers_that_no_tensor_holds(semantic: Client, name: str):
     """Sampled, most of them would end the server; stock SGLang's, too."""
-    for wrong in REFUSED[name]:
-        for sampling in (GREEDY, SAMPLED):
-            params = {"max_new_tokens": 4, **sampling, **wrong}
+    for value in REFUSED[name]:
+        for temperature in (0, 0.7):
+            params = {"max_new_tokens": 4, "temperature": temperature, name: value}
             answer = semantic.post("/generate", {"input_ids": PROMPT, "sampling_params": params})
-            assert answer.status_code == 400, (params, answer.text)
-            assert f"PARSE: {name}" in answer.text or "temperature" in answer.text, answer.text
+            assert answer.status_code == 400, params
+            assert f"PARSE: {name}" in answer.text
     assert len(semantic.generate(PROMPT, max_new_tokens=4, ignore_eos=True)["output_ids"]) == 4
     semantic.assert_nothing_lost()
 

@@ -158,13 +158,13 @@ ODD: dict[str, dict[int, list[tuple[str, dict[str, Any]]]]] = {
         ),
     },
     "responses": {
-        200: [],
+        # SGLang leaves out custom_params there.
+        200: each(response, input=[""], top_logprobs=[-1], custom_params=[{"parse": 5}]),
         400: each(
             response,
-            input=["", [], None],
+            input=[[], None],
             max_output_tokens=[-1, 0],
             temperature=[-1],
-            top_logprobs=[-1],
             top_p=[5],
             previous_response_id=["x"],
             tools=[[{"type": "x"}]],
@@ -174,7 +174,6 @@ ODD: dict[str, dict[int, list[tuple[str, dict[str, Any]]]]] = {
             store=[5],
             tool_choice=["x"],
             background=[5],
-            custom_params=[{"parse": 5}],
             stream=["x"],
             metadata=[5],
         ),
