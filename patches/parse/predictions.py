@@ -27,7 +27,8 @@ _RESPONSES = (
 )
 """The model that gets new fields, and those that contain it, from the inside out."""
 Counts = dict[str, Mapping[str, int]]
-"""Request -> ``meta_info["parse"]["prediction"]``."""
+"""Request -> ``meta_info["parse"]["prediction"]``; empty where it is served plainly. None without a
+prediction."""
 _counts: ContextVar[Counts | None] = ContextVar("parse_prediction_counts", default=None)
 
 
@@ -38,6 +39,7 @@ async def _read_prediction(original: Callable, self: Any, request: Any, raw_requ
             # FastAPI has read and parsed it; Starlette returns the same object.
             body = await raw_request.json()
             text = prediction_text(body.get("prediction"))
+            _counts.set(None if text is None else {})
             if text is not None:
                 request.custom_params = with_draft(request.custom_params, text)
             if ParseConfig.from_env().draft_url and "messages" in body:
@@ -72,17 +74,18 @@ async def _note_counts(
                 for info in meta_info.get("parse") or ():
                     if "prediction" in info:
                         counts[meta_info["id"]] = info["prediction"]
-            _counts.set(counts)
+            if counts:
+                _counts.set(counts)
             yield content
 
 
 def _add_details(usage: Any, *_: Any, **__: Any) -> Any:
-    counts = (_counts.get() or {}).values()
-    if counts:
+    counts = _counts.get()
+    if counts is not None:
         details = usage.completion_tokens_details or protocol.CompletionTokensDetails()
         for name in _DETAILS:
             key = name.replace("_prediction", "")
-            setattr(details, name, sum(one[key] for one in counts))
+            setattr(details, name, sum(one[key] for one in counts.values()))
         usage.completion_tokens_details = details
     return usage
 

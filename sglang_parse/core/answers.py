@@ -19,6 +19,10 @@ PROMPT_ENDS = (64, 16)
 """Last tokens of a prompt that find an answer, where no prompt is equal."""
 GRAM, STRIDE = 6, 4
 """Newest tokens that find an answer in its middle; every so many places of it can be found."""
+MAX_BYTES = 1 << 30
+"""Memory of all answers together."""
+ANSWER_BYTES, TOKEN_BYTES = 600, 32
+"""Memory of an answer, and of each of its tokens, entries included (measured: 28 per token)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class Answer:
     token_ids: array
     prompt_keys: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        return ANSWER_BYTES + TOKEN_BYTES * len(self.token_ids)
+
     def entries(self) -> Iterator[tuple[int, int]]:
         """(key, place that it leads to)."""
         for key in self.prompt_keys:
@@ -44,12 +52,18 @@ class Answer:
 
 @dataclass(slots=True)
 class AnswerIndex:
-    """The last ``max_answers`` answers of a server."""
+    """The last ``max_answers`` answers of a server, or as many as ``max_bytes`` hold.
+
+    ``_places`` has one number per entry, ``number * MAX_TOKENS + place``: a tuple takes more
+    memory, and Python's garbage collector would visit millions of them.
+    """
 
     max_answers: int
+    max_bytes: int = MAX_BYTES
     _answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
-    _places: dict[Scope, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    _places: dict[Scope, dict[int, int]] = field(default_factory=dict)
     _num_added: int = 0
+    _num_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -59,23 +73,24 @@ class AnswerIndex:
         keys = _prompt_keys(prompt_ids)
         before = self._places.get(scope, {}).get(keys[0])
         if before is not None:
-            self._remove(before[0])
+            self._remove(before // MAX_TOKENS)
         if not answer_ids:
             return
         answer = Answer(scope, array("I", answer_ids[:MAX_TOKENS]), keys)
         number = self._num_added = self._num_added + 1
         self._answers[number] = answer
+        self._num_bytes += answer.num_bytes
         places = self._places.setdefault(scope, {})
         for key, place in answer.entries():
-            places[key] = number, place
-        while len(self._answers) > self.max_answers:
+            places[key] = number * MAX_TOKENS + place
+        while len(self._answers) > self.max_answers or self._num_bytes > self.max_bytes:
             self._remove(next(iter(self._answers)))
 
     def find_by_prompt(self, scope: Scope, prompt_ids: Sequence[int]) -> Sequence[int]:
         """The latest answer to the prompt, or to one with the same end; () for none."""
         places = self._places.get(scope, {})
         found = (places[key] for key in _prompt_keys(prompt_ids) if key in places)
-        return self._use(next(found, (0, 0))[0])
+        return self._use(next(found, 0) // MAX_TOKENS)
 
     def find(self, scope: Scope, newest_ids: Sequence[int]) -> tuple[Sequence[int], int]:
         """The latest answer that has the newest tokens, and the place behind them.
@@ -83,7 +98,8 @@ class AnswerIndex:
         Args:
             newest_ids: the last ``GRAM`` tokens.
         """
-        number, place = self._places.get(scope, {}).get(_key(newest_ids), (0, 0))
+        found = self._places.get(scope, {}).get(_key(newest_ids), 0)
+        number, place = divmod(found, MAX_TOKENS)
         answer = self._use(number)
         if [*answer[max(0, place - GRAM) : place]] != [*newest_ids]:  # equal keys by chance
             return (), 0
@@ -92,6 +108,7 @@ class AnswerIndex:
     def clear(self) -> None:
         self._answers.clear()
         self._places.clear()
+        self._num_bytes = 0
 
     def _use(self, number: int) -> Sequence[int]:
         answer = self._answers.get(number)
@@ -102,9 +119,10 @@ class AnswerIndex:
 
     def _remove(self, number: int) -> None:
         answer = self._answers.pop(number)
+        self._num_bytes -= answer.num_bytes
         places = self._places[answer.scope]
         for key, _ in answer.entries():
-            if places.get(key, (0, 0))[0] == number:
+            if places.get(key, 0) // MAX_TOKENS == number:
                 del places[key]
         if not places:
             del self._places[answer.scope]

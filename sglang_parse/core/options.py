@@ -19,6 +19,8 @@ from sglang_parse.core.setting import (
 
 MAX_OPTIONS = 16
 """Maximum number of keys in ``custom_params["parse"]``."""
+MAX_TEXT = 1 << 22
+"""Maximum characters of a text: about a million tokens. All of it is copied between processes."""
 
 
 class RequestOptions(BaseModel):
@@ -37,7 +39,7 @@ class RequestOptions(BaseModel):
     draft_token_ids: list[int] = Field(default_factory=list, max_length=MAX_DRAFT)
     """With hidden_states: the first draft, verified as it is. At threshold 0 it becomes the
     output; the first token replaces the target's first."""
-    draft: str = ""
+    draft: str = Field("", max_length=MAX_TEXT)
     """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
     draft model's. The OpenAI API's ``prediction`` is the same."""
     drafting: Literal["auto", "always"] = "auto"

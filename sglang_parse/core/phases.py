@@ -12,7 +12,7 @@ No tensors. The state itself changes in ``core.request`` only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NotRequired, TypedDict
 
@@ -164,6 +164,17 @@ class Draft:
     def verified_ids(self) -> list[int]:
         return self.token_ids[: self.num_verified]
 
+    def accepted(self, accepted_len: int) -> Draft:
+        """Its accepted part."""
+        num_prefixes = sum(end <= accepted_len for end in self.prefix_ends)
+        return replace(
+            self,
+            token_ids=self.token_ids[:accepted_len],
+            finished=self.finished and accepted_len == len(self.token_ids),
+            prefix_ends=self.prefix_ends[:num_prefixes],
+            question_ids=self.question_ids[:num_prefixes],
+        )
+
     @property
     def num_rows(self) -> int:
         """Rows of the verify pass: anchor, verified draft tokens, questions."""
@@ -233,7 +244,8 @@ class Stats:
 
 
 class TraceRecord(TypedDict):
-    """One round of a trace, sufficient to recompute every verdict elsewhere.
+    """One round of a trace, sufficient to recompute every verdict elsewhere. Of a draft from earlier
+    answers, which are somebody else's text, it has the accepted part only.
 
     Attributes:
         output_start: number of output tokens before the draft.

@@ -8,8 +8,9 @@ decides where it is entered again.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+
+import numpy as np
 
 MAX_MATCH = 8
 """Newest tokens that are looked up; a longer match says no more."""
@@ -17,9 +18,10 @@ NEAR = 16
 """Tokens beyond the place of an equally long change within which one newest token is looked up."""
 MIN_FAR = 2
 """Newest tokens that are looked up in the rest of the text."""
-MAX_MISALIGNED = 64
-"""Hits across the boundaries of tokens after which a look-up gives up."""
-_WIDTH = array("I").itemsize
+MAX_PLACES = 4096
+"""Places of the newest token before and after the last place that a look-up considers."""
+PATIENCE = 8
+"""A look-up that finds nothing is repeated when the answer has gone on by one part in as many."""
 
 
 class TextMatch:
@@ -34,12 +36,13 @@ class TextMatch:
             again.
         match_len: newest tokens that were looked up to enter the text; 0 while the answer has
             followed it from its beginning, or for a whole draft since.
+        num_searched: tokens of the text that all look-ups so far went through.
     """
 
     def __init__(self, token_ids: Sequence[int] = ()) -> None:
-        self._tokens = array("I", token_ids)
-        self._bytes = bytearray(self._tokens.tobytes())
+        self._tokens = np.array(token_ids, np.int32)
         self._grows = False
+        self.num_searched = 0
         self.reset()
 
     def reset(self) -> None:
@@ -49,7 +52,7 @@ class TextMatch:
         self._behind = 0
         self._newest: list[int] = []
         self._ahead: list[int] = []
-        self._num_off = 0
+        self._num_off = self._next_search = 0
 
     @classmethod
     def entered(
@@ -76,10 +79,9 @@ class TextMatch:
 
     def extend(self, token_ids: Sequence[int], *, grows: bool = False) -> None:
         """Adds tokens to the text's end, its last ones unless it ``grows``."""
-        added = array("I", token_ids)
-        self._tokens.extend(added)
-        self._bytes += added.tobytes()
+        self._tokens = np.append(self._tokens, np.array(token_ids, np.int32))
         self._grows, ahead, self._ahead = grows, self._ahead, []
+        self._next_search = 0
         self._advance(ahead)
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -97,14 +99,15 @@ class TextMatch:
                 self._place = self._behind = place + 1
                 self.num_covered += 1
             else:
-                self._num_off = 0 if place is not None else self._num_off
+                if place is not None:
+                    self._num_off = self._next_search = 0
                 self._place = None
             if self._place is None:
                 self._num_off += 1
 
     def rest(self, limit: int) -> Sequence[int]:
         """The text's next tokens, at most ``limit``; looks for the answer's place first."""
-        if self._place is None:
+        if self._place is None and self._num_off >= self._next_search and self._newest:
             self._enter()
         if self._place is None:
             return ()
@@ -118,9 +121,10 @@ class TextMatch:
         """Enters the text where the newest tokens are, the nearest place after the last one first;
         a place far off only for a longer match."""
         behind, num_tokens = self._behind, len(self._tokens)
-        near, near_len = self._find(1, behind, min(num_tokens, behind + self._num_off + NEAR))
-        far, far_len = self._find(MIN_FAR, behind, num_tokens)
-        before, before_len = self._find(MIN_FAR, 0, behind)
+        matches = self._matches()
+        near, near_len = _first(matches, 1, behind, behind + self._num_off + NEAR)
+        far, far_len = _first(matches, MIN_FAR, behind, num_tokens)
+        before, before_len = _first(matches, MIN_FAR, 0, behind)
         if before_len > far_len:
             far, far_len = before, before_len
         place, length = (near, near_len) if near_len + 1 >= far_len else (far, far_len)
@@ -128,29 +132,33 @@ class TextMatch:
             self.num_covered += min(length, self._num_off)
             self._place = self._behind = place
             self.match_len, self._num_off = length, 0
+        self._next_search = self._num_off + 1 + self._num_off // PATIENCE
 
-    def _find(self, shortest: int, start: int, end: int) -> tuple[int, int]:
-        """Looks up the newest tokens, at least ``shortest``, more if there are.
-
-        Returns:
-            The first place in (start, end] that the longest match ends at, and its length; (0, 0)
-            for none.
-        """
-        found = 0, 0
-        for length in range(shortest, min(MAX_MATCH, len(self._newest)) + 1):
-            place = self._find_tokens(self._newest[-length:], max(0, start + 1 - length), end)
-            if place is None:
+    def _matches(self) -> list[np.ndarray]:
+        """Looks up the newest tokens: by number of them, int64 places behind them, ascending."""
+        self.num_searched += len(self._tokens)
+        found = np.flatnonzero(self._tokens == self._newest[-1])
+        middle = np.searchsorted(found, self._behind)
+        places = 1 + found[max(0, middle - MAX_PLACES) : middle + MAX_PLACES]
+        matches = []
+        for length, token in enumerate(self._newest[::-1], 1):
+            places = places[places >= length]
+            places = places[self._tokens[places - length] == token]
+            if not len(places):
                 break
-            found = place + length, length
-        return found
+            matches.append(places)
+        return matches
 
-    def _find_tokens(self, token_ids: Sequence[int], start: int, end: int) -> int | None:
-        wanted, at = array("I", token_ids).tobytes(), start * _WIDTH
-        for _ in range(MAX_MISALIGNED):
-            at = self._bytes.find(wanted, at, end * _WIDTH)
-            if at < 0:
-                return None
-            if at % _WIDTH == 0:
-                return at // _WIDTH
-            at += 1
-        return None
+
+def _first(
+    matches: Sequence[np.ndarray], shortest: int, start: int, end: int
+) -> tuple[int, int]:
+    """The first place in (start, end] that the longest match ends at, of ``shortest`` tokens at
+    least, and its length; (0, 0) for none."""
+    found = 0, 0
+    for length, places in enumerate(matches[shortest - 1 :], shortest):
+        at = np.searchsorted(places, start, "right")
+        if at == len(places) or places[at] > end:
+            break
+        found = int(places[at]), length
+    return found

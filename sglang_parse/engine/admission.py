@@ -70,6 +70,8 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     is_adjusted = Adjustment.adjusts(req)
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
     accelerator = "eagle3" if uses_eagle and not feature else "none"
+    # What it accepts beyond the server's threshold is for its client alone, and its client's own.
+    accepts_more = options.threshold < config.accept_threshold
     # What a head was trained on and a question was chosen with are the base weights.
     may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or options.sets_threshold
     return RequestPolicy(
@@ -79,7 +81,7 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
         keep_trace=options.trace,
         keep_hidden_states=options.hidden_states,
         draft_token_ids=() if plain_reason else tuple(options.draft_token_ids),
-        reuse_scope=None if plain_reason else engine.sources.scope_of(req),
+        reuse_scope=None if accepts_more or plain_reason else engine.sources.scope_of(req),
         always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
         decode_accelerator=accelerator if config.uses_eagle3 else "",

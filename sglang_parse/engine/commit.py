@@ -14,7 +14,7 @@ from operator import ne
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import MODEL, Action, Draft, Phase, TraceRecord
+from sglang_parse.core.phases import ANSWERS, MODEL, Action, Draft, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
@@ -300,6 +300,10 @@ def trace_record(
     layers: Sequence[int],
 ) -> TraceRecord:
     draft, question = state.draft, judge and judge.question
+    if draft.source == ANSWERS:  # somebody else's text
+        draft = draft.accepted(selection.accepted_len)
+    num_prefixes, num_verified = len(draft.prefix_ends), draft.num_verified
+    decided_by = selection.decided_by
     record: TraceRecord = {
         "output_start": len(state.output_ids),
         "source": draft.source,
@@ -311,24 +315,23 @@ def trace_record(
         "judge": judge.name if judge else None,
         "accept_token_id": question.accept_id if question else None,
         "reject_token_id": question.reject_id if question else None,
-        "verdicts": list(verdicts.values),
-        "verdict_mass": list(verdicts.mass),
+        "verdicts": list(verdicts.values[:num_prefixes]),
+        "verdict_mass": list(verdicts.mass[:num_prefixes]),
         "threshold": state.policy.threshold,
         "selection": selection.rule,
         "accepted_len": selection.accepted_len,
-        "decided_by": selection.decided_by,
+        "decided_by": None if decided_by == num_prefixes else decided_by,
         "next_token_id": bonus[0] if bonus else None,
         "bonus_token_ids": list(bonus),
-        "target_token_ids": list(result.target_tokens),
+        "target_token_ids": list(result.target_tokens[: num_verified + 1]),
         "plan": asdict(state.plan) if state.plan else {},
     }
     if result.hidden is not None:
-        num_rows = 1 + draft.num_verified
-        logprobs, entropies = zip(*(row[2:] for row in result.scores[:-1]), strict=True)
+        scores = result.scores[:num_verified]
         record |= {
-            "hidden_states": encode_hidden_states(result.hidden[:num_rows], layers),
-            "draft_logprobs": list(logprobs),
-            "draft_entropies": list(entropies),
+            "hidden_states": encode_hidden_states(result.hidden[: num_verified + 1], layers),
+            "draft_logprobs": [row[2] for row in scores],
+            "draft_entropies": [row[3] for row in scores],
         }
     return record
 

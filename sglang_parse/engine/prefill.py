@@ -54,7 +54,8 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     num_drafting = sum(not req.parse_state.policy.is_plain for req in batch.reqs)
     observed = (num_drafting * ms_per_req, int(num_eagle), eagle_ms)
     engine.controller.observe_prefill(*broadcast_object(observed))
-    engine.sources.poll(batch.reqs, may_wait=True)
+    complete = [req for req in batch.reqs if req is not batch.chunked_req]
+    engine.sources.poll(complete, after_prefill=True)
     for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
         if first_id == NO_TOKEN:
             req.parse_state.fail(NAN_IN_TARGET)

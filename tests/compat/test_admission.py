@@ -1,4 +1,4 @@
-"""Admission: which judge decides about a request's drafts."""
+"""Admission: which judge decides about a request's drafts, and whose answers draft for it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,30 @@ def test_the_judge_of_an_adapters_drafts(
     judge: str | None, adapter: str | None, options: dict[str, Any], expected: str | None
 ):
     """Trained or chosen for the base weights, it judges others only if the request says so."""
+    policy = policy_of(adapter, options, judge=judge)
+    assert (policy.judge, policy.adapter) == (expected, adapter or "")
+    assert policy.is_plain == ("enabled" in options)
+    assert policy.certified == (adapter is None)
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, True),
+        ({"threshold": 0.5}, True),
+        ({"threshold": 1.5}, True),
+        ({"threshold": 0.49}, False),
+        ({"threshold": 0}, False),
+        ({"enabled": False}, False),
+    ],
+)
+def test_who_accepts_more_than_the_server_shares_no_answers(options: dict[str, Any], shares: bool):
+    """At threshold 0 another's answer would be the output, and any text an answer for others."""
+    assert (policy_of(None, options).reuse_scope is not None) == shares
+
+
+def policy_of(adapter: str | None, options: dict[str, Any], judge: str | None = "question") -> Any:
+    """A server's policy for a request; the server's threshold is 0.5."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -43,12 +67,9 @@ def test_the_judge_of_an_adapters_drafts(
     params.normalize(None)
     req = Req("0", "", array("q", [1]), params, vocab_size=9, lora_id=adapter)
     engine = SimpleNamespace(
-        config=SimpleNamespace(judge_name=judge, uses_eagle3=False),
+        config=SimpleNamespace(judge_name=judge, uses_eagle3=False, accept_threshold=0.5),
         certified=Certified(SimpleNamespace(), CERTIFICATE),
-        sources=SimpleNamespace(scope_of=lambda _: None),
+        sources=SimpleNamespace(scope_of=lambda _: ("tenant",)),
         eagle=None,
     )
-    policy = policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))
-    assert (policy.judge, policy.adapter) == (expected, adapter or "")
-    assert policy.is_plain == ("enabled" in options)
-    assert policy.certified == (adapter is None)
+    return policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))

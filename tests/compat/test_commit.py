@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,15 @@ import pytest
 from sglang_parse.core import request
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import PREDICTION, Action, Draft, Phase, Questions, RequestPolicy
+from sglang_parse.core.phases import (
+    ANSWERS,
+    PREDICTION,
+    Action,
+    Draft,
+    Phase,
+    Questions,
+    RequestPolicy,
+)
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
@@ -356,3 +365,29 @@ def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch):
     record = {**one.state.trace[0], "hidden_states": {"data": "x" * 10**6}}
     one.state.finish_round(0, 0, 0, record=record)
     assert one.state.trace_bytes == before + sizes[0] + 10**6
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "num_shown"), [([0.9, 0.2, 0.1], 2), ([0.2, 0.9, 0.9], 0), ([0.9, 0.9, 0.9], 6)]
+)
+def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
+    verdicts: list[float], num_shown: int
+):
+    """The draft is somebody else's text, and the target's choices after it repeat that text."""
+    secret = [11, 12, 13, 14, 15, 16]
+    one = Round(secret, selection="first-reject")
+    one.state.draft.source = ANSWERS
+    output = one.agree(verdicts, but_at=num_shown if num_shown < 6 else None)
+    (record,) = one.state.trace
+    assert record["draft_token_ids"] == secret[:num_shown] == output[:num_shown]
+    assert record["target_token_ids"] == output[: num_shown + 1]
+    num_prefixes = num_shown // 2
+    assert record["prefix_ends"] == [2, 4, 6][:num_prefixes]
+    assert record["verdicts"] == verdicts[:num_prefixes]
+    assert len(record["question_token_ids"]) == len(record["verdict_mass"]) == num_prefixes
+    assert record["decided_by"] == (2 if num_shown == 6 else None)
+    seen = json.dumps({**record, "bonus_token_ids": [], "question_token_ids": []})
+    assert not [token for token in secret[num_shown:] if re.search(rf"\b{token}\b", seen)]
+    other = Round(secret, selection="first-reject")
+    other.agree(verdicts)
+    assert other.state.trace[0]["draft_token_ids"] == secret  # its own client's, or the model's

@@ -15,7 +15,9 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import ANSWERS, ENDPOINT, GRAMMAR, PREDICTION, Phase, RequestPolicy
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.stage_cost import Stage, StageTime
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
@@ -26,7 +28,7 @@ from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, EndpointSource
 from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextSource
 
 pytestmark = pytest.mark.compat
 
@@ -64,6 +66,10 @@ class Client:
         self.num_closed += 1
 
 
+class Request(SimpleNamespace):
+    """A request; it can be referred to weakly, as SGLang's."""
+
+
 class Server:
     """The sources of one server, and a request."""
 
@@ -73,7 +79,8 @@ class Server:
         monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
         monkeypatch.setattr(grammar_module, "can_fork_grammars", lambda: True)
         self.config = ParseConfig(verification="token", **more)
-        self.counters, controller = Counters(), Controller(mode=mode)
+        self.counters = Counters()
+        controller = self.controller = Controller(mode=mode)
         incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
         shared = (self.config, controller, incoming, None, 0)
         self.client = Client()
@@ -88,7 +95,7 @@ class Server:
         self.chain = SourceChain(predictions, answers, endpoint, source, forced, incoming)
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
-        req = SimpleNamespace(
+        req = Request(
             **{"extra_key": None, "cache_salt": None, "lora_id": None, "tokenizer": None},
             grammar=None,
             origin_input_ids=[*map(ord, prompt)],
@@ -105,7 +112,7 @@ class Server:
         self.chain.begin(req)
         req.parse_state.restart(len(prompt), ())
         while prediction and not req.parse_state.texts[PREDICTION].is_complete:
-            self.chain.poll([req], may_wait=True)
+            self.chain.poll([req], after_prefill=True)
         return req
 
     def start(self, req: Any, text: str) -> str:
@@ -190,6 +197,24 @@ def test_answers_of_a_scope(monkeypatch: pytest.MonkeyPatch):
         assert server.start(req, "A")
     server.chain.flush()
     assert server.start(server.request("question", cache_salt="tenant"), "A")
+
+
+def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyPatch):
+    """64 such requests on a server of 25 ms per step: looking for their places may take 2 % of the
+    time. Other texts are looked through 1,000 times: there are none."""
+    server = Server(monkeypatch, mode="auto")
+    server.controller.observe_load(64)
+    server.controller.observe([StageTime(Stage.DECODE, 64, 64, 25.0)])
+    req, num_tokens = server.request(prediction="x"), 1000
+    text = req.parse_state.texts[PREDICTION]
+    text.match = TextMatch(range(200, 100_200))
+    for place in range(num_tokens):
+        reason = server.start(req, chr(1 + place % 100))
+        assert reason.startswith("prediction: ")
+        write(req, chr(1 + place % 100))
+    spent_ms = 64 * SEARCH_MS_PER_TOKEN * text.match.num_searched
+    assert 0 < spent_ms < 0.02 * 25 * num_tokens
+    assert text.length.net_loss == pytest.approx(spent_ms / 25)
 
 
 def test_a_draft_arrives_in_parts(monkeypatch: pytest.MonkeyPatch):

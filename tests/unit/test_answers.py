@@ -1,6 +1,7 @@
 """Earlier answers by the end of a prompt, or of an answer."""
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -80,6 +81,32 @@ def test_the_least_recently_used_is_dropped_and_leaves_nothing():
 def test_long_answers_are_cut_off():
     index = index_of((ONE, PROMPT, [1] * (2 * MAX_TOKENS)))
     assert len(index.find_by_prompt(ONE, PROMPT)) == MAX_TOKENS
+
+
+def test_memory_is_bounded_too():
+    index = AnswerIndex(10**6, max_bytes=20_000)
+    for number in range(30):
+        index.add(ONE, [number, *PROMPT], [*range(100 * number, 100 * number + 60)])
+    assert 20_000 - 3000 < index._num_bytes <= 20_000
+    assert index._num_bytes == sum(answer.num_bytes for answer in index._answers.values())
+    assert [*index.find_by_prompt(ONE, [29, *PROMPT])] == [*range(2900, 2960)]
+    index.clear()
+    assert index._num_bytes == 0
+
+
+@pytest.mark.parametrize("num_tokens", [4, 50, MAX_TOKENS])
+def test_an_answer_takes_no_more_memory_than_is_counted(num_tokens: int):
+    rng, count = random.Random(1), 4 * MAX_TOKENS // num_tokens
+
+    def ids(length: int) -> list[int]:
+        return [rng.randrange(150_000) for _ in range(length)]
+
+    texts = [(ids(80), ids(num_tokens)) for _ in range(count)]
+    tracemalloc.start()
+    index = index_of(*((ONE, *text) for text in texts), max_answers=count)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 * index._num_bytes < num_bytes < 1.2 * index._num_bytes
 
 
 @pytest.mark.parametrize(("text", "number", "shared"), [("0", 0, False), ("7:shared", 7, True)])

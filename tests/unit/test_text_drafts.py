@@ -20,7 +20,7 @@ from sglang_parse.core.policy.text_length import (
 )
 from sglang_parse.core.prediction import prediction_text
 from sglang_parse.core.request import RequestState, RequestText
-from sglang_parse.core.text_match import MAX_MATCH, TextMatch
+from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
 
 pytestmark = pytest.mark.unit
 
@@ -114,10 +114,30 @@ def test_what_is_found_ends_with_the_newest_tokens(text: list, answer: list, ste
             assert place == 0 or text[place - 1] == seen[-1]
 
 
-def test_token_boundaries_are_respected():
-    """Ids whose bytes look like others' when read from the middle."""
-    assert not followed([0x00010000, 0x00010000], [9, 0x0001, 0x0100]).rest(1)
-    assert followed([0, 0, 0, 1, 0, 2], [9, 1, 0]).rest(1) == [2]
+def test_a_text_that_is_not_found_is_searched_ever_more_rarely():
+    """100,000 tokens of noise, and an answer of 1,000 others that then goes on as the text does."""
+    noise, match = [*range(1000, 101_000)], TextMatch(range(1000, 101_000))
+    for token in range(1000):
+        match.follow([token])
+        assert not match.rest(9)
+    assert match.num_searched <= 60 * len(noise)
+    for delay, token in enumerate(noise[500:]):
+        match.follow([token])
+        if found := match.rest(3):
+            break
+    assert delay <= 1000 / 8
+    assert found == noise[501 + delay : 504 + delay]
+
+
+def test_few_places_of_a_frequent_token_are_looked_at():
+    text = [5] * 50_000
+    text[20_000] = text[30_000] = 6
+    match = TextMatch.entered(text, 25_000, 0)
+    match.follow([9, 5, 6])
+    assert match.rest(1) == [5]
+    assert match.match_len == 2
+    match.follow([9, 5])
+    assert max(map(len, match._matches())) <= 2 * MAX_PLACES
 
 
 # -- how long its drafts are ----------------------------------------------------------------

@@ -301,8 +301,11 @@ class Controller:
         pass_ms = self._costs.verify.at(self.num_running - 1 + num_rows)
         if not step_ms or pass_ms is None:
             return EXTRA_PER_ROW * num_rows
-        tokens_per_step = self.num_running * self._costs.tokens_per_step
-        return max(0.0, pass_ms / step_ms - 1) * tokens_per_step
+        return self.tokens_in(max(0.0, pass_ms - step_ms))
+
+    def tokens_in(self, ms: float) -> float:
+        """Tokens that the running requests decode in that time; 0 unless adaptive."""
+        return self.steps_in(ms) * self.num_running * self._costs.tokens_per_step
 
     def steps_in(self, ms: float) -> float:
         """Decode steps that a request misses while it waits; 0 unless adaptive."""

@@ -55,7 +55,8 @@ class SourceChain:
 
     def receive(self, req: Req, prediction: str) -> None:
         """Prepares the texts of a request that has arrived, in the background."""
-        req.parse_incoming = {PREDICTION: self._incoming.prepare(prediction)} if prediction else {}
+        incoming = {PREDICTION: self._incoming.prepare(prediction, req)} if prediction else {}
+        req.parse_incoming = incoming
 
     def begin(self, req: Req) -> None:
         """The request's state has been made, for its first prefill."""
@@ -82,12 +83,14 @@ class SourceChain:
         if self._answers is not None:
             self._answers.flush()
 
-    def poll(self, reqs: Sequence[Req], *, may_wait: bool = False) -> None:
+    def poll(self, reqs: Sequence[Req], *, after_prefill: bool = False) -> None:
         """Adds what has become ready to the requests' texts, on all ranks alike.
 
         Args:
-            may_wait: wait a moment for it.
+            after_prefill: their prompts are complete, and may wait a moment for their predictions.
         """
+        if not after_prefill:
+            self._incoming.end_prefills()
         pending = [
             (req, name)
             for req in reqs
@@ -98,7 +101,10 @@ class SourceChain:
             return
         if self._endpoint is not None and all(_waits(req) for req in reqs):
             self._endpoint.wait()
-        found = [self._texts[name].take(req, may_wait=may_wait) for req, name in pending]
+        if after_prefill:
+            incoming = (req.parse_incoming.get(PREDICTION) for req, _ in pending)
+            self._incoming.wait([text for text in incoming if text is not None])
+        found = [self._texts[name].take(req) for req, name in pending]
         for (req, name), news in zip(pending, broadcast_object(found), strict=True):
             if news is not None:
                 self._texts[name].receive(req, news)

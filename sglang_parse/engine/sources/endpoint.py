@@ -152,8 +152,7 @@ class EndpointSource(TextSource):
 
     # -- what has arrived -------------------------------------------------------
 
-    def take(self, req: Req, *, may_wait: bool) -> News | None:
-        del may_wait
+    def take(self, req: Req) -> News | None:
         stream: Stream | None = req.parse_incoming.get(self.name)
         if stream is None:
             return None

@@ -1,18 +1,20 @@
-"""Texts on their way: tokenized by another thread, on rank 0.
+"""Texts on their way: tokenized by other threads, on rank 0.
 
 Tokenizing a text of a megabyte takes a second. The scheduler does not wait for it: the text joins
-its request when it is ready, on all ranks in the same iteration.
+its request when it is ready, on all ranks in the same iteration. Short texts have a thread of their
+own, so that they are ready when their prompts are prefilled; the scheduler waits a moment for them.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import time
+import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotReady
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_parse.core.counters import Counters
 
@@ -22,8 +24,11 @@ CHARS_PER_TOKEN = 16
 """Characters of a text that are tokenized, per token of the context: more would be white space."""
 CONTEXT_CHARS = 64
 """Characters before a text that are tokenized with it."""
+PIECE_CHARS = 8192
+"""Characters that are tokenized at a time: for a moment after each piece no other thread runs.
+Texts of one piece are the short ones."""
 WAIT_S = 0.02
-"""Most seconds that the scheduler waits for a text, at the end of its request's prefill."""
+"""Most seconds that prefills wait for short texts between two decode iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,13 @@ class News:
     ends_answer: bool = True
     fault: str = ""
     waited_ms: float = 0.0
+
+
+class Incoming(NamedTuple):
+    """A text on its way; ``is_short`` ones are waited for."""
+
+    future: Future[News]
+    is_short: bool
 
 
 class TextEncoder:
@@ -68,22 +80,35 @@ class TextEncoder:
 
     def encode(self, text: str) -> News:
         """Tokens of a text, which may be longer than any answer."""
-        used = text[: CHARS_PER_TOKEN * self._max_tokens]
-        ids = self._tokens(used)
-        place = next((i for i, token in enumerate(ids) if token in self._control), len(ids))
-        kept = ids[: min(place, self._max_tokens)]
-        if len(kept) < len(ids):
-            used = self._tokenizer.decode(kept)
-        return News(kept, len(text) - len(used))
+        ids: list[int] = []
+        num_used, num_chars = 0, min(len(text), CHARS_PER_TOKEN * self._max_tokens)
+        while num_used < num_chars and len(ids) < self._max_tokens:
+            end = min(num_chars, num_used + PIECE_CHARS)
+            if end < num_chars:  # at a line's end if it has one, so that few words are cut
+                end = text.rfind("\n", num_used, end) + 1 or end
+            piece = text[num_used:end]
+            before = text[max(0, num_used - CONTEXT_CHARS) : num_used]
+            new = self._tokens_after(before, piece)
+            kept = self._before_control(new)[: self._max_tokens - len(ids)]
+            ids += kept
+            num_used += len(piece)
+            if len(kept) < len(new):
+                num_used += len(self._tokenizer.decode(kept)) - len(piece)
+                break
+        return News(ids, len(text) - num_used)
 
     def encode_after(self, before: str, text: str) -> Sequence[int]:
         """Tokens of a text that continues another: some tokenizers put a space before a text."""
-        start = before[-CONTEXT_CHARS:]
-        known, ids = self._tokens(start), self._tokens(start + text)
-        if ids[: len(known)] != known:  # the two are not apart in tokens
-            known, ids = [], self._tokens(text)
-        new = ids[len(known) :]
-        return new[: next((i for i, token in enumerate(new) if token in self._control), len(new))]
+        return self._before_control(self._tokens_after(before[-CONTEXT_CHARS:], text))
+
+    def _tokens_after(self, before: str, text: str) -> list[int]:
+        known, ids = self._tokens(before) if before else [], self._tokens(before + text)
+        if ids[: len(known)] == known:
+            return ids[len(known) :]
+        return self._tokens(text)  # the two are not apart in tokens
+
+    def _before_control(self, ids: list[int]) -> list[int]:
+        return ids[: next((i for i, token in enumerate(ids) if token in self._control), len(ids))]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids)
@@ -105,22 +130,40 @@ class IncomingTexts:
 
     def __init__(self, encoder: TextEncoder | None, counters: Counters) -> None:
         self._encoder, self._counters = encoder, counters
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="parse-texts")
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="parse-short-texts")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="parse-texts")
+        self._wait_left_s = WAIT_S
 
-    def prepare(self, text: str) -> Future[News] | None:
-        """Starts to tokenize a text; None on other ranks."""
-        return self._thread.submit(self._encoder.encode, text) if self._encoder else None
-
-    def take(self, future: Future[News], source: str, *, may_wait: bool) -> News | None:
-        """What has become of a text; None if that is not known yet.
+    def prepare(self, text: str, owner: object) -> Incoming | None:
+        """Starts to tokenize a text; None on other ranks.
 
         Args:
-            may_wait: wait a moment for it.
+            owner: its request; once that is gone, aborted in the queue or elsewhere, a text that
+                has not been begun is left.
         """
-        try:
-            return future.result(WAIT_S if may_wait else 0)
-        except NotReady:
+        if self._encoder is None:
             return None
+        is_short = len(text) <= PIECE_CHARS
+        future = (self._short if is_short else self._long).submit(self._encoder.encode, text)
+        weakref.finalize(owner, future.cancel)
+        return Incoming(future, is_short)
+
+    def wait(self, texts: Sequence[Incoming]) -> None:
+        """At the end of a prefill: waits a moment for the short texts, for all together."""
+        started = time.monotonic()
+        wait([text.future for text in texts if text.is_short], self._wait_left_s)
+        self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
+
+    def end_prefills(self) -> None:
+        """A decode iteration has run: the next prefills may wait again."""
+        self._wait_left_s = WAIT_S
+
+    def take(self, text: Incoming, source: str) -> News | None:
+        """What has become of a text; None if that is not known yet."""
+        if not text.future.done():
+            return None
+        try:
+            return text.future.result()
         except Exception as error:  # noqa: BLE001 - a text must not end the server
             self._counters.count("source_faults_total", label_value=source)
             # Not the error's text, which may quote the text.

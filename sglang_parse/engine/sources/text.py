@@ -19,6 +19,9 @@ from sglang_parse.engine.requests import stop_id_of, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.incoming import IncomingTexts, News
 
+SEARCH_MS_PER_TOKEN = 4e-6
+"""Time to look for an answer's place, per token of the text: a constant, because the ranks' clocks
+differ."""
 MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
 
@@ -67,7 +70,7 @@ class TextSource:
         if not match.follows and not text.length.can_lose(num_written):
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
-        rest = match.rest(limit) if limit > 1 else ()
+        rest = self._rest(text, limit) if limit > 1 else ()
         cost, ends = self._cost, self._ends(text, rest, limit)
         length = text.length.choose(match.match_len, len(rest), num_written, cost, ends)
         if not length:
@@ -81,6 +84,14 @@ class TextSource:
         text.cost = cost(length)
         state.give_draft(draft_ids, self._max_prefixes, self.name)
         return ""
+
+    def _rest(self, text: RequestText, limit: int) -> Sequence[int]:
+        """The text's next tokens; charges what looking for the answer's place has cost all."""
+        before = text.match.num_searched
+        rest = text.match.rest(limit)
+        num_searched = text.match.num_searched - before
+        text.length.lose(self._controller.tokens_in(SEARCH_MS_PER_TOKEN * num_searched))
+        return rest
 
     def _ends(self, text: RequestText, rest: Sequence[int], limit: int) -> Sequence[int]:
         """Where segments end in the part of ``rest`` that the next draft may have."""
@@ -101,10 +112,10 @@ class TextSource:
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
-    def take(self, req: Req, *, may_wait: bool) -> News | None:
+    def take(self, req: Req) -> News | None:
         """What has become of the request's text, on rank 0; None if that is not known yet."""
-        future = req.parse_incoming.get(self.name)
-        return future and self._incoming.take(future, self.name, may_wait=may_wait)
+        incoming = req.parse_incoming.get(self.name)
+        return incoming and self._incoming.take(incoming, self.name)
 
     def receive(self, req: Req, news: News) -> None:
         """Something has become of the request's text."""
