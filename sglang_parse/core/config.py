@@ -135,9 +135,9 @@ class ParseConfig(BaseModel):
     draft_timeout: float = Field(1.0, ge=0.01, le=60)
     """Most seconds that a request waits for text of --parse-draft-url; then the target writes."""
     reuse_answers: str = Field("0", json_schema_extra={"metavar": "N"})
-    """Number of earlier answers to keep as drafts for similar requests with the same extra_key and
-    cache_salt, 0 to 1000000. Requests without either share nothing, unless ':shared' follows the
-    number: then they share among themselves."""
+    """Number of earlier answers to keep, in 1 GiB at most, as drafts for similar requests with the
+    same extra_key and cache_salt, 0 to 1000000. Requests without either share nothing, unless
+    ':shared' follows the number: then they share among themselves."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
     request_options: Literal["auto", "all", "safe", "none"] = "auto"

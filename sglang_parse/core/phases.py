@@ -244,8 +244,9 @@ class Stats:
 
 
 class TraceRecord(TypedDict):
-    """One round of a trace, sufficient to recompute every verdict elsewhere. Of a draft from earlier
-    answers, which are somebody else's text, it has the accepted part only.
+    """One round of a trace, sufficient to recompute every verdict elsewhere.
+
+    Of a draft from earlier answers, which are other requests' text, it has the accepted part only.
 
     Attributes:
         output_start: number of output tokens before the draft.

@@ -150,9 +150,7 @@ class TextMatch:
         return matches
 
 
-def _first(
-    matches: Sequence[np.ndarray], shortest: int, start: int, end: int
-) -> tuple[int, int]:
+def _first(matches: Sequence[np.ndarray], shortest: int, start: int, end: int) -> tuple[int, int]:
     """The first place in (start, end] that the longest match ends at, of ``shortest`` tokens at
     least, and its length; (0, 0) for none."""
     found = 0, 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -117,13 +119,15 @@ class _Tally:
 
 
 @pytest.mark.parametrize("server", ["semantic", "token", "overlap"])
-def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]], server: str):
+def test_random_aborts(
+    request: pytest.FixtureRequest, expected: list[list[int]], tokenizer: Any, server: str
+):
     client: Client = request.getfixturevalue(server)
     record = client.probe.folder / "record"
     lines = client.probe.folder / "iterations.jsonl"
     lines.unlink(missing_ok=True)
     record.touch()
-    goal = NUM_ABORTS // 2
+    goal, texts = NUM_ABORTS // 2, [tokenizer.decode(ids) for ids in expected]
     counters = _Tally()
     lock = threading.Lock()
 
@@ -132,7 +136,8 @@ def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]]
         number = 0
         while counters.aborted < goal:
             number += 1
-            outcome = _one_request(client, rng, f"{server}-{worker}-{number}", expected)
+            name = f"{server}-{worker}-{number}"
+            outcome = _one_request(client, rng, name, expected, texts)
             with lock:
                 setattr(counters, outcome, getattr(counters, outcome) + 1)
 
@@ -151,8 +156,15 @@ def test_random_aborts(request: pytest.FixtureRequest, expected: list[list[int]]
     _assert_healthy(client, expected)
 
 
-def _one_request(client: Client, rng: random.Random, rid: str, expected: list[list[int]]) -> str:
-    """Sends a request, then lets it finish, aborts it or disconnects; returns which."""
+def _one_request(
+    client: Client,
+    rng: random.Random,
+    rid: str,
+    expected: list[list[int]],
+    texts: Sequence[str],
+) -> str:
+    """Sends a request, a third of them with a prediction, then lets it finish, aborts it or
+    disconnects; returns which."""
     number = rng.randrange(len(PROMPTS))
     fate = rng.choices(["finished", "aborted", "disconnected"], [2, 7, 1])[0]
     limit = rng.randrange(1, 16) if fate == "finished" else 200
@@ -162,7 +174,7 @@ def _one_request(client: Client, rng: random.Random, rid: str, expected: list[li
         "temperature": 0,
         "max_new_tokens": limit,
         "ignore_eos": True,
-        "custom_params": {"parse": options},
+        "custom_params": {"parse": options | rng.choice([{}, {}, {"draft": texts[number]}])},
     }
     body = {"input_ids": PROMPTS[number], "rid": rid, "sampling_params": params}
     if fate == "disconnected":

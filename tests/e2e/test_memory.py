@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,7 +17,10 @@ NUM_REQUESTS, NEW_TOKENS = 10, 72
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
 # Questions of about 12 tokens each: a verify pass may need more slots than its draft.
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
-SHORT_DRAFTS = ("--parse-draft-tokens", "24", "--parse-draft-chunk", "6", *SEED)
+SHORT_DRAFTS = (
+    *("--parse-draft-tokens", "24", "--parse-draft-chunk", "6", *SEED),
+    *("--parse-reuse-answers", "20"),
+)
 TOKEN = ("--parse-verification", "token")
 LIKELIHOOD = ("--parse-judge", "likelihood", "--parse-segment", "tokens:4")
 ONE = ("--parse-draft-parallel-tokens", "1")
@@ -103,6 +107,36 @@ def test_grammars_survive_the_pressure(tight: Tight, plain: Client):
     assert [a["text"] for a in answers] == [a["text"] for a in theirs]
     num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
     assert num_retractions > 0 or not tight.is_retracting
+
+
+def test_texts_survive_the_pressure(tight: Tight, expected: list, tokenizer: Any):
+    """Drafts from predictions, and then from the answers to the same prompts."""
+    texts = [tokenizer.decode(ids) for ids in expected]
+    threshold = 0.5 if tight.is_token else 1.5
+
+    def ask(place: int, **parse: Any) -> dict:
+        return tight.client.generate(
+            PROMPTS[place],
+            parse={"threshold": threshold, **parse},
+            top={"cache_salt": "texts"},
+            max_new_tokens=NEW_TOKENS,
+            ignore_eos=True,
+        )
+
+    num_short = 0
+    for source, drafts in (("prediction", texts), ("answers", [""] * NUM_REQUESTS)):
+        with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            jobs = [pool.submit(ask, i, draft=draft) for i, draft in enumerate(drafts)]
+        answers = [job.result() for job in jobs]
+        assert [answer["output_ids"] for answer in answers] == expected
+        counts = [parse_info(answer)["sources"].get(source) for answer in answers]
+        assert all(counts)
+        if tight.is_token:
+            assert sum(count["accepted_tokens"] for count in counts) > 0
+        num_short += sum(answer["meta_info"]["num_retractions"] for answer in answers)
+        num_short += sum(parse_info(answer)["kv_truncated_drafts"] for answer in answers)
+    assert num_short > 0
+    tight.client.assert_nothing_lost()
 
 
 def test_accepted_text_survives_the_pressure(tight: Tight):

@@ -7,8 +7,11 @@ import random
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ import openai
 import pytest
 
 from sglang_parse.client.servers import free_ports
-from support.client import HTTP, Client, assert_same, parse_info
+from sglang_parse.core.options import MAX_TEXT
+from support.client import HTTP, Client, assert_same, parse_info, wait_until
 from support.demo_pair import DEMO, RenderedProblem, held_out
 from support.fake_endpoint import FakeEndpoint, fake_endpoint, rest_of
 from support.pages import ROOT
@@ -47,11 +51,11 @@ def endpoint() -> Iterator[FakeEndpoint]:
 @pytest.fixture(scope="module")
 def trusting(start_server: Start, endpoint: FakeEndpoint) -> Iterator[Client]:
     """PARSE with questions that accept whatever is drafted, and without a draft model: what one
-    scope's answers could do to another's is seen. Requests without a scope share, too."""
+    request's answers could do to another's is seen. Requests without a scope share, too."""
     yield from served(
         start_server,
         "trusting",
-        *("--model-path", str(DEMO / "target"), *PARSE, *QUESTION, "--parse-threshold", "0"),
+        *("--model-path", str(DEMO / "target"), *PARSE, *QUESTION, "--parse-threshold", "1e-30"),
         *("--parse-drafting", "always", "--parse-reuse-answers", "20:shared", *SEED),
         *("--parse-draft-url", endpoint.url, "--parse-draft-timeout", "20"),
     )
@@ -161,6 +165,52 @@ def test_many_at_once(texts: Client, answers: list):
     texts.assert_nothing_lost()
 
 
+class Bystander:
+    """Streams a plain answer again and again; ``longest_gap_s`` between two of its events."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.longest_gap_s = client, 0.0
+        self._is_over, self._thread = threading.Event(), threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        params = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}
+        params["custom_params"] = {"parse": {"enabled": False}}
+        body = {"text": PROBLEMS[0].prompt, "sampling_params": params, "stream": True}
+        url = f"{self.client.url}/generate"
+        while not self._is_over.is_set():
+            with HTTP.stream("POST", url, json=body) as response:
+                lines = (line for line in response.iter_lines() if line)
+                times = (time.monotonic() for _ in takewhile(self._goes_on, lines))
+                gaps = [after - before for before, after in pairwise(times)]
+                self.longest_gap_s = max([self.longest_gap_s, *gaps])
+
+    def _goes_on(self, _: str) -> bool:
+        return not self._is_over.is_set()
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+def test_predictions_hold_up_nobody(texts: Client):
+    """64 long ones at once, each more than an answer may have: a bystander's longest gap is that
+    beside the same requests without predictions, or little more."""
+
+    def longest_gap_s(**parse: Any) -> float:
+        prompts = [one.prompt for one in PROBLEMS] * 8
+        with Bystander(texts) as bystander:
+            texts.generate_all(prompts, 64, parse=parse, max_new_tokens=2)
+        return bystander.longest_gap_s
+
+    without = min(longest_gap_s() for _ in range(2))
+    beside = min(longest_gap_s(draft="a: 81 - 17 = 64\n" * 4096) for _ in range(2))
+    assert beside < 2 * without + 0.1
+
+
 @pytest.mark.parametrize(
     "limits",
     [
@@ -222,6 +272,7 @@ def test_requests_that_switch_parse_off(texts: Client, answers: list):
     [
         ({"draft": 5}, "draft"),
         ({"draft": ["a"]}, "draft"),
+        ({"draft": "a" * (MAX_TEXT + 1)}, f"at most {MAX_TEXT}"),
         ({"draft": "a\ud800b"}, "surrogate"),
         ({"draft": "a", "draft_token_ids": [5, 6]}, "draft_token_ids"),
     ],
@@ -240,6 +291,18 @@ def test_bad_drafts_are_a_400(texts: Client, options: dict, named: str):
 
 def api_of(client: Client) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0)
+
+
+def test_a_prediction_of_a_plain_request(texts: Client):
+    reply = api_of(texts).chat.completions.create(
+        model="demo",
+        messages=[USERS[2]],
+        max_tokens=4,
+        prediction={"type": "content", "content": "a: 1"},
+        extra_body={"custom_params": {"parse": {"enabled": False}}},
+    )
+    details = reply.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("shape", ["text", "parts"])
@@ -429,15 +492,24 @@ def test_the_last_answers_are_kept(texts: Client):
     assert by_answers(last) > 6
 
 
+def secret_of(answers: list) -> str:
+    """A text that nobody would answer to the first problem."""
+    return answers[0]["text"].replace("= ", "= 7")
+
+
+def tell(client: Client, text: str, scope: str, **parse: Any) -> None:
+    """Makes ``text`` the answer to the first problem: the judge accepts everything."""
+    top, parse = {"cache_salt": scope}, {"draft": text, **parse}
+    told = client.generate(PROBLEMS[0].prompt, parse=parse, top=top, max_new_tokens=160)
+    assert told["text"].startswith(text[:40])
+
+
 def test_another_scopes_answer_is_never_seen(trusting: Client, answers: list):
-    """Nothing is refused here, so any draft of another scope's text would be the answer."""
+    """Nothing is refused here, so any draft of another scope's text would be the answer. In its
+    own scope it is: ``--parse-threshold`` says that this is right."""
     trusting.flush()
-    secret = answers[0]["text"].replace("= ", "= 7")
-    prompt = PROBLEMS[0].prompt
-    leaked = trusting.generate(
-        prompt, parse={"draft": secret}, top={"cache_salt": "one"}, max_new_tokens=160
-    )
-    assert leaked["text"].startswith(secret[:40])  # the judge accepts everything
+    secret, prompt = secret_of(answers), PROBLEMS[0].prompt
+    tell(trusting, secret, "one")
     again = ask(trusting, prompt, "one")
     assert by_answers(again)
     assert again["text"].startswith(secret[:40])
@@ -451,6 +523,43 @@ def test_another_scopes_answer_is_never_seen(trusting: Client, answers: list):
     trusting.flush()
     assert not by_answers(ask(trusting, prompt, "one"))
     trusting.assert_nothing_lost()
+
+
+def test_who_accepts_more_than_the_server_shares_nothing(trusting: Client, answers: list):
+    """Nor does its answer draft for others of its scope, nor theirs for it."""
+    trusting.flush()
+    secret, prompt = secret_of(answers), PROBLEMS[0].prompt
+    tell(trusting, secret, "one", threshold=0)
+    found = ask(trusting, prompt, "one")
+    assert "answers" not in parse_info(found)["sources"]
+    assert found["output_ids"] == answers[0]["output_ids"]
+    tell(trusting, secret, "two")
+    top = {"cache_salt": "two"}
+    curious = trusting.generate(prompt, parse={"threshold": 0}, top=top, max_new_tokens=160)
+    assert "answers" not in parse_info(curious)["sources"]
+    assert curious["output_ids"] == answers[0]["output_ids"]
+
+
+def test_a_trace_shows_nothing_of_anothers_answer(texts: Client, demo_plain: Client):
+    """Two questions with the same end: the first one's answer drafts for the second, and fails."""
+    texts.flush()
+    first, drafted = PROBLEMS[0].prompt, 0
+    assert not by_answers(ask(texts, first, "trace"))
+    for number in range(20, 26):
+        other = re.sub(r"Start with \d+", f"Start with {number}", first)
+        plain = demo_plain.generate(other, max_new_tokens=160)
+        top = {"cache_salt": "trace"}
+        answer = texts.generate(other, parse={"trace": True}, top=top, max_new_tokens=160)
+        assert_same(answer, plain)
+        info = parse_info(answer)
+        counts = info["sources"].get("answers", {"drafted_tokens": 0, "accepted_tokens": 0})
+        drafted += counts["drafted_tokens"] - counts["accepted_tokens"]
+        for record in info["trace"]:
+            shown = plain["output_ids"][record["output_start"] :]
+            for name in ("draft_token_ids", "target_token_ids", "bonus_token_ids"):
+                ids = record[name]
+                assert ids == shown[: len(ids)]
+    assert drafted > 40  # of other answers, not output
 
 
 def test_a_judge_that_refuses_ends_a_wrong_draft(trusting: Client, answers: list):
@@ -498,3 +607,21 @@ def test_an_endpoints_lines_are_judged(
     else:  # some right lines are refused, but the target writes them, too: nobody is asked anew
         assert accepted == drafted
         assert len(endpoint.bodies) == 4
+
+
+def test_an_abort_of_a_request_that_waits_for_text(trusting: Client, endpoint: FakeEndpoint):
+    endpoint.delay_s = 5.0
+    endpoint.bodies.clear()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(ask, trusting, PROBLEMS[0].prompt, "waits")
+            wait_until(lambda: endpoint.bodies, "the draft to be asked for")
+            assert [one["phase"] for one in trusting.look()["running"]] == ["waiting"]
+            started = time.monotonic()
+            trusting.abort_all()
+            answer = job.result()
+    finally:
+        endpoint.delay_s = 0.0
+    assert time.monotonic() - started < 4
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    trusting.assert_nothing_lost()
