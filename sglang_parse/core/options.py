@@ -39,7 +39,7 @@ class RequestOptions(BaseModel):
     draft_token_ids: list[int] = Field(default_factory=list, max_length=MAX_DRAFT)
     """With hidden_states: the first draft, verified as it is. At threshold 0 it becomes the
     output; the first token replaces the target's first."""
-    draft: str = Field("", max_length=MAX_TEXT)
+    draft: str = ""
     """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
     draft model's. The OpenAI API's ``prediction`` is the same."""
     drafting: Literal["auto", "always"] = "auto"
@@ -142,6 +142,10 @@ class RequestOptions(BaseModel):
         name = "custom_params.parse.draft"
         if self.draft and self.draft_token_ids:
             raise ConfigError(f"{name} is given beside draft_token_ids; leave one of them out")
+        if len(self.draft) > MAX_TEXT:
+            raise ConfigError(
+                f"{name} (or prediction) has {len(self.draft)} characters; send at most {MAX_TEXT}"
+            )
         try:
             self.draft.encode()
         except UnicodeEncodeError as error:

@@ -21,7 +21,8 @@ MIN_FAR = 2
 MAX_PLACES = 4096
 """Places of the newest token before and after the last place that a look-up considers."""
 PATIENCE = 8
-"""A look-up that finds nothing is repeated when the answer has gone on by one part in as many."""
+"""While the answer is off the text by n tokens, a look-up that finds nothing is repeated after
+1 + n // PATIENCE more."""
 
 
 class TextMatch:
