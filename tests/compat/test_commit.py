@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_parse.core import request
 from sglang_parse.core.config import ParseConfig
@@ -27,8 +28,9 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
+from sglang_parse.core.selection import Selection
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
-from sglang_parse.engine.commit import Committer
+from sglang_parse.engine.commit import Committer, trace_record
 from sglang_parse.engine.forward import verify_rows
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
@@ -391,3 +393,17 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
     other = Round(secret, selection="first-reject")
     other.agree(verdicts)
     assert other.state.trace[0]["draft_token_ids"] == secret  # its own client's, or the model's
+
+
+def test_nor_more_of_its_hidden_states():
+    one = Round([11, 12, 13, 14])
+    one.state.draft.source = ANSWERS
+    one.ask()
+    result = TargetResult(0, Action.VERIFY, 5, target_tokens=[11, 12, 77, 14, 15])
+    result.hidden, result.scores = torch.zeros(5, 8), [[0.0, 0.0, -k, k] for k in range(5)]
+    verdicts = Verdicts([0.9, 0.1], [None, None])
+    record = trace_record(
+        *(one.state, result, verdicts, Selection(2, 1, "first-reject"), [77], None, [0])
+    )
+    assert record["hidden_states"]["shape"] == [3, 8]
+    assert (record["draft_logprobs"], record["draft_entropies"]) == ([0, -1], [0, 1])

@@ -173,6 +173,21 @@ def test_right_drafts_double():
     assert drafted(answer, answer, 0.03)[1] <= 6
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.2, 0.5, 1.0])
+def test_changed_lines_cost_little_more_than_themselves(fraction: float):
+    """Two of a line's 12 tokens are others in some lines of the text. The answer takes four steps
+    for each, and twice the rows of right drafts."""
+    rng, answer = random.Random(5), []
+    for line in range(100):
+        answer += [1, line, *rng.choices(range(200, 210), k=2), *range(2, 8), 210 + line, 9]
+    text, changed = [*answer], rng.sample(range(100), round(100 * fraction))
+    for line in changed:
+        text[12 * line + 2 : 12 * line + 4] = rng.choices(range(220, 230), k=2)
+    cost, passes = drafted(answer, text, 0.01)
+    assert passes <= 12 + 3 * len(changed)
+    assert cost <= 12 + 4 * len(changed) + 0.01 * 2 * len(answer)
+
+
 @pytest.mark.parametrize("cost_per_row", [0.005, 0.03, 0.2, 1.0])
 @pytest.mark.parametrize("size", [8, 64, 2000])
 def test_a_hopeless_text_costs_three_percent(cost_per_row: float, size: int):
