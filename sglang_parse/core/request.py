@@ -36,6 +36,7 @@ from sglang_parse.core.phases import (
 )
 from sglang_parse.core.policy.text_length import TextLength
 from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
+from sglang_parse.core.segment import OpenSegment
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -90,11 +91,14 @@ class RequestState:
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
         segment_start: output length where the target's segment starts; drafting resumes when the
             segment is complete, if ``resumes``.
+        segment: what has been scanned of it.
         drafting_suspended: a draft was due and did not start, because it was not expected to pay.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
         grammar: what a constrained request may choose (``engine.grammar.GrammarWalk``).
+        output_counts: how often each token is in its output, if that is penalized
+            (``engine.adjust.OutputCounts``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
             them that the last prefill wrote.
@@ -122,12 +126,14 @@ class RequestState:
     draft_kv_len: int = 0
     draft_kv_found: bool = False
     segment_start: int = 0
+    segment: OpenSegment = field(default_factory=OpenSegment)
     resumes: bool = True
     drafting_suspended: bool = False
     no_draft_reason: str = ""
     num_failed: int = 0
     eagle: object | None = None
     grammar: object | None = None
+    output_counts: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
     prefilled_len: int = 0
@@ -415,7 +421,8 @@ class RequestState:
             resumes: drafting resumes after the segment.
         """
         self.phase, self.draft = Phase.DECODING, Draft()
-        self.segment_start, self.resumes, self.drafting_suspended = segment_start, resumes, False
+        self.segment_start, self.segment = segment_start, OpenSegment()
+        self.resumes, self.drafting_suspended = resumes, False
 
     def skip_draft(self, segment_start: int, reason: str) -> None:
         """Drafting does not pay now, for ``reason``: the target decodes one more segment."""
@@ -444,6 +451,10 @@ class RequestState:
     def set_grammar(self, grammar: object | None) -> None:
         """What the request may choose, from its next token on."""
         self.grammar = grammar
+
+    def set_output_counts(self, counts: object) -> None:
+        """What its penalties depend on, from its next token on."""
+        self.output_counts = counts
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Outputs the tokens of a decode iteration."""

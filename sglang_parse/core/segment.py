@@ -45,7 +45,7 @@ class SegmentRule:
         return f"tokens:{self.num_tokens}" if self.kind == "tokens" else self.kind
 
 
-def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
+def segment_ends(pieces: Sequence[str], rule: SegmentRule, *, is_blank: bool = True) -> list[int]:
     """Returns the ascending end offsets of the complete segments, in ``1..len(pieces)``.
 
     Blank lines belong to the segment before them, so that a paragraph break is one end, not two.
@@ -54,14 +54,14 @@ def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
     Args:
         pieces: decoded text of each token.
         rule: where segments end.
+        is_blank: their first segment has only whitespace before them.
     """
     if rule.kind == "tokens":
         return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
     closes = _closes_line if rule.kind == "line" else _closes_sentence
     ends: list[int] = []
-    is_blank = True  # only whitespace since the last end
     for index, piece in enumerate(pieces):
-        is_blank = is_blank and not piece.strip()
+        is_blank = is_blank and not piece.strip()  # since the last end
         if not is_blank and closes(pieces, index):
             ends.append(index + 1)
             is_blank = True
@@ -123,19 +123,32 @@ def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
     return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
 
 
-def first_segment_end(pieces: Sequence[str], rule: SegmentRule, num_new: int) -> int | None:
-    """Returns the end offset of the segment that starts at ``pieces[0]``; None if unfinished.
+class OpenSegment:
+    """A segment that grows. Each token is scanned once, however long the segment is.
 
-    Args:
-        num_new: trailing pieces that were not in the last call, which returned None.
+    Attributes:
+        num_tokens: tokens scanned so far.
+        end: offset where it is complete, after which nothing is scanned; None while it is not.
     """
-    if rule.kind == "tokens":
-        return rule.num_tokens if len(pieces) >= rule.num_tokens else None
-    known = max(0, len(pieces) - num_new - _MARK_PIECES)  # the last may have been undecided
-    while known and not pieces[known].strip():  # an end needs text before it
-        known -= 1
-    ends = segment_ends(pieces[known:], rule)
-    return known + ends[0] if ends else None
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.end: int | None = None
+        self._recent: list[str] = []  # the last may have been undecided
+        self._is_blank = True  # before those
+
+    def extend(self, pieces: Sequence[str], rule: SegmentRule) -> None:
+        """Goes on with the text of new tokens."""
+        start = self.num_tokens - len(self._recent)
+        self.num_tokens += len(pieces)
+        if rule.kind == "tokens":
+            self.end = rule.num_tokens if self.num_tokens >= rule.num_tokens else None
+            return
+        window = [*self._recent, *pieces]
+        ends = segment_ends(window, rule, is_blank=self._is_blank)
+        self.end = start + ends[0] if ends else None
+        passed, self._recent = window[:-_MARK_PIECES], window[-_MARK_PIECES:]
+        self._is_blank = self._is_blank and not any(piece.strip() for piece in passed)
 
 
 class Segmenter:
@@ -162,6 +175,6 @@ class Segmenter:
         """Returns as ``segment_ends``, for token ids."""
         return segment_ends(self.pieces(token_ids), self.rule)
 
-    def first_end(self, token_ids: Sequence[int], num_new: int) -> int | None:
-        """Returns as ``first_segment_end``, for token ids."""
-        return first_segment_end(self.pieces(token_ids), self.rule, num_new)
+    def extend(self, segment: OpenSegment, token_ids: Sequence[int]) -> None:
+        """See ``OpenSegment.extend``."""
+        segment.extend(self.pieces(token_ids), self.rule)

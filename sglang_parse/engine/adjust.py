@@ -12,13 +12,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.device import on_device
-from sglang_parse.engine.grammar import GrammarRows, constrain, is_constrained
+from sglang_parse.engine.faults import contain_request, reset_rows
+from sglang_parse.engine.grammar import is_constrained, rows_of
 from sglang_parse.engine.requests import end_ids_of
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.startup.fallback import is_pure
@@ -34,8 +35,9 @@ class LogitsRows:
     Attributes:
         req: the request.
         start, count: which rows.
-        before: output tokens, those of the draft included, in front of what the first row predicts.
-        after: every further row has one more of these in front; rows past the last one have all.
+        before: output tokens; their sequence is not copied.
+        after: tokens of the draft. The first row has ``first`` of them in front, every further row
+            one more; rows past the last one have all.
     """
 
     req: Req
@@ -43,6 +45,7 @@ class LogitsRows:
     count: int = 1
     before: Sequence[int] = ()
     after: Sequence[int] = ()
+    first: int = 0
 
     @property
     def rows(self) -> range:
@@ -50,7 +53,7 @@ class LogitsRows:
 
     def num_before(self, row: int) -> int:
         """Output tokens in front of one of its rows."""
-        return len(self.before) + min(row - self.start, len(self.after))
+        return len(self.before) + min(self.first + row - self.start, len(self.after))
 
     def split(self, size: int) -> Iterator[LogitsRows]:
         """The same rows in pieces of at most ``size``."""
@@ -59,8 +62,7 @@ class LogitsRows:
                 self,
                 start=self.start + low,
                 count=min(size, self.count - low),
-                before=[*self.before, *self.after[:low]],
-                after=self.after[low:],
+                first=self.first + low,
             )
 
 
@@ -131,18 +133,48 @@ class Penalties:
         places: list[int] = []
         starts = [*accumulate((part.count for part in self._parts), initial=0)]
         for part, start in zip(self._parts, starts, strict=False):
-            first = start * vocab_size
-            places += [first + token for token in part.before]
-            new = part.after[: part.count - 1]
-            places += [first + i * vocab_size + token for i, token in enumerate(new, start=1)]
+            for place, token in enumerate(part.after[: part.first + part.count - 1]):
+                places.append((start + max(0, place + 1 - part.first)) * vocab_size + token)
         index = on_device(places, self._device)
         counts = torch.zeros(starts[-1] * vocab_size, device=self._device)
         counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.float32))
         counts = counts.view(-1, vocab_size)
         for part, start in zip(self._parts, starts, strict=False):
+            counts[start] += _output_counts(part, vocab_size, self._device)
             if part.count > 1:
                 counts[start : start + part.count].cumsum_(0)
         return counts
+
+
+@dataclass(slots=True)
+class OutputCounts:
+    """How often each token is in a request's output: what is new is added.
+
+    Attributes:
+        counts: fp32 [vocab] on the device.
+        num_counted: output tokens in them.
+    """
+
+    counts: torch.Tensor
+    num_counted: int = 0
+
+    def add(self, output_ids: Sequence[int]) -> None:
+        index = on_device([*output_ids[self.num_counted :]], self.counts.device)
+        self.counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.float32))
+        self.num_counted = len(output_ids)
+
+
+def _output_counts(part: LogitsRows, vocab_size: int, device: torch.device) -> torch.Tensor:
+    """fp32 [vocab] of a request; a retraction takes output back, and it is counted again."""
+    state = part.req.parse_state
+    found: Any = state.output_counts
+    is_known = found is not None and len(found.counts) >= vocab_size
+    if not is_known or found.num_counted > len(part.before):
+        found = OutputCounts(torch.zeros(vocab_size, device=device))
+        state.set_output_counts(found)
+    if found.num_counted < len(part.before):
+        found.add(part.before)
+    return found.counts[:vocab_size]
 
 
 class MinNewTokens:
@@ -178,12 +210,14 @@ class _OnHost:
 
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
         del device
-        self._parts = [replace(part, before=[*part.before]) for part in parts]
+        self._parts = [*parts]
 
     def advance(self, tokens: torch.Tensor) -> None:
         chosen = tokens.tolist()
-        for part in self._parts:
-            cast(list, part.before).append(chosen[part.start])
+        self._parts = [
+            replace(part, after=[*part.after, chosen[part.start]], first=part.first + 1)
+            for part in self._parts
+        ]
 
 
 class GrammarMask(_OnHost):
@@ -195,13 +229,27 @@ class GrammarMask(_OnHost):
 
     def apply(self, logits: torch.Tensor) -> None:
         """Rows past the last token, of a block's masks, may propose anything."""
-        constrain(
-            logits,
-            [
-                GrammarRows(part.req, part.start, part.before, part.after[: part.count - 1])
-                for part in self._parts
-            ],
-        )
+        places: list[int] = []
+        rows: list[torch.Tensor] = []
+        grammar: Any = None
+        for part in self._parts:
+            after = part.after[: part.first + part.count - 1]
+            found = rows_of(part.req.parse_state, part.before, after)[part.first :]
+            for place, row in enumerate(found, start=part.start):
+                if row is not None:
+                    grammar = part.req.grammar
+                    places.append(place)
+                    rows.append(row)
+        if not rows:
+            return
+        mask = grammar.move_vocab_mask(torch.stack(rows), logits.device)
+        if len(rows) == len(logits):
+            grammar.apply_vocab_mask(logits=logits, vocab_mask=mask)
+            return
+        index = on_device(places, logits.device)
+        chosen = logits[index]
+        grammar.apply_vocab_mask(logits=chosen, vocab_mask=mask)
+        logits[index] = chosen
 
 
 class LogitBias:
@@ -241,7 +289,8 @@ class CustomProcessors(_OnHost):
             params = part.req.sampling_params.custom_params
             given = [params and params | {"__req__": _RequestAtRow(part, row)} for row in part.rows]
             rows = logits[part.start : part.start + part.count]
-            rows.copy_(process(rows.clone(), given))
+            with contain_request(part.req.parse_state, "its custom logit processor"):
+                rows.copy_(process(rows.clone(), given))
 
 
 class _RequestAtRow:
@@ -253,7 +302,8 @@ class _RequestAtRow:
     @property
     def output_ids(self) -> array:
         part = self._part
-        return array("q", [*part.before, *part.after[: self._row - part.start]])
+        num_new = part.first + self._row - part.start
+        return array("q", [*part.before, *part.after[:num_new]])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part.req, name)
@@ -293,11 +343,15 @@ class Adjustment:
             adjuster.advance(tokens)
 
 
-def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> None:
+def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> torch.Tensor | None:
     """Adjusts rows of logits [n, vocab] in place, in pieces of bounded memory.
 
     Args:
         parts: rows of requests that are adjusted.
+
+    Returns:
+        bool [n] the rows of which nothing finite is left, set to 0: a sampler would raise. None
+        without ``parts``.
     """
     size = max(1, PIECE_BYTES // (4 * logits.shape[1]))
     piece: list[LogitsRows] = []
@@ -308,5 +362,14 @@ def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> None:
             piece, num_rows = [], 0
         piece.append(part)
         num_rows += part.count
-    if piece:
-        Adjustment(piece, logits.device).apply(logits)
+    if not piece:
+        return None
+    Adjustment(piece, logits.device).apply(logits)
+    rows = on_device([row for part in parts for row in part.rows], logits.device)
+    return reset_rows(logits, ~logits.amax(dim=-1).isfinite() & _is_among(rows, logits))
+
+
+def _is_among(rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """bool [n] which rows of logits are among ``rows``."""
+    found = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    return found.index_fill_(0, rows, True)

@@ -22,6 +22,9 @@ from sglang_parse.startup import fallback
 BYPASS_KEY = "parse:without-eagle3"
 """Prefix of the ``extra_key`` of requests that the EAGLE-3 head does not run for."""
 
+REFUSED = RequestPolicy(threshold=2.0, plain_reason="refused")
+"""Of a request that SGLang ends after one token."""
+
 
 def admit(engine: Engine, req: Req) -> None:
     """Sets ``parse_policy`` of a request that joins the waiting queue, also after a retraction."""

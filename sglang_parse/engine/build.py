@@ -148,7 +148,7 @@ def _sources(
         client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
         endpoint = EndpointSource(client, timeout_s, counters, *shared)
     model = DraftModelSource(controller) if has_model else None
-    forced = ForcedSource(config, controller, encoder)
+    forced = ForcedSource(config, controller)
     return SourceChain(TextSource(PREDICTION, *shared), answers, endpoint, model, forced, incoming)
 
 

@@ -21,7 +21,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.engine.faults import NAN_IN_TARGET
+from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.grammar import free_ends, num_allowed
 from sglang_parse.engine.heads import encode_hidden_states
 from sglang_parse.engine.requests import draft_completes_answer, is_gone, tokens_left
@@ -79,12 +79,17 @@ class Committer:
         self.ask(req)
 
     def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
-        """Moves the request to its next phase and returns its output tokens."""
+        """Moves the request to its next phase and returns its output tokens; none if it has
+        failed."""
         state = req.parse_state
-        if result.is_nan:
-            state.fail(NAN_IN_TARGET)
-        if state.fault:
-            return ()
+        if result.fault:
+            state.fail(result.fault)
+        with contain_request(state, "committing its tokens"):
+            tokens = () if state.fault else self._commit(req, result)
+        return () if state.fault else tokens
+
+    def _commit(self, req: Req, result: TargetResult) -> Sequence[int]:
+        state = req.parse_state
         if result.action is Action.VERIFY:
             return self._commit_round(req, result)
         # An in-flight decode step that drafting has overtaken is dropped.
@@ -103,15 +108,17 @@ class Committer:
         for req in reqs:
             state = req.parse_state
             if state.phase is Phase.WAITING and not is_gone(req):
-                if reason := self.sources.resume(req):
-                    state.skip_draft(len(state.output_ids), reason)
+                with contain_request(state, "its wait for a draft"):
+                    if reason := self.sources.resume(req):
+                        state.skip_draft(len(state.output_ids), reason)
                 self.ask(req)
 
     def ask(self, req: Req) -> None:
         """Attaches the questions to a complete draft."""
         draft, judge = req.parse_state.draft, self._judge_of(req.parse_state)
         if judge is not None and draft.token_ids and not draft.prefix_ends:
-            judge.ask(req)
+            with contain_request(req.parse_state, "asking about its draft"):
+                judge.ask(req)
 
     def _judge_of(self, state: RequestState) -> Judge | None:
         """The judge of its drafts; None if they are compared token by token."""
@@ -199,7 +206,7 @@ class Committer:
         state.start_decode(start, resumes=not rejected or self.config.on_reject == "redraft")
         carried: Sequence[int] = ()
         may_draft = self._may_resume(state, tokens) and (
-            not rejected or self._segment_end(state, bonus, len(bonus)) is not None
+            not rejected or self._segment_end(state, tokens) is not None
         )
         may_draft = may_draft and self._resume_drafting(req, tokens, start + len(bonus))
         if may_draft and draft.source == state.draft.source == MODEL:
@@ -210,36 +217,41 @@ class Committer:
 
     def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
         state, num_beyond = req.parse_state, 0
-        if state.phase is Phase.DECODING and self._may_resume(state, tokens):
-            segment = [*state.output_ids[state.segment_start :], *tokens]
-            # A segment may have ended where its grammar let no draft begin.
-            num_new = len(segment if state.grammar else tokens)
-            end = self._segment_end(state, segment, num_new)
+        if state.phase is Phase.DECODING and state.resumes and not _stops(state, tokens):
             num_written = len(state.output_ids) + len(tokens)
-            if end is not None and self._resume_drafting(req, tokens, num_written):
-                num_beyond = len(segment) - end
+            start, end = state.segment_start, self._segment_end(state, tokens)
+            # A segment may have ended where its grammar let no draft begin.
+            may_draft = end is not None and self._may_resume(state, tokens)
+            if may_draft and self._resume_drafting(req, tokens, num_written):
+                num_beyond = num_written - start - (end or 0)
         state.finish_decode(len(tokens), num_beyond=num_beyond, is_eagle=is_eagle)
         return tokens
 
-    def _segment_end(self, state: RequestState, segment: Sequence[int], num_new: int) -> int | None:
-        """Offset in ``segment`` where the target's segment is complete; None while it is not. In
-        token mode drafting may resume after any token.
+    def _segment_end(self, state: RequestState, tokens: Sequence[int]) -> int | None:
+        """Offset where the target's segment is complete; None while it is not. In token mode
+        drafting may resume after any token.
 
         Args:
-            segment: the tokens from ``segment_start`` on, the last ``num_new`` of them new.
+            tokens: what this iteration outputs.
         """
-        judge, policy = self._judge_of(state), state.policy
+        judge, segment, policy = self._judge_of(state), state.segment, state.policy
+        num_output = len(state.output_ids)
         if judge is None:
-            return len(segment)
-        end = judge.segments.first_end(segment, num_new)
-        if end is not None and not state.drafting_suspended:
-            self.controller.observe_decoded_segment(policy.threshold, end, policy.adapter)
-        return end
+            return num_output + len(tokens) - state.segment_start
+        if segment.end is None:
+            start = state.segment_start + segment.num_tokens
+            new = [*state.output_ids[start:], *tokens[max(0, start - num_output) :]]
+            judge.segments.extend(segment, new)
+            if segment.end is not None and not state.drafting_suspended:
+                self.controller.observe_decoded_segment(
+                    policy.threshold, segment.end, policy.adapter
+                )
+        return segment.end
 
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
         """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
         answer's end, and not inside text that a grammar forces, but in token mode."""
-        if tokens and tokens[-1] in state.policy.stop_ids:
+        if _stops(state, tokens):
             return False
         if self._judge_of(state) is None or not state.resumes:
             return state.resumes
@@ -341,6 +353,11 @@ def _ends_answer(req: Req, accepted_len: int) -> bool:
     state = req.parse_state
     whole = state.draft.finished and accepted_len == state.num_drafted
     return whole or len(state.output_ids) + accepted_len >= req.sampling_params.max_new_tokens
+
+
+def _stops(state: RequestState, tokens: Sequence[int]) -> bool:
+    """Whether the answer ends with the last of the tokens."""
+    return bool(tokens) and tokens[-1] in state.policy.stop_ids
 
 
 def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tuple[int, ...]:

@@ -1,6 +1,9 @@
 """Faults: what ends a request, and what ends the server.
 
-- NaN logits end the request of their row.
+- NaN logits end the request of their row. The target's own are checked, before a request's
+  parameters adjust them.
+- An exception in what is done for one request on the host (its grammar, its questions, its sources,
+  its commit) ends that request. Each rank does the same, so that all ranks end it.
 - An exception in a draft model's forward ends the requests in it. The server lives on: the forward
   wrote only draft KV after the committed tokens, changed no allocation, and the target's tokens do
   not depend on draft KV. Incomplete draft KV stays out of the radix cache.
@@ -12,6 +15,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,11 +24,13 @@ from http import HTTPStatus
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from sglang_parse.core.request import RequestState
 from sglang_parse.engine.sglang_types import Req
 
 logger = logging.getLogger(__name__)
 
 NAN_IN_TARGET = "NaN in the target model's logits"
+NO_LOGITS = "its sampling parameters or its grammar leave no finite logit"
 DRAFT_MODEL, EAGLE_HEAD = "the draft model", "the EAGLE-3 head"
 MAX_DRAFT_FAILURES = 3
 """Consecutive failures of a draft model after which the server ends."""
@@ -82,6 +88,22 @@ class DraftGuard:
         return ""
 
 
+@contextmanager
+def contain_request(state: RequestState, what: str) -> Iterator[None]:
+    """An exception in what is done for one request ends that request.
+
+    Its text may quote what the client wrote, so only its kind and place are logged.
+    """
+    try:
+        yield
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, others are served on
+        places = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("PARSE: %s failed: %s at\n%s", what, type(error).__name__, places)
+        state.fail(f"{what} failed: {type(error).__name__}")
+
+
 def _drop_draft_kv(req: Req, reason: str) -> None:
     """Ends a request with incomplete draft KV, unless it decodes plainly.
 
@@ -93,12 +115,14 @@ def _drop_draft_kv(req: Req, reason: str) -> None:
 
 
 def nan_rows(logits: torch.Tensor) -> torch.Tensor:
-    """Finds rows of logits [n, vocab] with a NaN: bool [n], without a device sync.
-
-    Sets them to 0, so that sampling the other rows cannot fail; on a CPU only if there are any.
-    """
+    """Finds rows of logits [n, vocab] with a NaN, and resets them: bool [n]."""
     # The largest logit of a row is NaN if any is: one reduction, no [n, vocab] temporary.
-    bad = torch.isnan(logits.amax(dim=-1))
+    return reset_rows(logits, torch.isnan(logits.amax(dim=-1)))
+
+
+def reset_rows(logits: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
+    """Sets rows of logits [n, vocab] to 0, without a device sync, so that sampling the other rows
+    cannot fail; returns ``bad``, bool [n]."""
     if logits.device.type != "cpu" or bad.any():
         logits.masked_fill_(bad[:, None], 0)
     return bad

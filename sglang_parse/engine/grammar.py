@@ -6,39 +6,31 @@ again for the target's choice there: a draft is valid by construction, and so is
 it, wherever it is cut. A token that the grammar refuses, in a proposal that was not drafted under
 it, ends the rows: no choice of the target equals it.
 
+A matcher is never asked for all of the text that it forces: a client's grammar may force a million
+characters, or text without an end. What is forced is told from the rows, as far as the walk goes.
+
 The request's own matcher is SGLang's: it accepts what is output when SGLang processes the result.
 So walks do not depend on the overlap schedule. They start at a prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
 from sglang_parse.core.request import RequestState
-from sglang_parse.device import on_device
+from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.startup.fallback import can_fork_grammars
 
-
-class GrammarRows(NamedTuple):
-    """Consecutive rows of logits of one request.
-
-    Attributes:
-        req: the request.
-        start: the first row.
-        before: output and draft tokens in front of what it predicts.
-        after: every further row has one more of these in front.
-    """
-
-    req: Req
-    start: int
-    before: Sequence[int]
-    after: Sequence[int]
+ITS_GRAMMAR = "its grammar"
+MAX_SPELLINGS = 64
+"""Tokens that may begin a forced text; more are not looked at."""
 
 
 class GrammarWalk:
@@ -48,13 +40,15 @@ class GrammarWalk:
         grammar: the request's matcher.
         num_output: output tokens that it has accepted.
         vocab_size: the target's.
+        tokenizer: the target's.
 
     Attributes:
         matcher: the fork.
     """
 
-    def __init__(self, grammar: Any, num_output: int, vocab_size: int) -> None:
+    def __init__(self, grammar: Any, num_output: int, vocab_size: int, tokenizer: Any) -> None:
         self.matcher = fork(grammar)
+        self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
         self._all_allowed = grammar.allocate_vocab_mask(vocab_size, 1, "cpu")
         self._start = num_output
         self._ids: list[int] = []  # accepted after the first ``_start`` output tokens
@@ -73,7 +67,39 @@ class GrammarWalk:
             [1 + len(after)] int32 [vocab_size / 32] each; None where any token may follow: the
             grammar has ended, or it refused one of the draft's.
         """
-        ids = [*before[self._start :], *after]
+        self._go_to([*before[self._start :], *after], num_output)
+        found = [self._rows.get(len(before) + k) for k in range(1 + len(after))]
+        self._forget(num_output)
+        return found
+
+    def forced(
+        self, before: Sequence[int], after: Sequence[int], num_output: int, limit: int
+    ) -> list[int]:
+        """At most ``limit`` tokens that must follow ``after``; see ``forced_token``."""
+        row = self.rows(before, after, num_output)[-1]
+        found: list[int] = []
+        while len(found) < limit and (token := self.forced_token(row)) is not None:
+            length = len(before) + len(after) + len(found)
+            self._go_to([*self._ids[: length - self._start], token], num_output)
+            row = self._rows.get(length + 1)
+            found.append(token)
+        return found
+
+    def forced_token(self, row: torch.Tensor | None) -> int | None:
+        """The token after which a forced text goes on; None where a row does not force one.
+
+        A text has many spellings in tokens. So all that the row allows are beginnings of the
+        longest one, in the vocabulary's own characters, which stand for bytes.
+        """
+        allowed = [] if row is None else _allowed(row)
+        if not allowed or not self._special.isdisjoint(allowed):
+            return None
+        pieces = self._tokenizer.convert_ids_to_tokens(allowed)
+        longest, token = max(zip(pieces, allowed, strict=True), key=lambda pair: len(pair[0]))
+        return token if all(map(longest.startswith, pieces)) else None
+
+    def _go_to(self, ids: Sequence[int], num_output: int) -> None:
+        """Accepts tokens, up to the grammar's end or a draft's token that it refuses."""
         self._return_to(ids)
         for token in ids[len(self._ids) :]:
             length = self._start + len(self._ids)
@@ -85,34 +111,14 @@ class GrammarWalk:
             self.matcher.accept_token(token)
             self._ids.append(token)
         self._row(self._start + len(self._ids))
-        found = [self._rows.get(len(before) + k) for k in range(1 + len(after))]
-        self._forget(num_output)
-        return found
-
-    def forced_at(self, lengths: Collection[int]) -> set[int]:
-        """Which of some lengths, of what it has accepted, are followed by text that is forced."""
-        scout, last = fork(self.matcher), self._start + len(self._ids)
-        found: set[int] = set()
-        for length in range(last, max(self._start, min(lengths)) - 1, -1):
-            if length < last:
-                scout.rollback(1)
-            if length in lengths and not scout.is_terminated() and scout.try_jump_forward(None):
-                found.add(length)
-        return found
-
-    def forced_after(self, before: Sequence[int], num_output: int) -> tuple[list[int], str]:
-        """What must follow ``before``, as tokens (llguidance) or as a text (xgrammar)."""
-        self.rows(before, (), num_output)
-        if self._start + len(self._ids) < len(before) or self.matcher.is_terminated():
-            return [], ""
-        return fork(self.matcher).try_jump_forward(None) or ([], "")
 
     def _return_to(self, ids: Sequence[int]) -> None:
-        """Rolls back what is not among the tokens any more."""
+        """Rolls back what is not among the tokens any more; what goes on from them may stay."""
         pairs = enumerate(zip(self._ids, ids, strict=False))
         same = min(len(self._ids), len(ids))
         kept = next((k for k, (ours, theirs) in pairs if ours != theirs), same)
-        if kept < len(self._ids):
+        is_ahead = kept == len(ids) and self._start + kept in self._rows
+        if kept < len(self._ids) and not is_ahead:
             self.matcher.rollback(len(self._ids) - kept)
             del self._ids[kept:]
             self._rows = {k: row for k, row in self._rows.items() if k <= self._start + kept}
@@ -133,14 +139,24 @@ class GrammarWalk:
         self._rows = {k: row for k, row in self._rows.items() if k >= num_output}
 
 
+class _NoTokens(list):
+    """In place of the tokens that an xgrammar matcher has accepted, which it lists in errors and
+    copies at each rollback."""
+
+    def append(self, _: Any) -> None:
+        """Keeps nothing."""
+
+    def __getitem__(self, _: Any) -> _NoTokens:
+        return self
+
+
 def fork(grammar: Any) -> Any:
     """Another matcher in the same state."""
     twin = grammar.copy()  # of xgrammar's, without its state
     if isinstance(grammar, ReasonerGrammarObject):
         twin.grammar = grammar.grammar and fork(grammar.grammar)
     elif isinstance(grammar, XGrammarGrammar):
-        twin.matcher = grammar.matcher.fork()
-        twin.accepted_tokens = [*grammar.accepted_tokens]
+        twin.matcher, twin.accepted_tokens = grammar.matcher.fork(), _NoTokens()
     else:
         twin.finished = grammar.finished
     return twin
@@ -156,11 +172,14 @@ def needs_matchers(reqs: Iterable[Req]) -> bool:
     return any(req.grammar is not None and not is_constrained(req) for req in reqs)
 
 
-def start_walk(req: Req, vocab_size: int) -> GrammarWalk | None:
-    """The walk of a request at its prefill, if it is constrained."""
-    if not is_constrained(req):
-        return None
-    return GrammarWalk(req.grammar, len(req.output_ids), vocab_size)
+def start_walk(req: Req, vocab_size: int) -> None:
+    """Starts the walk of a request at its prefill, if it is constrained."""
+    state = req.parse_state
+    if is_constrained(req):
+        with contain_request(state, ITS_GRAMMAR):
+            num_output = len(req.output_ids)
+            walk = GrammarWalk(req.grammar, num_output, vocab_size, req.tokenizer)
+            state.set_grammar(walk)
 
 
 def rows_of(
@@ -169,10 +188,8 @@ def rows_of(
     """``GrammarWalk.rows`` of a request. A matcher's error ends the request."""
     walk: Any = state.grammar
     if walk is not None and not state.fault:
-        try:
+        with contain_request(state, ITS_GRAMMAR):
             return walk.rows(before, after, len(state.output_ids))
-        except ValueError as error:
-            state.fail(f"its grammar failed: {error}")
     return [None] * (1 + len(after))
 
 
@@ -184,20 +201,23 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
         ids: tokens after the output.
         ends: ascending offsets in it.
     """
-    if state.grammar is None or not ends:
+    walk: Any = state.grammar
+    if walk is None or not ends:
         return [*ends]
-    walk: Any = state.grammar
-    rows_of(state, state.output_ids, ids[: ends[-1]])
-    num_output = len(state.output_ids)
-    forced = walk.forced_at({num_output + end - back for end in ends for back in (0, 1)})
-    return [end for end in ends if not {num_output + end - 1, num_output + end} <= forced]
+    rows = rows_of(state, state.output_ids, ids[: ends[-1]])
+    is_forced = cache(lambda end: walk.forced_token(rows[end]) is not None)
+    with contain_request(state, ITS_GRAMMAR):
+        return [end for end in ends if not (is_forced(end - 1) and is_forced(end))]
+    return [*ends]
 
 
-def forced_after(state: RequestState, before: Sequence[int]) -> tuple[list[int], str]:
-    """``GrammarWalk.forced_after`` of a constrained request."""
+def forced_after(state: RequestState, new_ids: Sequence[int], limit: int) -> list[int]:
+    """``GrammarWalk.forced`` of a constrained request, after its output and ``new_ids``."""
     walk: Any = state.grammar
-    rows_of(state, before, ())
-    return ([], "") if state.fault else walk.forced_after(before, len(state.output_ids))
+    if not state.fault:
+        with contain_request(state, ITS_GRAMMAR):
+            return walk.forced(state.output_ids, new_ids, len(state.output_ids), limit)
+    return []
 
 
 def num_allowed(req: Req, ids: Sequence[int], new_ids: Sequence[int] = ()) -> int:
@@ -205,33 +225,10 @@ def num_allowed(req: Req, ids: Sequence[int], new_ids: Sequence[int] = ()) -> in
     after its output and ``new_ids``."""
     if not is_constrained(req):
         return len(ids)
-    rows = rows_of(req.parse_state, [*req.parse_state.output_ids, *new_ids], ids)
+    output_ids = req.parse_state.output_ids
+    rows = rows_of(req.parse_state, output_ids, [*new_ids, *ids])[len(new_ids) :]
     refused = (k for k, token in enumerate(ids) if not _allows(rows[k], token))
     return next(refused, len(ids))
-
-
-def constrain(logits: torch.Tensor, parts: Iterable[GrammarRows]) -> None:
-    """Masks rows of constrained requests in logits [n, vocab], in place."""
-    places: list[int] = []
-    rows: list[torch.Tensor] = []
-    walk: Any = None
-    for part in parts:
-        found = rows_of(part.req.parse_state, part.before, part.after)
-        for place, row in enumerate(found, start=part.start):
-            if row is not None:
-                walk = part.req.parse_state.grammar
-                places.append(place)
-                rows.append(row)
-    if not rows:
-        return
-    mask = walk.matcher.move_vocab_mask(torch.stack(rows), logits.device)
-    if len(rows) == len(logits):
-        walk.matcher.apply_vocab_mask(logits=logits, vocab_mask=mask)
-        return
-    index = on_device(places, logits.device)
-    chosen = logits[index]
-    walk.matcher.apply_vocab_mask(logits=chosen, vocab_mask=mask)
-    logits[index] = chosen
 
 
 def _allows(row: torch.Tensor | None, token: int) -> bool:
@@ -239,3 +236,14 @@ def _allows(row: torch.Tensor | None, token: int) -> bool:
         return False
     word, bit = divmod(token, 32)
     return 0 <= word < len(row) and bool(int(row[word]) >> bit & 1)
+
+
+def _allowed(row: torch.Tensor) -> list[int]:
+    """The tokens that a row allows; none if they are too many to be one text's beginnings."""
+    words = row.numpy()
+    places = words.nonzero()[0]
+    if len(places) > MAX_SPELLINGS:
+        return []
+    bits = [(int(place), int(words[place])) for place in places]
+    found = [32 * place + bit for place, word in bits for bit in range(32) if word >> bit & 1]
+    return found if len(found) <= MAX_SPELLINGS else []

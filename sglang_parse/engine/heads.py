@@ -138,7 +138,8 @@ def next_likelihoods(
         logprobs = logits[rows[piece]].float().log_softmax(dim=-1)
         found[piece, 0] = logprobs.gather(1, ids[piece, None])[:, 0]
         found[piece, 1] = torch.special.entr(logprobs.exp()).sum(dim=-1)
-    return found.clamp_(min=MIN_LOGPROB)
+    # NaN where a request's parameters leave one infinite logit, or none that is finite.
+    return found.nan_to_num_(nan=MIN_LOGPROB).clamp_(min=MIN_LOGPROB)
 
 
 def encode_hidden_states(hidden: torch.Tensor, layers: Sequence[int]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.context import process_context
+from sglang_parse.core.setting import ConfigError
 from sglang_parse.device import on_device
 from sglang_parse.engine import admission
 from sglang_parse.engine.parts import Engine
@@ -59,8 +60,14 @@ class Pipeline:
     # -- SGLang's calls, in order -----------------------------------------------
 
     def receive(self, req: Req) -> None:
-        """A request joins the waiting queue."""
-        admission.admit(self.engine, req)
+        """A request joins the waiting queue. One whose options PARSE cannot read is refused, as it
+        was not by SGLang's tokenizer manager."""
+        try:
+            admission.admit(self.engine, req)
+        except Exception as error:  # noqa: BLE001 - whatever it is, others are served on
+            refusal = str(error) if isinstance(error, ConfigError) else type(error).__name__
+            req.parse_policy, req.parse_incoming = admission.REFUSED, {}
+            req.set_finish_with_abort(f"PARSE: {refusal}")
 
     def slots_required(self, batch: ScheduleBatch, requests: Sequence[Req], page_size: int) -> int:
         """Slots that the next iteration of ``requests`` takes from the pool. If they exceed what is

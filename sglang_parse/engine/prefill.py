@@ -13,10 +13,11 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_object
-from sglang_parse.engine.faults import NAN_IN_TARGET, end_request
+from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, contain_request, end_request
 from sglang_parse.engine.grammar import num_allowed, start_walk
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.sglang_types import ScheduleBatch
+from sglang_parse.engine.target import NO_LOGIT
 
 
 def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBatchResult:
@@ -29,10 +30,13 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
             req.parse_state = RequestState(req.parse_policy)
-            engine.sources.begin(req)
+            with contain_request(req.parse_state, "its texts"):
+                engine.sources.begin(req)
         is_complete = req is not batch.chunked_req
         vocab_size = engine.verifier.target.runner.model_config.vocab_size
-        req.parse_state.set_grammar(start_walk(req, vocab_size) if is_complete else None)
+        req.parse_state.set_grammar(None)
+        if is_complete:
+            start_walk(req, vocab_size)
     engine.timer.end_idle()
     engine.schedule.invalidate()
     num_eagle = eagle_ms = 0.0
@@ -59,10 +63,14 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
         if first_id == NO_TOKEN:
             req.parse_state.fail(NAN_IN_TARGET)
-        if req.parse_state.fault:
-            end_request(req, req.parse_state.fault)
-        elif req is not batch.chunked_req:
-            engine.committer.begin(req, given.get(row, first_id))
+        elif first_id == NO_LOGIT:
+            req.parse_state.fail(NO_LOGITS)
+        state = req.parse_state
+        if not state.fault and req is not batch.chunked_req:
+            with contain_request(state, "its first draft"):
+                engine.committer.begin(req, given.get(row, first_id))
+        if state.fault:
+            end_request(req, state.fault)
     result = forward.result
     result.next_draft_input = ParseDraftInput()
     result.new_seq_lens = batch.seq_lens

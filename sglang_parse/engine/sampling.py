@@ -19,6 +19,9 @@ from sglang_parse.engine.grammar import is_constrained
 from sglang_parse.engine.requests import is_greedy
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
+MAX_LOGIT = 1e30
+"""A temperature divides logits: a sampler raises on the infinite."""
+
 
 def select_sampling_info(
     info: SamplingBatchInfo, reqs: Sequence[Req], rows: Sequence[int]
@@ -175,6 +178,7 @@ class PreparedRows:
         self, view: _SamplingView, logits: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
         """By SGLang's sampler, all of the rows."""
+        logits.clamp_(max=MAX_LOGIT)
         output = LogitsProcessorOutput(next_token_logits=logits)
         view = dataclasses.replace(view, positions=positions, seq_lens=positions + 1)
         # Sampled tokens are int32, greedy ones int64: one dtype, as both may share a batch.

@@ -25,15 +25,19 @@ from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
 from sglang_parse.engine.sampling import without_adjustments
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
+NO_LOGIT = -2
+"""In place of a first token."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillForward:
     """A target prefill in flight.
 
     Attributes:
-        result: SGLang's result, its tokens on the device; 0 in place of ``NO_TOKEN``.
+        result: SGLang's result, its tokens on the device; 0 in place of the next two.
         first_ids: int64 [requests] the sampled tokens, ``broadcast.NO_TOKEN`` where logits held a
-            NaN; None if the prefill samples none.
+            NaN, ``NO_LOGIT`` where adjusted ones held nothing finite; None if the prefill samples
+            none.
     """
 
     result: GenerationBatchResult
@@ -66,17 +70,19 @@ class TargetModel:
             return PrefillForward(result, None)
         result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
         logits = result.logits_output.next_token_logits
-        is_bad = nan_rows(logits)
+        is_bad, is_empty = nan_rows(logits), None
         adjusted = [
             LogitsRows(req, row, before=req.output_ids)
             for row, req in enumerate(batch.reqs)
             if is_adjusted(req)
         ]
         if adjusted:
-            adjust(logits, adjusted)
+            is_empty = adjust(logits, adjusted)
             info = without_adjustments(forward_batch.sampling_info, batch.reqs)
             forward_batch.sampling_info = info
         tokens = self.runner.sample(result.logits_output, forward_batch)
+        if is_empty is not None:
+            tokens = tokens.masked_fill(is_empty, NO_LOGIT)
         tokens = broadcast_tokens(tokens, is_bad)
         result.next_token_ids = tokens.clamp(min=0)
         return PrefillForward(result, HostCopy(tokens))

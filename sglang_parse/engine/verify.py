@@ -19,7 +19,7 @@ from sglang_parse.core.phases import Action
 from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.broadcast import broadcast
-from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, nan_rows
 from sglang_parse.engine.forward import (
     RequestRows,
     decode_rows,
@@ -54,7 +54,8 @@ class TargetResult:
         answers: [num_answers] verdict and mass: p(accept) / (p(accept) + p(reject)), and
             p(accept) + p(reject).
         hidden: [num_rows, width] its captured hidden states, if a trace needs them.
-        is_nan: logits held a NaN; the other results are meaningless.
+        fault: why the other results are meaningless: the target's logits held a NaN, or its
+            adjusted ones nothing finite.
     """
 
     row: int
@@ -70,7 +71,7 @@ class TargetResult:
     logprobs: Sequence[Record] = ()
     answers: Sequence[tuple[float, float]] = ()
     hidden: torch.Tensor | None = None
-    is_nan: bool = False
+    fault: str = ""
 
     @classmethod
     def of(cls, part: RequestRows, action: Action) -> TargetResult:
@@ -99,8 +100,11 @@ class TargetResult:
         self.answers = [(row[0], row[1]) for row in islice(values, self.num_answers)]
         # The first row has no score of its own.
         checked = chain(tokens, *self.answers, *self.scores[1:])
-        self.is_nan = any(map(math.isnan, checked))
-        self.target_tokens = () if self.is_nan else [*map(int, tokens)]
+        if any(map(math.isnan, checked)):
+            self.fault = NAN_IN_TARGET
+        elif math.inf in tokens:
+            self.fault = NO_LOGITS
+        self.target_tokens = () if self.fault else [*map(int, tokens)]
 
 
 class TargetForward:
@@ -110,7 +114,7 @@ class TargetForward:
         results: the requests in it, without results yet.
         values: float64 [rows with logits, 1, 2 or 5] on the device, in their order: a token id
             and its row's scores and likelihoods, or a verdict with its mass; NaN where logits held
-            one.
+            one, and infinite where the adjusted ones held nothing finite.
         reqs: the batch's requests.
         records: float64 [token rows, width] of requests that ask for log probabilities, by forward.
 
@@ -170,7 +174,7 @@ class TargetForward:
             return None
         places = {id(req): place for place, req in enumerate(self.decoding)}
         index = on_device([places[id(req)] for req in reqs], self._values.device)
-        return self._values[index, 0].nan_to_num(0.0).to(torch.int64)
+        return self._values[index, 0].nan_to_num(0.0, posinf=0.0).to(torch.int64)
 
 
 @dataclass(slots=True)
@@ -316,14 +320,16 @@ class Verifier:
             hidden: [rows of the forward, width] captured hidden states, if any.
         """
         is_bad, reqs = nan_rows(logits), batch.reqs
-        adjust(logits, _token_rows(reqs, parts, is_adjusted))
+        is_empty = adjust(logits, _token_rows(reqs, parts, is_adjusted))
         asked = LogprobRows.of(_token_rows(reqs, parts, asks_logprobs), reqs, logits.device)
         if self.judge is None:
             values = self._choose(batch, parts, logits, None, asked).double()[:, None]
         else:
             values = self._values(self.judge, batch, parts, logits, hidden, asked)
         records = [asked.read(logits, values[:, 0])] if asked else []
-        return values.masked_fill_(is_bad[:, None], float("nan")), records
+        if is_empty is not None:
+            values[:, 0].masked_fill_(is_empty, math.inf)
+        return values.masked_fill_(is_bad[:, None], math.nan), records
 
     def _values(
         self,
@@ -380,20 +386,23 @@ class Verifier:
         """Samples decode rows.
 
         Returns:
-            float64 [n] token ids, NaN where logits held one; the sampler's output; records of those
+            float64 [n] token ids, see ``TargetForward``; the sampler's output; records of those
             that ask for log probabilities.
         """
         reqs = [batch.reqs[row] for row in rows]
         positions = on_device([req.parse_state.committed_len for req in reqs], batch.device)
         is_bad = nan_rows(logits)
-        adjust(logits, _decode_rows(reqs, is_adjusted))
+        is_empty = adjust(logits, _decode_rows(reqs, is_adjusted))
         asked = LogprobRows.of(_decode_rows(reqs, asks_logprobs), batch.reqs, logits.device)
         prepared = prepare_rows(self.target.runner, batch, rows)
         if asked and not prepared.is_argmax:
             asked.keep(logits)
         tokens, output = prepared.sample(logits, positions)
         records = [asked.read(logits, tokens)] if asked else []
-        return tokens.double().masked_fill(is_bad, float("nan")), output, records
+        values = tokens.double()
+        if is_empty is not None:
+            values.masked_fill_(is_empty, math.inf)
+        return values.masked_fill_(is_bad, math.nan), output, records
 
 
 def _token_rows(

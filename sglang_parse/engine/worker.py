@@ -19,6 +19,7 @@ from sglang_parse.core.phases import Phase
 from sglang_parse.core.policy.threshold_stats import StatsKey
 from sglang_parse.engine import admission
 from sglang_parse.engine.build import build_engine
+from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.grammar import needs_matchers
 from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
@@ -119,7 +120,8 @@ class ParseWorker(BaseSpecWorker):
         if req is None:
             return
         del self._running[id(req)]
-        admission.finish(self.engine, req)
+        with contain_request(req.parse_state, "keeping its answer"):
+            admission.finish(self.engine, req)
         if self.engine.drafter is None or get_memory().disable_radix_cache:
             return
         self.pipeline.order_after_forward(self.engine.verifier.target.runner.device)

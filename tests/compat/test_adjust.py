@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
+
 pytestmark = pytest.mark.compat
 
 VOCAB, EOS = 13, 2
@@ -41,6 +44,7 @@ def request(name: str) -> Any:
 
     params = SamplingParams(**PARAMS[name])
     req = Req(name, "", array("q", [1] * 4), params, vocab_size=VOCAB, eos_token_ids={EOS})
+    req.parse_state = RequestState(RequestPolicy(threshold=0.5))
     req.tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=EOS)
     return req
 
@@ -166,3 +170,61 @@ def test_pure_processors():
     logits = torch.zeros(2, VOCAB)
     adjustment.apply(logits)
     assert logits.nonzero().tolist() == [[1, 4], [1, 6]]
+
+
+def test_penalties_count_each_output_token_once(monkeypatch: pytest.MonkeyPatch):
+    """The work per step does not grow with the answer; a retraction takes output back."""
+    from sglang_parse.engine import adjust
+
+    req, output, sent = request("all penalties"), [*OUTPUT] * 40, []
+    on_device = adjust.on_device
+    monkeypatch.setattr(
+        adjust,
+        "on_device",
+        lambda values, *args: sent.append(len(values)) or on_device(values, *args),
+    )
+
+    def counts(before: list[int]) -> torch.Tensor:
+        part = adjust.LogitsRows(req, 0, 2, before, DRAFT, first=1)
+        return adjust.Penalties([part], torch.device("cpu"))._count(VOCAB)
+
+    def expected(before: list[int]) -> torch.Tensor:
+        rows = [[*before, *DRAFT[: 1 + row]] for row in range(2)]
+        return torch.stack([torch.bincount(torch.tensor(row), minlength=VOCAB) for row in rows])
+
+    for end in (*range(90, len(output)), 50, 51):
+        torch.testing.assert_close(counts(output[:end]), expected(output[:end]).float())
+        if end not in (90, 50):
+            assert max(sent) <= 4
+        sent.clear()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_rows_of_which_nothing_finite_is_left(value: float):
+    """They are told apart from a NaN of the model, and no sampler raises on them."""
+    from sglang_parse.engine.adjust import LogitsRows, adjust
+
+    req = request("nothing")
+    req.sampling_params.logit_bias = {"3": value}
+    logits = torch.zeros(3, VOCAB)
+    assert adjust(logits, []) is None
+    assert adjust(logits, [LogitsRows(req, 1)]).tolist() == [False, True, False]
+    assert logits.isfinite().all()
+    never = request("nothing")
+    never.sampling_params.logit_bias = {str(token): float("-inf") for token in range(VOCAB)}
+    assert adjust(logits, [LogitsRows(never, 2)]).tolist() == [False, False, True]
+
+
+def test_an_error_of_a_processor_ends_its_request():
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+
+    from sglang_parse.engine.adjust import Adjustment, LogitsRows
+
+    broken, other = request("nothing"), request("logit_bias")
+    broken.custom_logit_processor = DisallowedTokensLogitsProcessor.to_str()
+    broken.sampling_params.custom_params = {"token_ids": [VOCAB + 5]}
+    logits = torch.zeros(2, VOCAB)
+    Adjustment([LogitsRows(broken, 0), LogitsRows(other, 1)], torch.device("cpu")).apply(logits)
+    assert broken.parse_state.fault.startswith("its custom logit processor failed: ")
+    assert not other.parse_state.fault
+    assert logits[1].nonzero().flatten().tolist() == [1, 7]

@@ -66,7 +66,7 @@ class Round:
         controller, counters = Controller(mode="always"), Counters()
         incoming = IncomingTexts(None, counters)
         predictions = TextSource(PREDICTION, config, controller, incoming, None, 0)
-        model, forced = DraftModelSource(controller), ForcedSource(config, controller, None)
+        model, forced = DraftModelSource(controller), ForcedSource(config, controller)
         sources = SourceChain(predictions, None, None, model, forced, incoming)
         self.committer = Committer(config, self.verdicts, controller, counters, sources)
         self.state = RequestState(

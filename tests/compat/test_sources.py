@@ -91,7 +91,7 @@ class Server:
             endpoint = EndpointSource(self.client, 0.5, self.counters, *shared)
         source = DraftModelSource(controller) if model else None
         predictions = TextSource(PREDICTION, *shared)
-        forced = ForcedSource(self.config, controller, TextEncoder(Characters(), 1000))
+        forced = ForcedSource(self.config, controller)
         self.chain = SourceChain(predictions, answers, endpoint, source, forced, incoming)
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
@@ -129,8 +129,8 @@ class Forces:
         allowed = torch.full((4,), -1, dtype=torch.int32)
         return [allowed if k < self.num_allowed else None for k in range(1 + len(after))]
 
-    def forced_after(self, *_: Any) -> tuple[list[int], str]:
-        return [], self.text
+    def forced(self, *_: Any) -> list[int]:
+        return [*map(ord, self.text)][: _[-1]]
 
 
 def constrained(server: Server, walk: Forces, **more: Any) -> Any:
@@ -372,7 +372,7 @@ def test_forced_text_drafts_where_nothing_else_does(monkeypatch: pytest.MonkeyPa
 
 def test_forced_text_that_does_not_draft(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch)
-    for walk in (Forces(""), Forces("abc"), Forces("abcdef", num_allowed=3)):
+    for walk in (Forces(""), Forces("abc")):
         assert server.start(constrained(server, walk), "{") == NOTHING
     off = Server(monkeypatch, mode="never", drafting="never")
     assert off.start(constrained(off, Forces("a longer text")), "{") == NOTHING

@@ -1,13 +1,16 @@
 """Segment ends. Pieces are the decoded texts of single tokens."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_parse.core import segment as segment_module
 from sglang_parse.core.segment import (
+    OpenSegment,
     SegmentRule,
     evenly_spaced,
-    first_segment_end,
     prefix_ends,
     segment_ends,
 )
@@ -201,9 +204,9 @@ def test_every_segment_has_text_and_includes_following_blank_lines(pieces, rule)
         (["a", "b"], SegmentRule("tokens", 3), None),
     ],
 )
-def test_first_segment_end(pieces: list[str], rule: SegmentRule, end: int | None):
-    assert first_segment_end(pieces, rule, len(pieces)) == end
-    assert first_segment_end(pieces, rule, 1) == end
+def test_an_open_segments_end(pieces: list[str], rule: SegmentRule, end: int | None):
+    assert end_of([pieces], rule) == end
+    assert end_of([[piece] for piece in pieces], rule) == end
 
 
 PIECES = ("a", " b", " ", "\n", " \n", "\n\n", ".", ". ", "!", '"', ")", "3", "\u3002", "\u300d")
@@ -213,11 +216,41 @@ PIECES = ("a", " b", " ", "\n", " \n", "\n\n", ".", ". ", "!", '"', ")", "3", "\
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), max_size=12),
     st.sampled_from([LINE, SENTENCE, SegmentRule("tokens", 4)]),
 )
-def test_first_segment_end_is_incremental(steps: list[list[str]], rule: SegmentRule):
-    written: list[str] = []
+def test_an_open_segment_is_incremental(steps: list[list[str]], rule: SegmentRule):
+    segment, written = OpenSegment(), []
     for new in steps:
         written += new
         whole = segment_ends(written, rule)
-        assert first_segment_end(written, rule, len(new)) == (whole[0] if whole else None)
+        segment.extend(new, rule)
+        assert segment.end == (whole[0] if whole else None)
         if whole:
             return
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "\n"])
+@pytest.mark.parametrize("rule", [LINE, SENTENCE])
+def test_every_token_of_an_open_segment_is_scanned_once(
+    monkeypatch: pytest.MonkeyPatch, piece: str, rule: SegmentRule
+):
+    """The work per token does not grow with the segment, of white space neither."""
+    scanned: list[int] = []
+    ends = segment_module.segment_ends
+
+    def counted(pieces: list[str], *args: Any, **more: Any) -> list[int]:
+        scanned.append(len(pieces))
+        return ends(pieces, *args, **more)
+
+    monkeypatch.setattr(segment_module, "segment_ends", counted)
+    segment = OpenSegment()
+    for _ in range(500):
+        segment.extend([piece], rule)
+    assert (segment.end, segment.num_tokens) == (None, 500)
+    assert max(scanned) <= 4
+
+
+def end_of(steps: list[list[str]], rule: SegmentRule) -> int | None:
+    segment = OpenSegment()
+    for pieces in steps:
+        if segment.end is None:
+            segment.extend(pieces, rule)
+    return segment.end

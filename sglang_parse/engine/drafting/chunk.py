@@ -190,9 +190,9 @@ def adjusted_rows(
     for place, req in enumerate(reqs):
         if is_adjusted(req):
             draft, output_ids = req.parse_state.draft, req.parse_state.output_ids
-            before = [*output_ids, *draft.token_ids]
-            after = draft.candidates if candidates else ()
-            rows.append(LogitsRows(req, place * count, count, before, after))
+            after = [*draft.token_ids, *(draft.candidates if candidates else ())]
+            part = LogitsRows(req, place * count, count, output_ids, after, len(draft.token_ids))
+            rows.append(part)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from sglang_parse.core.answers import Scope
@@ -9,14 +10,17 @@ from sglang_parse.core.phases import ANSWERS, ENDPOINT, PREDICTION, Phase
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.broadcast import broadcast_object
+from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.forced import ForcedSource
-from sglang_parse.engine.sources.incoming import IncomingTexts
+from sglang_parse.engine.sources.incoming import IncomingTexts, News
 from sglang_parse.engine.sources.source import DraftSource
 from sglang_parse.engine.sources.text import TextSource
+
+logger = logging.getLogger(__name__)
 
 NOTHING = "no draft model, and no text that may draft"
 
@@ -104,10 +108,19 @@ class SourceChain:
         if after_prefill:
             incoming = (req.parse_incoming.get(PREDICTION) for req, _ in pending)
             self._incoming.wait([text for text in incoming if text is not None])
-        found = [self._texts[name].take(req) for req, name in pending]
+        found = [self._take(req, name) for req, name in pending]
         for (req, name), news in zip(pending, broadcast_object(found), strict=True):
             if news is not None:
-                self._texts[name].receive(req, news)
+                with contain_request(req.parse_state, f"taking its {name}"):
+                    self._texts[name].receive(req, news)
+
+    def _take(self, req: Req, name: str) -> News | None:
+        """What has become of a text. Only rank 0 knows, so an exception there is a text's end."""
+        try:
+            return self._texts[name].take(req)
+        except Exception as error:  # noqa: BLE001 - a text must not end the server
+            logger.error("PARSE: a %s is lost: %s", name, type(error).__name__)
+            return News(fault=type(error).__name__)
 
     def resume(self, req: Req) -> str:
         """Starts a draft of a request that waits for one, or waits on; see

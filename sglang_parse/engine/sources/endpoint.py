@@ -130,7 +130,7 @@ class EndpointSource(TextSource):
     def _is_enough(self, token_ids: Sequence[int]) -> bool:
         if self._segments is None or len(token_ids) >= self._config.draft_tokens:
             return len(token_ids) >= min(FIRST_TOKENS, self._config.draft_tokens)
-        return self._segments.first_end(token_ids, len(token_ids)) is not None
+        return bool(self._segments.ends(token_ids))
 
     def _ask(self, req: Req, new_ids: Sequence[int]) -> None:
         state = req.parse_state

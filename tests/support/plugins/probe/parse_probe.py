@@ -6,7 +6,8 @@ The tests put this folder on PYTHONPATH of the servers they start and give each 
 - ``/server_info`` answers with ``internal_states[0]["probe"]``: the running requests and the radix
   tree (for every model the slots, the tokens whose KV was written there and its fingerprint; and
   PARSE's marks of what the draft model has written).
-- ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits.
+- ``fault.json`` disturbs the forwards of one place (see ``PLACES``): slow, raising, NaN logits; or
+  raises in what is done for one request (``SEAMS``).
 - ``retract`` makes SGLang retract requests, as its variable SGLANG_TEST_RETRACT does.
 - ``record`` makes every decode iteration a line of ``iterations.jsonl``.
 - With ``PARSE_PROBE_STRICT`` set, a draft chunk whose launch waits for a GPU fails.
@@ -24,6 +25,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,22 @@ PLACES = (
     "head-extend",
 )
 """Model and kind of forward. An EAGLE-3 head drafts, and extends its KV by accepted tokens."""
+
+ENGINE = "sglang_parse.engine"
+SEAMS = {
+    "options": f"{ENGINE}.admission.policy_for",
+    "ask": f"{ENGINE}.verdicts.Judge.ask",
+    "commit": f"{ENGINE}.commit.Committer._commit",
+    "sources": f"{ENGINE}.sources.chain.SourceChain.start",
+    "observe": f"{ENGINE}.sources.chain.SourceChain.observe",
+    "take": f"{ENGINE}.sources.text.TextSource.take",
+    "texts": f"{ENGINE}.sources.chain.SourceChain.begin",
+    "keep": f"{ENGINE}.sources.chain.SourceChain.finish",
+    "traces": f"{ENGINE}.commit.trace_record",
+    "walk": f"{ENGINE}.grammar.fork",
+    "matcher": "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.fill_vocab_mask",
+}
+"""What is done for one request at a time."""
 
 
 class InjectedError(RuntimeError):
@@ -85,6 +103,8 @@ def register() -> None:
         ),
     ):
         HookRegistry.register(target, hook, kind)
+    for seam, target in SEAMS.items():
+        HookRegistry.register(target, partial(probe.seam, seam), HookType.AROUND)
     if os.environ.get("PARSE_PROBE_STRICT"):
         for launch in ("token_by_token.TokenChunk._launch", "parallel.ParallelChunk._launch"):
             HookRegistry.register(f"{drafting}.{launch}", without_waits, HookType.AROUND)
@@ -217,6 +237,11 @@ class Probe:
         if fault["kind"] == "nan":
             output.logits_output.next_token_logits[0] = float("nan")
         return output
+
+    def seam(self, seam: str, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        if self._take_fault(seam) is not None:
+            raise InjectedError("injected: the client's words")
+        return original(*args, **kwargs)
 
     def _place(self, runner: Any, forward_batch: Any) -> str:
         if model_of(runner) == "head":
