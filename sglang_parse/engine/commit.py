@@ -223,7 +223,7 @@ class Committer:
             # A segment may have ended where its grammar let no draft begin.
             may_draft = end is not None and self._may_resume(state, tokens)
             if may_draft and self._resume_drafting(req, tokens, num_written):
-                num_beyond = num_written - start - (end or 0)
+                num_beyond = min(len(tokens), num_written - start - (end or 0))
         state.finish_decode(len(tokens), num_beyond=num_beyond, is_eagle=is_eagle)
         return tokens
 

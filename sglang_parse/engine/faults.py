@@ -89,8 +89,8 @@ class DraftGuard:
 
 
 @contextmanager
-def contain_request(state: RequestState, what: str) -> Iterator[None]:
-    """An exception in what is done for one request ends that request.
+def contain_request(state: RequestState | None, what: str) -> Iterator[None]:
+    """An exception in what is done for one request ends that request; None if it has ended.
 
     Its text may quote what the client wrote, so only its kind and place are logged.
     """
@@ -101,7 +101,8 @@ def contain_request(state: RequestState, what: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - whatever it is, others are served on
         places = "".join(traceback.format_tb(error.__traceback__))
         logger.error("PARSE: %s failed: %s at\n%s", what, type(error).__name__, places)
-        state.fail(f"{what} failed: {type(error).__name__}")
+        if state is not None:
+            state.fail(f"{what} failed: {type(error).__name__}")
 
 
 def _drop_draft_kv(req: Req, reason: str) -> None:

@@ -120,7 +120,7 @@ class ParseWorker(BaseSpecWorker):
         if req is None:
             return
         del self._running[id(req)]
-        with contain_request(req.parse_state, "keeping its answer"):
+        with contain_request(None, "keeping an answer"):
             admission.finish(self.engine, req)
         if self.engine.drafter is None or get_memory().disable_radix_cache:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -228,3 +229,15 @@ def test_an_error_of_a_processor_ends_its_request():
     assert broken.parse_state.fault.startswith("its custom logit processor failed: ")
     assert not other.parse_state.fault
     assert logits[1].nonzero().flatten().tolist() == [1, 7]
+
+
+def test_likelihoods_are_numbers_whatever_is_left():
+    from sglang_parse.engine.heads import MIN_LOGPROB, next_likelihoods
+
+    logits = torch.zeros(3, 4)
+    logits[1] = -float("inf")
+    logits[2, 1] = float("inf")
+    found = next_likelihoods(logits, torch.arange(3), [0, 0, 0])
+    assert found[0, 0].item() == pytest.approx(-math.log(4))
+    assert found[1:, 0].tolist() == [MIN_LOGPROB, MIN_LOGPROB]
+    assert found.isfinite().all()

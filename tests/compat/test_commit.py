@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -30,7 +31,9 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.selection import Selection
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
+from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine.commit import Committer, trace_record
+from sglang_parse.engine.faults import NO_LOGITS
 from sglang_parse.engine.forward import verify_rows
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
@@ -110,6 +113,9 @@ class Round:
     def step(self, choices: list[int], proposed: list[int]) -> list[int]:
         """Commits a decode step that verified an EAGLE-3 proposal."""
         return self._write(Action.EAGLE_DECODE, choices, [], proposed)
+
+    def decode(self) -> list[int]:
+        return self._write(Action.DECODE, [NOT_THE_DRAFTS], [])
 
     def _write(
         self, action: Action, choices: list[int], verdicts: list[float], proposed: list[int] = ()
@@ -407,3 +413,42 @@ def test_nor_more_of_its_hidden_states():
     )
     assert record["hidden_states"]["shape"] == [3, 8]
     assert (record["draft_logprobs"], record["draft_entropies"]) == ([0, -1], [0, 1])
+
+
+def test_a_segment_that_ended_in_forced_text_is_not_scanned_again(monkeypatch: pytest.MonkeyPatch):
+    """Drafting resumes at the first token after which the grammar lets a draft begin."""
+    one, is_free, scanned = Round([11, 12, 13, 14]), False, []
+    extend = Segmenter.extend
+    monkeypatch.setattr(commit_module, "free_ends", lambda *_: [1] if is_free else [])
+    monkeypatch.setattr(
+        Segmenter, "extend", lambda *args: scanned.append(len(args[2])) or extend(*args)
+    )
+    one.judge([0.1, 0.1])
+    for _ in range(6):
+        one.decode()
+        assert one.state.phase is Phase.DECODING
+    is_free = True
+    one.decode()
+    assert one.state.phase is Phase.DRAFTING
+    assert sum(scanned) == 2
+
+
+@pytest.mark.parametrize("fails", ["verdicts", "_bonus_tokens"])
+def test_an_error_in_a_commit_ends_the_request(monkeypatch: pytest.MonkeyPatch, fails: str):
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("of the client's words")
+
+    one = Round([11, 12, 13, 14])
+    monkeypatch.setattr(one.verdicts if fails == "verdicts" else one.committer, fails, fail)
+    assert one.judge([0.9, 0.9]) == []
+    assert one.state.fault == "committing its tokens failed: ZeroDivisionError"
+
+
+def test_a_fault_of_the_logits_is_named():
+    one = Round([11, 12, 13, 14])
+    for fault, value in (("NaN in the target model's logits", math.nan), (NO_LOGITS, math.inf)):
+        result = TargetResult(0, Action.VERIFY, 2, num_tokens=2)
+        result.fill(0, iter([[5.0], [value]]))
+        assert result.fault == fault
+        assert one.committer.commit(one.req, result) == ()
+        assert one.state.fault == fault
