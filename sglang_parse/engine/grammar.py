@@ -139,14 +139,14 @@ class GrammarWalk:
         self._rows = {k: row for k, row in self._rows.items() if k >= num_output}
 
 
-class _NoTokens(list):
+class _NoTokens(list[int]):
     """In place of the tokens that an xgrammar matcher has accepted, which it lists in errors and
     copies at each rollback."""
 
-    def append(self, _: Any) -> None:
+    def append(self, _: int) -> None:
         """Keeps nothing."""
 
-    def __getitem__(self, _: Any) -> _NoTokens:
+    def __getitem__(self, _: Any) -> Any:
         return self
 
 
