@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Written as escapes: the wide marks look like "!?" in many fonts and editors.
@@ -123,6 +123,7 @@ def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
     return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
 
 
+@dataclass(slots=True)
 class OpenSegment:
     """A segment that grows. Each token is scanned once, however long the segment is.
 
@@ -131,11 +132,10 @@ class OpenSegment:
         end: offset where it is complete, after which nothing is scanned; None while it is not.
     """
 
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self.end: int | None = None
-        self._recent: list[str] = []  # the last may have been undecided
-        self._is_blank = True  # before those
+    num_tokens: int = 0
+    end: int | None = None
+    _recent: list[str] = field(default_factory=list)  # the last may have been undecided
+    _is_blank: bool = True  # before those
 
     def extend(self, pieces: Sequence[str], rule: SegmentRule) -> None:
         """Goes on with the text of new tokens."""
