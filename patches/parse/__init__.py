@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglang_parse.patches.base import Patch
 from sglang_parse.patches.parse import (
     arrivals,
+    chat_messages,
     cli_flags,
     decode_graphs,
     decode_log,
@@ -33,6 +34,7 @@ from sglang_parse.patches.parse import (
 
 MODULES = (
     arrivals,
+    chat_messages,
     cli_flags,
     decode_graphs,
     decode_log,

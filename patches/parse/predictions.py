@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -13,12 +12,13 @@ from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.prediction import MESSAGES, prediction_text
+from sglang_parse.core.prediction import prediction_text
 from sglang_parse.patches.base import Patch, Registration, after, around
 
 _OPENAI = "sglang.srt.entrypoints.openai"
 _PREDICTED = (protocol.ChatCompletionRequest, protocol.CompletionRequest)
+_SMALLEST = {"model": "m", "messages": [], "prompt": "", "prediction": "x"}
+"""A request that each of them accepts."""
 _DETAILS = "accepted_prediction_tokens", "rejected_prediction_tokens"
 _RESPONSES = (
     *(protocol.CompletionTokensDetails, protocol.UsageInfo),
@@ -33,18 +33,13 @@ _counts: ContextVar[Counts | None] = ContextVar("parse_prediction_counts", defau
 
 
 async def _read_prediction(original: Callable, self: Any, request: Any, raw_request: Any) -> Any:
-    """Makes the ``prediction`` of a request, which SGLang's models leave out, its draft."""
+    """Makes the ``prediction`` of a request its draft."""
     if get_spec().speculative_algorithm == NAME and isinstance(request, _PREDICTED):
         try:
-            # FastAPI has read and parsed it; Starlette returns the same object.
-            body = await raw_request.json()
-            text = prediction_text(body.get("prediction"))
+            text = prediction_text(request.prediction)
             _counts.set(None if text is None else {})
             if text is not None:
                 request.custom_params = with_draft(request.custom_params, text)
-            if ParseConfig.from_env().draft_url and "messages" in body:
-                messages = {MESSAGES: json.dumps(body["messages"])}
-                request.custom_params = {**(request.custom_params or {}), **messages}
         except ValueError as error:
             return self.create_error_response(str(error), param="prediction")
     return await original(self, request, raw_request)
@@ -95,11 +90,15 @@ def _add_fields() -> None:
         protocol.CompletionTokensDetails.__pydantic_fields__[name] = FieldInfo(
             annotation=int, default=0
         )
-    for model in _RESPONSES:
+    for model in _PREDICTED:
+        model.__pydantic_fields__["prediction"] = FieldInfo(annotation=Any, default=None)
+    for model in (*_PREDICTED, *_RESPONSES):
         model.model_rebuild(force=True)
 
 
 def _has_fields() -> bool:
+    if not all(model(**_SMALLEST).prediction for model in _PREDICTED):
+        return False
     details = protocol.CompletionTokensDetails(**dict.fromkeys(_DETAILS, 1))
     usage = protocol.UsageInfo(completion_tokens_details=details)
     shown = usage.model_dump()["completion_tokens_details"]
@@ -119,8 +118,8 @@ PATCH = Patch(
     why="`prediction` of `/v1/chat/completions` and `/v1/completions` is no field of SGLang's "
     "request models, so it is left out without a word, and the usage of a response has no place "
     "for the two figures that OpenAI returns for it.",
-    how="on PARSE servers, the text of the request's `prediction` becomes "
-    "`custom_params.parse.draft`; a wrong shape is a 400. SGLang's usage model gets the fields "
+    how="SGLang's request models get the field `prediction`; on PARSE servers, its text becomes "
+    "`custom_params.parse.draft`, and a wrong shape is a 400. SGLang's usage model gets the fields "
     "`accepted_prediction_tokens` and `rejected_prediction_tokens`, filled from "
     '`meta_info["parse"]` of the answers to that request. Other servers ignore `prediction`, as '
     "before.",

@@ -21,6 +21,8 @@ MAX_OPTIONS = 16
 """Maximum number of keys in ``custom_params["parse"]``."""
 MAX_TEXT = 1 << 22
 """Maximum characters of a text: about a million tokens. All of it is copied between processes."""
+RESERVED = "__parse"
+"""Names of ``custom_params`` that begin with it are no client's."""
 
 
 class RequestOptions(BaseModel):
@@ -58,7 +60,13 @@ class RequestOptions(BaseModel):
         Raises:
             ConfigError: an unknown key, or a value of the wrong type or range.
         """
-        parse = _object(custom_params, "custom_params").get("parse")
+        params = _object(custom_params, "custom_params")
+        if reserved := [name for name in map(str, params) if name.startswith(RESERVED)]:
+            raise ConfigError(
+                f"custom_params has {shown(reserved)}; names that begin with {RESERVED} are "
+                "reserved: leave them out"
+            )
+        parse = params.get("parse")
         options = _object(parse, "custom_params.parse")
         if len(options) > MAX_OPTIONS:
             raise ConfigError(

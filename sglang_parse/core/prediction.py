@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-MESSAGES = "__parse_messages"
-"""Key of ``custom_params`` with a chat's messages as JSON, for another server that drafts: it
-renders them with its own chat template. ``patches.parse.predictions`` adds it."""
 _SHAPE = 'use {"type": "content", "content": TEXT}, or a list of {"type": "text", "text": TEXT}'
 
 
@@ -26,6 +24,19 @@ def prediction_text(prediction: object) -> str | None:
     if not isinstance(content, list):
         raise ValueError(f"prediction.content is no text; {_SHAPE}")
     return "".join(_part(part, place) for place, part in enumerate(content))
+
+
+def chat_texts(messages: Iterable[Any]) -> list[tuple[str, str]]:
+    """Returns (role, text) of each of a chat's messages, for another server that drafts: it renders
+    them with its own chat template. Text parts are joined as SGLang joins them; images, tools and
+    all other fields are left out."""
+    return [(one.role, _text(one.content)) for one in messages]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return " ".join(part.text for part in content if part.type == "text")
 
 
 def _part(part: object, place: int) -> str:

@@ -29,6 +29,8 @@ REFUSED = RequestPolicy(threshold=2.0, plain_reason="refused")
 def admit(engine: Engine, req: Req) -> None:
     """Sets ``parse_policy`` of a request that joins the waiting queue, also after a retraction."""
     if getattr(req, "parse_policy", None) is not None:
+        if getattr(req, "parse_state", None) is not None:
+            engine.sources.retract(req)
         return
     options = _options_of(engine, req)
     policy = req.parse_policy = policy_for(engine, req, options)  # before it gets a key

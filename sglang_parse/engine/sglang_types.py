@@ -28,7 +28,7 @@ class Req(Protocol):
 
     Attributes:
         parse_policy, parse_state: PARSE's own, set at admission and at the first prefill;
-            parse_incoming: texts that are on their way.
+            parse_incoming: texts that are on their way; parse_messages: (role, text) of a chat's.
         output_ids: tokens of processed results; PARSE's ``RequestState.output_ids`` is ahead.
         extra_key, cache_salt: namespace of the radix cache.
         to_finish: finish reason that SGLang applies when it processes the result.
@@ -38,6 +38,7 @@ class Req(Protocol):
     parse_policy: RequestPolicy
     parse_state: RequestState
     parse_incoming: dict[str, Any]
+    parse_messages: Sequence[tuple[str, str]]
     origin_input_ids: Sequence[int]
     vocab_size: int
     output_ids: Sequence[int]

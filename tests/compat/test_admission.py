@@ -10,7 +10,7 @@ import pytest
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.options import RequestOptions
-from sglang_parse.engine.admission import policy_for
+from sglang_parse.engine.admission import admit, policy_for
 from sglang_parse.startup.certificates import Certified
 
 pytestmark = pytest.mark.compat
@@ -73,3 +73,13 @@ def policy_of(adapter: str | None, options: dict[str, Any], judge: str | None = 
         eagle=None,
     )
     return policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))
+
+
+def test_a_request_that_joins_the_queue_again_is_retracted():
+    retracted: list[Any] = []
+    engine = SimpleNamespace(sources=SimpleNamespace(retract=retracted.append))
+    waiting = SimpleNamespace(parse_policy=object())  # before its first prefill
+    running = SimpleNamespace(parse_policy=object(), parse_state=object())
+    for req in (waiting, running):
+        admit(engine, req)
+    assert retracted == [running]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from sglang_parse.engine.sources import endpoint as endpoint_module
 from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.chain import NOTHING, SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
-from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, EndpointSource
+from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, MAX_LATE, EndpointSource
 from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
@@ -321,6 +322,85 @@ def test_drafts_that_end_together_are_one_fault(monkeypatch: pytest.MonkeyPatch,
     refused = [server.start(server.request(), "A") for _ in range(FIRST_PAUSE)]
     assert set(refused) == {"endpoint: it failed before"}
     assert server.start(server.request(), "A") == ""
+
+
+def lose(server: Server, **fault: Any) -> str:
+    """A request asks for a draft, which is lost; returns why no draft was asked for, if so."""
+    req = server.request()
+    if reason := server.start(req, "A"):
+        return reason
+    write(req, "A")
+    stream = server.client.streams[-1]
+    stream.fault, stream.is_complete = "some fault", True
+    for name, value in fault.items():
+        setattr(stream, name, value)
+    server.chain.poll([req])
+    assert server.chain.resume(req) == "endpoint: no draft came"
+    return ""
+
+
+def test_a_refused_request_pauses_nobody(monkeypatch: pytest.MonkeyPatch, caplog):
+    caplog.set_level(logging.WARNING, logger="sglang_parse")
+    server = Server(monkeypatch, draft_url="http://user:secret@host:1")
+    for _ in range(100):
+        assert lose(server, fault="status 400", is_refused=True) == ""
+    assert server.counters.totals["source_faults_total", ENDPOINT] == 100
+    assert caplog.text.count("a draft from host:1 is lost: status 400") == 1
+    assert "no drafts from" not in caplog.text
+    req = server.request()
+    assert server.start(req, "A") == ""
+    write(req, "A")
+    stream = server.client.streams[-1]
+    stream.fault, stream.is_complete, stream.is_refused = "status 400", True, True
+    server.chain.poll([req])
+    server.chain.resume(req)
+    assert server.start(req, "n") == "endpoint: its drafts do not pay"  # not in this answer
+    assert server.start(server.request(), "A") == ""
+
+
+def test_late_drafts_in_a_row_pause(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, draft_url="http://host:1")
+    for _ in range(2):  # a text between them starts the count anew
+        for _ in range(MAX_LATE - 1):
+            assert lose(server, is_late=True) == ""
+        req = server.request()
+        assert server.start(req, "A") == ""
+        write(req, "A")
+        server.client.streams[-1].token_ids = [*map(ord, "nswer")]
+        server.chain.poll([req])
+    for _ in range(MAX_LATE):
+        assert lose(server, is_late=True) == ""
+    refused = [server.start(server.request(), "A") for _ in range(FIRST_PAUSE)]
+    assert set(refused) == {"endpoint: it failed before"}
+    assert lose(server, is_late=True) == ""  # one more is enough
+    assert lose(server) == "endpoint: it failed before"
+
+
+def test_a_retracted_request_has_no_draft_on_its_way(monkeypatch: pytest.MonkeyPatch):
+    """It may be aborted in the waiting queue, where nobody tells PARSE; else it asks anew."""
+    server = Server(monkeypatch, draft_url="http://host:1")
+    req = server.request()
+    assert server.start(req, "A") == ""
+    write(req, "A")
+    server.client.streams[0].token_ids = [*map(ord, "nswer")]
+    server.chain.poll([req])
+    server.chain.retract(req)
+    assert server.client.num_closed == 1
+    req.parse_state.restart(7, [ord("A")])
+    server.chain.poll([req])
+    assert server.start(req, "n") == ""
+    assert req.parse_state.phase is Phase.WAITING
+    assert server.client.questions[1].answer_ids == [*map(ord, "An")]
+
+
+def test_a_request_that_ends_without_notice_ends_its_draft(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, draft_url="http://host:1")
+    req = server.request()
+    assert server.start(req, "A") == ""
+    assert server.client.num_closed == 0
+    del req
+    gc.collect()
+    assert server.client.num_closed == 1
 
 
 def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch):

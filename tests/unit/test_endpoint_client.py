@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from sglang_parse.client.servers import free_ports
 from sglang_parse.doctor.endpoint import sample_draft
 from sglang_parse.doctor.finding import Problem
+from sglang_parse.engine.sources import endpoint_client
 from sglang_parse.engine.sources.endpoint_client import (
+    MAX_BYTES,
     MAX_CHARS,
     EndpointClient,
     Question,
@@ -18,13 +20,13 @@ from sglang_parse.engine.sources.endpoint_client import (
 )
 from sglang_parse.engine.sources.incoming import TextEncoder
 from support.demo_pair import DEMO
-from support.fake_endpoint import FakeEndpoint, fake_endpoint
+from support.fake_endpoint import ELSEWHERE, FakeEndpoint, fake_endpoint
 from support.models import load_tokenizer
 
 pytestmark = pytest.mark.unit
 
 ANSWER = "one two three four five six"
-CHAT = Question([{"role": "user", "content": "count"}], [1], [ord(c) for c in "one "], 64, 0.0)
+CHAT = Question([("user", "count")], [1], [ord(c) for c in "one "], 64, 0.0)
 
 
 def decode(token_ids: list[int]) -> str:
@@ -48,10 +50,15 @@ def client_of(url: str) -> EndpointClient:
 
 
 def drafted(client: EndpointClient, question: Question = CHAT) -> Stream:
-    stream, deadline = client.ask(question), time.monotonic() + 20
-    while not stream.is_complete and time.monotonic() < deadline:
-        time.sleep(0.005)
+    (stream,) = all_drafted([client.ask(question)])
     return stream
+
+
+def all_drafted(streams: Sequence[Stream]) -> Sequence[Stream]:
+    deadline = time.monotonic() + 20
+    while not all(stream.is_complete for stream in streams) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return streams
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -60,7 +67,8 @@ def test_a_chat(fake: FakeEndpoint, suffix: str):
     assert (decode(stream.token_ids), stream.fault) == ("two three four five six", "")
     assert stream.ends_answer
     (body,) = fake.bodies
-    assert body["messages"][-1] == {"role": "assistant", "content": "one "}
+    turns = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one "}]
+    assert body["messages"] == turns
     assert (body["max_tokens"], body["model"]) == (64, "fake")
 
 
@@ -110,6 +118,8 @@ def test_tokens_that_change_later_end_it():
     ("kind", "fault", "text"),
     [
         ("status", "status 503", ""),
+        ("refuse", "status 400", ""),
+        ("error", "an error in its answer", ""),
         ("garbage", "in its answer", ""),
         ("json", "no text", ""),
         ("half", "", "t"),
@@ -122,6 +132,8 @@ def test_faults(fake: FakeEndpoint, kind: str, fault: str, text: str):
     stream = drafted(client_of(fake.url))
     assert fault in stream.fault
     assert bool(fault) == bool(stream.fault)
+    assert stream.is_refused == (kind in ("refuse", "error"))
+    assert not stream.is_late
     assert decode(stream.token_ids).startswith(text)
     if kind != "whole":
         assert not stream.ends_answer
@@ -140,7 +152,10 @@ def test_it_is_killed_while_it_writes(fake: FakeEndpoint):
 
 def test_nobody_answers():
     (port,) = free_ports(1)
-    assert "Connect" in drafted(client_of(f"http://127.0.0.1:{port}")).fault
+    stream = drafted(client_of(f"http://127.0.0.1:{port}"))
+    assert "Connect" in stream.fault
+    assert not stream.is_late
+    assert not stream.is_refused
     stream = drafted(client_of("http://no.such.host.invalid:1"))
     assert stream.fault
 
@@ -149,6 +164,7 @@ def test_a_stall_and_a_flood(fake: FakeEndpoint):
     fake.kind, client = "stall", client_of(fake.url)
     stream = drafted(client)
     assert stream.fault  # nothing for a second
+    assert stream.is_late
     fake.kind, fake.part = "stream", 1000
     fake.draft = lambda *_: "x" * 10**6
     assert len(drafted(client).token_ids) <= MAX_CHARS
@@ -166,6 +182,55 @@ def test_a_draft_that_nobody_waits_for(fake: FakeEndpoint):
     stream.close()
     time.sleep(0.4)
     assert (stream.is_complete, stream.token_ids) == (True, ())
+
+
+@pytest.mark.parametrize("status", ["status", "refuse"])
+def test_no_list_of_models_is_the_servers_fault(fake: FakeEndpoint, status: str):
+    fake.models_kind = status
+    stream = drafted(client_of(fake.url))
+    assert "of /v1/models" in stream.fault
+    assert not stream.is_refused
+    assert not fake.bodies
+
+
+@pytest.mark.parametrize("place", ["models", "draft"])
+def test_a_redirect_is_not_followed(fake: FakeEndpoint, place: str):
+    if place == "models":
+        fake.models_kind = "redirect"
+    else:
+        fake.kind = "redirect"
+    stream = drafted(client_of(fake.url))
+    assert "status 307" in stream.fault
+    assert not stream.is_refused
+    assert ELSEWHERE not in fake.paths
+    assert not stream.token_ids
+
+
+def test_200_drafts_at_once(fake: FakeEndpoint):
+    """More than aiohttp opens connections by default; later drafts use them again."""
+    client, fake.delay_s = client_of(fake.url), 1.0
+    drafted(client)
+    streams = all_drafted([client.ask(CHAT) for _ in range(200)])
+    assert {(decode(one.token_ids), one.fault) for one in streams} == {(ANSWER[4:], "")}
+    assert fake.most_open == 200
+    num_connections = fake.num_connections
+    fake.delay_s = 0.0
+    assert not drafted(client).fault
+    assert fake.num_connections == num_connections
+
+
+def test_an_answer_of_many_bytes_is_a_fault(fake: FakeEndpoint):
+    fake.kind, fake.draft = "whole", lambda *_: "x" * MAX_BYTES
+    assert "bytes" in drafted(client_of(fake.url)).fault
+
+
+def test_a_draft_ends_in_time(fake: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(endpoint_client, "MAX_DRAFT_S", 0.5)
+    fake.draft, fake.part, fake.part_s = (lambda *_: "x" * 1000), 1, 0.02
+    started, stream = time.monotonic(), drafted(client_of(fake.url))
+    assert time.monotonic() - started < 5
+    assert (stream.fault, stream.is_late) == ("TimeoutError", True)
+    assert 0 < len(stream.token_ids) < 1000
 
 
 # -- sglang-parse doctor --------------------------------------------------------------------

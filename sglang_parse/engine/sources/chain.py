@@ -82,6 +82,11 @@ class SourceChain:
         if self._endpoint is not None:
             self._endpoint.close(req)
 
+    def retract(self, req: Req) -> None:
+        """The request joins the waiting queue again, where it may be aborted without notice."""
+        if self._endpoint is not None:
+            self._endpoint.drop(req)
+
     def flush(self) -> None:
         """Forgets what requests have written, with the prefix cache."""
         if self._answers is not None:

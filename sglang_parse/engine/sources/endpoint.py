@@ -8,11 +8,11 @@ iteration.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +20,6 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import ENDPOINT, Phase
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.policy.text_length import FIRST_TOKENS
-from sglang_parse.core.prediction import MESSAGES
 from sglang_parse.core.request import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
@@ -34,7 +33,10 @@ logger = logging.getLogger(__name__)
 MAX_DRAFTS = 8
 """Draft lengths that one question to the endpoint asks for."""
 FIRST_PAUSE, MAX_PAUSE = 8, 8192
-"""Drafts that are not asked for after a fault; four times as many after each further one."""
+"""Drafts that are not asked for after a fault of the server; four times as many after each further
+one."""
+MAX_LATE = 4
+"""Requests in a row whose text comes too late, or never, before nobody is asked for a while."""
 MAX_LOSS, MAX_GAIN = 8.0, 32.0
 """As in ``text_length``: each question costs the wait for the first words."""
 IDLE_S = 0.005
@@ -61,7 +63,8 @@ class EndpointSource(TextSource):
         super().__init__(ENDPOINT, *settings)
         self._client, self._timeout_s = client, timeout_s
         self._counters = counters
-        self._pause = self._num_faults = 0
+        self._pause = self._num_faults = self._num_late = 0
+        self._reported: set[str] = set()
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:
         text = super().new_text(is_complete=is_complete)
@@ -107,9 +110,7 @@ class EndpointSource(TextSource):
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         super().observe(req, outcome)
         if outcome.accepted_len + outcome.num_matched < outcome.num_verified:
-            # What it writes now continues another answer.
-            self.close(req)
-            req.parse_state.replace_text(self.name, TextMatch())
+            self.drop(req)  # what it writes now continues another answer
 
     def _give(self, req: Req, new_ids: Sequence[int]) -> str:
         """Starts a draft of what has arrived if it is enough, else waits for more."""
@@ -142,13 +143,15 @@ class EndpointSource(TextSource):
         self.close(req)
         num_tokens = min(tokens_left(req) - len(new_ids), MAX_DRAFTS * self._config.draft_tokens)
         question = Question(
-            messages=_messages(req),
+            messages=getattr(req, "parse_messages", ()),
             prompt_ids=req.origin_input_ids,
             answer_ids=answer_ids,
             max_tokens=num_tokens,
             temperature=0.0 if is_greedy(req) else req.sampling_params.temperature,
         )
-        req.parse_incoming[self.name] = self._client.ask(question)
+        stream = req.parse_incoming[self.name] = self._client.ask(question)
+        # For requests that end without notice, such as in their prefill.
+        weakref.finalize(req, stream.close).atexit = False
 
     # -- what has arrived -------------------------------------------------------
 
@@ -161,14 +164,17 @@ class EndpointSource(TextSource):
         stream.waits_since = (stream.waits_since or now) if waits else 0.0
         waited_s = now - stream.waits_since if waits else 0.0
         token_ids, changed = stream.take()
-        fault = stream.fault if is_complete else ""
-        if not fault and not token_ids and not is_complete and waited_s > self._timeout_s:
-            fault = f"no text within {self._timeout_s:g} s"
+        fault, is_late = (stream.fault, stream.is_late) if is_complete else ("", False)
+        if not token_ids and not is_complete and waited_s > self._timeout_s:
+            fault, is_late = f"no text within {self._timeout_s:g} s", True
+        self._num_late = 0 if token_ids else self._num_late + is_late
+        pauses = not stream.is_refused and (not is_late or self._num_late >= MAX_LATE)
         return News(
             token_ids,
             is_complete=is_complete or changed or bool(fault),
             ends_answer=stream.ends_answer and not changed,
             fault=fault,
+            pauses=bool(fault) and pauses,
             waited_ms=1e3 * waited_s,
         )
 
@@ -177,7 +183,7 @@ class EndpointSource(TextSource):
         text = req.parse_state.texts[self.name]
         text.waited_ms = news.waited_ms
         if news.fault:
-            self._count_fault(news.fault)
+            self._count_fault(news)
             self.close(req)
             text.length.lose(math.inf)  # it is not asked again for this answer
         elif news.token_ids and not self._pause:
@@ -189,40 +195,48 @@ class EndpointSource(TextSource):
         if stream is not None:
             stream.close()
 
+    def drop(self, req: Req) -> None:
+        """Ends the request's draft on its way, and forgets what has arrived of it."""
+        self.close(req)
+        if self.name in req.parse_state.texts:
+            req.parse_state.replace_text(self.name, TextMatch())
+
     def wait(self) -> None:
         """All requests wait for text: waits a moment for some."""
         if self._client is not None and self._client.arrived.wait(IDLE_S):
             self._client.arrived.clear()
 
-    def _count_fault(self, fault: str) -> None:
+    def _count_fault(self, news: News) -> None:
         self._counters.count("source_faults_total", label_value=self.name)
+        if not news.pauses:
+            self._report(news.fault)
+            return
         if not self._num_faults and self._client is not None:
             logger.warning(
                 "PARSE: no drafts from %s: %s. The target writes without them, and asks again "
                 "from time to time. Fix: see that the server of --parse-draft-url runs and "
                 "answers, or raise --parse-draft-timeout",
-                *(_host(self._config.draft_url), fault),
+                *(_host(self._config.draft_url), news.fault),
             )
         if not self._pause:  # else it was asked before the fault that paused it
             self._pause = min(MAX_PAUSE, FIRST_PAUSE * 4**self._num_faults)
             self._num_faults += 1
 
+    def _report(self, fault: str) -> None:
+        """Logs a fault of one request; each kind once."""
+        if fault not in self._reported and self._client is not None:
+            self._reported.add(fault)
+            logger.warning(
+                "PARSE: a draft from %s is lost: %s. The target writes that answer without it; "
+                "other requests are not affected. More of these are only counted, in "
+                "sglang:parse_source_faults_total",
+                *(_host(self._config.draft_url), fault),
+            )
+
     def _recover(self) -> None:
         if self._num_faults and self._client is not None:
             logger.info("PARSE: drafts from %s come again", _host(self._config.draft_url))
         self._num_faults = self._pause = 0
-
-
-def _messages(req: Req) -> Sequence[Mapping[str, Any]]:
-    """A chat's messages; () for a prompt."""
-    text = (req.sampling_params.custom_params or {}).get(MESSAGES)
-    if not isinstance(text, str):
-        return ()
-    try:
-        messages = json.loads(text)
-    except ValueError:
-        return ()
-    return messages if isinstance(messages, list) else ()
 
 
 def _host(url: str) -> str:

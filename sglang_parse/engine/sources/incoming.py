@@ -39,7 +39,7 @@ class News:
         token_ids: the target's tokens of it, or of what has been added to it.
         num_unused: its characters that were left out.
         is_complete: nothing will be added; ``ends_answer``: because the answer ends there.
-        fault: why there is no more.
+        fault: why there is no more; ``pauses``: because nothing comes for other requests, either.
         waited_ms: how long its request has waited for it.
     """
 
@@ -48,6 +48,7 @@ class News:
     is_complete: bool = True
     ends_answer: bool = True
     fault: str = ""
+    pauses: bool = False
     waited_ms: float = 0.0
 
 
