@@ -78,6 +78,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> TokenizerManager:
     )
     disagg = SimpleNamespace(disaggregation_transfer_backend="")
     monkeypatch.setattr(tokenizer_manager, "get_disagg", lambda: disagg)
+    monkeypatch.setattr(tokenizer_manager, "_validate_watermark_request", lambda _: None)
     spec = SimpleNamespace(speculative_algorithm=NAME)
     monkeypatch.setattr(runtime_context._CONTEXT, "_config_bags", {"spec": spec})
     return manager
