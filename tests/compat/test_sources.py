@@ -99,6 +99,7 @@ class Server:
         req = Request(
             **{"extra_key": None, "cache_salt": None, "lora_id": None, "tokenizer": None},
             grammar=None,
+            parse_messages=(),
             origin_input_ids=[*map(ord, prompt)],
             sampling_params=SimpleNamespace(
                 max_new_tokens=500, top_k=1, temperature=1.0, custom_params=None

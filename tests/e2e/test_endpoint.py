@@ -202,7 +202,7 @@ def test_one_requests_fault_is_its_own(target: Client, answers: list, fake: Fake
         for place, one in enumerate(lost):
             assert_same(one.result(), answers[place])
             assert not by_endpoint(one.result())["rounds"]
-    assert num_faults(target) == before + 2
+    wait_until(lambda: num_faults(target) == before + 2, "both to be counted")
     ask_drafted(target, 2, answers[2])
 
 

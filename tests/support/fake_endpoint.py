@@ -58,7 +58,8 @@ class FakeEndpoint:
         return f"http://127.0.0.1:{self.port}"
 
     def kind_of(self, body: Mapping[str, Any]) -> str:
-        text = json.dumps(body, ensure_ascii=False)
+        turns = body.get("messages") or [{"content": body["prompt"]}]
+        text = turns[0]["content"]
         return next((kind for part, kind in self.kinds.items() if part in text), self.kind)
 
     def rest(self, body: Mapping[str, Any]) -> str:

@@ -143,7 +143,7 @@ class EndpointSource(TextSource):
         self.close(req)
         num_tokens = min(tokens_left(req) - len(new_ids), MAX_DRAFTS * self._config.draft_tokens)
         question = Question(
-            messages=getattr(req, "parse_messages", ()),
+            messages=req.parse_messages,
             prompt_ids=req.origin_input_ids,
             answer_ids=answer_ids,
             max_tokens=num_tokens,
