@@ -14,13 +14,19 @@ _MANAGERS = "sglang.srt.managers"
 _TOKENIZER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 
 
-class ParseTokenizedGenerateReqInput(io_struct.TokenizedGenerateReqInput, kw_only=True):
+class ParseTokenizedGenerateReqInput(  # type: ignore[call-arg]
+    io_struct.TokenizedGenerateReqInput,
+    kw_only=True,
+):
     """SGLang's, with a chat's (role, text) pairs. No API has this field."""
 
     parse_messages: list[tuple[str, str]] = []
 
 
-class ParseBatchTokenizedGenerateReqInput(io_struct.BatchTokenizedGenerateReqInput, kw_only=True):
+class ParseBatchTokenizedGenerateReqInput(  # type: ignore[call-arg]
+    io_struct.BatchTokenizedGenerateReqInput,
+    kw_only=True,
+):
     """SGLang's, of ``ParseTokenizedGenerateReqInput``."""
 
     batch: list[ParseTokenizedGenerateReqInput]
