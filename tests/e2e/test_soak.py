@@ -1,4 +1,4 @@
-"""A small `make soak`: 200 requests, 64 at once, on the demo pair."""
+"""A small `make soak`: 300 requests, 64 at once, on the demo pair."""
 
 from __future__ import annotations
 
@@ -7,36 +7,45 @@ from collections.abc import Iterator
 
 import pytest
 
+from sglang_parse.client.servers import free_ports
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, GRAMMAR, MODEL, PREDICTION
 from soak.drive import drive, leaks_of, plain_answers
-from soak.run import SHORT_ROUNDS, make_load, summarise
+from soak.endpoint import dying_endpoint
+from soak.run import make_load, soak_settings, summarise
 from support.client import Client
 from support.demo_pair import DEMO
+from support.one_chain import held_out_problems
 from support.servers import QUESTION, Start, parse_flags, served
 
 pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
 
-NUM_REQUESTS = 200
-SEED = 11
-"""Its 200 requests have more kinds of prompts and options than others' 300."""
+NUM_REQUESTS = 300
+SEED = 12
 CONCURRENCY = 64
+(PORT,) = free_ports(1)
+"""Of the server that drafts."""
+SOURCES = {MODEL, PREDICTION, ANSWERS, ENDPOINT, GRAMMAR}
 
 
 @pytest.fixture(scope="module")
 def soaked(start_server: Start) -> Iterator[Client]:
     """The PARSE server as `make soak` starts it."""
-    flags = (*QUESTION, *SHORT_ROUNDS, "--max-running-requests", str(CONCURRENCY))
+    flags = (*QUESTION, *soak_settings(PORT), "--max-running-requests", str(CONCURRENCY))
     yield from served(start_server, "soak", *parse_flags((DEMO / "target", DEMO / "draft"), *flags))
 
 
 def test_soak(demo_plain: Client, soaked: Client):
-    load = make_load(NUM_REQUESTS, SEED, DEMO / "target")
+    problems = held_out_problems(400, seed=SEED)
+    load = make_load(NUM_REQUESTS, problems, SEED, DEMO / "target")
     expected = plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
-    started = time.monotonic()
-    outcomes = drive(soaked.url, load, expected, CONCURRENCY)
-    seconds = time.monotonic() - started
+    with dying_endpoint(PORT, problems):
+        started = time.monotonic()
+        outcomes = drive(soaked.url, load, expected, CONCURRENCY)
+        seconds = time.monotonic() - started
     report = summarise(load, outcomes, leaks_of(soaked.url), seconds)
     assert report.is_clean, report
-    # Not vacuous: every end, PARSE and its fallback occurred.
-    assert set(report.ends) == {"finished", "aborted", "disconnected"}
+    # Not vacuous: every end, PARSE and its fallback, and drafts of every source occurred.
+    assert set(report.ends) == {"finished", "aborted", "disconnected", "hung up", "refused"}
     assert {"parse", "plain"} <= set(report.modes)
+    assert {source for source, count in report.drafted.items() if count} == SOURCES
     soaked.assert_nothing_lost()

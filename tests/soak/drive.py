@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,11 @@ Answers = dict[int, dict[str, Any]]
 
 
 class RequestError(Exception):
-    """The server did not answer a request with 200."""
+    """The server did not answer a request with 200, but with ``status``."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,19 @@ class Outcome:
 
     Attributes:
         seconds: request sent to end.
-        end: "finished", "aborted", "disconnected" or "failed".
-        mode: ``meta_info["parse"]["mode"]``, "" where there is none.
+        end: "finished", "aborted", "disconnected", "hung up", "refused" or "failed".
         faults: descriptions of everything wrong with it.
+        mode: ``meta_info["parse"]["mode"]``, "" where there is none.
+        drafted: draft tokens by their source.
     """
 
     number: int
     seconds: float
     end: str
-    mode: str
-    output_tokens: int
-    faults: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+    mode: str = ""
+    output_tokens: int = 0
+    drafted: dict[str, int] = field(default_factory=dict)
 
 
 def plain_answers(
@@ -79,19 +85,32 @@ def drive(
         try:
             answer = await _send(client, request)
         except (RequestError, httpx.HTTPError) as error:
-            seconds = time.perf_counter() - started
-            return Outcome(request.number, seconds, "failed", "", 0, (f"error: {error!r}",))
-        seconds, meta = time.perf_counter() - started, answer["meta_info"]
+            return _failed(request, error, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if answer is None:
+            return Outcome(request.number, seconds, "hung up")
+        meta, faults = answer["meta_info"], faults_of(request, answer, expected.get(request.number))
+        if request.is_refused:
+            faults.append("a malformed request is answered")
+        (info,) = meta.get("parse") or [{}]
+        sources = info.get("sources", {}).items()
         return Outcome(
             number=request.number,
             seconds=seconds,
             end=_end_of(meta["finish_reason"]),
-            mode=(meta.get("parse") or [{}])[0].get("mode", ""),
+            faults=tuple(faults),
+            mode=info.get("mode", ""),
             output_tokens=len(answer["output_ids"]),
-            faults=tuple(faults_of(request, answer, expected.get(request.number))),
+            drafted={source: counts["drafted_tokens"] for source, counts in sources},
         )
 
     return asyncio.run(_send_all(url, load, ask, concurrency, on_done))
+
+
+def _failed(request: SoakRequest, error: Exception, seconds: float) -> Outcome:
+    if request.is_refused and getattr(error, "status", 0) == 400:
+        return Outcome(request.number, seconds, "refused")
+    return Outcome(request.number, seconds, "failed", (f"error: {error!r}",))
 
 
 def _end_of(reason: dict[str, Any] | None) -> str:
@@ -112,17 +131,25 @@ async def _send_all(
         return await closed_loop(load, partial(ask, client), concurrency, on_done)
 
 
-async def _send(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any]:
-    """Returns the last message of the answer, after the request's fate."""
+async def _send(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, Any] | None:
+    """Returns the last message of the answer, after the request's fate; None where the client has
+    hung up before any."""
     body = request.content(with_parse=True)
+    if request.fate == "half sent":
+        return await _send_half(client, body)
+    if request.fate == "hang up":
+        with suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(_post(client, body), request.end_after_s)
+        return None
     if request.fate in ("stream", "disconnect"):
         return await _stream(client, body, request.num_chunks * (request.fate == "disconnect"))
     if request.fate == "finish":
         return await _post(client, body)
     rid = f"soak-{request.number}"
-    sent = asyncio.create_task(_post(client, body | {"rid": rid}))
+    send = _stream if request.fate == "abort stream" else _post
+    sent = asyncio.create_task(send(client, body | {"rid": rid}))
     with suppress(asyncio.TimeoutError):
-        return await asyncio.wait_for(asyncio.shield(sent), request.abort_after_s)
+        return await asyncio.wait_for(asyncio.shield(sent), request.end_after_s)
     await client.post("/abort_request", json={"rid": rid})
     return await sent
 
@@ -130,12 +157,24 @@ async def _send(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, An
 async def _post(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
     response = await client.post("/generate", json=body)
     if response.status_code != 200:
-        raise RequestError(f"HTTP {response.status_code}: {response.text[:300]}")
+        status = response.status_code
+        raise RequestError(f"HTTP {status}: {response.text[:300]}", status)
     return response.json()
 
 
+async def _send_half(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    """Ends the connection in the middle of the body."""
+    content = json.dumps(body).encode()
+    head = f"POST /generate HTTP/1.1\r\nhost: soak\r\ncontent-length: {len(content)}\r\n\r\n"
+    _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(head.encode() + content[: len(content) // 2])
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
 async def _stream(
-    client: httpx.AsyncClient, body: dict[str, Any], num_chunks: int
+    client: httpx.AsyncClient, body: dict[str, Any], num_chunks: int = 0
 ) -> dict[str, Any]:
     """Disconnects after ``num_chunks`` messages; 0 reads all of them."""
     received: list[dict[str, Any]] = []

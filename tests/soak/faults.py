@@ -19,7 +19,7 @@ def faults_of(
     found = []
     reason = answer["meta_info"]["finish_reason"]
     is_partial = reason is None or reason["type"] == "abort"
-    if is_partial and request.fate not in ("abort", "disconnect"):
+    if is_partial and request.fate not in ("abort", "abort stream", "disconnect"):
         found.append(f"ended by itself with {reason}")
     if expected is not None:
         found += _wrong_bytes(answer, expected, is_partial=is_partial)
@@ -28,10 +28,12 @@ def faults_of(
     num_tokens = len(answer["output_ids"])
     (info,) = answer["meta_info"]["parse"]
     served = (info["mode"], info.get("reason", ""))
-    undrafted = "the request ended before its first draft" if num_tokens == 1 else ""
-    wanted = ("plain" if request.reason else "parse", request.reason or undrafted)
-    if served != wanted:
-        found.append(f"served as {served}, not {wanted}")
+    if request.reason and served != ("plain", request.reason):
+        found.append(f"served as {served}, not plainly because of {request.reason!r}")
+    # A request that PARSE serves has a reason if it drafted nothing.
+    num_drafted = info["drafted_tokens"]
+    if not request.reason and (info["mode"] != "parse" or bool(served[1]) == bool(num_drafted)):
+        found.append(f"served as {served} with {num_drafted} draft tokens")
     if info["accepted_tokens"] + info["target_tokens"] != num_tokens:
         found.append(f"{info} does not add up to {num_tokens} tokens")
     if num_tokens > request.sampling["max_new_tokens"]:

@@ -24,27 +24,38 @@ from sglang_parse.cli import end_on_sigterm
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import run_program, write_json
 from sglang_parse.client.records import PARSE, PLAIN
-from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
+from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec, free_ports
 from sglang_parse.client.tables import make_progress
 from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.core.config import flag
 from soak.drive import Outcome, drive, leaks_of, plain_answers
+from soak.endpoint import dying_endpoint
 from soak.load import Message, SoakRequest, make_request
 from support.demo_pair import DEMO
-from support.one_chain import held_out_problems
+from support.one_chain import Problem, held_out_problems
 from support.pair_models import pair_models
 
 NUM_PROBLEMS = 2_000
-SHORT_ROUNDS = parse_settings(draft_tokens=24, draft_chunk=8, drafting="always")
-"""Short drafts: more rounds and more phase changes per second. Always drafting: an exact request
-accepts nothing, so the adaptive policy would suspend its drafts."""
 MAX_SHOWN = 10
 
 
-def make_load(count: int, seed: int, target: Path) -> list[SoakRequest]:
-    """Makes ``count`` requests on held-out problems, rendered with the target's chat template."""
+def soak_settings(endpoint_port: int) -> tuple[str, ...]:
+    """Drafts of every source. Short ones: more rounds and more phase changes per second."""
+    return parse_settings(
+        drafting="auto",
+        draft_tokens=24,
+        draft_chunk=8,
+        reuse_answers="200:shared",
+        draft_url=f"http://127.0.0.1:{endpoint_port}",
+        draft_timeout=0.5,
+    )
+
+
+def make_load(
+    count: int, problems: Sequence[Problem], seed: int, target: Path
+) -> list[SoakRequest]:
+    """Makes ``count`` requests on these problems, rendered with the target's chat template."""
     tokenizer = AutoTokenizer.from_pretrained(target)
-    problems = held_out_problems(NUM_PROBLEMS, seed=seed)
 
     def render(messages: Sequence[Message]) -> str:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -54,7 +65,8 @@ def make_load(count: int, seed: int, target: Path) -> list[SoakRequest]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The soak's result: what must be zero, then requests by outcome and by ``meta_info`` mode."""
+    """The soak's result: what must be zero, then requests by outcome and by ``meta_info`` mode, and
+    draft tokens by source."""
 
     requests: int
     exact: int
@@ -63,6 +75,7 @@ class Report:
     leaks: int
     ends: dict[str, int]
     modes: dict[str, int]
+    drafted: dict[str, int]
     p50_s: float
     p99_s: float
     tokens_per_s: float
@@ -90,6 +103,7 @@ def summarise(
         leaks=len(leaks),
         ends=dict(Counter(outcome.end for outcome in outcomes)),
         modes=dict(Counter(outcome.mode or "none" for outcome in outcomes)),
+        drafted=dict(sum((Counter(outcome.drafted) for outcome in outcomes), Counter())),
         p50_s=p50,
         p99_s=p99,
         tokens_per_s=round(sum(o.output_tokens for o in outcomes) / seconds, 1),
@@ -100,17 +114,20 @@ def summarise(
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0 when nothing failed, leaked or differed, else 1. Raises: BenchError."""
-    load = make_load(arguments.requests, arguments.seed, arguments.pair / "target")
+    problems = held_out_problems(NUM_PROBLEMS, seed=arguments.seed)
+    load = make_load(arguments.requests, problems, arguments.seed, arguments.pair / "target")
+    (endpoint_port,) = free_ports(1)
     # SGLang then asserts its slot accounting in every iteration, not only when idle.
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     logs = arguments.output.parent / "soak-logs"
-    with make_progress(console) as progress, Pool(_specs(arguments), logs) as pool:
+    specs = _specs(arguments, endpoint_port)
+    with make_progress(console) as progress, Pool(specs, logs) as pool:
         pool.start_all()
         bar = partial(progress.advance, progress.add_task("exact half", total=len(load[::2])))
         with pool.awake(PLAIN) as (plain,):
             expected = plain_answers(plain.url, load, arguments.concurrency, bar)
         bar = partial(progress.advance, progress.add_task("PARSE", total=len(load)))
-        with pool.awake(PARSE) as (parse,):
+        with pool.awake(PARSE) as (parse,), dying_endpoint(endpoint_port, problems):
             started = time.perf_counter()
             outcomes = drive(parse.url, load, expected, arguments.concurrency, bar)
             seconds = time.perf_counter() - started
@@ -120,7 +137,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0 if report.is_clean else 1
 
 
-def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
+def _specs(arguments: argparse.Namespace, endpoint_port: int) -> list[ServerSpec]:
     """The plain server, then PARSE. Raises: BenchError, where the pair is missing."""
     running = ("--max-running-requests", str(arguments.concurrency))
     common = (*COMMON_FLAGS, *running, "--random-seed", str(arguments.seed))
@@ -128,7 +145,7 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
     more = {
         # Stock SGLang's overlap schedule applies penalties one step late; PARSE's does not.
         PLAIN: ("--disable-overlap-schedule",),
-        PARSE: (*SHORT_ROUNDS, *parse_settings(overlap=arguments.overlap)),
+        PARSE: (*soak_settings(endpoint_port), *parse_settings(overlap=arguments.overlap)),
     }
     return [
         replace(spec, flags=(*spec.flags, *more[spec.name]))

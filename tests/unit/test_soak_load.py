@@ -9,7 +9,17 @@ import pytest
 
 from soak.drive import Outcome
 from soak.faults import faults_of
-from soak.load import EXACT, FALLBACKS, FATES, FREE, PROMPTS, SoakRequest, make_request
+from soak.load import (
+    CONSTRAINTS,
+    EXACT,
+    FALLBACKS,
+    FATES,
+    FREE,
+    PROMPTS,
+    SCHEDULED,
+    SoakRequest,
+    make_request,
+)
 from soak.run import summarise
 
 pytestmark = pytest.mark.unit
@@ -26,7 +36,7 @@ def _load(count: int, seed: int = 0) -> list[SoakRequest]:
 
 
 def _answer(**changes) -> dict:
-    parse = {"mode": "parse", "accepted_tokens": 2, "target_tokens": 1}
+    parse = {"mode": "parse", "accepted_tokens": 2, "target_tokens": 1, "drafted_tokens": 4}
     meta = {
         "finish_reason": {"type": "stop"},
         "completion_tokens": 3,
@@ -46,12 +56,18 @@ def test_same_seed_same_load():
 def test_three_hundred_requests_hold_everything():
     load = _load(300)
     assert sum(request.is_exact for request in load) == 150
-    for is_exact, kinds in ((True, EXACT), (False, FREE)):
+    for is_exact, drawn in ((True, EXACT), (False, FREE)):
+        kinds = {*drawn, SCHEDULED[0 if is_exact else 1]}
         chosen = [request for request in load if request.is_exact == is_exact]
-        assert {request.kind.split(", ")[1] for request in chosen} == set(kinds)
+        assert {request.kind.split(", ")[1] for request in chosen} == kinds
         assert {request.kind.split(", ")[0] for request in chosen} == set(PROMPTS)
         assert {request.fate for request in chosen} == set(FATES)
         assert {request.reason for request in chosen} == {"", *FALLBACKS}
+        assert 30 < sum("draft" in request.parse for request in chosen) < 120
+        assert {request.is_refused for request in chosen} == {False, not is_exact}
+    for constraints in CONSTRAINTS.values():
+        for one in constraints:
+            assert any(request.sampling | one == request.sampling for request in load)
 
 
 def test_exact_requests_are_greedy_and_accept_nothing():
@@ -80,6 +96,8 @@ def test_a_right_answer_has_no_fault():
         ({"meta": {"finish_reason": {"type": "length"}}}, "wrong bytes: finish_reason"),
         ({"meta": {"finish_reason": {"type": "abort"}}}, "ended by itself"),
         ({"parse": {"mode": "plain", "reason": "penalties"}}, "served as ('plain', 'penalties')"),
+        ({"parse": {"drafted_tokens": 0}}, "served as ('parse', '') with 0 draft tokens"),
+        ({"parse": {"reason": "it did not fit"}}, "with 4 draft tokens"),
         ({"parse": {"accepted_tokens": 5}}, "does not add up"),
     ],
 )
@@ -110,12 +128,13 @@ def test_a_stop_string_in_the_text_is_noticed():
 
 def test_summary_counts_and_is_clean_only_without_any():
     load = _load(4)
-    good = [Outcome(n, 1.0 + n, "finished", "parse", 10, ()) for n in range(4)]
+    good = [Outcome(n, 1.0 + n, "finished", (), "parse", 10, {"model": n}) for n in range(4)]
     clean = summarise(load, good, [], 2.0)
     assert (clean.is_clean, clean.p50_s, clean.tokens_per_s) == (True, 2.5, 20.0)
+    assert clean.drafted == {"model": 6}
     assert not summarise(load, good, ["3 KV slots are still in use"], 2.0).is_clean
-    wrong = Outcome(0, 1.0, "finished", "parse", 10, ("wrong bytes: token 0",))
-    failed = Outcome(1, 1.0, "failed", "", 0, ("error: x",))
+    wrong = Outcome(0, 1.0, "finished", ("wrong bytes: token 0",))
+    failed = Outcome(1, 1.0, "failed", ("error: x",))
     report = summarise(load, [wrong, failed], [], 2.0)
     assert (report.wrong_bytes, report.errors, report.is_clean) == (1, 1, False)
     assert load[0].kind in report.first_faults[0]
