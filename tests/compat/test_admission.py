@@ -1,4 +1,4 @@
-"""Admission: which judge decides about a request's drafts, and whose answers draft for it."""
+"""Admission: which judge decides, who is served plainly, and whose answers draft for it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,47 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.engine.admission import admit, policy_for
+from sglang_parse.startup import fallback
 from sglang_parse.startup.certificates import Certified
 
 pytestmark = pytest.mark.compat
 
 CERTIFICATE = SimpleNamespace(threshold=0.5)
+
+
+class Impure(CustomLogitProcessor):
+    """Says nothing about ``is_pure``."""
+
+    def __call__(self, logits: Any, _: Any = None) -> Any:
+        return logits
+
+
+def request(**fields: Any) -> Any:
+    """SGLang's request, with these fields set after it was made."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=0)
+    params.normalize(None)
+    req = Req("0", "", array("q", [1]), params, vocab_size=9, lora_id=fields.pop("lora_id", None))
+    for name, value in fields.items():
+        assert hasattr(req, name)
+        setattr(req, name, value)
+    return req
+
+
+def engine_of(judge: str | None) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(judge_name=judge, uses_eagle3=False, accept_threshold=0.5),
+        certified=Certified(SimpleNamespace(), CERTIFICATE),
+        sources=SimpleNamespace(scope_of=lambda _: ("tenant",)),
+        eagle=None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +68,8 @@ def test_the_judge_of_an_adapters_drafts(
     judge: str | None, adapter: str | None, options: dict[str, Any], expected: str | None
 ):
     """Trained or chosen for the base weights, it judges others only if the request says so."""
-    policy = policy_of(adapter, options, judge=judge)
+    req, engine = request(lora_id=adapter), engine_of(judge)
+    policy = policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))
     assert (policy.judge, policy.adapter) == (expected, adapter or "")
     assert policy.is_plain == ("enabled" in options)
     assert policy.certified == (adapter is None)
@@ -55,24 +88,9 @@ def test_the_judge_of_an_adapters_drafts(
 )
 def test_who_accepts_more_than_the_server_shares_no_answers(options: dict[str, Any], shares: bool):
     """At threshold 0 another's answer would be the output, and any text an answer for others."""
-    assert (policy_of(None, options).reuse_scope is not None) == shares
-
-
-def policy_of(adapter: str | None, options: dict[str, Any], judge: str | None = "question") -> Any:
-    """A server's policy for a request; the server's threshold is 0.5."""
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    params = SamplingParams(temperature=0)
-    params.normalize(None)
-    req = Req("0", "", array("q", [1]), params, vocab_size=9, lora_id=adapter)
-    engine = SimpleNamespace(
-        config=SimpleNamespace(judge_name=judge, uses_eagle3=False, accept_threshold=0.5),
-        certified=Certified(SimpleNamespace(), CERTIFICATE),
-        sources=SimpleNamespace(scope_of=lambda _: ("tenant",)),
-        eagle=None,
-    )
-    return policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))
+    given = RequestOptions.read({"parse": options}, ParseConfig())
+    policy = policy_for(engine_of("question"), request(), given)
+    assert (policy.reuse_scope is not None) == shares
 
 
 def test_a_request_that_joins_the_queue_again_is_retracted():
@@ -83,3 +101,39 @@ def test_a_request_that_joins_the_queue_again_is_retracted():
     for req in (waiting, running):
         admit(engine, req)
     assert retracted == [running]
+
+
+FALLBACKS = {
+    "sampling mask": lambda: {"return_sampling_mask": True},
+    "hidden states": lambda: {"return_hidden_states": True},
+    "grammar": lambda: {"grammar": object()},
+    "custom logit processor": lambda: {"custom_logit_processor": Impure.to_str()},
+    "multimodal input": lambda: {"multimodal_inputs": object()},
+    "input embeddings": lambda: {"input_embeds": [[0.0]]},
+}
+"""Reason for the fallback -> what a request with it has.
+
+Served, too, are all but hidden states, which need a flag that PARSE refuses, and multimodal inputs,
+which need another kind of target (tests/e2e: test_fallbacks, test_adjusted, test_lengths).
+"""
+
+
+@pytest.mark.parametrize("reason", [reason for reason, *_ in fallback._PLAIN_REASONS])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_every_fallback(reason: str, enabled: bool, monkeypatch: pytest.MonkeyPatch):
+    backend = SimpleNamespace(kernel=SimpleNamespace(grammar_backend="outlines"))
+    monkeypatch.setattr(fallback, "get_exec", lambda: backend)
+    options = RequestOptions.read({"parse": {"enabled": enabled}}, ParseConfig())
+    policy = policy_for(engine_of("question"), request(**FALLBACKS[reason]()), options)
+    assert policy.plain_reason == (reason if enabled else "switched off")
+    assert policy.is_plain
+    assert policy.judge is None
+    assert not policy.allow_async_decode
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+def test_a_grammar_that_can_go_ahead_is_no_reason(backend: str, monkeypatch: pytest.MonkeyPatch):
+    execution = SimpleNamespace(kernel=SimpleNamespace(grammar_backend=backend))
+    monkeypatch.setattr(fallback, "get_exec", lambda: execution)
+    assert not fallback.unsupported_feature(request(grammar=object()))
+    assert not fallback.unsupported_feature(request())
