@@ -292,7 +292,10 @@ def test_flashinfer_plans_pseudo_sequences_from_the_host():
     from sglang_parse.attention.flashinfer import ParseFlashInferBackend
     from sglang_parse.attention.spec_input import ParseVerifyInput
 
+    plans = []
+
     def begin_forward(*told: Any, **_: Any) -> None:
+        plans.append(told)
         looked_at = (told[0], told[1], told[3])
         assert [len(part) for part in looked_at] == [7, 7, 6]
         for part in looked_at:
@@ -316,6 +319,7 @@ def test_flashinfer_plans_pseudo_sequences_from_the_host():
     )
     requests = torch.zeros(3, dtype=torch.int64, device=GPU)
     backend._plan(SimpleNamespace(spec_info=spec_info, req_pool_indices=requests))
+    assert len(plans) == 1
 
 
 CHAIN = 3

@@ -12,7 +12,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -206,7 +205,9 @@ def test_train_judge(
     printed = capsys.readouterr().out
     assert "40 of 40 drafts have a label" in printed
     # So few are enough for a head, or for the reason why there is none.
-    if "There is no head: " not in printed:
+    has_head = "There is no head: " not in printed
+    assert (tmp_path / "judge.safetensors").exists() == has_head
+    if has_head:
         content = json.loads((tmp_path / "judge.json").read_text())
         assert documented_keys("train-judge keys") == {*content}
         assert ParseConfig(judge=str(tmp_path)).head is not None
@@ -255,7 +256,7 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     plain, parse = json.loads((output / "results.json").read_text())["variants"]
     assert (plain["speeds"][0]["stages"], parse["server"]) == ({}, "parse-token")
     stages = parse["speeds"][0]["stages"]
-    assert 0 <= stages["draft"] < stages["decode"]
+    assert stages["draft"] < stages["decode"]
 
 
 @pytest.fixture(scope="module")
@@ -363,14 +364,12 @@ def test_calibrate_with_math_verify(
 
 
 def test_sgl_eval_command():
-    """Checks the flags where sgl-eval is installed; tests/e2e/test_public_benchmark.py runs it."""
+    """Its version and flags are those that were run by hand: it is none of our dependencies (it
+    needs older pandas and datasets)."""
     install, evaluate = find_block("sgl-eval run ").splitlines()
-    assert install.startswith("pip install sgl-eval==")
-    program, command, _, *flags = shlex.split(evaluate)
-    assert (program, command) == ("sgl-eval", "run")
-    if shutil.which(program):
-        known = subprocess.check_output([program, command, "--help"], text=True)
-        assert all(flag in known for flag in flags if flag.startswith("--"))
+    assert install == "pip install sgl-eval==0.1.3"
+    assert shlex.split(evaluate)[:3] == ["sgl-eval", "run", "gsm8k"]
+    assert set(re.findall(r"--[a-z-]+", evaluate)) == {"--base-url", "--num-examples", "--out-dir"}
 
 
 def test_log(server: Server):

@@ -21,7 +21,7 @@ import pytest
 from sglang_parse import cli
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.startup.certificates import judge_digest
-from support.client import EXACT, Client, ids_of, parse_info, random_prompts
+from support.client import EXACT, Client, ids_of, parse_info, random_prompts, wait_until
 from support.heads import (
     HeadShape,
     check_verdicts,
@@ -166,7 +166,7 @@ def test_the_next_turn(head: Client, model: Any, folder: Path):
         turns, head.generate_all(turns, 3, parse=TRACE, **LIMIT), strict=True
     ):
         assert answer["meta_info"]["cached_tokens"] > len(PROMPTS[0]) // 16 * 16
-        check_verdicts(model, folder, SHAPE.layers, prompt, answer)
+        assert check_verdicts(model, folder, SHAPE.layers, prompt, answer)
 
 
 def test_aborted_requests_return_their_slots(head: Client):
@@ -176,8 +176,7 @@ def test_aborted_requests_return_their_slots(head: Client):
             pool.submit(head.generate, p, top={"rid": rid}, max_new_tokens=200, ignore_eos=True)
             for p, rid in zip(PROMPTS, rids, strict=False)
         ]
-        while not head.look()["running"]:
-            pass
+        wait_until(lambda: head.look()["running"], "the requests to run")
         head.abort_all()
         reasons = {job.result()["meta_info"]["finish_reason"]["type"] for job in jobs}
     assert reasons == {"abort"}
@@ -215,7 +214,7 @@ def test_hidden_states_of_a_given_draft(head: Client, model: Any, folder: Path):
         np.testing.assert_allclose(found, rows.hidden, atol=1e-3 * rows.scale)
         assert record["draft_logprobs"] == pytest.approx(rows.logprobs, abs=1e-3)
         assert record["draft_entropies"] == pytest.approx(rows.entropies, abs=1e-3)
-        check_verdicts(model, folder, SHAPE.layers, PROMPTS[0], answer)
+        assert check_verdicts(model, folder, SHAPE.layers, PROMPTS[0], answer)
 
 
 def test_bad_drafts_are_refused(head: Client):

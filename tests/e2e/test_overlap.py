@@ -164,6 +164,7 @@ def test_log_probabilities_belong_to_their_tokens(overlap: Client, plain: Client
     ]
     theirs, ours = both
     key = "output_token_logprobs"
+    assert len(theirs["meta_info"][key]) == LONG["max_new_tokens"]
     for left, right in zip(ours["meta_info"][key], theirs["meta_info"][key], strict=True):
         assert left[1] == right[1]
         assert left[0] == pytest.approx(right[0], abs=1e-4)

@@ -13,7 +13,7 @@ from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem
 from support.reference_verdicts import reference_verdicts
 
-PROBLEMS_EACH = 1
+PROBLEMS_EACH = 3
 MAX_FALSE_ACCEPTS = 0.10
 
 
@@ -114,7 +114,7 @@ def test_a_trace_shows_one_request_only(demo: Client, problems: list[RenderedPro
     for prompt, answer in zip(prompts, together, strict=True):
         alone = _traced(demo, prompt)
         ours, theirs = parse_info(answer)["trace"], parse_info(alone)["trace"]
-        assert len(ours) == len(theirs)
+        assert len(ours) == len(theirs) > 0
         for record, other in zip(ours, theirs, strict=True):
             assert record.pop("verdicts") == pytest.approx(other.pop("verdicts"), abs=1e-3)
             masses = record.pop("verdict_mass"), other.pop("verdict_mass")

@@ -70,14 +70,20 @@ def test_sampled_requests_and_grammars_next_to_drafting_ones(two_ranks: Client, 
     two_ranks.assert_nothing_lost()
 
 
+def lines_of(records: Path, rank: int) -> list[dict]:
+    """A line per shared decision of a rank: its ``own`` values, and the ``agreed`` ones."""
+    return [json.loads(line) for line in (records / f"rank{rank}.jsonl").read_text().splitlines()]
+
+
+def decisions(records: Path, rank: int) -> list[str]:
+    """What a rank acted on; as text, because NaN is not equal to itself."""
+    return [repr(line["agreed"]) for line in lines_of(records, rank)]
+
+
 def test_ranks_take_the_same_actions(two_ranks: Client, records: Path):
     two_ranks.generate_all(random_prompts(4, 74), 4, **LENGTH)
-    first, second = (
-        [json.loads(line) for line in (records / f"rank{rank}.jsonl").read_text().splitlines()]
-        for rank in (0, 1)
-    )
-    # repr, because NaN is not equal to itself
-    assert [repr(line["agreed"]) for line in first] == [repr(line["agreed"]) for line in second]
+    assert decisions(records, 0) == decisions(records, 1)
+    first, second = (lines_of(records, rank) for rank in (0, 1))
     assert all(repr(line["own"]) == repr(line["agreed"]) for line in first)
     different = [repr(line["own"]) != repr(line["agreed"]) for line in second]
     assert sum(different) > len(different) / 2 > 50
@@ -106,6 +112,8 @@ def test_without_the_broadcast_the_ranks_diverge(two_ranks: Client, plain: Clien
     started = time.monotonic()
     assert ids_of(two_ranks.generate_all(prompts, 4, parse=EXACT, **LENGTH)) == expected
     limit_s = 5 + 3 * (time.monotonic() - started)  # far longer than the same answers take
+    num_agreed = [len(decisions(records, rank)) for rank in (0, 1)]
+    assert num_agreed[0] == num_agreed[1]
     (records / "alone").touch()
     params = {"temperature": 0, "custom_params": {"parse": EXACT}, **LENGTH}
 
@@ -120,3 +128,8 @@ def test_without_the_broadcast_the_ranks_diverge(two_ranks: Client, plain: Clien
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, prompts))
     assert answers != expected
+    # Not for another reason: from their first decision on, each rank has acted on its own values.
+    first, second = (decisions(records, rank)[num_agreed[rank] :] for rank in (0, 1))
+    assert first
+    assert second
+    assert any(ours != theirs for ours, theirs in zip(first, second, strict=False))

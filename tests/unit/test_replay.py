@@ -16,7 +16,11 @@ LOADS = {load.name: load for load in loads()}
 
 @pytest.mark.parametrize("real", recorded()["real"], ids=lambda real: f"{real['requests']}")
 def test_the_simulator_predicts_real_servers(real: Mapping):
-    """With settings other than those it was recorded with."""
+    """With settings other than those it was recorded with.
+
+    A run of one request is short, and the plain server's steps stand in for those of a server that
+    never drafts: both are predicted too fast.
+    """
     fixed = Fixed(
         draft_tokens=real.get("draft_tokens", 128),
         max_prefixes=real.get("max_prefixes", 16),
@@ -25,7 +29,8 @@ def test_the_simulator_predicts_real_servers(real: Mapping):
     )
     scripts = scripts_of("blocks", 0.5, max(24, 4 * real["requests"]))
     replay = Replay(scripts, real["requests"], costs_of("blocks"), fixed, QUESTION_ROWS)
-    assert replay.run() == pytest.approx(real["tokens_per_s"], rel=0.15)
+    error = 0.14 if real["requests"] == 1 else 0.01 if fixed.drafts else 0.08
+    assert replay.run() == pytest.approx(real["tokens_per_s"], rel=error)
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
@@ -44,6 +49,6 @@ def test_a_bound_on_itl_costs_little(name: str):
     load = LOADS[name]
     free, load.max_itl_ratio = load.controlled(), 2.5
     try:
-        assert load.controlled() >= 0.8 * free
+        assert load.controlled() >= 0.95 * free
     finally:
         load.max_itl_ratio = 0.0
