@@ -113,8 +113,9 @@ FALLBACKS = {
 }
 """Reason for the fallback -> what a request with it has.
 
-Served, too, are all but hidden states, which need a flag that PARSE refuses, and multimodal inputs,
-which need another kind of target (tests/e2e: test_fallbacks, test_adjusted, test_lengths).
+The first, third and fourth are served, too (test_fallbacks, test_lengths and test_adjusted of
+tests/e2e). Hidden states need a flag that PARSE refuses, multimodal inputs another kind of target,
+and SGLang makes embeddings bfloat16, which ends a server whose weights have another type.
 """
 
 

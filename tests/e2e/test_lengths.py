@@ -164,10 +164,10 @@ def test_the_carry_over_begins_the_next_draft(semantic: Client, pair: tuple[Path
 def lines(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Semantic mode with segments by line, which random text lacks; the target is the draft.
 
-    Its other flags are what two of the fallbacks need.
+    Grammars by outlines, whose requests are served plainly.
     """
     flags = (*QUESTION, "--parse-draft-tokens", "20", "--parse-draft-chunk", "7", *SEED)
-    flags = (*flags, "--grammar-backend", "outlines", "--disable-radix-cache")
+    flags = (*flags, "--grammar-backend", "outlines")
     yield from served(start_server, "lines", *parse_flags((pair[0], pair[0]), *flags))
 
 
@@ -190,24 +190,15 @@ def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold
     lines.assert_nothing_lost()
 
 
-def test_fallbacks_of_few_servers(plain: Client, lines: Client, pair: tuple[Path, Path]):
-    """Grammars that cannot go ahead of a request, and embeddings in a prompt's place: plainly
-    served beside requests that draft, as the plain server answers."""
+def test_grammars_that_cannot_go_ahead(plain: Client, lines: Client):
+    """Served plainly, beside requests that draft, with the plain server's answer."""
     (prompt,) = random_prompts(1, 49)
-    embeddings = load_model(pair[0]).get_input_embeddings().weight[prompt].tolist()
-    params = {"temperature": 0, **FREE}
-    bodies = {
-        "grammar": {"input_ids": prompt, "sampling_params": params | {"regex": "[a-z]{50}"}},
-        "input embeddings": {"input_embeds": embeddings, "sampling_params": params},
-    }
-    with ThreadPoolExecutor(4) as pool:
+    grammar = {**FREE, "regex": "[a-z]{50}"}
+    with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(lines.generate, other, **FREE) for other in random_prompts(2, 46)]
-        jobs = [pool.submit(lines.post, "/generate", body) for body in bodies.values()]
-        answers = [job.result().raise_for_status().json() for job in jobs]
+        answer = pool.submit(lines.generate, prompt, **grammar).result()
     assert all(parse_info(other.result())["rounds"] > 0 for other in others)
-    expected = [plain.generate(prompt, **FREE, **more) for more in ({"regex": "[a-z]{50}"}, {})]
-    assert ids_of(answers) == ids_of(expected)
-    for reason, answer in zip(bodies, answers, strict=True):
-        info = parse_info(answer)
-        assert (info["mode"], info["reason"], info["drafted_tokens"]) == ("plain", reason, 0)
+    assert answer["output_ids"] == plain.generate(prompt, **grammar)["output_ids"]
+    info = parse_info(answer)
+    assert (info["mode"], info["reason"], info["drafted_tokens"]) == ("plain", "grammar", 0)
     lines.assert_nothing_lost()
