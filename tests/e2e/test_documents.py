@@ -364,8 +364,8 @@ def test_calibrate_with_math_verify(
 
 
 def test_sgl_eval_command():
-    """Its version and flags are those that were run by hand: it is none of our dependencies (it
-    needs older pandas and datasets)."""
+    """Its version and flags are those that were run by hand on 27 November 2026: it is none of our
+    dependencies (it needs older pandas and datasets)."""
     install, evaluate = find_block("sgl-eval run ").splitlines()
     assert install == "pip install sgl-eval==0.1.3"
     assert shlex.split(evaluate)[:3] == ["sgl-eval", "run", "gsm8k"]
