@@ -14,7 +14,8 @@ from support.demo_pair import DEMO, RenderedProblem
 from support.reference_verdicts import reference_verdicts
 
 PROBLEMS_EACH = 3
-MAX_FALSE_ACCEPTS = 0.10
+MIN_WRONG, MAX_FALSE_ACCEPTS = 350, 0.05
+"""About docs/fidelity.md's figures: greedy answers vary with the rounding of their batches only."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_attempts_get_the_reference_verdicts(
 def test_false_accepts(
     answers: list[dict], attempts: list[tuple[Any, str]], tokenizer: Any, record_property: Any
 ):
-    """Bounds how often the target accepts a wrong prefix after an attempt (docs/fidelity.md)."""
+    """How often the target accepts a wrong prefix after an attempt: docs/fidelity.md's figure."""
     wrong = accepted = 0
     for (problem, _), answer in zip(attempts, answers, strict=True):
         for record in parse_info(answer)["trace"]:
@@ -78,7 +79,7 @@ def test_false_accepts(
                 if not problem.solution.startswith(text.replace("<|im_end|>", "")):
                     wrong += 1
                     accepted += verdict >= record["threshold"]
-    assert wrong > 20, "the draft hardly ever erred: nothing was tried"
+    assert wrong > MIN_WRONG
     record_property("false_accept_rate", f"{accepted / wrong:.3f} of {wrong}")
     print(f"false accepts: {accepted} of {wrong} wrong prefixes")
     assert accepted / wrong <= MAX_FALSE_ACCEPTS
