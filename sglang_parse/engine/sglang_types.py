@@ -69,8 +69,6 @@ class Req(Protocol):
 
     def owned_kv_len(self) -> int: ...
 
-    def set_finish_with_abort(self, error_msg: str) -> None: ...
-
 
 class ScheduleBatch(Protocol):
     """The running batch; ``reqs`` and all [n] tensors are in the same order.
