@@ -39,6 +39,7 @@ class Pipeline(Protocol):
     For each request:
 
         OpenAI's ``prediction``, usage     patches/parse/predictions.py
+        a chat's messages                  patches/parse/chat_messages.py
         sampling parameters                patches/parse/request_options.py
         token ids and limits               patches/parse/request_bounds.py
         ``return_sampling_mask``           patches/parse/sampling_mask.py
