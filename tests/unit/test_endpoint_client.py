@@ -231,7 +231,6 @@ def test_a_draft_ends_in_time(fake: FakeEndpoint, monkeypatch: pytest.MonkeyPatc
     started, stream = time.monotonic(), drafted(client_of(fake.url))
     assert time.monotonic() - started < 10
     assert (stream.fault, stream.is_late) == ("TimeoutError", True)
-    assert 0 < len(stream.token_ids) < 2000
 
 
 # -- sglang-parse doctor --------------------------------------------------------------------
