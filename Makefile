@@ -19,9 +19,16 @@ RESULTS ?=
 SOAK_FLAGS ?=
 GPU_TESTS ?= tests/gpu
 BENCH_FLAGS ?=
-# Two files of tests at a time: a server under test keeps one core busy.
-# In the order of tests/conftest.py: what takes longest first.
-PYTEST_FLAGS ?= --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+PYTEST_FLAGS ?=
+BASE ?= HEAD
+# Two groups of test files at a time, as a server under test keeps one core busy; the longest first
+# (tests/conftest.py).
+PYTEST := $(RUN) -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# Without a cache, mypy keeps a core busy for more than a minute: it runs beside the tests.
+WITH_MYPY = $(RUN) -m mypy >build/mypy.log 2>&1 & mypy=$$!; failed=; \
+	$(1) || failed=1; wait $$mypy || { cat build/mypy.log; failed=1; }; test -z "$$failed"
+# Servers under test import the package three times each.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
@@ -58,6 +65,7 @@ generate: setup  ## rewrite the generated tables and pictures in the documents (
 	PYTHONPATH=tests $(RUN) docs/gen/generate.py $(RESULTS)
 
 lint: setup
+	@mkdir -p build
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-cache

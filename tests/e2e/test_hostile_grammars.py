@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,21 +9,11 @@ import pytest
 
 from support.client import EXACT, Client, assert_same, ids_of, parse_info, random_prompts
 from support.demo_pair import DEMO
+from support.hostile_grammars import GRAMMARS
 from support.models import load_tokenizer
 
 PROMPTS = random_prompts(4, 64)
 FREE = {"max_new_tokens": 40, "ignore_eos": True}
-OTHER_SCRIPTS = "(\u00e9|\u00df|\u65e5|\u672c|\u8a9e|\U0001f600|\U0001d11e){24}"
-GRAMMARS = {
-    "a million": {"regex": "a{1000000}"},
-    "no end": {"ebnf": 'root ::= "a" root'},
-    "pattern": {"json_schema": json.dumps({"type": "string", "pattern": "^a{3000000}$"})},
-    "enum": {"json_schema": json.dumps({"enum": ["\u00e9", "\u00e8", "\u00ea"]})},
-    "scripts": {"regex": OTHER_SCRIPTS},
-    "fixed text": {
-        "regex": "(oui|non), \u00e7a va tr\u00e8s bien \u2014 \u65e5\u672c\u8a9e\u3067\u8a71"
-    },
-}
 LIMIT = {"max_new_tokens": 72}
 REFUSED = {"a million", "no end", "pattern"}
 """By llguidance, of its own accord: too many expressions, or items."""
@@ -51,36 +40,6 @@ def test_hostile_grammars(request: pytest.FixtureRequest, plain: Client, server:
         answers = [job.result() for job in free]
     assert ids_of(answers) == ids_of(plain.generate_all(PROMPTS[:3], 3, **FREE))
     client.assert_nothing_lost()
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.5])
-@pytest.mark.parametrize("name", ["a million", "no end", "scripts", "fixed text"])
-def test_hostile_grammars_under_a_head(
-    wordings: Client, wordings_plain: Client, name: str, threshold: float
-):
-    """The head verifies at every token: each is an end that may lie inside forced text."""
-    wish = {"max_new_tokens": 120, **GRAMMARS[name]}
-    ours = wordings.generate([5, 6, 7], parse={"threshold": threshold}, **wish)
-    assert parse_info(ours)["drafted_tokens"] > 0
-    if name == "fixed text":
-        assert re.fullmatch(GRAMMARS[name]["regex"], ours["text"])
-    exact = wordings.generate([5, 6, 7], parse=EXACT, **wish)
-    assert_same(exact, wordings_plain.generate([5, 6, 7], **wish))
-    wordings.assert_nothing_lost()
-
-
-@pytest.mark.parametrize("limit", [39, 40, 41, 60])
-def test_an_answer_at_its_grammars_end(wordings: Client, wordings_plain: Client, limit: int):
-    """Where a grammar has ended only the stop token is left."""
-    wish = {"regex": "[0-9]{40}", "max_new_tokens": limit}
-    theirs = wordings_plain.generate([5, 6, 7], **wish)
-    for options in (EXACT, {"threshold": 0.5}, {"threshold": 0.0}):
-        ours = wordings.generate([5, 6, 7], parse=options, **wish)
-        assert re.fullmatch(f"[0-9]{{{min(limit, 40)}}}", ours["text"])
-        assert len(ours["output_ids"]) == len(theirs["output_ids"])
-        if options is EXACT:
-            assert_same(ours, theirs)
-    wordings.assert_nothing_lost()
 
 
 @pytest.mark.parametrize("server", ["token", "overlap"])
