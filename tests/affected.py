@@ -43,7 +43,7 @@ AFFECTED = {
     "sglang_parse/frontend.py": "demo_programs documents",
     "sglang_parse/client/*": f"{PROGRAMS} explain_page compare_page",
     "sglang_parse/tasks/*": "calibrate train_judge compare",
-    "sglang_parse/compare/*": "compare load compare_page documents public_benchmark",
+    "sglang_parse/compare/*": "compare load compare_page documents",
     "sglang_parse/limit/*": "documents",
     "sglang_parse/calibrate/*": "calibrate compare_page documents",
     "sglang_parse/train_judge/*": "train_judge documents",
