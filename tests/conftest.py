@@ -3,6 +3,7 @@
 Fixtures here import what they need when they are asked for: some tests run without SGLang.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ SHARED_SERVERS = (
 """Fixtures of tests/e2e/conftest.py. Those of the first ones run first: no process of tests works
 alone at the end."""
 TIERS = ("fast", "nightly")
+GROUPS = "groups.json"
 RUN = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 
@@ -45,7 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=TIERS, help="run only the tests of this tier")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Selected here, because what is not run must not group files.
     tier = config.getoption("--tier")
@@ -60,13 +61,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return places.get(group, places.get(folder, len(places))), group
 
     items.sort(key=rank)
+    if hasattr(config, "workerinput"):
+        files = {item.nodeid.partition("::")[0]: groups[item.path] for item in items}
+        (Path(os.environ[RUN_FOLDER]) / GROUPS).write_text(json.dumps(files))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
         folder = item.path.parent.name
         if folder in ORDER:
             item.add_marker(getattr(pytest.mark, folder))
         if folder == "gpu" and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; none is here"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By groups of files. Only workers collect tests, so they write the groups down.
+
+    pytest-xdist's own ``--dist loadgroup`` has no effect with pytest 9.2.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):
+        def schedule(self) -> None:
+            self.groups = json.loads((Path(os.environ[RUN_FOLDER]) / GROUPS).read_text())
+            super().schedule()
+
+        def _split_scope(self, nodeid: str) -> str:
+            return self.groups[super()._split_scope(nodeid)]
+
+    return ByGroup(config, log)
 
 
 def tier_of(item: pytest.Item) -> str:
