@@ -36,13 +36,21 @@ async def _read_prediction(original: Callable, self: Any, request: Any, raw_requ
     """Makes the ``prediction`` of a request its draft."""
     if get_spec().speculative_algorithm == NAME and isinstance(request, _PREDICTED):
         try:
-            text = prediction_text(request.prediction)
+            text = prediction_text(await _prediction(request, raw_request))
             _counts.set(None if text is None else {})
             if text is not None:
                 request.custom_params = with_draft(request.custom_params, text)
         except ValueError as error:
             return self.create_error_response(str(error), param="prediction")
     return await original(self, request, raw_request)
+
+
+async def _prediction(request: Any, raw_request: Any) -> Any:
+    """The body's, which FastAPI has parsed: it keeps models without our field where SGLang's HTTP
+    server was imported before this patch. A request over gRPC has no body."""
+    if not hasattr(raw_request, "json"):
+        return request.prediction
+    return (await raw_request.json()).get("prediction")
 
 
 def with_draft(custom_params: Any, text: str) -> Any:

@@ -22,6 +22,7 @@ from support.models import load_model
 from support.random_pair import PairShape, make_pair, parallel_draft
 from support.servers import (
     AHEAD,
+    ALWAYS,
     BLOCKS,
     CHAT,
     CHECKS,
@@ -95,8 +96,7 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     Pages of 16 slots, where the other servers have pages of one. Always drafts, because programs
     that do not ask for it look at its random verdicts.
     """
-    always = ("--parse-drafting", "always")
-    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *always)
+    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *ALWAYS)
     yield from served(start_server, "semantic", *flags)
 
 
@@ -164,10 +164,11 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(start_server: Start, demo_folder: Path) -> Iterator[Client]:
-    """PARSE with the question pair."""
+    """PARSE with the question pair. Always drafts, and asks after every line: ``auto`` asks after as
+    many as pay."""
     question = ("--parse-question", str(demo_folder / "question.json"))
     pair = (demo_folder / "target", demo_folder / "draft")
-    yield from served(start_server, "demo", *parse_flags(pair, *question))
+    yield from served(start_server, "demo", *parse_flags(pair, *question, *ALWAYS))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from support.client import EXACT, Client, ids_of, parse_info
 from support.demo_pair import DEMO
-from support.servers import AHEAD, OVERLAP, QUESTION, Start, parse_flags, served
+from support.servers import AHEAD, ALWAYS, OVERLAP, QUESTION, Start, parse_flags, served
 
 FP32 = 1e-4
 """The effect of another order of sums, as in the other tests. After one of these problems' wrong
@@ -26,7 +26,15 @@ def alias(start_server: Start) -> Iterator[Client]:
     pages of 16 slots, blocks launched back to back, and draft steps in fives (on a GPU one graph)
     where drafting token by token is tried."""
     flags = parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION, "--page-size", "16")
-    flags = (*flags, "--chunked-prefill-size", "512", *OVERLAP, "--parse-draft-graph-steps", "5")
+    flags = (
+        *flags,
+        *ALWAYS,
+        "--chunked-prefill-size",
+        "512",
+        *OVERLAP,
+        "--parse-draft-graph-steps",
+        "5",
+    )
     yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias", **AHEAD)
 
 

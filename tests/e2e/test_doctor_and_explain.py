@@ -58,7 +58,9 @@ def test_doctor_looks_at_a_running_server(
     assert {line["status"] for line in found.values()} <= {"ok", "warning"}
     assert {*found} == {"server", "PARSE", *start.NAMES, *served.NAMES}
     # Its paths have spaces, an equals sign and letters of other languages.
-    assert found["settings"]["found"] == f"--parse-question {demo_folder}/question.json"
+    assert found["settings"]["found"] == (
+        f"--parse-question {demo_folder}/question.json, --parse-drafting always"
+    )
     assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
     assert "6 of 6 prompts answered; " in found["answers"]["found"]
     assert "6 of 6 prompts answered" in progress

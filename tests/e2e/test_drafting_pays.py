@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
-from support.client import EXACT, HTTP, Client, ids_of, parse_info
+from support.client import HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
-from support.servers import Start, parse_flags, served
+from support.servers import QUESTION, Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF = {"enabled": False}
@@ -42,9 +42,10 @@ def never(start_server: Start) -> Iterator[Client]:
         yield replace(client, options={})
 
 
-@pytest.fixture
-def auto(demo: Client) -> Client:
-    return replace(demo, options={})
+@pytest.fixture(scope="module")
+def auto(start_server: Start) -> Iterator[Client]:
+    for client in served(start_server, "auto", *flags("target", "draft", "auto", *QUESTION)):
+        yield replace(client, options={})
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_drafting_continues_where_it_pays(auto: Client, prompts: list[str], conc
 
 
 def test_no_draft_begins_that_cannot_be_accepted(auto: Client, prompts: list[str]):
-    answers = auto.generate_all(prompts[:4], 4, parse=EXACT, **LIMIT)
+    answers = auto.generate_all(prompts[:4], 4, parse={"threshold": 1.5}, **LIMIT)
     assert total(answers, "drafted_tokens") == 0
     assert ids_of(answers) == ids_of(auto.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
 

@@ -98,12 +98,10 @@ class Client:
     ) -> dict[str, Any]:
         """One greedy answer unless ``sampling`` says otherwise. Raises on an HTTP error."""
         params: dict[str, Any] = {"temperature": 0, **sampling}
-        custom = dict(params.pop("custom_params", {}))
-        given = custom.pop("parse", None) if parse is None else parse
+        custom = params.get("custom_params")
+        given = (custom or {}).get("parse") if parse is None else parse
         if options := self.options_of(given):
-            params["custom_params"] = custom | {"parse": options}
-        elif custom:
-            params["custom_params"] = custom
+            params["custom_params"] = {**(custom or {}), "parse": options}
         body: dict[str, Any] = {"sampling_params": params, **(top or {})}
         body["text" if isinstance(prompt, str) else "input_ids"] = prompt
         response = self.post("/generate", body)

@@ -86,6 +86,8 @@ THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 """The same, and two added tokens of the pair as if they were those around a think block."""
 # SGLang draws from one generator per server.
 SEED = ("--random-seed", "7")
+ALWAYS = ("--parse-drafting", "always")
+"""Whether it pays or not; a request can ask for it, too."""
 EVERY_LINE = ("--decode-log-interval", "1")
 SMALL_CHUNKS = ("--chunked-prefill-size", "256")
 BLOCKS = ("--parse-draft-parallel-tokens", "4")
