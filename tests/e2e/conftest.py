@@ -164,8 +164,8 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(start_server: Start, demo_folder: Path) -> Iterator[Client]:
-    """PARSE with the question pair. Always drafts, and asks after every line: ``auto`` asks after as
-    many as pay."""
+    """PARSE with the question pair. Always drafts, and so asks after every line: ``auto`` asks
+    after as many as pay."""
     question = ("--parse-question", str(demo_folder / "question.json"))
     pair = (demo_folder / "target", demo_folder / "draft")
     yield from served(start_server, "demo", *parse_flags(pair, *question, *ALWAYS))
