@@ -26,12 +26,15 @@ torch.set_num_threads(1)
 ORDER = ("e2e", "gpu", "compat", "unit")
 """Folders, what takes longest first."""
 SHARED_SERVERS = (
-    *("plain", "demo", "wordings", "demo_plain", "wordings_plain"),
-    *("token", "semantic", "overlap", "blocks", "equal", "two_ranks"),
+    *("overlap", "plain", "demo", "wordings", "demo_plain", "wordings_plain"),
+    *("token", "semantic", "blocks", "equal", "two_ranks"),
 )
 """Fixtures of tests/e2e/conftest.py. Those of the first ones run first: no process of tests works
 alone at the end."""
 TIERS = ("fast", "nightly")
+LARGEST_GROUP = {"overlap", "blocks"}
+"""Files that use these are a group apart: the random pair's would take half of a run in one
+process. The other servers that both groups use start in both."""
 GROUPS = "groups.json"
 RUN = pytest.StashKey[tempfile.TemporaryDirectory]()
 
@@ -97,25 +100,32 @@ def tier_of(item: pytest.Item) -> str:
 
 def groups_of_files(items: list[pytest.Item]) -> dict[Path, str]:
     """Path -> its group, which one process runs: files that share a server, directly or by way of
-    others, so that no server is started in two processes."""
-    graph = networkx.Graph()
+    others, so that few servers are started in two processes."""
+    servers: dict[Path, set[str]] = {item.path: set() for item in items}
     for item in items:
-        graph.add_node(item.path)
-        named = {*item.fixturenames} if item.path.parent.name == "e2e" else set()
-        if hasattr(item, "callspec"):  # a parameter for `request.getfixturevalue`
-            named.add(item.callspec.params.get("server"))
-        graph.add_edges_from((item.path, server) for server in named & {*SHARED_SERVERS})
+        if item.path.parent.name == "e2e":
+            servers[item.path] |= {*item.fixturenames}
+            if hasattr(item, "callspec"):  # a parameter for `request.getfixturevalue`
+                servers[item.path].add(item.callspec.params.get("server"))
+    graph = networkx.Graph()
+    for path, named in servers.items():
+        graph.add_node(path)
+        is_apart = bool(named & LARGEST_GROUP)
+        graph.add_edges_from((path, (one, is_apart)) for one in named & {*SHARED_SERVERS})
     groups: dict[Path, str] = {}
     for component in networkx.connected_components(graph):
-        servers = [name for name in SHARED_SERVERS if name in component]
-        for path in component - {*servers}:
-            groups[path] = servers[0] if servers else path.stem
+        paths = {node for node in component if isinstance(node, Path)}
+        shared = {one for one, _ in component - paths}
+        names = LARGEST_GROUP & shared or shared
+        first = next((name for name in SHARED_SERVERS if name in names), None)
+        for path in paths:
+            groups[path] = first or path.stem
     return groups
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if RUN in session.config.stash and {*reasons(read_starts())} - {"new"}:
+    if RUN in session.config.stash and "evicted" in reasons(read_starts()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -126,7 +136,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("servers started")
     for line in report(starts):
         terminalreporter.line(line)
-    if {*reasons(starts)} - {"new"}:
+    if "evicted" in reasons(starts):
         terminalreporter.line("FAILED: a server was started twice", red=True)
 
 
