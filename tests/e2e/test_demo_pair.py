@@ -81,8 +81,9 @@ def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Client, pro
     assert accepted > 0.5 * sum(len(answer["output_ids"]) for answer in answers)
 
 
-def test_verdicts_that_contradict_the_target_are_reported(demo: Client, problems: list):
-    """A threshold that no verdict reaches rejects what the target would have written itself."""
+def test_verdicts_that_contradict_the_target_are_counted(demo: Client, problems: list):
+    """A threshold that no verdict reaches rejects what the target would have written itself. It is
+    the client's, and says nothing about the question: the server warns nobody."""
     prompts = [problem.prompt for problem in problems[:24]]
     answers = demo.generate_all(prompts, 8, parse={"threshold": 1.0}, max_new_tokens=128)
     infos = [parse_info(answer) for answer in answers]
@@ -91,7 +92,7 @@ def test_verdicts_that_contradict_the_target_are_reported(demo: Client, problems
     assert matched >= 32
     assert 0.9 * matched <= rejected <= matched
     log = demo.probe.folder.with_suffix(".log").read_text()
-    assert log.count("PARSE: the question does not work for this model") == 1
+    assert "PARSE: the question does not work for this model" not in log
 
 
 def test_held_kv_is_less_than_half_of_a_standing_reserve(demo: Client, problems: list):

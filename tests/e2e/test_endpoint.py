@@ -167,11 +167,20 @@ def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
         assert 0 < found["accepted_tokens"] < found["drafted_tokens"]
     fake.draft = lambda *_: "😀 完全に違う答え <|im_end|>\x00"
     ask_drafted(target, 0, answers[0])
-    fake.draft = lambda *_: "a: 81 " * 100_000
+    fake.draft = lambda *_: "a: 81 " * 10_000
     ask_drafted(target, 0, answers[0])
 
 
-@pytest.mark.parametrize("kind", ["status", "redirect", "garbage", "json", "half", "break"])
+SLOW = pytest.mark.nightly("tests/compat/test_sources.py")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("status", "half"),
+        *(pytest.param(kind, marks=SLOW) for kind in ("redirect", "garbage", "json", "break")),
+    ],
+)
 def test_faults(target: Client, answers: list, fake: FakeEndpoint, kind: str):
     recover(target, fake)
     fake.kind = kind
@@ -206,6 +215,7 @@ def test_one_requests_fault_is_its_own(target: Client, answers: list, fake: Fake
     ask_drafted(target, 2, answers[2])
 
 
+@pytest.mark.nightly("tests/compat/test_sources.py")
 @pytest.mark.parametrize("kind", ["stream", "stall"])
 def test_a_slow_endpoint_holds_nobody_up(
     target: Client, answers: list, fake: FakeEndpoint, kind: str
@@ -221,6 +231,7 @@ def test_a_slow_endpoint_holds_nobody_up(
     assert_same(switched_off, answers[1])
 
 
+@pytest.mark.nightly("tests/compat/test_sources.py")
 def test_it_dies_under_load(target: Client, start_server: Start, answers: list):
     """Eight requests have drafts on their way when every connection ends; nobody answers then."""
     log = start_server("endpoint-target", *FLAGS).log
