@@ -70,10 +70,10 @@ lint: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-cache
 
-check: lint  ## ruff, mypy, import-linter, unit and compat tests: 3 minutes, no server
+check: lint  ## ruff, mypy, import-linter, unit and compat tests: no server
 	$(call WITH_MYPY,$(PYTEST) tests/unit tests/compat $(PYTEST_FLAGS))
 
-test: lint docs  ## what a change can break: check, the documents, and tests on servers; 12 minutes
+test: lint docs  ## what a change can break: check, the documents, and tests on servers
 	$(call WITH_MYPY,$(PYTEST) --tier fast $(PYTEST_FLAGS))
 
 test-changed: setup  ## tests on servers that what changed since BASE can break (BASE=main)
