@@ -234,7 +234,7 @@ def serve(name: str, owner: int) -> None:
     connections: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while Path(f"/proc/{owner}").exists():
+        while _lives(owner):
             if selector.select(0.05):
                 connection, _ = listener.accept()
                 content, (output,) = _receive(connection)
@@ -251,6 +251,13 @@ def serve(name: str, owner: int) -> None:
     for pid in connections:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody waited for has no command line."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return False
 
 
 def _index_bindings() -> None:
