@@ -190,10 +190,11 @@ def test_drafts_that_never_end_a_segment(plain: Client, lines: Client, threshold
     lines.assert_nothing_lost()
 
 
+@pytest.mark.nightly("tests/compat/test_admission.py::test_every_fallback")
 def test_grammars_that_cannot_go_ahead(plain: Client, lines: Client):
     """Served plainly, beside requests that draft, with the plain server's answer."""
     (prompt,) = random_prompts(1, 49)
-    grammar = {**FREE, "regex": "[a-z]{50}"}
+    grammar = {"max_new_tokens": 40, "regex": "[a-z]{50}"}  # backends differ behind its end
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(lines.generate, other, **FREE) for other in random_prompts(2, 46)]
         answer = pool.submit(lines.generate, prompt, **grammar).result()
