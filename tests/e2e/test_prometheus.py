@@ -370,7 +370,8 @@ def test_faults_are_counted(watched: Watched):
     settle(client)
     before = samples(client)
     with client.probe.fault("target-verify", "nan"):
-        body = {"input_ids": PROMPTS[0], "sampling_params": {"temperature": 0, **LENGTH}}
+        params = {"temperature": 0, "custom_params": {"parse": DRAFTS}, **LENGTH}
+        body = {"input_ids": PROMPTS[0], "sampling_params": params}
         assert client.post("/generate", body).status_code == 500
     settle(client)
     grown = growth(samples(client), before)

@@ -51,7 +51,7 @@ def stand_ins(path: Path) -> list[str]:
 def has_fast_test(path: Path, name: str) -> bool:
     """Whether a file has a test of that name ("": any) in the first tier."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    if any(isinstance(node, ast.Assign) and "nightly" in ast.unparse(node) for node in tree.body):
+    if any(ast.unparse(node).startswith("pytestmark = pytest.mark.nightly") for node in tree.body):
         return False
     return any(
         isinstance(node, ast.FunctionDef)
