@@ -38,6 +38,6 @@ def test_a_moe_draft_without_tokenizers(moe: Client):
 
 
 def test_beam_search_is_a_400(token: Client):
-    response = token.post("/generate", {"input_ids": [5, 6], "beam_width": 2})
+    response = token.post("/generate", {"input_ids": [5, 6], "sampling_params": {"beam_width": 2}})
     assert response.status_code == 400
     assert "Beam search is not supported with speculative decoding" in response.text
