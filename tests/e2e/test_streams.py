@@ -83,7 +83,8 @@ def streamed(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
     for event in events(client, "/generate", body):
         before = latest.get(event.get("index", 0), {"output_ids": [], "text": ""})
         assert event["text"].startswith(before["text"])
-        has_more = len(event["output_ids"]) > len(before["output_ids"])
+        # Of two answers' events, SGLang may write the ids later than the text, with newer ones.
+        has_more = any(len(event[kind]) > len(before[kind]) for kind in ("output_ids", "text"))
         assert has_more or event["meta_info"]["finish_reason"]
         latest[event.get("index", 0)] = event
     return [latest[index] for index in sorted(latest)]
