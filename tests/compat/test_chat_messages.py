@@ -80,7 +80,8 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> TokenizerManager:
     monkeypatch.setattr(tokenizer_manager, "get_disagg", lambda: disagg)
     monkeypatch.setattr(tokenizer_manager, "_validate_watermark_request", lambda _: None)
     spec = SimpleNamespace(speculative_algorithm=NAME)
-    monkeypatch.setattr(runtime_context._CONTEXT, "_config_bags", {"spec": spec})
+    bags = {"spec": spec, "serving": SimpleNamespace(host="127.0.0.1")}
+    monkeypatch.setattr(runtime_context._CONTEXT, "_config_bags", bags)
     return manager
 
 

@@ -11,6 +11,8 @@ import torch
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.algorithm import NAME
+from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
 from sglang_parse.engine.adjust import LogitBias, LogitsRows, Penalties
 from sglang_parse.patches.parse import request_bounds
 
@@ -207,6 +209,7 @@ def test_numbers_that_remain_allowed_leave_a_distribution(params: dict[str, Any]
     if masked:
         logits[:, [i for i in range(VOCAB) if i != 5]] = float("-inf")
     req = SimpleNamespace(sampling_params=sampling, grammar=None, custom_logit_processor=None)
+    req.parse_state = RequestState(RequestPolicy(threshold=0.5))
     part = LogitsRows(req, 0, 1, before=[5, 299])
     for adjuster in (Penalties, LogitBias):
         if adjuster.adjusts(req):

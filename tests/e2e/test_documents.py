@@ -30,7 +30,6 @@ from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.core.judge import read_judge
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
-from support.client import Client
 from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.random_pair import PairShape, make_pair
 from support.warm import Nursery
@@ -136,17 +135,13 @@ def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
 
 @pytest.mark.nightly("tests/e2e/test_compare.py::test_prompts_of_a_file")
 def test_make_demo_runs_a_small_demo(
-    wordings_plain: Client,
-    tmp_path: Path,
-    nursery: Nursery,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
+    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     """Runs the command of `make demo` with few problems, on real servers."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     flags = ["--requests", "4", "--runs", "1", "--concurrency", "1,4"]
-    flags += ["--warmup", "4", "--traced", "1", "--url", f"plain={wordings_plain.url}"]
+    flags += ["--warmup", "4", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for text in ("PARSE's speed over the plain target: ", "Right answers: PARSE ", "sglang-parse"):

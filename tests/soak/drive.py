@@ -145,7 +145,7 @@ async def _send(client: httpx.AsyncClient, request: SoakRequest) -> dict[str, An
         return await _stream(client, body, request.num_chunks * (request.fate == "disconnect"))
     if request.fate == "finish":
         return await _post(client, body)
-    rid = f"soak-{request.number}"
+    rid = f"soak-{request.number}-"  # SGLang aborts every request whose rid begins with it
     send = _stream if request.fate == "abort stream" else _post
     sent = asyncio.create_task(send(client, body | {"rid": rid}))
     with suppress(asyncio.TimeoutError):
