@@ -103,7 +103,7 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """As ``semantic``, with the overlap schedule and asynchronous launches, as on a GPU."""
-    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *CHAT)
+    flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *CHAT, *ALWAYS)
     yield from served(start_server, "overlap", *flags, **AHEAD)
 
 
@@ -179,8 +179,8 @@ def demo_plain(start_server: Start) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def wordings(start_server: Start) -> Iterator[Client]:
-    """PARSE with the pair of `make demo` and its verdict head."""
-    judge = ("--parse-judge", str(DEMO_PAIR / "judge"))
+    """PARSE with the pair of `make demo` and its verdict head. Always drafts, for programs."""
+    judge = ("--parse-judge", str(DEMO_PAIR / "judge"), *ALWAYS)
     pair = (DEMO_PAIR / "target", DEMO_PAIR / "draft")
     yield from served(start_server, "wordings", *parse_flags(pair, *judge))
 
