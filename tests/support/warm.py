@@ -52,7 +52,6 @@ PRELOADED = (
     "sglang.srt.models.registry",
 )
 READ_ON_IMPORT = {
-    "SGLANG_TEST_RETRACT": ("sglang.srt.managers.scheduler", "TEST_RETRACT", bool),
     "SGLANG_TEST_RETRACT_INTERVAL": (
         "sglang.srt.managers.scheduler",
         "TEST_RETRACT_INTERVAL",
