@@ -326,7 +326,7 @@ def chat(client: Client, choice: Any, thinks: bool, options: dict | None) -> dic
         **ends_thoughts(),
     }
     if options is not None:
-        body["custom_params"]["parse"] = options
+        body["custom_params"]["parse"] = client.options_of(options)
     response = client.post("/v1/chat/completions", body)
     response.raise_for_status()
     (found,) = response.json()["choices"]

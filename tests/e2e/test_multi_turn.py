@@ -94,8 +94,12 @@ def _chat(client: Client) -> list:
             messages=messages,
             max_tokens=limit,
             temperature=0,
-            # The plain server has a parser for thoughts.
-            extra_body={"return_meta_info": True, "ignore_eos": True, "separate_reasoning": False},
+            extra_body={
+                "return_meta_info": True,
+                "ignore_eos": True,
+                "separate_reasoning": False,  # the plain server has a parser for thoughts
+                "custom_params": {"parse": client.options_of(None)},
+            },
         )
         choices.append(reply.choices[0])
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})
