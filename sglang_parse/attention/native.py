@@ -24,12 +24,19 @@ class AttentionPart(NamedTuple):
     """Query rows that attend to the same keys.
 
     rows: the query rows; kv_slots: int [kv_len] slots of their keys, written before attending;
-    mask: bool [rows, kv_len], None if every row attends to every key.
+    bias: fp32 [rows, kv_len], 0 where a row attends to a key and -inf elsewhere; None if every row
+    attends to every key.
     """
 
     rows: slice
     kv_slots: torch.Tensor
-    mask: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @classmethod
+    def masked(cls, rows: slice, kv_slots: torch.Tensor, mask: torch.Tensor) -> AttentionPart:
+        """From a mask, bool [rows, kv_len], which every layer would convert again."""
+        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        return cls(rows, kv_slots, bias)
 
 
 class MaskedTorchNativeBackend(TorchNativeAttnBackend):
@@ -91,9 +98,9 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         for part in self._parts:
             attended = scaled_dot_product_attention(
                 query[part.rows].transpose(0, 1).unsqueeze(0),
-                keys[part.kv_slots].transpose(0, 1).unsqueeze(0).to(q.dtype),
-                values[part.kv_slots].transpose(0, 1).unsqueeze(0).to(q.dtype),
-                attn_mask=part.mask,
+                keys.index_select(0, part.kv_slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
+                values.index_select(0, part.kv_slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
+                attn_mask=None if part.bias is None else part.bias.to(q.dtype),
                 scale=layer.scaling,
                 enable_gqa=layer.tp_q_head_num != layer.tp_k_head_num,
             )
@@ -127,7 +134,7 @@ def _masked_parts(
     for request, mask in zip(forward_batch.req_pool_indices, masks, strict=True):
         num_rows, kv_len = mask.shape
         rows = slice(start, start + num_rows)
-        parts.append(AttentionPart(rows, req_to_token[request, :kv_len], mask))
+        parts.append(AttentionPart.masked(rows, req_to_token[request, :kv_len], mask))
         start += num_rows
     return parts
 
@@ -141,7 +148,8 @@ def _alias_parts(layout: VerifyLayout, slots: torch.Tensor) -> list[AttentionPar
         row = slots[sequence.request]
         (mask,) = _causal_masks([sequence.num_rows], [sequence.kv_len])
         kv_slots = torch.cat((row[: sequence.context_len], row[own]))
-        parts.append(AttentionPart(slice(start, start + sequence.num_rows), kv_slots, mask))
+        rows = slice(start, start + sequence.num_rows)
+        parts.append(AttentionPart.masked(rows, kv_slots, mask))
     return parts
 
 

@@ -84,7 +84,7 @@ def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client
     yield from served(
         start_server,
         "token",
-        *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "16"),
+        *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "8"),
         *("--parse-draft-chunk", "4", *BLOCKS, *SMALL_CHUNKS, *SEED, CUSTOM, *CHAT, *EVERY_LINE),
     )
 

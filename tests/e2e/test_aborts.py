@@ -15,8 +15,8 @@ import pytest
 from support.client import EXACT, HTTP, Client, random_prompts, wait_until
 
 PROMPTS = random_prompts(12, 91)
-LONG = {"max_new_tokens": 200, "ignore_eos": True}
-NUM_ABORTS = 200
+LONG = {"max_new_tokens": 120, "ignore_eos": True}
+NUM_ABORTS = 48
 CONCURRENCY = 16
 
 
@@ -127,14 +127,14 @@ def test_random_aborts(
     lines = client.probe.folder / "iterations.jsonl"
     lines.unlink(missing_ok=True)
     record.touch()
-    goal, texts = NUM_ABORTS // 2, [tokenizer.decode(ids) for ids in expected]
+    texts = [tokenizer.decode(ids) for ids in expected]
     counters = _Tally()
     lock = threading.Lock()
 
     def work(worker: int) -> None:
         rng = random.Random(1000 + worker)
         number = 0
-        while counters.aborted < goal:
+        while counters.aborted < NUM_ABORTS:
             number += 1
             name = f"{server}-{worker}-{number}"
             outcome = _one_request(client, rng, name, expected, texts)
@@ -144,7 +144,6 @@ def test_random_aborts(
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         list(pool.map(work, range(CONCURRENCY)))
     record.unlink()
-    assert counters.aborted >= goal
     assert counters.disconnected > 3
     assert counters.finished > 3
     # Not vacuous: requests ended in every phase.
@@ -167,7 +166,7 @@ def _one_request(
     disconnects; returns which."""
     number = rng.randrange(len(PROMPTS))
     fate = rng.choices(["finished", "aborted", "disconnected"], [2, 7, 1])[0]
-    limit = rng.randrange(1, 16) if fate == "finished" else 200
+    limit = rng.randrange(1, 16) if fate == "finished" else LONG["max_new_tokens"]
     is_exact = "token" in rid or rng.random() < 0.7
     options = client.options_of({} if "token" in rid else EXACT if is_exact else {"threshold": 0.4})
     params = {

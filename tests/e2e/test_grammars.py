@@ -72,6 +72,7 @@ llguidance = GuidanceBackend(
 )
 
 
+MORE = pytest.mark.nightly("tests/e2e/test_grammars.py::test_output_equals_the_plain_servers")
 JOBS = [(name, place) for place in range(len(PROMPTS)) for name in GRAMMARS]
 
 
@@ -105,8 +106,9 @@ def expected(plain: Client) -> Answers:
 @pytest.mark.parametrize(
     ("server", "concurrency", "count"),
     [
-        *(("token", 1, 22), ("token", 8, 220), ("semantic", 8, 40)),
-        *(("overlap", 1, 6), ("overlap", 8, 40), ("blocks", 8, 40)),
+        *(("token", 1, 6), ("token", 8, 66), ("semantic", 8, 26)),
+        *(("overlap", 1, 3), ("overlap", 8, 26), ("blocks", 8, 26)),
+        pytest.param("token", 8, 220, marks=MORE),
     ],
 )
 def test_output_equals_the_plain_servers(
@@ -131,7 +133,7 @@ def test_output_equals_the_plain_servers(
         info = parse_info(job.result())
         assert (info["mode"], name) == ("parse", name)
         assert info["drafted_tokens"] > 0 or len(job.result()["output_ids"]) < 5
-    assert count < 40 or max(job.result()["meta_info"]["cached_tokens"] for job in ours) > 16
+    assert count < 26 or max(job.result()["meta_info"]["cached_tokens"] for job in ours) > 16
     theirs = plain.generate_all(PROMPTS[:4], 4, **FREE)
     assert ids_of([job.result() for job in free]) == ids_of(theirs)
     client.assert_nothing_lost()
@@ -167,7 +169,7 @@ def is_valid(name: str, answer: dict, backend: Any = xgrammar) -> bool:
 @pytest.mark.parametrize("server", ["semantic", "overlap", "blocks"])
 def test_accepted_drafts_are_valid(request: pytest.FixtureRequest, server: str):
     client: Client = request.getfixturevalue(server)
-    jobs = JOBS[:44]
+    jobs = JOBS[: len(GRAMMARS)]
     answers = Answers(client, parse={"threshold": 0.0}).to(jobs)
     for (name, _), answer in zip(jobs, answers, strict=True):
         backend = llguidance if server == "blocks" else xgrammar
@@ -209,7 +211,7 @@ def numbers(nested: Any) -> list[float]:
 @pytest.mark.parametrize("server", ["token", "overlap"])
 def test_aborts(request: pytest.FixtureRequest, plain: Client, server: str):
     client: Client = request.getfixturevalue(server)
-    long = {"regex": "[a-z ]{2000}", "max_new_tokens": 200}
+    long = {"regex": "[a-z ]{2000}", "max_new_tokens": 100}
     theirs = ids_of(plain.generate_all(PROMPTS[:4], 4, **long))
     client.generate(PROMPTS[0], **{**long, "max_new_tokens": 1})  # its grammar is compiled now
 
@@ -317,7 +319,7 @@ def chat(client: Client, choice: Any, thinks: bool, options: dict | None) -> dic
         "messages": [{"role": "user", "content": "Start with 12"}],
         "tools": [{"type": "function", "function": ADD}],
         "tool_choice": choice,
-        "max_tokens": 150,
+        "max_tokens": 60,
         "temperature": 0,
         "logit_bias": NO_BLANKS,
         "return_meta_info": True,

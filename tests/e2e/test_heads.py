@@ -43,7 +43,7 @@ from support.servers import (
 )
 
 PROMPTS = random_prompts(6, seed=51)
-LIMIT = {"max_new_tokens": 72, "ignore_eos": True}
+LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 TRACE = {"trace": True}
 SHAPE = HeadShape("worst-token", (0, 1), 64, bias=2.5)
 
@@ -137,9 +137,9 @@ def test_the_pass_is_causal(head: Client, semantic: Client):
 
 def test_exact_above_one(head: Client, plain: Client):
     expected = ids_of(plain.generate_all(PROMPTS, 6, **LIMIT))
-    for concurrency in (1, 6):
-        answers = head.generate_all(PROMPTS, concurrency, parse=EXACT, **LIMIT)
-        assert ids_of(answers) == expected
+    for concurrency, count in ((1, 2), (6, 6)):
+        answers = head.generate_all(PROMPTS[:count], concurrency, parse=EXACT, **LIMIT)
+        assert ids_of(answers) == expected[:count]
         assert all(parse_info(answer)["rounds"] > 3 for answer in answers)
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.client import DRAFTS, EXACT, Client, chunks_of, flat, parse_info, random_prompts
 
 PROMPTS = random_prompts(6, seed=33)
-LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
+LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 SAMPLED = {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "sampling_seed": 5}
 ASKS = {
     "return_logprob": True,
@@ -54,7 +54,7 @@ def test_equal_the_plain_servers(
             assert (key in ours["meta_info"]) == (key in theirs["meta_info"])
             left, right = (flat(answer["meta_info"].get(key)) for answer in (ours, theirs))
             assert left == pytest.approx(right, abs=1e-4)
-        assert len(flat(ours["meta_info"].get("output_token_logprobs"))) in (0, 120)
+        assert len(flat(ours["meta_info"].get("output_token_logprobs"))) in (0, 80)
     if server == "token":
         assert all(parse_info(answer)["accepted_tokens"] > 0 for answer in answers)
     client.assert_nothing_lost()

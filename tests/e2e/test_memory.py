@@ -30,7 +30,8 @@ SERVERS = {
     "tight-token": (*TOKEN, *BLOCKS, "--max-total-tokens", "520"),
     "tight-likelihood": (*LIKELIHOOD, *ONE, *OVERLAP, "--max-total-tokens", "640"),
 }
-PRESSURES = ("pool", "retraction")
+MORE = pytest.mark.nightly("tests/e2e/test_memory.py::test_output_equals_the_plain_servers")
+pressures = pytest.mark.parametrize("pressure", ["retraction", pytest.param("pool", marks=MORE)])
 """What requests suffer from: the pool alone, or retractions every few iterations, too."""
 
 
@@ -71,10 +72,10 @@ def server(
         yield Tight(request.param, Client.of(server))
 
 
-@pytest.fixture(params=PRESSURES)
-def tight(request: pytest.FixtureRequest, server: Tight) -> Iterator[Tight]:
-    with retractions(server.client, request.param == "retraction"):
-        yield server._replace(is_retracting=request.param == "retraction")
+@pytest.fixture
+def tight(server: Tight, pressure: str) -> Iterator[Tight]:
+    with retractions(server.client, pressure == "retraction"):
+        yield server._replace(is_retracting=pressure == "retraction")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,8 @@ def expected(plain: Client) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-def test_output_equals_the_plain_servers_and_no_request_starves(tight: Tight, expected: list):
+@pytest.mark.parametrize("pressure", ["pool", "retraction"])
+def test_output_equals_the_plain_servers(tight: Tight, expected: list):
     # Token mode accepts drafts and is still exact.
     answers = tight.run(threshold=0.5 if tight.is_token else 1.5)
     assert [answer["output_ids"] for answer in answers] == expected
@@ -98,6 +100,7 @@ def test_output_equals_the_plain_servers_and_no_request_starves(tight: Tight, ex
     tight.client.assert_nothing_lost()
 
 
+@pressures
 def test_grammars_survive_the_pressure(tight: Tight, plain: Client):
     """After a retraction a request's matcher goes on where it was."""
     grammar = {"regex": "([a-c]: [0-9]{2,3}\n){9,12}", "max_new_tokens": NEW_TOKENS}
@@ -109,6 +112,7 @@ def test_grammars_survive_the_pressure(tight: Tight, plain: Client):
     assert num_retractions > 0 or not tight.is_retracting
 
 
+@pressures
 def test_texts_survive_the_pressure(tight: Tight, expected: list, tokenizer: Any):
     """Drafts from predictions, and then from the answers to the same prompts."""
     texts = [tokenizer.decode(ids) for ids in expected]
@@ -140,6 +144,7 @@ def test_texts_survive_the_pressure(tight: Tight, expected: list, tokenizer: Any
     tight.client.assert_nothing_lost()
 
 
+@pressures
 def test_accepted_text_survives_the_pressure(tight: Tight):
     answers = tight.run(threshold=0.2)
     for answer in answers:

@@ -11,8 +11,8 @@ import pytest
 from support.client import EXACT, Client, ids_of, parse_info, random_prompts
 
 PROMPTS = random_prompts(5, 63)
-LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
-GRAMMAR = {"regex": "[a-z ]{30,60}", "max_new_tokens": 40}
+LIMIT = {"max_new_tokens": 24, "ignore_eos": True}
+GRAMMAR = {"regex": "[a-z ]{30,60}", "max_new_tokens": 24}
 VICTIM = {
     "ask": (LIMIT, {}),
     "commit": (LIMIT, {}),

@@ -19,6 +19,7 @@ from support.servers import SEED, Start, parse_flags
 PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160
 NUM_TOKENS = 3
+MORE = pytest.mark.nightly("tests/e2e/test_sampling.py::test_drafts_obey_the_parameters")
 
 
 RULES = {
@@ -104,7 +105,11 @@ def test_target_written_tokens_obey_the_parameters(token: Client, target_model, 
 
 
 @pytest.mark.parametrize(
-    ("server", "name"), [*(("semantic", name) for name in RULES), ("blocks", "top_p")]
+    ("server", "name"),
+    [
+        *(("semantic", "all"), ("blocks", "top_p")),
+        *(pytest.param("semantic", name, marks=MORE) for name in ("top_k", "top_p", "min_p")),
+    ],
 )
 def test_drafts_obey_the_parameters(
     request: pytest.FixtureRequest, draft_model, server: str, name: str
@@ -113,7 +118,7 @@ def test_drafts_obey_the_parameters(
     rule = RULES[name]
     client: Client = request.getfixturevalue(server)
     answers = client.generate_all(
-        [PROMPT] * 24, 12, parse={"trace": True}, max_new_tokens=40, **_params(rule)
+        [PROMPT] * 16, 16, parse={"trace": True}, max_new_tokens=24, **_params(rule)
     )
     places, wrong = Places(draft_model, rule), Places(draft_model, Rule(rule.temperature))
     for answer in answers:
@@ -134,7 +139,7 @@ def test_seeded_samples_equal_the_plain_servers(
     tokens, whatever was drafted."""
     client: Client = request.getfixturevalue(server)
     options = {"threshold": 1.5} if server == "semantic" else {}
-    params = {"temperature": 1.1, "top_p": 0.95, "top_k": 50, "max_new_tokens": 48}
+    params = {"temperature": 1.1, "top_p": 0.95, "top_k": 50, "max_new_tokens": 32}
     prompts = random_prompts(6, 53)
     runs = {}
     for seed in (5, 6):

@@ -6,7 +6,7 @@ import pytest
 
 from support.client import HTTP, Client, assert_same, random_prompts
 
-PROMPTS = random_prompts(3, 21)
+PROMPTS = random_prompts(2, 21)
 
 
 @pytest.fixture(scope="module")
@@ -14,14 +14,14 @@ def free_running(plain: Client) -> list[dict]:
     return [plain.generate(p, max_new_tokens=60, ignore_eos=True) for p in PROMPTS]
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 15, 16, 17, 18, 33])
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 9, 10, 17])
 def test_max_new_tokens(plain: Client, token: Client, limit: int):
     for prompt in PROMPTS:
         params = {"max_new_tokens": limit, "ignore_eos": True}
         assert_same(token.generate(prompt, **params), plain.generate(prompt, **params))
 
 
-@pytest.mark.parametrize("place", [1, 5, 9, 20, 31, 44])
+@pytest.mark.parametrize("place", [1, 9, 20, 44])
 def test_stop_token(plain: Client, token: Client, free_running: list[dict], place: int):
     for prompt, free in zip(PROMPTS, free_running, strict=True):
         params = {"max_new_tokens": 60, "stop_token_ids": [free["output_ids"][place]]}

@@ -206,8 +206,8 @@ def ids_of(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def greedy_ids(plain: Client, seeds: Sequence[int]) -> dict[int, list[list[int]]]:
-    """Seed -> a plain server's answers to six random prompts, 72 tokens each."""
-    limit = {"max_new_tokens": 72, "ignore_eos": True}
+    """Seed -> a plain server's answers to six random prompts, 48 tokens each."""
+    limit = {"max_new_tokens": 48, "ignore_eos": True}
     return {seed: ids_of(plain.generate_all(random_prompts(6, seed), 6, **limit)) for seed in seeds}
 
 
