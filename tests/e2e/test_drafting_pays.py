@@ -50,7 +50,7 @@ def auto(start_server: Start) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def prompts(problems: list) -> list[str]:
-    return [problem.prompt for problem in problems[:16]]
+    return [problem.prompt for problem in problems[:12]]
 
 
 def total(answers: list[dict], figure: str) -> float:

@@ -68,7 +68,7 @@ def choosing(start_server: Start) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def prompts(problems: list) -> list[str]:
-    return [problem.prompt for problem in problems[:12]]
+    return [problem.prompt for problem in problems[:8]]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
 
 def test_drafts_and_head_together(eagle: Client, problems: list):
     """Most of the output comes from drafts; the head accelerates the decode steps between."""
-    problems = problems[:24]
+    problems = problems[:10]
     answers = eagle.generate_all([problem.prompt for problem in problems], 8, **LIMIT)
     right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=True))
     assert right >= 0.9 * len(problems)
@@ -147,7 +147,7 @@ def test_all_kinds_of_requests_share_a_batch(
     eagle: Client, demo_plain: Client, prompts: list, expected: list
 ):
     """Requests that the head does not support decode token by token in the same batch."""
-    options = [OFF, EXACT, NORMAL] * 4
+    options = ([OFF, EXACT, NORMAL] * 3)[: len(prompts)]
     seeded = {"temperature": 0.9, "top_k": 9, "top_p": 0.9}
     with ThreadPoolExecutor(32) as pool:
         wishes = {
@@ -223,11 +223,11 @@ def _numbers(nested: object) -> list[float]:
 
 def test_seeded_samples_equal_the_plain_servers(eagle: Client, demo_plain: Client, prompts: list):
     """At each position, the sampled token is the one the target alone draws."""
-    params = {"temperature": 3.0, "top_k": 30, "sampling_seed": 5, "max_new_tokens": 90}
+    params = {"temperature": 3.0, "top_k": 30, "sampling_seed": 5, "max_new_tokens": 60}
     ours = eagle.generate_all(prompts[:8], 8, parse=OFF, **params)
     theirs = demo_plain.generate_all(prompts[:8], 8, **params)
     assert ids_of(ours) == ids_of(theirs)
-    greedy = demo_plain.generate_all(prompts[:8], 8, max_new_tokens=90)
+    greedy = demo_plain.generate_all(prompts[:8], 8, max_new_tokens=60)
     assert ids_of(ours) != ids_of(greedy)
     assert _accept_length(ours) > 1
 
@@ -265,7 +265,7 @@ def test_streaming(eagle: Client, prompts: list, expected: list):
 
 def test_later_turns_reuse_the_heads_kv(eagle: Client, demo_plain: Client, prompts: list):
     """The radix cache's KV equals a prefill's, for tokens of draft, head, target or prefill."""
-    limit = {"max_new_tokens": 110}
+    limit = {"max_new_tokens": 72}
     for client in (eagle, demo_plain):
         client.flush()
     kinds = [{"parse": EXACT}, {"parse": OFF}, {"parse": NORMAL}, {"parse": OFF, **LOGPROBS}]
@@ -332,7 +332,7 @@ def test_the_head_is_bypassed_where_it_does_not_pay(
     after = choosing.look()["forwards"]
     assert _with_head(answers) <= 1  # one in 64
     assert after["head-prefill eager"] - before["head-prefill eager"] <= _with_head(answers)
-    assert sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False)) >= 11
+    assert sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False)) >= 7
     plainly = choosing.generate_all(prompts[:6], 2, parse=OFF, **LIMIT)
     assert ids_of(plainly) == ids_of(expected[:6])
     assert {parse_info(answer)["decode_accelerator"] for answer in plainly} == {"eagle3"}

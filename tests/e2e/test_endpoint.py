@@ -21,7 +21,7 @@ from support.fake_endpoint import ELSEWHERE, FakeEndpoint, fake_endpoint, rest_o
 from support.servers import PARSE, SEED, Start, plain_flags, served, two_ranks_environment
 from support.warm import Nursery
 
-PROBLEMS = held_out(6)
+PROBLEMS = held_out(4)
 (PORT,) = free_ports(1)
 TIMEOUT_S = 5.0
 """Long enough for a busy machine: where nothing fails, no draft may be lost."""

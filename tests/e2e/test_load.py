@@ -12,6 +12,7 @@ from sglang_parse import cli
 from support.client import Client
 
 
+@pytest.mark.nightly("tests/unit/test_compare_serving.py")
 def test_load(
     wordings: Client,
     wordings_plain: Client,

@@ -18,9 +18,9 @@ from support.client import (
     random_prompts,
 )
 
-PROMPTS = random_prompts(3, 57)
-LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
-CHARACTERS = {"regex": "(é|ß|日|本|語|😀|𝄞){24}", "max_new_tokens": 120}
+PROMPTS = random_prompts(2, 57)
+LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
+CHARACTERS = {"regex": "(é|ß|日|本|語|😀|𝄞){14}", "max_new_tokens": 80}
 """One byte per token: steps end inside characters."""
 NATIVE = {
     "plain": (LIMIT, {}),
@@ -120,7 +120,7 @@ def test_stop_strings(client: Client, plain: Client, options: dict, place: int):
 
 @pytest.mark.parametrize(("server", "options"), [("token", DRAFTS)])
 def test_characters_of_several_tokens(client: Client, plain: Client, options: dict):
-    for prompt in (*PROMPTS, *random_prompts(5, 58)):
+    for prompt in (*PROMPTS, *random_prompts(2, 58)):
         (ours,) = streamed(client, native(prompt, options, **CHARACTERS))
         assert_same(ours, plain.generate(prompt, **CHARACTERS))
 
