@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from support.starts import read_starts, reasons, report
-from support.warm import RUN_FOLDER
+from support.warm import CHECKS, RUN_FOLDER, Nursery
 
 # How long an example takes says nothing of the code: machines are busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[RUN] = tempfile.TemporaryDirectory(prefix="parse-tests-")
         os.environ[RUN_FOLDER] = config.stash[RUN].name
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A tier has tests on servers: their nursery imports SGLang while tests are collected."""
+    if session.config.getoption("--tier") and hasattr(session.config, "workerinput"):
+        os.environ.update(CHECKS)
+        Nursery()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

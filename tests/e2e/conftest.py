@@ -25,7 +25,6 @@ from support.servers import (
     ALWAYS,
     BLOCKS,
     CHAT,
-    CHECKS,
     CUSTOM,
     EVERY_LINE,
     OVERLAP,
@@ -40,7 +39,7 @@ from support.servers import (
     shared_servers,
     two_ranks_environment,
 )
-from support.warm import Nursery
+from support.warm import CHECKS, Nursery
 
 os.environ.update(CHECKS)
 

@@ -18,7 +18,7 @@ import pytest
 
 from sglang_parse.client.servers import free_ports
 from sglang_parse.core.options import MAX_TEXT
-from support.client import HTTP, Client, assert_same, parse_info, wait_until
+from support.client import HTTP, Client, assert_same, parse_info, retractions, wait_until
 from support.demo_pair import DEMO, RenderedProblem, held_out
 from support.fake_endpoint import FakeEndpoint, fake_endpoint, rest_of
 from support.pages import ROOT
@@ -586,4 +586,28 @@ def test_an_abort_of_a_request_that_waits_for_text(trusting: Client, endpoint: F
         endpoint.delay_s = 0.0
     assert time.monotonic() - started < 4
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    trusting.assert_nothing_lost()
+
+
+def test_retractions_of_requests_that_wait_for_text(
+    trusting: Client, endpoint: FakeEndpoint, answers: list
+):
+    """Beside requests that decode: iterations go on while drafts are on their way."""
+    right = {one.problem.text: plain["text"] for one, plain in zip(PROBLEMS, answers, strict=True)}
+    endpoint.draft, endpoint.part_s, endpoint.delay_s = rest_of(right), 0.05, 0.3
+
+    def ask_one(place: int) -> dict[str, Any]:
+        parse = {"threshold": 1.5} if place % 2 else {"enabled": False}
+        prompt = PROBLEMS[place].prompt
+        return trusting.generate(prompt, parse=parse, max_new_tokens=160)
+
+    try:
+        with retractions(trusting), ThreadPoolExecutor(len(PROBLEMS)) as pool:
+            found = list(pool.map(ask_one, range(len(PROBLEMS))))
+    finally:
+        endpoint.draft, endpoint.part_s, endpoint.delay_s = rest_of({"": ""}), 0.01, 0.0
+    for answer, plain in zip(found, answers, strict=True):
+        assert_same(answer, plain)
+    assert sum(answer["meta_info"]["num_retractions"] for answer in found[1::2]) > 0
+    assert all(parse_info(answer)["sources"]["endpoint"]["wait_ms"] > 0 for answer in found[1::2])
     trusting.assert_nothing_lost()

@@ -19,7 +19,8 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     Each starts anew: a process that has looked for a GPU cannot be forked into one that uses it.
     """
     from sglang_parse.client import servers
-    from support.servers import CHECKS, shared_servers
+    from support.servers import shared_servers
+    from support.warm import CHECKS
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CHECKS.items():

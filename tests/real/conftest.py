@@ -13,8 +13,8 @@ from make_pair import make_pair
 
 from support.client import Client
 from support.models import load_model, load_tokenizer
-from support.servers import CHECKS, Start, parse_flags, plain_flags, served, shared_servers
-from support.warm import Nursery
+from support.servers import Start, parse_flags, plain_flags, served, shared_servers
+from support.warm import CHECKS, Nursery
 
 os.environ.update(CHECKS)
 WRONG_WAY_ROUND = "Is the answer above wrong? Answer Yes or No."

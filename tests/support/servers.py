@@ -20,14 +20,6 @@ from support.starts import record_starts
 record_starts(Server)
 Start = Callable[..., Server]
 PLUGINS = Path(__file__).resolve().parent / "plugins"
-CHECKS = {
-    # SGLang asserts its slot accounting on every iteration, not only when idle.
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
-    # Before it ends a server, SGLang otherwise waits 65 s for dumps of processes on a GPU.
-    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-}
-"""In the environment of every server under test."""
 GIB = 1 << 30
 MAX_SERVERS = max(4, int(psutil.virtual_memory().total / GIB - 4) // 2)
 """Servers alive at a time, for each of two processes of tests; one takes 0.9 GB."""

@@ -43,6 +43,14 @@ from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, Process, start_pr
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FOLDER = "PARSE_TEST_RUN"
 """The variable that names the folder of a run of tests, for all of its processes."""
+CHECKS = {
+    # SGLang asserts its slot accounting on every iteration, not only when idle.
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    # Before it ends a server, SGLang otherwise waits 65 s for dumps of processes on a GPU.
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+}
+"""In the environment of every server under test."""
 PRELOADED = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
