@@ -44,7 +44,9 @@ def never(start_server: Start) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def auto(start_server: Start) -> Iterator[Client]:
-    for client in served(start_server, "auto", *flags("target", "draft", "auto", *QUESTION)):
+    """It listens on every address: its clients are the public."""
+    more = (*QUESTION, "--host", "0.0.0.0")
+    for client in served(start_server, "auto", *flags("target", "draft", "auto", *more)):
         yield replace(client, options={})
 
 
@@ -128,3 +130,19 @@ def test_requests_switched_off_are_exact_next_to_drafting_ones(auto: Client, pro
     assert ids_of(off.result()) == ids_of(alone)
     assert total(drafting.result(), "accepted_tokens") > 0
     auto.assert_nothing_lost()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"threshold": 0.1}, {"trace": True}, {"drafting": "always"}],
+    ids=lambda one: [*one][0],
+)
+def test_the_public_may_set_safe_options_only(auto: Client, prompts: list[str], options: dict):
+    params = {"max_new_tokens": 4, "custom_params": {"parse": options}}
+    answer = auto.post("/generate", {"text": prompts[0], "sampling_params": params})
+    assert answer.status_code == 400
+    assert "--parse-request-options safe" in answer.text
+    chat = {"model": "demo", "messages": [{"role": "user", "content": prompts[0]}], **params}
+    answer = auto.post("/v1/chat/completions", chat)
+    assert answer.status_code == 400
+    assert "--parse-request-options safe" in answer.text
