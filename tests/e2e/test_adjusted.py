@@ -20,8 +20,10 @@ from support.models import load_model
 
 PROMPTS = random_prompts(3, seed=34)
 LIMIT = {"max_new_tokens": 32, "ignore_eos": True}
-SAMPLED = {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "sampling_seed": 5}
-SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "sampling_seed": 5},
+}
 MORE = pytest.mark.nightly("tests/e2e/test_adjusted.py::test_output_equals_the_plain_servers")
 
 
