@@ -87,14 +87,16 @@ def head(
     yield from served(start_server, "head", *parse_flags(block_pair, *flags), **AHEAD)
 
 
-@pytest.mark.parametrize("concurrency", [1, 6])
-def test_verdicts_equal_numpys(head: Client, model: Any, folder: Path, concurrency: int):
+@pytest.mark.parametrize(("concurrency", "prompts"), [(1, PROMPTS[:2]), (6, PROMPTS)])
+def test_verdicts_equal_numpys(
+    head: Client, model: Any, folder: Path, concurrency: int, prompts: list
+):
     """Alone or packed with others, in rounds after the first, and after a radix-cache hit."""
     head.flush()
     verdicts: list[float] = []
     for _ in range(2):
-        answers = head.generate_all(PROMPTS, concurrency, parse=TRACE, **LIMIT)
-        for prompt, answer in zip(PROMPTS, answers, strict=True):
+        answers = head.generate_all(prompts, concurrency, parse=TRACE, **LIMIT)
+        for prompt, answer in zip(prompts, answers, strict=True):
             verdicts += check_verdicts(model, folder, SHAPE.layers, prompt, answer)
             assert parse_info(answer)["judge"] == "head"
     assert answers[-1]["meta_info"]["cached_tokens"] > 0
