@@ -319,7 +319,7 @@ def chat(client: Client, choice: Any, thinks: bool, options: dict | None) -> dic
         "messages": [{"role": "user", "content": "Start with 12"}],
         "tools": [{"type": "function", "function": ADD}],
         "tool_choice": choice,
-        "max_tokens": 60,
+        "max_tokens": 40 if choice == "auto" else 150,
         "temperature": 0,
         "logit_bias": NO_BLANKS,
         "return_meta_info": True,

@@ -13,7 +13,7 @@ from sglang_parse.client.servers import awake
 from support.client import Client, parse_info, random_prompts, retractions
 from support.servers import BLOCKS, OVERLAP, QUESTION, SEED, Start, parse_flags
 
-NUM_REQUESTS, NEW_TOKENS = 10, 72
+NUM_REQUESTS, NEW_TOKENS = 10, 56
 PROMPTS = random_prompts(NUM_REQUESTS, seed=31)
 # Questions of about 12 tokens each: a verify pass may need more slots than its draft.
 SEMANTIC = (*QUESTION, "--parse-segment", "tokens:4", "--parse-max-prefixes", "4")
@@ -26,9 +26,9 @@ LIKELIHOOD = ("--parse-judge", "likelihood", "--parse-segment", "tokens:4")
 ONE = ("--parse-draft-parallel-tokens", "1")
 SERVERS = {
     # KV slots for about a third of the load
-    "tight-semantic": (*SEMANTIC, *ONE, *OVERLAP, "--page-size", "16", "--max-total-tokens", "880"),
-    "tight-token": (*TOKEN, *BLOCKS, "--max-total-tokens", "520"),
-    "tight-likelihood": (*LIKELIHOOD, *ONE, *OVERLAP, "--max-total-tokens", "640"),
+    "tight-semantic": (*SEMANTIC, *ONE, *OVERLAP, "--page-size", "16", "--max-total-tokens", "720"),
+    "tight-token": (*TOKEN, *BLOCKS, "--max-total-tokens", "420"),
+    "tight-likelihood": (*LIKELIHOOD, *ONE, *OVERLAP, "--max-total-tokens", "520"),
 }
 MORE = pytest.mark.nightly("tests/e2e/test_memory.py::test_output_equals_the_plain_servers")
 pressures = pytest.mark.parametrize("pressure", ["retraction", pytest.param("pool", marks=MORE)])
