@@ -39,6 +39,11 @@ def is_parse(algorithm: object) -> bool:
     return isinstance(algorithm, ParseAlgorithm)
 
 
+def names_parse(settings: Any) -> bool:
+    """Returns whether the ``speculative_algorithm`` of settings is PARSE, as given or resolved."""
+    return (settings.speculative_algorithm or "").upper() == NAME
+
+
 def register_algorithm(
     create_worker: Callable[[Any], type], validate_server_args: Callable[[Any], None]
 ) -> bool:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import NAME, names_parse
 from sglang_parse.core import config
 from sglang_parse.patches.base import Patch, after, around
 
@@ -23,7 +23,7 @@ def _publish_settings(original: Callable, cls: type, args: argparse.Namespace) -
     settings = config.config_from_namespace(args)
     if settings is not None:
         settings.to_env()
-        if settings.model_fields_set and (args.speculative_algorithm or "").upper() != NAME:
+        if settings.model_fields_set and not names_parse(args):
             logger.warning(
                 "PARSE: %s without --speculative-algorithm %s: this server runs without PARSE.",
                 *(", ".join(map(config.flag, sorted(settings.model_fields_set))), NAME),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.patches.base import Patch, after, around
 
 _MODEL_CONFIG = "sglang.srt.configs.model_config.ModelConfig"
 
 
 def _is_draft(config: Any) -> bool:
-    return config.is_draft_model and (config.speculative_algorithm or "").upper() == NAME
+    return config.is_draft_model and names_parse(config)
 
 
 def _keep_class(original: Callable, self: Any) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.attention.spec_input import ParseVerifyInput
 from sglang_parse.patches.base import Patch, around
 
 
 def _check(original: Callable, server_args: Any) -> None:
-    if resolving_view(server_args).speculative_algorithm != NAME:
+    if not names_parse(resolving_view(server_args)):
         original(server_args)
 
 

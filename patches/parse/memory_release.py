@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.patches.base import Patch, before
 
 _MANAGER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -12,7 +12,7 @@ _MANAGER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 
 def _refuse(self: Any, *_: Any, **__: Any) -> None:
     """Raises ValueError, which SGLang's HTTP server turns into an error response."""
-    if (self.server_args.speculative_algorithm or "").upper() == NAME:
+    if names_parse(self.server_args):
         raise ValueError(
             "PARSE: memory cannot be released and resumed: SGLang would restore the target's "
             "state only, and the draft would write garbage. Fix: end the server and start it "

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_spec
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.patches.base import Patch, around
 
 _SERVING = "sglang.srt.entrypoints.ollama.serving.OllamaServing"
@@ -33,7 +33,7 @@ class _TextBeforeEnd:
 
 
 def _stream(original: Callable, self: Any, *args: Any) -> Any:
-    if get_spec().speculative_algorithm == NAME:
+    if names_parse(get_spec()):
         self = copy.copy(self)
         self.tokenizer_manager = _TextBeforeEnd(self.tokenizer_manager)
     return original(self, *args)

@@ -7,14 +7,14 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.patches.base import Patch, before
 from sglang_parse.startup.checks import check_port
 
 
 def _check_port(server_args: Any, *_: Any, **__: Any) -> None:
     settings = resolving_view(server_args)
-    if (settings.speculative_algorithm or "").upper() == NAME:
+    if names_parse(settings):
         check_port(settings)
 
 

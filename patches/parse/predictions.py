@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.runtime_context import get_spec
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.core.prediction import prediction_text
 from sglang_parse.patches.base import Patch, Registration, after, around
 
@@ -34,7 +34,7 @@ _counts: ContextVar[Counts | None] = ContextVar("parse_prediction_counts", defau
 
 async def _read_prediction(original: Callable, self: Any, request: Any, raw_request: Any) -> Any:
     """Makes the ``prediction`` of a request its draft."""
-    if get_spec().speculative_algorithm == NAME and isinstance(request, _PREDICTED):
+    if names_parse(get_spec()) and isinstance(request, _PREDICTED):
         try:
             text = prediction_text(await _prediction(request, raw_request))
             _counts.set(None if text is None else {})

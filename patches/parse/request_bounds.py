@@ -12,7 +12,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.core.setting import shown
 from sglang_parse.patches.base import Patch, after, around
 
@@ -49,7 +49,7 @@ def _ids(vocab_size: int) -> str:
 
 
 def _check_prompt(_result: None, self: Any, obj: Any, input_ids: Any) -> None:
-    if get_spec().speculative_algorithm != NAME:
+    if not names_parse(get_spec()):
         return
     vocab_size = self.model_config.vocab_size
     overrides = getattr(obj, "positional_embed_overrides", None)
@@ -87,7 +87,7 @@ def _check_processor(processor: str | None) -> None:
 
 
 def _check_sampling(_result: None, self: Any, vocab_size: int) -> None:
-    if get_spec().speculative_algorithm != NAME:
+    if not names_parse(get_spec()):
         return
     for name in (*_INTEGERS, *_FLOATS):
         if found := number_problem(name, getattr(self, name)):
@@ -136,7 +136,7 @@ def _outside(token_ids: Iterable[int], vocab_size: int) -> list[int]:
 
 def _check_request(original: Callable, req: Any, *args: Any, **kwargs: Any) -> str | None:
     found = ""
-    if get_spec().speculative_algorithm == NAME and req.multimodal_inputs is None:
+    if names_parse(get_spec()) and req.multimodal_inputs is None:
         found = prompt_problem(req.origin_input_ids, req.vocab_size or _ANY_VOCAB_SIZE)
     return f"PARSE: {found}" if found else original(req, *args, **kwargs)
 

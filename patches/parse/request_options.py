@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_serving, get_spec
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.patches.base import Patch, after
@@ -14,7 +14,7 @@ from sglang_parse.patches.base import Patch, after
 
 def _check_options(tokenized: Any, self: Any, *_: Any, **__: Any) -> None:
     # A ValueError raised here becomes a 400 in every API of SGLang.
-    if get_spec().speculative_algorithm == NAME:
+    if names_parse(get_spec()):
         RequestOptions.of_request(
             *(tokenized.sampling_params.custom_params, ParseConfig.from_env()),
             host=get_serving().host,

@@ -6,20 +6,16 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.patches.base import Patch, after, before
 from sglang_parse.startup.models import check_attention, read_pair
 
 _GROUPS = "sglang.srt.arg_groups"
 
 
-def _is_parse(view: Any) -> bool:
-    return (view.speculative_algorithm or "").upper() == NAME
-
-
 def _check_kinds(server_args: Any) -> None:
     view = resolving_view(server_args)
-    if _is_parse(view):
+    if names_parse(view):
         check_attention(view, *read_pair(view))
 
 
@@ -27,7 +23,7 @@ def _check_resolved(_result: None, server_args: Any) -> None:
     from sglang_parse.startup.checks import check_resolved
 
     view = resolving_view(server_args)
-    if _is_parse(view):
+    if names_parse(view):
         check_resolved(view)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.function_call.core_types import StreamingParseResult
 from sglang.srt.runtime_context import get_spec
 
-from sglang_parse.algorithm import NAME
+from sglang_parse.algorithm import names_parse
 from sglang_parse.patches.base import Patch, after, around
 
 _CALLS = "sglang.srt.function_call"
@@ -35,7 +35,7 @@ def _increment(original: Callable, self: Any, new_text: str, tools: list) -> Str
 
 def _pieces(pattern: str, text: str) -> list[str]:
     """The added tokens, words and other characters of ``text``; one piece on other servers."""
-    is_parse = get_spec().speculative_algorithm == NAME
+    is_parse = names_parse(get_spec())
     return (is_parse and re.findall(pattern, text)) or [text]
 
 
