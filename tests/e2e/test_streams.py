@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -93,29 +94,39 @@ def streamed(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
 # -- the native API -----------------------------------------------------------------------
 
 
-@SERVERS
-@pytest.mark.parametrize("case", NATIVE)
-def test_native(client: Client, plain: Client, options: dict, case: str):
-    sampling, top = NATIVE[case]
+Wish = tuple[list[int], dict[str, Any], dict[str, Any]]
+"""A prompt, sampling parameters, and fields beside them."""
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Client) -> list[tuple[Wish, Any]]:
+    """Wishes of every kind, and what the plain server answers."""
+    wishes = [(prompt, *case) for prompt in PROMPTS for case in NATIVE.values()]
     for prompt in PROMPTS:
-        ours = streamed(client, native(prompt, options, **sampling) | top)
-        theirs = plain.generate(prompt, top=top, **sampling)
+        text = plain.generate(prompt, **LIMIT)["text"]
+        for start in (len(text) // 5, len(text) // 2):
+            wishes.append((prompt, LIMIT | {"stop": [text[start : start + 3]]}, {}))
+    with ThreadPoolExecutor(len(wishes)) as pool:
+        answers = pool.map(lambda wish: plain.generate(wish[0], top=wish[2], **wish[1]), wishes)
+        return list(zip(wishes, answers, strict=True))
+
+
+@SERVERS
+def test_native(client: Client, expected: list[tuple[Wish, Any]], options: dict):
+    """All at once."""
+
+    def send(wish: Wish) -> list[dict[str, Any]]:
+        prompt, sampling, top = wish
+        return streamed(client, native(prompt, options, **sampling) | top)
+
+    with ThreadPoolExecutor(len(expected)) as pool:
+        found = [*pool.map(send, (wish for wish, _ in expected))]
+    for ours, (_, theirs) in zip(found, expected, strict=True):
         for our, their in zip(ours, theirs if isinstance(theirs, list) else [theirs], strict=True):
             assert_same(our, their)
             for key in ("input_token_logprobs", "output_token_logprobs"):
                 left, right = (answer["meta_info"].get(key, []) for answer in (our, their))
                 assert [row[1] for row in left] == [row[1] for row in right]
-
-
-@SERVERS
-@pytest.mark.parametrize("place", [12, 30])
-def test_stop_strings(client: Client, plain: Client, options: dict, place: int):
-    for prompt in PROMPTS:
-        text = plain.generate(prompt, **LIMIT)["text"]
-        start = len(text) * place // 60
-        sampling = LIMIT | {"stop": [text[start : start + 3]]}
-        (ours,) = streamed(client, native(prompt, options, **sampling))
-        assert_same(ours, plain.generate(prompt, **sampling))
 
 
 @pytest.mark.parametrize(("server", "options"), [("token", DRAFTS)])

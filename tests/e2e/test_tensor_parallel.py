@@ -17,14 +17,14 @@ import pytest
 
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
 
-LENGTH = {"max_new_tokens": 40, "ignore_eos": True}
+LENGTH = {"max_new_tokens": 28, "ignore_eos": True}
 TWO = ("--tp-size", "2")
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("parse", [EXACT, {"enabled": False}])
 def test_exact_mode(two_ranks: Client, plain: Client, parse: dict, concurrency: int):
-    prompts = random_prompts(2 if concurrency == 1 else 6, 71)
+    prompts = random_prompts(1 if concurrency == 1 else 6, 71)
     answers = two_ranks.generate_all(prompts, concurrency, parse=parse, **LENGTH)
     assert ids_of(answers) == ids_of(plain.generate_all(prompts, 6, **LENGTH))
     if parse is EXACT:
@@ -63,7 +63,7 @@ def test_sampled_requests_and_grammars_next_to_drafting_ones(two_ranks: Client, 
             for prompt, request in zip(prompts, requests, strict=True)
         ]
         answers = [job.result() for job in jobs]
-    assert [len(answer["output_ids"]) for answer in answers[:4]] == [40] * 4
+    assert [len(answer["output_ids"]) for answer in answers[:4]] == [28] * 4
     assert all(parse_info(answer)["drafted_tokens"] > 0 for answer in answers[4:])
     theirs = plain.generate_all(prompts[4:], 2, regex="[a-f]{20}", max_new_tokens=30)
     assert ids_of(answers[4:]) == ids_of(theirs)
