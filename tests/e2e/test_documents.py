@@ -30,6 +30,7 @@ from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.core.judge import read_judge
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
+from support.client import Client
 from support.pages import PAGES, ROOT, documented_keys, report_keys
 from support.random_pair import PairShape, make_pair
 from support.warm import Nursery
@@ -140,8 +141,8 @@ def test_make_demo_runs_a_small_demo(
     """Runs the command of `make demo` with few problems, on real servers."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    flags = ["--requests", "4", "--runs", "1", "--concurrency", "1,4"]
-    flags += ["--warmup", "4", "--traced", "1"]
+    flags = ["--requests", "2", "--runs", "1", "--concurrency", "1,2"]
+    flags += ["--warmup", "2", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for text in ("PARSE's speed over the plain target: ", "Right answers: PARSE ", "sglang-parse"):
@@ -149,7 +150,7 @@ def test_make_demo_runs_a_small_demo(
     assert "FAIL" not in printed
     content = json.loads((tmp_path / "results.json").read_text())
     parse = next(v for v in content["variants"] if v["server"] == "parse")
-    assert parse["quality"]["problems"] == 4 + 2 * 4
+    assert parse["quality"]["problems"] == 2 + 2 * 2
     assert parse["quality"]["score"] >= 0.8
     assert parse["time"]["limit"] > 1
     assert sum(parse["speeds"][0]["stages"].values()) < 1.1
@@ -235,7 +236,9 @@ def test_parallel_draft(tmp_path: Path, nursery: Nursery):
 @pytest.mark.nightly(
     "tests/e2e/test_drafting_pays.py::test_drafting_is_suspended_where_it_does_not_pay"
 )
-def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
+def test_untrained_draft(
+    wordings_plain: Client, tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+):
     """Drafting takes less time than decoding; none if the warm-up already suspended it."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
@@ -247,7 +250,8 @@ def test_untrained_draft(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.M
     words = [word.replace(place, shlex.quote(str(draft))) for word in shlex.split(second)]
     assert any(str(draft) in word for word in words)
     few = ("--concurrency", "1", "--requests", "6", "--runs", "1", "--max-tokens", "48")
-    assert cli.main([*words[3:], *few, "--output", str(output)]) == 0
+    plain = ("--url", f"plain={wordings_plain.url}")  # it starts one that is there already
+    assert cli.main([*words[3:], *few, *plain, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["variants"]
     assert (plain["speeds"][0]["stages"], parse["server"]) == ({}, "parse-token")
     stages = parse["speeds"][0]["stages"]

@@ -85,7 +85,7 @@ def test_greedy_output_equals_the_plain_servers(
 ):
     for seed in SEEDS:
         answers = speculative.generate_all(
-            random_prompts(6, seed), concurrency, max_new_tokens=72, ignore_eos=True
+            random_prompts(6, seed), concurrency, max_new_tokens=48, ignore_eos=True
         )
         assert ids_of(answers) == expected[seed]
         # Not vacuous: the text is diverse, some drafts are accepted and some rejected.
@@ -122,7 +122,7 @@ def test_sampled_output_has_the_targets_distribution(speculative: Client, target
 def test_greedy_and_sampled_requests_share_a_batch(speculative: Client, expected: dict):
     """One sampled request puts the whole batch on the sampling path; top_k 1 stays greedy."""
     prompts = random_prompts(6, SEEDS[0])
-    params = {"max_new_tokens": 72, "ignore_eos": True}
+    params = {"max_new_tokens": 48, "ignore_eos": True}
     with ThreadPoolExecutor(12) as pool:
         sampled = [
             pool.submit(speculative.generate, prompt, **params | {"temperature": 1.0})
