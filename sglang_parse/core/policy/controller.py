@@ -41,7 +41,7 @@ SEARCH_EVERY = 12
 """Queries between plan searches, or the number of running requests if larger."""
 SEARCH_MS = 500.0
 """Stage time between plan searches: a search takes milliseconds, and suspended requests query at
-every segment."""
+every token."""
 LOADS_PER_OCTAVE = 2
 """Resolution of the number of running requests for cached plans."""
 PROBE_TIMEOUT = 12
@@ -56,7 +56,7 @@ MIN_DECODE_AGE, MAX_DECODE_AGE = 8, 256
 from the minimum to the maximum."""
 CLEAR_SPEEDUP, CLEAR_FACTOR = 1.5, 8
 """Expected speedup from which the decode cost may be this many times as old: all requests that
-query during the measurement decode a segment without a draft."""
+query during the measurement decode a token without a draft."""
 SUSPEND_SPEEDUP, RESUME_SPEEDUP = 1.05, 1.1
 """Expected speedups below which drafting is suspended and from which it resumes. Expectation
 exceeded reality by 4 to 6 % where drafting about broke even (simulated acceptance 0.1 and 0.3)."""
@@ -174,11 +174,6 @@ class Controller:
         stats = self._stats.get(stats_key(threshold, num_failed, adapter))
         stats.num_waiting, stats.cold_start_probes = None, max(0, stats.cold_start_probes - 1)
         stats.acceptance.observe_round(outcome, self.num_running)
-
-    def observe_decoded_segment(self, threshold: float, num_tokens: int, adapter: str = "") -> None:
-        """Records the target's tokens from a rejection point to the end of its segment."""
-        stats = self._stats.get(stats_key(threshold, adapter=adapter))
-        stats.acceptance.observe_decoded_segment(num_tokens)
 
     # -- rounds -----------------------------------------------------------------
 
