@@ -29,9 +29,7 @@ def test_no_matches_if_the_target_never_agreed():
 
 def test_partial_matches_scale_with_the_rejected_length():
     agreement = observed(10, 5)
-    assert agreement.after_reject(10, 40).num_matched == pytest.approx(
-        5, rel=PRIOR
-    )
+    assert agreement.after_reject(10, 40).num_matched == pytest.approx(5, rel=PRIOR)
     long = agreement.after_reject(40, 40)
     assert long.num_matched == pytest.approx(20, rel=PRIOR)
 
@@ -45,9 +43,7 @@ def test_all_tokens_match_if_the_target_disagrees_with_the_verdict():
 def test_mismatches_in_accepted_text_shorten_the_match():
     """Every tenth token of correct text differs."""
     agreement = observed(10, 40, num_mismatched=10)
-    assert agreement.after_reject(10, 60).num_matched == pytest.approx(
-        10, rel=PRIOR
-    )
+    assert agreement.after_reject(10, 60).num_matched == pytest.approx(10, rel=PRIOR)
 
 
 def test_estimates_stay_in_range():
