@@ -45,7 +45,8 @@ every token."""
 LOADS_PER_OCTAVE = 2
 """Resolution of the number of running requests for cached plans."""
 PROBE_TIMEOUT = 12
-"""Queries during a cold-start probe before another is sent: the request may have been aborted."""
+"""Queries per running request during a cold-start probe before another is sent: the request may
+have been aborted."""
 REPROBE_FRACTION = 0.005
 """Fraction of decode time that re-probes may lose."""
 INITIAL_BOOST = 16.0
@@ -239,7 +240,8 @@ class Controller:
 
     def _cold_start_probe(self, stats: ThresholdStats) -> DraftPlan | None:
         """Sends a probe unless one is in flight."""
-        if stats.num_waiting is not None and stats.num_waiting < PROBE_TIMEOUT:
+        timeout = PROBE_TIMEOUT * self.num_running
+        if stats.num_waiting is not None and stats.num_waiting < timeout:
             stats.num_waiting += 1
             return self._no_draft("drafting not yet tried: another request's probe is running")
         stats.num_waiting = 0
