@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
-from support.client import Client, parse_info, random_prompts
+from support.client import EXACT, Client, parse_info, random_prompts
 from support.models import load_tokenizer
 
-STRICT = {"threshold": 0.9999, "trace": True}
-SOME = {"threshold": 0.4, "trace": True}
+TRACE = {"trace": True}
 
 
 def test_where_verdicts_come_from_rows(wordings: Client):
@@ -21,14 +20,19 @@ def test_where_verdicts_come_from_rows(wordings: Client):
         )
         for problem in load_problems().held_out_problems(6, seed=8)
     ]
-    answers = wordings.generate_all(prompts, 6, parse=STRICT, max_new_tokens=128)
-    tokens = sum(len(answer["output_ids"]) for answer in answers)
-    assert 10 <= tokens / num_refused(answers) <= 40
+    answers = [
+        answer
+        for options in ({"threshold": 0.99}, EXACT)
+        for answer in wordings.generate_all(prompts, 6, parse=options | TRACE, max_new_tokens=96)
+    ]
+    num_tokens = sum(len(answer["output_ids"]) for answer in answers)
+    assert num_refused(answers) > num_tokens / 40
 
 
 def test_where_questions_are_asked(semantic: Client):
-    limit = {"max_new_tokens": 64, "ignore_eos": True}
-    assert num_refused(semantic.generate_all(random_prompts(6, 3), 6, parse=SOME, **limit)) > 6
+    options, limit = {"threshold": 0.4, **TRACE}, {"max_new_tokens": 64, "ignore_eos": True}
+    answers = semantic.generate_all(random_prompts(6, 3), 6, parse=options, **limit)
+    assert num_refused(answers) > len(answers)
 
 
 def num_refused(answers: list[dict[str, Any]]) -> int:
