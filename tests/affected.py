@@ -17,7 +17,7 @@ STEP = "exact overlap blocks lengths memory aborts radix multi_turn stops tensor
 PROGRAMS = "compare load demo_programs doctor_and_explain documents calibrate train_judge wheel"
 AFFECTED = {
     # pattern of a path: names of files in tests/e2e; every pattern that matches counts
-    "sglang_parse/core/*": "exact overlap lengths demo_pair requests predictions grammars",
+    "sglang_parse/core/*": "exact overlap lengths resume demo_pair requests predictions grammars",
     "sglang_parse/core/policy/*": "drafting_pays load",
     "sglang_parse/core/config.py": "documents serve",
     "sglang_parse/core/judge.py": "heads head_and_question calibrate",

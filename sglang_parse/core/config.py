@@ -70,7 +70,7 @@ class ParseConfig(BaseModel):
     load, up to the default."""
     segment: str = "line"
     """Segments of a draft, at whose ends it is verified: 'line', 'sentence' or 'tokens:N'. If not
-    set, a trained verdict head has its own."""
+    set, the likelihood verifies at every token, and a trained verdict head has its own."""
     question: str = Field(
         "",
         description="JSON file with the verification question, or the name of a built-in one: "
@@ -99,10 +99,11 @@ class ParseConfig(BaseModel):
     target's choices (exact)."""
     on_reject: Literal["decode", "redraft"] = "redraft"
     """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
-    drafting when the target has finished the segment."""
+    drafting behind the token that the same pass yields."""
     decode_accelerator: Literal["none", "eagle3"] = "none"
-    """Speculative decoding for decode steps outside drafts, and for plain requests: none, or an
-    EAGLE-3 head (with --speculative-num-steps, 3 by default)."""
+    """Speculative decoding for decode steps: none, or an EAGLE-3 head (with
+    --speculative-num-steps, 3 by default). A rejected draft leaves no decode step to accelerate:
+    plain requests have them, and requests whose drafting is suspended."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head; required by --parse-decode-accelerator eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"
@@ -273,10 +274,11 @@ class ParseConfig(BaseModel):
 
     @property
     def segment_rule(self) -> SegmentRule:
-        """Where drafts are verified."""
-        if "segment" not in self.model_fields_set and self.head:
-            return self.head.segment_rule
-        return SegmentRule.parse(self.segment)
+        """Where drafts are verified: by default at every token if verdicts come from their rows,
+        which costs nothing, unless a trained head has a rule of its own."""
+        if "segment" in self.model_fields_set or not self.has_head:
+            return SegmentRule.parse(self.segment)
+        return self.head.segment_rule if self.head else SegmentRule("tokens", 1)
 
     @property
     def block_size(self) -> int | None:

@@ -2,7 +2,7 @@
 
     DRAFTING    the draft model drafts until the answer ends or the plan's budget is spent
     VERIFYING   one target verify pass judges the draft
-    DECODING    the target decodes after a rejection; DRAFTING resumes when its segment is complete
+    DECODING    the target decodes a token where no draft could begin, or to the answer's end
     PLAIN       plain target decoding from prefill to finish: the fallback
     WAITING     a draft is on its way from another server
 
@@ -218,8 +218,8 @@ class Stats:
             tokens equal its choices. Counted in greedy requests under semantic verification.
         rejected_matched_prefixes: those of them whose verdict is below the threshold.
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
-        skipped_drafts: drafts that were due and did not start (per segment; in token mode per
-            token): no speedup was expected or known, or the settings draft nothing.
+        skipped_drafts: tokens at which a draft was due and did not start: no speedup was expected
+            or known, or the settings draft nothing.
         eagle3_steps, eagle3_tokens: target forwards that verified an EAGLE-3 proposal, and the
             ``target_tokens`` that they output; only with ``--parse-decode-accelerator eagle3``.
         prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;

@@ -36,7 +36,6 @@ from sglang_parse.core.phases import (
 )
 from sglang_parse.core.policy.text_length import TextLength
 from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
-from sglang_parse.core.segment import OpenSegment
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -89,9 +88,7 @@ class RequestState:
         num_draft_inflight: upper bound of the draft tokens that are not on the host yet.
         draft_kv_len: leading tokens of the sequence with valid draft KV.
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
-        segment_start: output length where the target's segment starts; drafting resumes when the
-            segment is complete, if ``resumes``.
-        segment: what has been scanned of it.
+        resumes: drafting resumes at the next token; else the target finishes the answer.
         drafting_suspended: a draft was due and did not start, because it was not expected to pay.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
@@ -125,8 +122,6 @@ class RequestState:
     num_draft_inflight: int = 0
     draft_kv_len: int = 0
     draft_kv_found: bool = False
-    segment_start: int = 0
-    segment: OpenSegment = field(default_factory=OpenSegment)
     resumes: bool = True
     drafting_suspended: bool = False
     no_draft_reason: str = ""
@@ -225,7 +220,7 @@ class RequestState:
             self.phase = Phase.VERIFYING
         elif action is Action.DROP_DRAFT:
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
-            self.start_decode(len(self.output_ids))
+            self.start_decode()
             self.no_draft_reason = "KV slots are short"
             self.action = Action.DECODE
 
@@ -396,16 +391,15 @@ class RequestState:
         self.stats.matched_prefixes += num_matched
         self.stats.rejected_matched_prefixes += num_rejected
 
-    def finish_decode(self, num_tokens: int, *, num_beyond: int, is_eagle: bool) -> None:
+    def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
         """Counts the tokens of a decode step.
 
         Args:
             num_tokens: tokens that it output.
-            num_beyond: those of them after the segment's end, where drafting resumes.
             is_eagle: it verified an EAGLE-3 proposal.
         """
         self.num_target_run, self.num_matched_run = num_tokens, 0
-        self.num_decoded += num_tokens - num_beyond
+        self.num_decoded += num_tokens
         if is_eagle:
             self.stats.eagle3_steps += 1
             self.stats.eagle3_tokens += num_tokens
@@ -414,19 +408,18 @@ class RequestState:
         self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
         self.drafting_suspended = False
 
-    def start_decode(self, segment_start: int, *, resumes: bool = True) -> None:
-        """The target decodes a segment from ``segment_start`` on.
+    def start_decode(self, *, resumes: bool = True) -> None:
+        """The target decodes.
 
         Args:
-            resumes: drafting resumes after the segment.
+            resumes: drafting resumes at the next token.
         """
         self.phase, self.draft = Phase.DECODING, Draft()
-        self.segment_start, self.segment = segment_start, OpenSegment()
         self.resumes, self.drafting_suspended = resumes, False
 
-    def skip_draft(self, segment_start: int, reason: str) -> None:
-        """Drafting does not pay now, for ``reason``: the target decodes one more segment."""
-        self.start_decode(segment_start)
+    def skip_draft(self, reason: str) -> None:
+        """Drafting does not pay now, for ``reason``: the target decodes one more token."""
+        self.start_decode()
         self.no_draft_reason = reason
         self.drafting_suspended = True
         self.stats.skipped_drafts += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # Written as escapes: the wide marks look like "!?" in many fonts and editors.
@@ -45,7 +45,7 @@ class SegmentRule:
         return f"tokens:{self.num_tokens}" if self.kind == "tokens" else self.kind
 
 
-def segment_ends(pieces: Sequence[str], rule: SegmentRule, *, is_blank: bool = True) -> list[int]:
+def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
     """Returns the ascending end offsets of the complete segments, in ``1..len(pieces)``.
 
     Blank lines belong to the segment before them, so that a paragraph break is one end, not two.
@@ -54,12 +54,12 @@ def segment_ends(pieces: Sequence[str], rule: SegmentRule, *, is_blank: bool = T
     Args:
         pieces: decoded text of each token.
         rule: where segments end.
-        is_blank: their first segment has only whitespace before them.
     """
     if rule.kind == "tokens":
         return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
     closes = _closes_line if rule.kind == "line" else _closes_sentence
     ends: list[int] = []
+    is_blank = True
     for index, piece in enumerate(pieces):
         is_blank = is_blank and not piece.strip()  # since the last end
         if not is_blank and closes(pieces, index):
@@ -123,34 +123,6 @@ def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
     return [ends[(k + 1) * count // max_count - 1] for k in range(max_count)]
 
 
-@dataclass(slots=True)
-class OpenSegment:
-    """A segment that grows. Each token is scanned once, however long the segment is.
-
-    Attributes:
-        num_tokens: tokens scanned so far.
-        end: offset where it is complete, after which nothing is scanned; None while it is not.
-    """
-
-    num_tokens: int = 0
-    end: int | None = None
-    _recent: list[str] = field(default_factory=list)  # the last may have been undecided
-    _is_blank: bool = True  # before those
-
-    def extend(self, pieces: Sequence[str], rule: SegmentRule) -> None:
-        """Goes on with the text of new tokens."""
-        start = self.num_tokens - len(self._recent)
-        self.num_tokens += len(pieces)
-        if rule.kind == "tokens":
-            self.end = rule.num_tokens if self.num_tokens >= rule.num_tokens else None
-            return
-        window = [*self._recent, *pieces]
-        ends = segment_ends(window, rule, is_blank=self._is_blank)
-        self.end = start + ends[0] if ends else None
-        passed, self._recent = window[:-_MARK_PIECES], window[-_MARK_PIECES:]
-        self._is_blank = self._is_blank and not any(piece.strip() for piece in passed)
-
-
 class Segmenter:
     """Cuts token ids into segments.
 
@@ -174,7 +146,3 @@ class Segmenter:
     def ends(self, token_ids: Sequence[int]) -> list[int]:
         """Returns as ``segment_ends``, for token ids."""
         return segment_ends(self.pieces(token_ids), self.rule)
-
-    def extend(self, segment: OpenSegment, token_ids: Sequence[int]) -> None:
-        """See ``OpenSegment.extend``."""
-        segment.extend(self.pieces(token_ids), self.rule)

@@ -25,7 +25,7 @@ from sglang_parse.client.records import Answer, BenchError, BenchRun, Item, Vari
 from sglang_parse.client.servers import Remote
 from sglang_parse.core import phases
 from sglang_parse.core.question import LOW_VERDICT_MASS
-from sglang_parse.core.selection import contradicts_target
+from sglang_parse.core.selection import contradicts_target, matching_tokens
 from sglang_parse.doctor import command
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.doctor.settings import DoctorSettings
@@ -39,11 +39,15 @@ MIN_TOKENS = 32
 """Length of the first answers, by which that of the others is chosen."""
 TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"enabled": False}
 """Options of a prompt's requests; ``FORCED`` where nothing was drafted."""
-NAMES = ("answers", "verdict mass", "matched prefixes", "acceptance", "speedup")
+NAMES = ("answers", "verdict mass", "matched prefixes", "refusals", "acceptance", "speedup")
 """Checks by answers, by methods of these names."""
 ANOTHER_JUDGE = (
     "--parse-judge likelihood, or a head of sglang-parse train-judge; another --parse-question; "
     "a threshold from sglang-parse calibrate; or --parse-verification token"
+)
+CHEAP_REFUSALS = (
+    "leave out --parse-on-reject and --parse-segment, if they are set; a lower --parse-threshold; "
+    "or --parse-verification token"
 )
 
 
@@ -244,6 +248,26 @@ class Served:
             raise Problem(found, ANOTHER_JUDGE, WARNING)
         return found
 
+    def refusals(self) -> str:
+        """Settings may make a refused draft so expensive that token mode is faster with the same
+        drafts: they are compared by output tokens per target forward."""
+        rounds, answers = self.rounds, self.run.answers
+        refused = sum(record["accepted_len"] < _num_verified(record) for record in rounds)
+        output = sum(record["accepted_len"] + len(record["bonus_token_ids"]) for record in rounds)
+        decoded = sum(a.output_tokens - 1 - a.parse["skipped_drafts"] for a in answers) - output
+        steps = max(0, decoded)
+        matched = sum(
+            matching_tokens(record["draft_token_ids"], record["target_token_ids"])
+            for record in rounds
+        )
+        ours = (output + steps) / (len(rounds) + steps)
+        exact = matched / len(rounds) + 1
+        found = f"{ours:.1f} tokens per target forward; token mode: {exact:.1f} with these drafts"
+        if refused:
+            every = (output + steps) / refused
+            found += f"; one refusal in {every:.0f} tokens, {steps / refused:.1f} decode steps each"
+        return warn_if(ours < exact, found, CHEAP_REFUSALS)
+
     @property
     def _judge_name(self) -> str:
         return str(self.run.answers[0].parse.get("judge", "question"))
@@ -315,6 +339,11 @@ class Served:
             f"Largest cost: {stage} ({cost:.2f}; {fix})"
         )
         return warn_if(speedup < 1, found, fix)
+
+
+def _num_verified(record: dict[str, Any]) -> int:
+    ends = record["prefix_ends"]
+    return ends[-1] if ends else len(record["draft_token_ids"])
 
 
 def _ms_per_token(answers: Sequence[Answer]) -> float:

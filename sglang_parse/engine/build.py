@@ -114,7 +114,7 @@ def build_engine(
         eagle=eagle,
         judge=judge,
         verifier=Verifier(target, judge, is_masked=is_masked),
-        committer=Committer(config, judge, controller, counters, sources),
+        committer=Committer(config, judge, counters, sources),
         schedule=Schedule(config, controller, max_question_len, parallel.size),
         sources=sources,
         controller=controller,

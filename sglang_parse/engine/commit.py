@@ -1,8 +1,7 @@
 """Commits a target forward's results: accepts draft tokens and moves requests to their next phase.
 
 A round is a draft and its verify pass. After the accepted prefix, draft tokens that match the
-target's choices are accepted too, followed by one bonus token; then drafting resumes, or the
-target decodes the rest of its segment first.
+target's choices are accepted too, followed by one bonus token. Drafting resumes right behind it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import ANSWERS, MODEL, Action, Draft, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
-from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
@@ -39,7 +37,6 @@ class Committer:
     Args:
         config: the server's settings.
         judge: where verdicts come from; None in token mode.
-        controller: observes segments of the target.
         counters: the process's counters.
         sources: start drafts, and observe every round.
     """
@@ -48,18 +45,17 @@ class Committer:
         self,
         config: ParseConfig,
         judge: Judge | None,
-        controller: Controller,
         counters: Counters,
         sources: SourceChain,
     ) -> None:
-        self.config, self.judge, self.sources = config, judge, sources
-        self.controller, self.counters = controller, counters
+        self.config, self.judge = config, judge
+        self.counters, self.sources = counters, sources
         self._simulated = SimulatedAcceptance.from_env(config)
         if self._simulated is not None:
             self._report_simulation(self._simulated)
 
     def begin(self, req: Req, first_id: int | None) -> None:
-        """Starts a request after its prefill: with a draft, or with a segment of the target's.
+        """Starts a request after its prefill: with a draft, or with a token of the target's.
 
         Args:
             first_id: the token that the prefill sampled, if any.
@@ -71,7 +67,7 @@ class Committer:
             given = ()
         if state.phase is Phase.DRAFTING and not finished and not given:
             new_ids = () if first_id is None else (first_id,)
-            self._resume_drafting(req, new_ids, len(state.output_ids))
+            self._resume_drafting(req, new_ids)
         state.begin(first_id)
         if given and self._judge_of(state) is not None:
             allowed = given[1 : 1 + num_allowed(req, given[1:])]
@@ -110,7 +106,7 @@ class Committer:
             if state.phase is Phase.WAITING and not is_gone(req):
                 with contain_request(state, "its wait for a draft"):
                     if reason := self.sources.resume(req):
-                        state.skip_draft(len(state.output_ids), reason)
+                        state.skip_draft(reason)
                 self.ask(req)
 
     def ask(self, req: Req) -> None:
@@ -195,58 +191,28 @@ class Committer:
         tokens: Sequence[int],
         matched: int,
     ) -> None:
-        """The next phase: drafting, or first the rest of the segment by the target.
+        """The next phase: drafting, where a draft may begin and is expected to pay.
 
         Args:
             tokens: the accepted and the bonus tokens.
         """
         state, bonus = req.parse_state, tokens[selection.accepted_len :]
-        start = len(state.output_ids) + selection.accepted_len
         rejected = selection.accepted_len < draft.num_verified
-        state.start_decode(start, resumes=not rejected or self.config.on_reject == "redraft")
+        state.start_decode(resumes=not rejected or self.config.on_reject == "redraft")
         carried: Sequence[int] = ()
-        may_draft = self._may_resume(state, tokens) and (
-            not rejected or self._segment_end(state, tokens) is not None
-        )
-        may_draft = may_draft and self._resume_drafting(req, tokens, start + len(bonus))
-        if may_draft and draft.source == state.draft.source == MODEL:
+        drafts = self._may_resume(state, tokens) and self._resume_drafting(req, tokens)
+        if drafts and draft.source == state.draft.source == MODEL:
             carried = _carry_over(draft, selection, bonus)
         state.carry_over(carried, selection.accepted_len + matched + len(carried))
 
     # -- decode -----------------------------------------------------------------
 
     def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
-        state, num_beyond = req.parse_state, 0
-        if state.phase is Phase.DECODING and state.resumes and not _stops(state, tokens):
-            num_written = len(state.output_ids) + len(tokens)
-            start, end = state.segment_start, self._segment_end(state, tokens)
-            # A segment may have ended where its grammar let no draft begin.
-            may_draft = end is not None and self._may_resume(state, tokens)
-            if may_draft and self._resume_drafting(req, tokens, num_written):
-                num_beyond = min(len(tokens), num_written - start - (end or 0))
-        state.finish_decode(len(tokens), num_beyond=num_beyond, is_eagle=is_eagle)
+        state = req.parse_state
+        if state.phase is Phase.DECODING and self._may_resume(state, tokens):
+            self._resume_drafting(req, tokens)
+        state.finish_decode(len(tokens), is_eagle=is_eagle)
         return tokens
-
-    def _segment_end(self, state: RequestState, tokens: Sequence[int]) -> int | None:
-        """Offset where the target's segment is complete; None while it is not. In token mode
-        drafting may resume after any token.
-
-        Args:
-            tokens: what this iteration outputs.
-        """
-        judge, segment, policy = self._judge_of(state), state.segment, state.policy
-        num_output = len(state.output_ids)
-        if judge is None:
-            return num_output + len(tokens) - state.segment_start
-        if segment.end is None:
-            start = state.segment_start + segment.num_tokens
-            new = [*state.output_ids[start:], *tokens[max(0, start - num_output) :]]
-            judge.segments.extend(segment, new)
-            if segment.end is not None and not state.drafting_suspended:
-                self.controller.observe_decoded_segment(
-                    policy.threshold, segment.end, policy.adapter
-                )
-        return segment.end
 
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
         """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
@@ -257,16 +223,15 @@ class Committer:
             return state.resumes
         return bool(free_ends(state, tokens, [len(tokens)]))
 
-    def _resume_drafting(self, req: Req, new_ids: Sequence[int], num_written: int) -> bool:
-        """Starts a draft if one is expected to pay; else the target decodes one more segment.
+    def _resume_drafting(self, req: Req, new_ids: Sequence[int]) -> bool:
+        """Starts a draft if one is expected to pay; else the target decodes one more token.
 
         Args:
             new_ids: what this iteration outputs.
-            num_written: output tokens before the target's segment.
         """
         reason = self.sources.start(req, new_ids)
         if reason:
-            req.parse_state.skip_draft(num_written, reason)
+            req.parse_state.skip_draft(reason)
         return not reason
 
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:

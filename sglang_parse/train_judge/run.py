@@ -107,7 +107,7 @@ def learn(
         log(f"first drafts alone: {reason}")
         return report, fingerprint
     write(settings.output, report, content(report, fingerprint, {}))
-    with open_collector(settings.with_judge(), task, console, log) as collector:
+    with open_collector(settings.with_judge(report.segment), task, console, log) as collector:
         drafts += collect_later(settings, collector, states, fingerprint.segment, log)
     return train_head(drafts, states, task, settings, console), fingerprint
 

@@ -82,7 +82,7 @@ class TrainJudgeSettings(GradedSettings):
     def models(self) -> Models:
         """The models, whose server sends hidden states; ``--parse-flags`` come last."""
         models, layers = super().models, ",".join(map(str, self.layers))
-        own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES)
+        own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES, segment="line")
         return replace(models, parse_flags=(*own, *FIXED_LENGTH, *models.parse_flags))
 
     def why_first_drafts_alone(self, task: Assignment) -> str:
@@ -97,9 +97,14 @@ class TrainJudgeSettings(GradedSettings):
             return "the server of --url was not started here, and cannot be started with the head"
         return ""
 
-    def with_judge(self) -> Self:
-        """The settings of a server with the head in ``output``."""
-        flags = (*self.parse_flags, *parse_settings(judge=self.output))
+    def with_judge(self, segment: str | None) -> Self:
+        """The settings of a server with the head in ``output``.
+
+        Args:
+            segment: the head's, if it is another than that of the drafts that trained it.
+        """
+        own = parse_settings(segment=segment) if segment else ()
+        flags = (*own, *self.parse_flags, *parse_settings(judge=self.output))
         return replace(self, question="", parse_flags=flags)
 
 

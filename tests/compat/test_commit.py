@@ -66,12 +66,13 @@ class Round:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
         self.verdicts = Judge(config, QUESTION, None, segments, Counters())
-        controller, counters = Controller(mode="always"), Counters()
+        self.controller = controller = Controller(mode="always")
+        counters = Counters()
         incoming = IncomingTexts(None, counters)
         predictions = TextSource(PREDICTION, config, controller, incoming, None, 0)
         model, forced = DraftModelSource(controller), ForcedSource(config, controller)
         sources = SourceChain(predictions, None, None, model, forced, incoming)
-        self.committer = Committer(config, self.verdicts, controller, counters, sources)
+        self.committer = Committer(config, self.verdicts, counters, sources)
         self.state = RequestState(
             RequestPolicy(0.5, config.judge_name, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
@@ -196,31 +197,49 @@ def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_
     assert record["target_token_ids"] == [11, 12, 13, 14, NOT_THE_DRAFTS, 16, NOT_THE_DRAFTS]
 
 
-@pytest.mark.parametrize(("but_at", "phase"), [(1, Phase.DECODING), (2, Phase.DRAFTING)])
-def test_drafting_resumes_where_it_ends_the_segment(but_at: int, phase: Phase):
-    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
-    one.agree([0.1, 0.1], but_at=but_at)
-    assert one.state.phase is phase
+@pytest.mark.parametrize("segment", ["tokens:1", "tokens:3"])
+@pytest.mark.parametrize("but_at", [0, 1, 2])
+def test_a_refusal_costs_the_target_no_decode_step(segment: str, but_at: int):
+    """The pass's own token is output, and drafting resumes behind it, wherever segments end."""
+    one = Round([11, 12, 13, 14, 15, 16], segment=segment)
+    count = 6 if segment == "tokens:1" else 2
+    assert one.agree([0.1] * count, but_at=but_at) == [*(11, 12)[:but_at], NOT_THE_DRAFTS]
+    assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 0)
+    assert one.state.stats.skipped_drafts == 0
 
 
-def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """What an EAGLE-3 head's pass wrote behind the end of the target's segment is the target's."""
-    told: list[tuple] = []
-    monkeypatch.setattr(Controller, "observe_decoded_segment", lambda _, *what: told.append(what))
-    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+def test_the_target_finishes_the_answer_if_it_is_told_to():
+    one = Round([11, 12, 13, 14], on_reject="decode")
+    one.judge([0.9, 0.1])
+    for _ in range(5):
+        assert one.state.phase is Phase.DECODING
+        one.decode()
+    assert (one.state.num_decoded, one.state.stats.skipped_drafts) == (5, 0)
+
+
+def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
+    one = Round([11, 12, 13, 14])
+    one.controller.mode = "never"
+    one.judge([0.9, 0.1])
+    assert (one.state.phase, one.state.stats.skipped_drafts) == (Phase.DECODING, 1)
+    one.controller.mode = "always"
+    one.decode()
+    assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 1)
+
+
+def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it():
+    """An EAGLE-3 head's, while drafting is suspended."""
+    one = Round([11, 12, 13, 14])
+    one.controller.mode = "never"
     one.judge([0.1, 0.1])
-    assert one.state.phase is Phase.DECODING
+    one.controller.mode = "always"
     assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
     assert (one.state.phase, one.state.stats.eagle3_steps) == (Phase.DRAFTING, 1)
-    # The segment it rewrote (one token came with the pass), not what came beyond.
-    assert told == [(0.5, 3, "")]
-    assert one.state.num_decoded == 2
+    assert one.state.num_decoded == 4
 
 
 def test_a_step_ends_with_the_answer():
-    one = Round([11, 12, 13, 14, 15, 16], segment="tokens:3")
+    one = Round([11, 12, 13, 14], on_reject="decode")
     one.judge([0.1, 0.1])
     assert one.step([21, STOP, 23, 24], proposed=[21, STOP, 23]) == [21, STOP]
 
@@ -290,7 +309,7 @@ def test_the_end_that_nobody_judged_is_dropped(verdict: float, choice: int, why:
 def test_no_draft_no_tail():
     """The target writes to the end: what it writes need not be what the tail says."""
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
-    one.committer.controller.mode = "never"
+    one.controller.mode = "never"
     one.judge([0.9], choice=16)
     assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
     assert one.state.draft_kv_len <= one.state.committed
@@ -415,22 +434,17 @@ def test_nor_more_of_its_hidden_states():
     assert (record["draft_logprobs"], record["draft_entropies"]) == ([0, -1], [0, 1])
 
 
-def test_a_segment_that_ended_in_forced_text_is_not_scanned_again(monkeypatch: pytest.MonkeyPatch):
+def test_no_draft_begins_inside_forced_text(monkeypatch: pytest.MonkeyPatch):
     """Drafting resumes at the first token after which the grammar lets a draft begin."""
-    one, is_free, scanned = Round([11, 12, 13, 14]), False, []
-    extend = Segmenter.extend
+    one, is_free = Round([11, 12, 13, 14]), False
     monkeypatch.setattr(commit_module, "free_ends", lambda *_: [1] if is_free else [])
-    monkeypatch.setattr(
-        Segmenter, "extend", lambda *args: scanned.append(len(args[2])) or extend(*args)
-    )
     one.judge([0.1, 0.1])
     for _ in range(6):
-        one.decode()
         assert one.state.phase is Phase.DECODING
+        one.decode()
     is_free = True
     one.decode()
     assert one.state.phase is Phase.DRAFTING
-    assert sum(scanned) == 2
 
 
 @pytest.mark.parametrize("fails", ["verdicts", "_bonus_tokens"])

@@ -479,7 +479,11 @@ def test_another_version_serves(monkeypatch: pytest.MonkeyPatch):
     assert (line.status, "SGLang 0.0.1" in line.found) == (WARNING, True)
 
 
-RECORD = {"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5}
+RECORD = {
+    **{"verdicts": [0.9, 0.2], "verdict_mass": [0.99, 0.97], "threshold": 0.5},
+    **{"draft_token_ids": [*range(10)], "prefix_ends": [8, 10], "accepted_len": 8},
+    **{"bonus_token_ids": [99], "target_token_ids": [0, 1, 2, 3, *7 * [99]]},
+}
 COUNTERS = {
     **{"mode": "parse", "rounds": 1, "skipped_drafts": 0, "drafted_tokens": 10},
     **{"accepted_tokens": 8, "matched_tokens": 0, "draft_ms": 100.0, "verify_ms": 50.0},
@@ -498,7 +502,7 @@ def answered(**parse: Any) -> served.Served:
 def statuses(**parse: Any) -> dict[str, Finding]:
     found = answered(**parse)
     names = served.NAMES[1:]
-    checks = (found.verdict_mass, found.matched_prefixes, found.acceptance, found.speedup)
+    checks = [getattr(found, name.replace(" ", "_")) for name in names]
     described = run_check("answers", lambda: found.described("1 of 1 prompts answered"))
     return {"answers": described, **made(zip(names, checks, strict=True))}
 
@@ -515,6 +519,25 @@ def test_good_answers():
     assert found["speedup"].found.startswith("2.50x over plain decoding")
     assert "at most 2.00x = 1 / (r 0.20 + v 0.10 + 1 - a 0.80)" in found["speedup"].found
     assert "Largest cost: drafting (0.20; a smaller" in found["speedup"].found
+
+
+def test_a_setting_that_loses_to_token_mode():
+    """With the same drafts, by tokens per target forward; the prefill writes the first of ten."""
+    good = statuses()["refusals"]
+    assert good.found == (
+        "9.0 tokens per target forward; token mode: 5.0 with these drafts; "
+        "one refusal in 9 tokens, 0.0 decode steps each"
+    )
+    costly = RECORD | {"accepted_len": 0}
+    bad = statuses(trace=[costly])["refusals"]
+    assert (bad.status, bad.found) == (
+        WARNING,
+        "1.0 tokens per target forward; token mode: 5.0 with these drafts; "
+        "one refusal in 9 tokens, 8.0 decode steps each",
+    )
+    assert bad.fix.startswith("leave out --parse-on-reject and --parse-segment")
+    suspended = statuses(trace=[costly], skipped_drafts=8)["refusals"]  # not the refusal's
+    assert "0.0 decode steps each" in suspended.found
 
 
 def test_bad_answers():

@@ -296,7 +296,7 @@ def test_a_fault_is_counted_and_pauses(monkeypatch: pytest.MonkeyPatch, caplog):
         stream.fault, stream.is_complete = "ClientConnectorError", True
         server.chain.poll([req])
         assert server.chain.resume(req) == "endpoint: no draft came"
-        req.parse_state.skip_draft(1, "")
+        req.parse_state.skip_draft("")
         assert server.counters.totals["source_faults_total", ENDPOINT] == number
         refused = [server.start(server.request(), "A") for _ in range(FIRST_PAUSE)]
         assert set(refused) == {"endpoint: it failed before"}

@@ -31,13 +31,16 @@ off one another in prefills of other chunks. All others, and the draft's and the
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A draft with an error in every third line leaves many decode steps to target and head."""
+    """A draft with an error in every third line."""
     return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
 
 
 @pytest.fixture(scope="module")
 def eagle(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    yield from served(start_server, "demo-eagle3", *parse_flags(pair, *QUESTION, *EAGLE3, *SEED))
+    """After a rejection the target decodes to the end, with its head; else nothing would be left
+    for it."""
+    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, "--parse-on-reject", "decode")
+    yield from served(start_server, "demo-eagle3", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +122,7 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
 
 
 def test_drafts_and_head_together(eagle: Client, problems: list):
-    """Most of the output comes from drafts; the head accelerates the decode steps between."""
+    """The head accelerates the decode steps behind the first rejected draft."""
     problems = problems[:10]
     answers = eagle.generate_all([problem.prompt for problem in problems], 8, **LIMIT)
     right = sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=True))

@@ -55,7 +55,9 @@ def both(
     pair = DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
     judge = ("--parse-judge", str(demo_head[0]))
     lora = two_adapters(DEMO / "target", tmp_path_factory.mktemp("lora"))
-    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2", *lora)
+    # What a rejection leaves to the EAGLE-3 head.
+    decode = ("--parse-on-reject", "decode")
+    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, *decode, "--tp-size", "2", *lora)
     with two_ranks_environment():
         server = start_server("head-question-eagle3", *flags)
     with awake(server):

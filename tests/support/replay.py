@@ -1,7 +1,7 @@
 """Simulates a server from recorded answers, stage costs and other settings, without a model.
 
-An answer is a script of segments. Each says whether the draft's version is rejected (then the
-target decodes it itself) and where in it the target would choose another token. Drafts of any
+An answer is a script of segments. Each says whether the draft's version is rejected and where in it
+the target would choose another token, behind which the next draft begins. Drafts of any
 length, verified at any prefixes, in chunks of any size, advance along the script as
 ``engine.iteration`` would, and stages take their recorded time. After its first rejected segment a
 draft is assumed to be as long as the script.
@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 from sglang_parse.core.phases import DraftPlan
@@ -85,8 +85,6 @@ class Policy(Protocol):
 
     def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
 
-    def observe_decoded_segment(self, num_tokens: int) -> None: ...
-
 
 @dataclass
 class Fixed:
@@ -113,8 +111,6 @@ class Fixed:
     def observe(self, *iteration: StageTime) -> None: ...
 
     def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
-
-    def observe_decoded_segment(self, num_tokens: int) -> None: ...
 
 
 @dataclass
@@ -149,9 +145,6 @@ class Controlled:
     def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None:
         self.controller.observe_round(self.threshold, outcome, num_failed)
 
-    def observe_decoded_segment(self, num_tokens: int) -> None:
-        self.controller.observe_decoded_segment(self.threshold, num_tokens)
-
 
 @dataclass
 class Request:
@@ -166,7 +159,6 @@ class Request:
     ends: tuple[int, ...] = ()
     prefix_ends: tuple[int, ...] = ()
     decodes_to: int = 0
-    rejected_at: int | None = None
     is_ready: bool = False
     num_failed: int = 0
     has_waited: bool = False
@@ -186,16 +178,11 @@ class Request:
 
     @property
     def is_suspended(self) -> bool:
-        return self.plan is None and self.rejected_at is None
+        return self.plan is None
 
     @property
     def verify_rows(self) -> int:
         return 1 + self.prefix_ends[-1] + len(self.prefix_ends) * self.question_rows
-
-    def segment_end(self, position: int) -> int:
-        """End of the segment that contains this position."""
-        index = bisect_right(self.segment_ends, position)
-        return self.segment_ends[min(index, len(self.segment_ends) - 1)]
 
     def ends_of(self, num_drafted: int) -> tuple[int, ...]:
         """Segment ends in a draft that starts here; the draft's end if there are none."""
@@ -208,19 +195,23 @@ class Request:
     def ahead(self) -> Iterator[tuple[int, Segment]]:
         """Yields (start, segment) of a draft that starts here.
 
-        If the target has decoded another token than the rejected draft had, the next draft
-        continues from the correct one, so the rest of that segment is accepted and matches.
+        Behind a token that the target chose in place of the draft's, the rest of the segment is
+        accepted and matches, unless both it and the next one are rejected: a draft that is wrong
+        everywhere.
         """
-        for end, segment in zip(self.segment_ends, self.script, strict=True):
+        first = bisect_right(self.segment_ends, self.position)
+        for index in range(first, len(self.script)):
+            end, segment = self.segment_ends[index], self.script[index]
             start = end - segment.length
             if start >= self.position:
                 yield start, segment
-            elif end > self.position:
-                rest = end - self.position
-                num_matched = max(0, start + segment.num_matched - self.position)
-                is_right = start + segment.num_matched < self.position
-                is_bad = segment.is_bad and not is_right
-                yield self.position, Segment(rest, is_bad, rest if is_right else num_matched)
+                continue
+            rest = end - self.position
+            is_right = start + segment.num_matched < self.position
+            is_right = is_right and not all(found.is_bad for found in self.script[index:][:2])
+            num_matched = max(0, start + segment.num_matched - self.position)
+            is_bad = segment.is_bad and not is_right
+            yield self.position, Segment(rest, is_bad, rest if is_right else num_matched)
 
     def num_good(self) -> int:
         """Tokens before the first rejected segment of a draft that starts here."""
@@ -241,8 +232,9 @@ class Request:
 
     def num_mismatched(self, accepted_len: int) -> int:
         """Accepted tokens that differ from the target's choice: one per mismatched segment."""
-        accepted = (found for start, found in self.ahead if start < self.position + accepted_len)
-        return sum(segment.num_matched < segment.length for segment in accepted)
+        end = self.position + accepted_len
+        accepted = takewhile(lambda found: found[0] < end, self.ahead)
+        return sum(segment.num_matched < segment.length for _, segment in accepted)
 
 
 class Replay:
@@ -255,7 +247,12 @@ class Replay:
         costs: Costs,
         policy: Policy,
         question_rows: int = 40,
+        *,
+        finishes_segments: bool = False,
     ) -> None:
+        """``finishes_segments``: as in earlier versions, the target decodes the rest of a rejected
+        segment before the next draft."""
+        self.finishes_segments = finishes_segments
         self.waiting = list(scripts)[::-1]
         self.concurrency, self.costs, self.policy = concurrency, costs, policy
         self.question_rows = question_rows
@@ -285,18 +282,12 @@ class Replay:
             self._plan(request)
 
     def _plan(self, request: Request) -> None:
-        """Starts a draft, or lets the target decode one more segment."""
-        if request.rejected_at is not None:
-            decoded_to = min(request.position, request.decodes_to)
-            self.policy.observe_decoded_segment(decoded_to - request.rejected_at)
-            request.rejected_at = None
+        """Starts a draft, or lets the target decode one more token."""
         request.plan = None
         if request.position >= request.length:
             return
         request.plan = self.policy.plan(request.num_failed)
         request.num_drafted, request.is_ready = 0, False
-        if request.plan is None:
-            request.decodes_to = request.segment_end(request.position)
 
     def _observe_load(self, num_new: int = 0) -> None:
         suspended = [r.num_failed for r in self.running if r.is_suspended]
@@ -369,16 +360,16 @@ class Replay:
         request.num_failed = request.num_failed + 1 if outcome.has_failed else 0
         self._emit(request, accepted_len + num_matched + (not is_finished))
         request.is_ready = False
-        if accepted_len == num_verified:
-            carry_over = max(0, num_drafted - accepted_len - 1)
-            self._plan(request)
-            if request.plan is not None:
-                self._extend(request, carry_over)
-        else:
-            request.plan, request.rejected_at = None, start + accepted_len
-            request.decodes_to = request.segment_end(start + accepted_len)
-            if request.position >= request.decodes_to:
-                self._plan(request)
+        if self.finishes_segments and accepted_len < num_verified:
+            request.plan = None
+            request.decodes_to = next(
+                end for end in request.segment_ends if end > start + accepted_len
+            )
+            if request.position < request.decodes_to:
+                return
+        self._plan(request)
+        if accepted_len == num_verified and request.plan is not None:
+            self._extend(request, max(0, num_drafted - accepted_len - 1))
 
     def _emit(self, request: Request, count: int) -> None:
         count = min(count, request.length - request.position)

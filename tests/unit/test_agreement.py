@@ -23,23 +23,19 @@ def observed(rejected_len: int, num_matched: int, num_mismatched: int = 0) -> Ag
 
 
 def test_no_matches_if_the_target_never_agreed():
-    after = observed(10, 0, num_mismatched=100).after_reject(10, 40, segment_rest=12)
+    after = observed(10, 0, num_mismatched=100).after_reject(10, 40)
     assert after.num_matched == pytest.approx(0, abs=0.1)
-    assert after.num_decoded == pytest.approx(12, abs=0.1)
 
 
 def test_partial_matches_scale_with_the_rejected_length():
     agreement = observed(10, 5)
-    assert agreement.after_reject(10, 40, segment_rest=12).num_matched == pytest.approx(
-        5, rel=PRIOR
-    )
-    long = agreement.after_reject(40, 40, segment_rest=12)
+    assert agreement.after_reject(10, 40).num_matched == pytest.approx(5, rel=PRIOR)
+    long = agreement.after_reject(40, 40)
     assert long.num_matched == pytest.approx(20, rel=PRIOR)
-    assert long.num_decoded == pytest.approx(0, abs=0.02)  # the matches complete the segment
 
 
 def test_all_tokens_match_if_the_target_disagrees_with_the_verdict():
-    after = observed(10, 40).after_reject(10, 60, segment_rest=12)
+    after = observed(10, 40).after_reject(10, 60)
     assert after.num_matched == pytest.approx(60, rel=PRIOR)
     assert after.max_matched == pytest.approx(60, rel=PRIOR)
 
@@ -47,21 +43,18 @@ def test_all_tokens_match_if_the_target_disagrees_with_the_verdict():
 def test_mismatches_in_accepted_text_shorten_the_match():
     """Every tenth token of correct text differs."""
     agreement = observed(10, 40, num_mismatched=10)
-    assert agreement.after_reject(10, 60, segment_rest=12).num_matched == pytest.approx(
-        10, rel=PRIOR
-    )
+    assert agreement.after_reject(10, 60).num_matched == pytest.approx(10, rel=PRIOR)
 
 
 def test_estimates_stay_in_range():
     for agreement in (Agreement(), observed(10, 0), observed(10, 40), observed(10, 5, 3)):
-        for rejected_len, num_verified, rest in ((1, 1, 1), (8, 8, 30), (8, 128, 2)):
-            after = agreement.after_reject(rejected_len, num_verified, rest)
+        for rejected_len, num_verified in ((1, 1), (8, 8), (8, 128)):
+            after = agreement.after_reject(rejected_len, num_verified)
             assert 0 <= after.num_matched <= after.max_matched + 1e-9 <= num_verified + 1e-9
-            assert 0 <= after.num_decoded <= rest
 
 
 def test_observations_decay():
     agreement = observed(10, 40)
     agreement.decay(1e-6)
-    fresh = Agreement().after_reject(10, 60, segment_rest=12)
-    assert [*agreement.after_reject(10, 60, segment_rest=12)] == pytest.approx([*fresh], rel=0.01)
+    fresh = Agreement().after_reject(10, 60)
+    assert [*agreement.after_reject(10, 60)] == pytest.approx([*fresh], rel=0.01)

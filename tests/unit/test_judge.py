@@ -158,7 +158,9 @@ def test_a_trained_head_has_segments_of_its_own(folder: Path):
     read_judge.cache_clear()
     assert str(ParseConfig(judge=str(folder)).segment_rule) == "tokens:1"
     assert str(ParseConfig(judge=str(folder), segment="line").segment_rule) == "line"
-    assert str(ParseConfig(judge="likelihood").segment_rule) == "line"
+    assert str(ParseConfig(judge="likelihood").segment_rule) == "tokens:1"
+    assert str(ParseConfig(judge="likelihood", segment="line").segment_rule) == "line"
+    assert str(ParseConfig(judge="question").segment_rule) == "line"
     path.write_text(json.dumps({**content, "segment": "word"}))
     read_judge.cache_clear()
     with pytest.raises(ConfigError, match="'word'"):

@@ -142,7 +142,7 @@ def test_a_trace_that_was_cut_says_so():
 def test_a_response_without_a_draft_has_a_reason():
     req = request()
     assert response_info(req)["reason"] == "the request ended before its first draft"
-    req.parse_state.skip_draft(1, "drafting suspended: expected speedup 0.63, below 1.1")
+    req.parse_state.skip_draft("drafting suspended: expected speedup 0.63, below 1.1")
     reason = response_info(req)["reason"]
     assert reason == "drafting suspended: expected speedup 0.63, below 1.1"
     req.parse_state.stats.drafted_tokens = 3

@@ -16,7 +16,8 @@ LOADS = {load.name: load for load in loads()}
 
 @pytest.mark.parametrize("real", recorded()["real"], ids=lambda real: f"{real['requests']}")
 def test_the_simulator_predicts_real_servers(real: Mapping):
-    """With settings other than those it was recorded with.
+    """With settings other than those it was recorded with; they let the target finish a rejected
+    segment.
 
     A run of one request is short, and the plain server's steps stand in for those of a server that
     never drafts: both are predicted too fast.
@@ -28,7 +29,10 @@ def test_the_simulator_predicts_real_servers(real: Mapping):
         drafts=real.get("drafting") != "never",
     )
     scripts = scripts_of("blocks", 0.5, max(24, 4 * real["requests"]))
-    replay = Replay(scripts, real["requests"], costs_of("blocks"), fixed, QUESTION_ROWS)
+    replay = Replay(
+        *(scripts, real["requests"], costs_of("blocks"), fixed, QUESTION_ROWS),
+        finishes_segments=True,
+    )
     error = 0.14 if real["requests"] == 1 else 0.01 if fixed.drafts else 0.08
     assert replay.run() == pytest.approx(real["tokens_per_s"], rel=error)
 

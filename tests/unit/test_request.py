@@ -81,16 +81,16 @@ def busy(plain_reason: str = "") -> RequestState:
 @pytest.mark.parametrize("resumes", [True, False])
 def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv(resumes):
     changed = busy()
-    changed.start_decode(3, resumes=resumes)
+    changed.start_decode(resumes=resumes)
     assert (changed.phase, changed.resumes, changed.draft) == (Phase.DECODING, resumes, Draft())
     assert changed.draft_kv_len == 30
-    changed.start_decode(5)
+    changed.start_decode()
     assert changed.resumes
 
 
 def test_a_skipped_draft_suspends_drafting_until_one_starts():
     changed = busy()
-    changed.skip_draft(3, "too slow")
+    changed.skip_draft("too slow")
     assert (changed.phase, changed.drafting_suspended) == (Phase.DECODING, True)
     assert (changed.stats.skipped_drafts, changed.no_draft_reason) == (1, "too slow")
     changed.start_draft(DraftPlan(8, 1, 8))
@@ -140,7 +140,7 @@ def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
     state.finish_round(2, 2, num_target=3)
     assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
     assert state.last_of_output(cut_off) == (accepted, matched)
-    state.finish_decode(1, num_beyond=0, is_eagle=False)
+    state.finish_decode(1, is_eagle=False)
     assert state.last_of_output(1) == (0, 0)
 
 

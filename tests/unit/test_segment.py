@@ -1,14 +1,10 @@
 """Segment ends. Pieces are the decoded texts of single tokens."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_parse.core import segment as segment_module
 from sglang_parse.core.segment import (
-    OpenSegment,
     SegmentRule,
     evenly_spaced,
     prefix_ends,
@@ -188,69 +184,3 @@ def test_every_segment_has_text_and_includes_following_blank_lines(pieces, rule)
     for end in ends:
         following = "".join(pieces[end : end + 1])
         assert following.strip() or "\n" not in following
-
-
-# -- growing text ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pieces", "rule", "end"),
-    [
-        (["a", "\n", "b", "\n"], LINE, 2),
-        (["a", " ", "\n", "b"], LINE, 3),
-        (["Hi", ".", '"', " You"], SENTENCE, 3),
-        (["Hi", "."], SENTENCE, None),
-        (["a", "b", "c", "d"], SegmentRule("tokens", 3), 3),
-        (["a", "b"], SegmentRule("tokens", 3), None),
-    ],
-)
-def test_an_open_segments_end(pieces: list[str], rule: SegmentRule, end: int | None):
-    assert end_of([pieces], rule) == end
-    assert end_of([[piece] for piece in pieces], rule) == end
-
-
-PIECES = ("a", " b", " ", "\n", " \n", "\n\n", ".", ". ", "!", '"', ")", "3", "\u3002", "\u300d")
-
-
-@given(
-    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), max_size=12),
-    st.sampled_from([LINE, SENTENCE, SegmentRule("tokens", 4)]),
-)
-def test_an_open_segment_is_incremental(steps: list[list[str]], rule: SegmentRule):
-    segment, written = OpenSegment(), []
-    for new in steps:
-        written += new
-        whole = segment_ends(written, rule)
-        segment.extend(new, rule)
-        assert segment.end == (whole[0] if whole else None)
-        if whole:
-            return
-
-
-@pytest.mark.parametrize("piece", ["a", " ", "\n"])
-@pytest.mark.parametrize("rule", [LINE, SENTENCE])
-def test_every_token_of_an_open_segment_is_scanned_once(
-    monkeypatch: pytest.MonkeyPatch, piece: str, rule: SegmentRule
-):
-    """The work per token does not grow with the segment, of white space neither."""
-    scanned: list[int] = []
-    ends = segment_module.segment_ends
-
-    def counted(pieces: list[str], *args: Any, **more: Any) -> list[int]:
-        scanned.append(len(pieces))
-        return ends(pieces, *args, **more)
-
-    monkeypatch.setattr(segment_module, "segment_ends", counted)
-    segment = OpenSegment()
-    for _ in range(500):
-        segment.extend([piece], rule)
-    assert (segment.end, segment.num_tokens) == (None, 500)
-    assert max(scanned) <= 4
-
-
-def end_of(steps: list[list[str]], rule: SegmentRule) -> int | None:
-    segment = OpenSegment()
-    for pieces in steps:
-        if segment.end is None:
-            segment.extend(pieces, rule)
-    return segment.end

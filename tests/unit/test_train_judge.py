@@ -421,12 +421,21 @@ def read(*words: str) -> TrainJudgeSettings:
     return TrainJudgeSettings.read(parser.parse_args(list(words)))
 
 
+def segment_of(settings: TrainJudgeSettings) -> str:
+    flags = settings.models.parse_flags
+    return dict(zip(flags[::2], flags[1::2], strict=True))["--parse-segment"]
+
+
 def test_the_server_sends_whole_drafts_and_their_hidden_states():
-    """Of a fixed length: left alone, a busy server drafts 32 tokens."""
-    flags = read("--parse-flags", "--parse-segment line").models.parse_flags
+    """Of a fixed length: left alone, a busy server drafts 32 tokens. Cut into lines, which get
+    labels; the head that they train may be served at every token."""
+    flags = read("--parse-flags", "--parse-segment sentence").models.parse_flags
     wanted = {"--parse-hidden-layers": "8,12,14", "--parse-draft-tokens": "128"}
     assert wanted.items() <= dict(zip(flags[::2], flags[1::2], strict=True)).items()
-    assert flags[-2:] == ("--parse-segment", "line")
+    assert flags[-2:] == ("--parse-segment", "sentence")
+    assert segment_of(read()) == "line"
+    assert segment_of(read().with_judge(None)) == "line"
+    assert segment_of(read().with_judge("tokens:1")) == "tokens:1"
 
 
 def test_default_layers_are_half_three_quarters_and_the_last_one_but_one():

@@ -129,14 +129,12 @@ class AcceptanceModel:
         prior: error rate before any observation.
         num_rounds: verified drafts.
         segment_len: mean tokens per segment.
-        segment_rest: mean tokens from a rejection point to the end of the target's segment.
         agreement: matched tokens after a rejection point.
     """
 
     prior: float = ERROR_RATE
     num_rounds: int = 0
     segment_len: float = SEGMENT_LEN
-    segment_rest: float = SEGMENT_LEN
     agreement: Agreement = field(default_factory=Agreement)
     _errors: RateByDepth = field(default_factory=RateByDepth)
     _ends: RateByDepth = field(default_factory=RateByDepth)
@@ -175,25 +173,21 @@ class AcceptanceModel:
         segment_len = outcome.num_verified / max(1, outcome.num_segments)
         self.segment_len += EMA_WEIGHT * (segment_len - self.segment_len)
 
-    def observe_decoded_segment(self, num_tokens: int) -> None:
-        """Records the target's tokens from a rejection point to the end of its segment."""
-        self.segment_rest += EMA_WEIGHT * (num_tokens - self.segment_rest)
-
     def expect(
-        self, draft_tokens: int, max_prefixes: int, *, token_mode: bool = False
+        self, draft_tokens: int, max_prefixes: int, *, every_token: bool = False
     ) -> ExpectedRound:
         """Estimates a round with at most this many draft tokens and evenly spaced prefixes."""
-        key = draft_tokens, max_prefixes, token_mode
-        if key not in self._expected:  # queried at every segment while drafting is suspended
+        key = draft_tokens, max_prefixes, every_token
+        if key not in self._expected:  # queried at every token while drafting is suspended
             self._expected[key] = self._expect(*key)
         return self._expected[key]
 
-    def _expect(self, draft_tokens: int, max_prefixes: int, token_mode: bool) -> ExpectedRound:
+    def _expect(self, draft_tokens: int, max_prefixes: int, every_token: bool) -> ExpectedRound:
         errors, ends = self._errors.by_band(self.prior), self._ends.by_band(END_RATE)
-        segment_len = 1.0 if token_mode else max(1.0, self.segment_len)
+        segment_len = 1.0 if every_token else max(1.0, self.segment_len)
         num_segments = max(1, int(draft_tokens / segment_len))
         last_end = min(num_segments * segment_len, float(draft_tokens))
-        num_prefixes = min(num_segments, MAX_EVALUATED_PREFIXES if token_mode else max_prefixes)
+        num_prefixes = min(num_segments, MAX_EVALUATED_PREFIXES if every_token else max_prefixes)
         num_evaluated = min(num_prefixes, MAX_EVALUATED_PREFIXES)
         verified = accepted = start = 0.0
         for k in range(1, num_evaluated + 1):
@@ -219,9 +213,7 @@ class AcceptanceModel:
 
     def after_reject(self, expected: ExpectedRound) -> AfterReject:
         """Estimates what follows a rejection point in such a round."""
-        return self.agreement.after_reject(
-            expected.prefix_spacing, expected.num_after_reject, self.segment_rest
-        )
+        return self.agreement.after_reject(expected.prefix_spacing, expected.num_after_reject)
 
 
 def _survival(rates: Sequence[float], depth: float) -> float:

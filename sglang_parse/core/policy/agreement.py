@@ -24,12 +24,10 @@ class AfterReject(NamedTuple):
 
     Attributes:
         num_matched: draft tokens that match and are output with the accepted prefix.
-        num_decoded: tokens the target then decodes until its segment ends.
         max_matched: draft tokens that would match if the verified rest of the draft were correct.
     """
 
     num_matched: float
-    num_decoded: float
     max_matched: float
 
 
@@ -75,15 +73,12 @@ class Agreement:
         self.full_matches *= factor
         self.partial_match *= factor
 
-    def after_reject(
-        self, rejected_len: float, num_verified: float, segment_rest: float
-    ) -> AfterReject:
+    def after_reject(self, rejected_len: float, num_verified: float) -> AfterReject:
         """Estimates what follows a rejection point.
 
         Args:
             rejected_len: tokens to the end of the first rejected prefix.
             num_verified: verified tokens after the rejection point.
-            segment_rest: tokens until the target ends its segment.
         """
         rate = self.mismatched + MISMATCH_WEIGHT * MISMATCH_RATE
         rate /= self.accepted + MISMATCH_WEIGHT
@@ -96,7 +91,4 @@ class Agreement:
             return (1 - math.exp(-rate * limit)) / rate
 
         max_matched = matched(num_verified)
-        num_matched = full * max_matched + (1 - full) * matched(partial)
-        of_segment = full * matched(min(num_verified, segment_rest))
-        of_segment += (1 - full) * matched(min(partial, segment_rest))
-        return AfterReject(num_matched, segment_rest - of_segment, max_matched)
+        return AfterReject(full * max_matched + (1 - full) * matched(partial), max_matched)

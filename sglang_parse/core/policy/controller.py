@@ -41,11 +41,12 @@ SEARCH_EVERY = 12
 """Queries between plan searches, or the number of running requests if larger."""
 SEARCH_MS = 500.0
 """Stage time between plan searches: a search takes milliseconds, and suspended requests query at
-every segment."""
+every token."""
 LOADS_PER_OCTAVE = 2
 """Resolution of the number of running requests for cached plans."""
 PROBE_TIMEOUT = 12
-"""Queries during a cold-start probe before another is sent: the request may have been aborted."""
+"""Queries per running request during a cold-start probe before another is sent: the request may
+have been aborted."""
 REPROBE_FRACTION = 0.005
 """Fraction of decode time that re-probes may lose."""
 INITIAL_BOOST = 16.0
@@ -56,7 +57,7 @@ MIN_DECODE_AGE, MAX_DECODE_AGE = 8, 256
 from the minimum to the maximum."""
 CLEAR_SPEEDUP, CLEAR_FACTOR = 1.5, 8
 """Expected speedup from which the decode cost may be this many times as old: all requests that
-query during the measurement decode a segment without a draft."""
+query during the measurement decode a token without a draft."""
 SUSPEND_SPEEDUP, RESUME_SPEEDUP = 1.05, 1.1
 """Expected speedups below which drafting is suspended and from which it resumes. Expectation
 exceeded reality by 4 to 6 % where drafting about broke even (simulated acceptance 0.1 and 0.3)."""
@@ -175,11 +176,6 @@ class Controller:
         stats.num_waiting, stats.cold_start_probes = None, max(0, stats.cold_start_probes - 1)
         stats.acceptance.observe_round(outcome, self.num_running)
 
-    def observe_decoded_segment(self, threshold: float, num_tokens: int, adapter: str = "") -> None:
-        """Records the target's tokens from a rejection point to the end of its segment."""
-        stats = self._stats.get(stats_key(threshold, adapter=adapter))
-        stats.acceptance.observe_decoded_segment(num_tokens)
-
     # -- rounds -----------------------------------------------------------------
 
     @property
@@ -244,7 +240,8 @@ class Controller:
 
     def _cold_start_probe(self, stats: ThresholdStats) -> DraftPlan | None:
         """Sends a probe unless one is in flight."""
-        if stats.num_waiting is not None and stats.num_waiting < PROBE_TIMEOUT:
+        timeout = PROBE_TIMEOUT * self.num_running
+        if stats.num_waiting is not None and stats.num_waiting < timeout:
             stats.num_waiting += 1
             return self._no_draft("drafting not yet tried: another request's probe is running")
         stats.num_waiting = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sglang_parse.core.config import MAX_PREFIXES, ParseConfig
 
-LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
+LENGTHS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 PREFIXES = (1, 2, 4, 8, 16, 32, 64, 128)
 CHUNKS = (4, 8, 16, 32, 64, 128)
 """Candidate values of a plan below the configured maxima."""
@@ -25,7 +25,7 @@ class Limits:
         draft_tokens, max_prefixes, draft_chunk: see ``phases.DraftPlan``.
         fixed: names among these three that are not chosen.
         question_rows: rows per prefix; 0 in token mode and with a verdict head.
-        token_mode: every draft token is verified and no question is asked.
+        every_token: drafts are verified at every token, in token mode or from their rows.
         max_itl_ratio: upper bound of the ITL of decoding requests while others draft, relative to
             a decode step at this load; 0 for no bound.
         max_slowdown: upper bound of the mean iteration while plain requests run, relative to a
@@ -38,7 +38,7 @@ class Limits:
     draft_chunk: int = 128
     fixed: frozenset[str] = frozenset()
     question_rows: float = 0.0
-    token_mode: bool = False
+    every_token: bool = False
     max_itl_ratio: float = 0.0
     max_slowdown: float = 0.0
     max_draft_latency_ms: float = 0.0
@@ -76,7 +76,8 @@ class Limits:
             draft_chunk=config.draft_chunk if is_fixed else config.draft_tokens,
             fixed=frozenset(fixed),
             question_rows=0.0 if config.has_head else question_rows,
-            token_mode=not config.is_semantic,
+            every_token=not config.is_semantic
+            or (config.has_head and config.segment_rule.num_tokens == 1),
             max_itl_ratio=config.max_itl_ratio if is_timed else 0.0,
             max_slowdown=config.max_slowdown if is_timed else 0.0,
             max_draft_latency_ms=1e3 * config.max_draft_latency if is_timed else 0.0,
@@ -92,10 +93,10 @@ class Limits:
         """Yields candidate (draft tokens, prefixes), those with more prefixes than segments once.
 
         Args:
-            segment_len: minimum draft length: a verdict on half a segment is unreliable.
+            segment_len: tokens per segment.
         """
-        for length in self._values("draft_tokens", LENGTHS, 0 if self.token_mode else segment_len):
-            for prefixes in self._values("max_prefixes", () if self.token_mode else PREFIXES):
+        for length in self._values("draft_tokens", LENGTHS):
+            for prefixes in self._values("max_prefixes", () if self.every_token else PREFIXES):
                 yield length, prefixes
                 if prefixes >= int(length / max(1.0, segment_len)):
                     break
@@ -107,8 +108,8 @@ class Limits:
             if chunk >= draft_tokens:
                 break
 
-    def _values(self, name: str, candidates: Sequence[int], minimum: float = 0) -> list[int]:
+    def _values(self, name: str, candidates: Sequence[int]) -> list[int]:
         maximum: int = getattr(self, name)
         if name in self.fixed:
             return [maximum]
-        return [*(value for value in candidates if minimum <= value < maximum), maximum]
+        return [*(value for value in candidates if value < maximum), maximum]

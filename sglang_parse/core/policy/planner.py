@@ -1,9 +1,9 @@
 """Finds the fastest draft plan from stage costs at the current load.
 
-A round takes its draft iterations, its verify pass and the decode steps after a reject, and emits
-their tokens. Requests run in the same iterations: drafting requests draft together, all others use
-one target forward. With n requests that follow one plan, each spends known fractions of its
-iterations drafting, verifying and decoding, which gives the mean iteration time and
+A round takes its draft iterations and its verify pass, and emits their tokens. Requests run in the
+same iterations: drafting requests draft together, all others use one target forward. With n
+requests that follow one plan, each spends known fractions of its iterations drafting and verifying,
+which gives the mean iteration time and
 
     tokens/ms = n * emitted / (iterations per round * mean iteration time)
 
@@ -49,13 +49,6 @@ class PlanEstimate(NamedTuple):
 
     tokens_per_ms: float
     draft_latency_ms: float
-
-
-class IterationMix(NamedTuple):
-    """Fractions of a request's iterations; it decodes in the others."""
-
-    drafting: float
-    verifying: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,51 +110,49 @@ class Planner:
         """Estimates a plan that all ``load.num_drafting`` requests follow."""
         # The error is still ahead after a reject. If prefixes are far apart, the next drafts are
         # rejected at their start until the target has passed it; it is uniform in the segment.
-        advance = after.max_matched + after.num_decoded
-        spacing = expected.prefix_spacing
+        advance, spacing = after.max_matched + 1, expected.prefix_spacing
         repeats = max(0.0, spacing - advance) ** 2 / (2 * spacing * advance)
-        rounds = 1.0 if self.limits.token_mode else 1 + expected.reject_prob * repeats
-        rejects = 0.0 if self.limits.token_mode else rounds - 1 + expected.reject_prob
+        rounds = 1.0 if self.limits.every_token else 1 + expected.reject_prob * repeats
+        rejects = 0.0 if self.limits.every_token else rounds - 1 + expected.reject_prob
         chunks = max(1.0, expected.num_drafted / chunk)
-        steps = rejects * after.num_decoded / self.costs.tokens_per_step
-        iterations = rounds * (chunks + 1) + steps
-        mix = IterationMix(rounds * chunks / iterations, rounds / iterations)
         chunk_len, rows = expected.num_drafted / chunks, self._verify_rows(expected)
-        ms = self._iteration_ms(load, mix, chunk_len, rows)
+        ms = self._iteration_ms(load, chunks / (chunks + 1), chunk_len, rows)
         emitted = expected.num_accepted + expected.num_bonus
-        emitted += rejects * (after.num_matched + after.num_decoded)
-        emitted *= load.num_drafting / iterations
+        emitted += rejects * after.num_matched + rounds - 1
+        emitted *= load.num_drafting / (rounds * (chunks + 1))
         emitted += load.num_decoding * self.costs.tokens_per_step
         return PlanEstimate(emitted / max(1e-9, ms), (chunks + 1) * ms)
 
     def _iteration_ms(
-        self, load: BatchLoad, mix: IterationMix, chunk_len: float, rows: float
+        self, load: BatchLoad, drafting: float, chunk_len: float, rows: float
     ) -> float:
         """Estimates the mean iteration time.
 
         Args:
+            drafting: fraction of a request's iterations in which it drafts; it is verified in the
+                others.
             chunk_len: draft tokens of one request per draft iteration.
             rows: rows of one draft in the verify pass.
         """
-        costs, count, (drafting, verifying) = self.costs, load.num_drafting, mix
-        any_drafts, any_verify = 1 - (1 - drafting) ** count, 1 - (1 - verifying) ** count
-        draft_only = 0.0 if load.num_decoding else drafting**count
-        decode_only = max(0.0, (1 - verifying) ** count - draft_only)
-        num_decoding = count * (1 - drafting - verifying) + load.num_decoding
+        costs, count, verifying = self.costs, load.num_drafting, 1 - drafting
         ms = costs.scheduler.at(load.total) or 0.0
+        if not load.num_decoding:  # drafts that are ready wait for the others
+            ms += drafting * chunk_len * (costs.draft_step.at(count) or 0.0)
+            return ms + verifying * (costs.verify.at(count * rows) or 0.0)
+        any_drafts, any_verify = 1 - verifying**count, 1 - drafting**count
         ms += any_drafts * chunk_len * (costs.draft_step.at(count * drafting / any_drafts) or 0.0)
         # Verify passes vary in their number of drafts, and cost is not linear in rows: average it
         # at one standard deviation below and above the mean.
         mean = count * verifying / any_verify
         spread = min(mean - 1, math.sqrt(count * verifying * (1 - verifying))) if mean > 1 else 0.0
-        sizes = ((mean + side * spread) * rows + num_decoding for side in (-1, 1))
+        sizes = ((mean + side * spread) * rows + load.num_decoding for side in (-1, 1))
         ms += any_verify * sum(costs.verify.at(size) or 0.0 for size in sizes) / 2
-        return ms + decode_only * (costs.decode.at(max(1.0, num_decoding)) or 0.0)
+        return ms + (1 - any_verify) * (costs.decode.at(load.num_decoding) or 0.0)
 
     def _expect(
         self, acceptance: AcceptanceModel, draft_tokens: int, max_prefixes: int
     ) -> ExpectedRound:
-        return acceptance.expect(draft_tokens, max_prefixes, token_mode=self.limits.token_mode)
+        return acceptance.expect(draft_tokens, max_prefixes, every_token=self.limits.every_token)
 
     def _verify_rows(self, expected: ExpectedRound) -> float:
         return 1 + expected.num_verified + expected.num_prefixes * self.limits.question_rows
