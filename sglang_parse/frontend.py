@@ -40,8 +40,8 @@ class ParseEndpoint(RuntimeEndpoint):
     Args:
         url: the server's URL.
         api_key, verify, chat_template_name: as of ``sglang.RuntimeEndpoint``.
-        options: keys of ``custom_params["parse"]``: ``enabled``, ``threshold``, ``trace``,
-            ``drafting``, ``draft``; the others are the server's.
+        options: keys of ``custom_params["parse"]``: ``enabled``, ``threshold``, ``strict``,
+            ``trace``, ``drafting``, ``draft``; the others are the server's.
 
     Raises:
         ConfigError: an unknown option, or a value of the wrong type or range.

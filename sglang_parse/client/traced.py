@@ -18,6 +18,7 @@ from typing import Any
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens, select
+from sglang_parse.core.strict import CLASSES
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Decodes a batch of token ids, special tokens included."""
@@ -69,6 +70,7 @@ class Segment:
         question: the question's text.
         decided: whether this verdict set the accepted length.
         contradicted: the target would have written this prefix itself, which its verdict rejects.
+        refused: "a number" and the like, if ``--parse-strict`` refuses one of its tokens.
         runs: its text again, by whether the target would have chosen the same tokens there.
     """
 
@@ -82,6 +84,7 @@ class Segment:
     question: str = ""
     decided: bool = False
     contradicted: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +248,16 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
             question=text([], record["question_token_ids"][prefix]),
             decided=record["decided_by"] == prefix,
             contradicted=end <= own_len and verdict < record["threshold"] <= 1,
+            refused=_refused_in(record, start, end) if status == REJECTED else "",
         )
+
+
+def _refused_in(record: TraceRecord, start: int, end: int) -> str:
+    """The strict class, for people, of the token that it refuses in this part of the draft."""
+    strict = record.get("strict")
+    if strict is None or not start <= strict["place"] < end:
+        return ""
+    return CLASSES[strict["name"]].member
 
 
 def _by_line(segments: Iterable[Segment]) -> Iterator[Segment]:
@@ -319,6 +331,8 @@ def _accepted_at(record: TraceRecord) -> Iterator[tuple[float, int]]:
         return
     for threshold in sorted({*verdicts, 2.0}):
         found = select(
-            *(verdicts, record["prefix_ends"], threshold, rule), is_finished=record["finished"]
+            *(verdicts, record["prefix_ends"], threshold, rule),
+            is_finished=record["finished"],
+            refused_at=strict["place"] if (strict := record.get("strict")) else None,
         )
         yield threshold, found.accepted_len

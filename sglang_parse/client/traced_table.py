@@ -49,6 +49,8 @@ def _add_segment(table: Table, segment: Segment) -> None:
         for value, places in ((segment.verdict, 4), (segment.mass, 2))
     ]
     status = f"{segment.status}{CONTRADICTED if segment.contradicted else ''}"
+    if segment.refused:
+        status += f" (refused: {segment.refused})"
     text = Text(style=style)
     for run in segment.runs:
         text.append(run.text, "underline" if run.target else "")

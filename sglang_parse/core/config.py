@@ -38,6 +38,7 @@ from sglang_parse.core.setting import (
     shown,
     unknown_names,
 )
+from sglang_parse.core.strict import CLASSES, NONE, parse_classes
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
@@ -82,6 +83,15 @@ class ParseConfig(BaseModel):
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
     certified there. If not set, a trained verdict head has its own."""
+    strict: str = Field(
+        NONE,
+        description="Classes of tokens that must be the target's own choice, whatever their "
+        f"verdict: {', '.join(CLASSES)} or several, with commas between them. A draft is accepted "
+        "at most up to the first token that differs from the target's choice where either has a "
+        "digit or numeral of any script ('numbers'), or a sign such as + or = ('operators'). A "
+        "request that samples draws the target's choice. 'none': the verdict decides alone.",
+        json_schema_extra={"metavar": "CLASSES"},
+    )
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
     """Where verdicts come from: 'question' asks the target, 'likelihood' compares each draft token
     with what the target would have written, or the folder of a verdict head by ``sglang-parse
@@ -142,9 +152,9 @@ class ParseConfig(BaseModel):
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
     request_options: Literal["auto", "all", "safe", "none"] = "auto"
-    """Which options of ``custom_params["parse"]`` requests may set: 'all'; 'safe': enabled, draft
-    and a threshold that is not below the server's; or 'none'. 'auto': 'all' if --host is a loopback
-    address, else 'safe'."""
+    """Which options of ``custom_params["parse"]`` requests may set: 'all'; 'safe': enabled, draft,
+    a threshold that is not below the server's, and strict with the server's classes or more; or
+    'none'. 'auto': 'all' if --host is a loopback address, else 'safe'."""
 
     def __init__(self, /, **settings: Any) -> None:
         try:
@@ -169,6 +179,12 @@ class ParseConfig(BaseModel):
     @classmethod
     def _check_segment(cls, text: str) -> str:
         SegmentRule.parse(text)
+        return text
+
+    @field_validator("strict")
+    @classmethod
+    def _check_strict(cls, text: str) -> str:
+        parse_classes(text)
         return text
 
     @field_validator("draft_url")
@@ -206,7 +222,7 @@ class ParseConfig(BaseModel):
 
     def _check_judge(self) -> None:
         setting, mode = flag("judge"), flag("verification")
-        for name in ("judge", "hidden_layers"):
+        for name in ("judge", "hidden_layers", "strict"):
             value = getattr(self, name)
             is_given = value != type(self).model_fields[name].default
             if is_given and not self.is_semantic:
@@ -256,6 +272,11 @@ class ParseConfig(BaseModel):
         if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
             return self.head.threshold
         return float(self.threshold)
+
+    @property
+    def strict_classes(self) -> tuple[str, ...]:
+        """Classes of tokens that must be the target's own choice."""
+        return parse_classes(self.strict)
 
     def permitted_options(self, host: str) -> str:
         """Returns 'all', 'safe' or 'none' for a server that listens on ``host``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from sglang_parse.core.config import MAX_DRAFT, ParseConfig, flag
 from sglang_parse.core.setting import (
@@ -16,6 +16,7 @@ from sglang_parse.core.setting import (
     shown,
     unknown_names,
 )
+from sglang_parse.core.strict import parse_classes
 
 MAX_OPTIONS = 16
 """Maximum number of keys in ``custom_params["parse"]``."""
@@ -34,6 +35,9 @@ class RequestOptions(BaseModel):
     """Use PARSE for this request."""
     threshold: Threshold
     """Minimum verdict that accepts a prefix."""
+    strict: tuple[str, ...] = ()
+    """Classes of tokens that must be the target's own choice, as of --parse-strict, instead of the
+    server's."""
     trace: bool = False
     """Return one record per round in ``meta_info``."""
     hidden_states: bool = False
@@ -47,6 +51,11 @@ class RequestOptions(BaseModel):
     drafting: Literal["auto", "always"] = "auto"
     """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
     then up to 32 tokens at a time unless --parse-draft-tokens is set."""
+
+    @field_validator("strict", mode="before")
+    @classmethod
+    def _parse_strict(cls, value: object) -> tuple[str, ...]:
+        return parse_classes(value)
 
     @property
     def sets_threshold(self) -> bool:
@@ -72,7 +81,11 @@ class RequestOptions(BaseModel):
             raise ConfigError(
                 f"custom_params.parse has {len(options)} keys; use at most {MAX_OPTIONS}"
             )
-        server = {"enabled": config.default == "on", "threshold": config.accept_threshold}
+        server = {
+            "enabled": config.default == "on",
+            "threshold": config.accept_threshold,
+            "strict": config.strict_classes,
+        }
         try:
             read = cls.model_validate({**server, **options})
         except ValidationError as error:
@@ -117,6 +130,7 @@ class RequestOptions(BaseModel):
         permitted = config.permitted_options(host)
         refused = {
             "threshold": self.threshold < config.accept_threshold,
+            "strict": not {*config.strict_classes} <= {*self.strict},
             "trace": self.trace,
             "hidden_states": self.hidden_states,
             "draft_token_ids": bool(self.draft_token_ids),
@@ -133,6 +147,8 @@ class RequestOptions(BaseModel):
     def _allowed_instead(self, name: str, permitted: str, config: ParseConfig) -> str:
         if name == "threshold" and permitted == "safe":
             return f"use {config.accept_threshold:g} or more, or leave it out"
+        if name == "strict" and permitted == "safe":
+            return f"use {','.join(config.strict_classes)} or more, or leave it out"
         return "leave it out (also prediction)" if name == "draft" else "leave it out"
 
     def _check_draft_token_ids(self, vocab_size: int, *, returns_logprobs: bool) -> None:

@@ -66,6 +66,7 @@ class RequestPolicy:
 
     Attributes:
         threshold: smallest verdict that accepts a prefix.
+        strict: classes of tokens that must be the target's own choice (``core.strict``).
         judge: where its verdicts come from, as ``ParseConfig.judge_name``; None if drafts are
             compared with the target's choices token by token.
         adapter: id of its LoRA adapter; "" for none.
@@ -87,6 +88,7 @@ class RequestPolicy:
     """
 
     threshold: float
+    strict: tuple[str, ...] = ()
     judge: str | None = None
     adapter: str = ""
     keep_trace: bool = False
@@ -264,6 +266,8 @@ class TraceRecord(TypedDict):
             the verdict head's.
         verdict_mass: per prefix, p(accept) + p(reject); null where no question was asked.
         threshold: smallest verdict that accepts a prefix.
+        strict: the first draft token that ``--parse-strict`` refuses: its ``place`` in the draft,
+            from 0, and the ``name`` of its class; null if there is none. Verdicts are the judge's.
         selection: the ``--parse-selection`` rule that was applied; null in token mode and under
             simulated acceptance.
         accepted_len: number of accepted draft tokens.
@@ -294,6 +298,7 @@ class TraceRecord(TypedDict):
     verdicts: list[float]
     verdict_mass: list[float | None]
     threshold: float
+    strict: dict[str, Any] | None
     selection: str | None
     accepted_len: int
     decided_by: int | None

@@ -39,6 +39,9 @@ from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
+NAN_IN_TARGET = "NaN in the target model's logits"
+NAN_CAUSE = "its weights are damaged, joined in the wrong order, or too large for --dtype"
+NAN_FIX = "load its weights again from their source, or set --dtype bfloat16 or float32"
 MAX_TRACE_BYTES = 2**27
 """Of one request's trace, as JSON; the round that exceeds it is its last one."""
 
@@ -109,6 +112,7 @@ class RequestState:
         stats: counters for ``meta_info``; ``sources``: those of each source of drafts.
         texts: by source, a text that drafts for it.
         last_source: source of the last verified draft.
+        strict_refusals: by class, drafts whose acceptance one of its tokens has ended.
         trace: one record per round; ``trace_bytes``: their size as JSON.
         counted: what ``counters.Counters`` has counted so far.
     """
@@ -144,6 +148,7 @@ class RequestState:
     sources: dict[str, SourceStats] = field(default_factory=dict)
     texts: dict[str, RequestText] = field(default_factory=dict)
     last_source: str = ""
+    strict_refusals: dict[str, int] = field(default_factory=dict)
     trace: list[TraceRecord] = field(default_factory=list)
     trace_bytes: int = 0
     counted: dict[str, float] = field(default_factory=dict)
@@ -390,6 +395,10 @@ class RequestState:
         """Counts verified prefixes that the target would have written itself."""
         self.stats.matched_prefixes += num_matched
         self.stats.rejected_matched_prefixes += num_rejected
+
+    def count_refusal(self, name: str) -> None:
+        """Counts a draft whose acceptance a token of a strict class has ended."""
+        self.strict_refusals[name] = self.strict_refusals.get(name, 0) + 1
 
     def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
         """Counts the tokens of a decode step.

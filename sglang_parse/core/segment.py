@@ -16,8 +16,12 @@ _CLOSING = "\"')\\]\u2019\u201d\u00bb\u300d\u300f\uff09\u3011"  # quotes and bra
 _SENTENCE_END = re.compile(f"[.!?{_WIDE_MARKS}][{_CLOSING}]*$")
 _WIDE_END = re.compile(f"[{_WIDE_MARKS}][{_CLOSING}]*$")
 _SENTENCE_CONTINUES = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
+HALF = "\ufffd"
+"""Decoded in place of a character whose bytes are incomplete."""
 _MARK_PIECES = 3
 """Pieces searched for a sentence's end: a closing quote may be a separate token."""
+MAX_HALVES = 3
+"""Tokens before one that may hold the first bytes of its character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,20 @@ class Segmenter:
                 once, twice = (self._tokenizer.decode([token] * count) for count in (1, 2))
                 self._pieces[token] = twice[len(once) :]
         return [self._pieces[token] for token in token_ids]
+
+    def text_of(self, token: int, before: Sequence[int]) -> str:
+        """Returns the text of a token, with the character that it completes; ends with ``HALF`` if
+        it ends inside a character.
+
+        Args:
+            before: the tokens before it.
+        """
+        (piece,) = self.pieces([token])
+        if HALF not in piece:
+            return piece
+        context = list(before[-MAX_HALVES:])
+        start, whole = map(self._tokenizer.decode, (context, [*context, token]))
+        return whole[len(start.rstrip(HALF)) :]
 
     def ends(self, token_ids: Sequence[int]) -> list[int]:
         """Returns as ``segment_ends``, for token ids."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ def select(
     selection: str,
     *,
     is_finished: bool = False,
+    refused_at: int | None = None,
 ) -> Selection:
     """Selects the accepted prefix of a draft.
 
@@ -73,10 +75,13 @@ def select(
         threshold: minimum verdict that accepts; above 1 nothing is accepted.
         selection: a key of ``SELECTIONS``.
         is_finished: the last prefix is the finished answer.
+        refused_at: place of a draft token that may not be accepted, whatever the verdicts.
     """
     if len(verdicts) != len(prefix_ends):
         raise ValueError(f"{len(verdicts)} verdicts for {len(prefix_ends)} prefixes")
-    accepted = [verdict >= threshold for verdict in verdicts]  # False for NaN
+    limit = math.inf if refused_at is None else refused_at
+    pairs = zip(verdicts, prefix_ends, strict=True)
+    accepted = [verdict >= threshold and end <= limit for verdict, end in pairs]  # False for NaN
     decided_by = SELECTIONS[selection](accepted, is_finished) if accepted else None
     if decided_by is None:
         return Selection(0, rule=selection)

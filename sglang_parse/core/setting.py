@@ -74,6 +74,8 @@ class Setting:
             return f"{number} {limits['ge']}..{limits['le']}"
         if get_origin(kind) is list:
             return "a list of whole numbers"
+        if get_origin(kind) is tuple:
+            return "a list of names, or a text with commas between them"
         return f"one of {', '.join(self.choices)}" if self.choices else "a text"
 
 

@@ -25,6 +25,7 @@ from sglang_parse.client.records import Answer, BenchError, BenchRun, Item, Vari
 from sglang_parse.client.servers import Remote
 from sglang_parse.core import phases
 from sglang_parse.core.question import LOW_VERDICT_MASS
+from sglang_parse.core.request import NAN_CAUSE, NAN_FIX, NAN_IN_TARGET
 from sglang_parse.core.selection import contradicts_target, matching_tokens
 from sglang_parse.doctor import command
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
@@ -131,7 +132,10 @@ class Served:
             self._ask_all(items)
         except (KeyboardInterrupt, SystemExit) as ended:
             self.ended, missing = ended, "then it was ended"
-        except BenchError:
+        except BenchError as error:
+            if NAN_IN_TARGET in str(error):
+                found = f"the target answers NaN: {NAN_CAUSE}"
+                raise Problem(f"{found} ({error})", NAN_FIX) from error
             if self._left_s > 0:
                 raise
         if len(self.plain) < len(items):

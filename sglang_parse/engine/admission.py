@@ -77,10 +77,13 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     accelerator = "eagle3" if uses_eagle and not feature else "none"
     # What it accepts beyond the server's threshold is for its client alone, and its client's own.
     accepts_more = options.threshold < config.accept_threshold
+    accepts_more = accepts_more or not {*config.strict_classes} <= {*options.strict}
     # What a head was trained on and a question was chosen with are the base weights.
     may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or options.sets_threshold
     return RequestPolicy(
         threshold=options.threshold,
+        # Given drafts are verified as they are.
+        strict=() if plain_reason or options.draft_token_ids else options.strict,
         judge=config.judge_name if may_judge and not plain_reason else None,
         adapter=req.lora_id or "",
         keep_trace=options.trace,

@@ -126,7 +126,7 @@ class Committer:
         state, draft = req.parse_state, req.parse_state.draft
         verdicts, judge = Verdicts(), self._judge_of(state)
         if judge is not None:
-            verdicts = judge.verdicts(draft, result.scores, result.answers)
+            verdicts = judge.verdicts(state, result.scores, result.answers, result.target_tokens)
         selection = self._select(state, result, verdicts)
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
@@ -153,6 +153,7 @@ class Committer:
         return select(
             *(verdicts.values, draft.prefix_ends, threshold, self.config.selection),
             is_finished=draft.finished,
+            refused_at=verdicts.refused_at,
         )
 
     def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> Sequence[int]:
@@ -179,7 +180,11 @@ class Committer:
         judge = self._judge_of(req.parse_state)
         if judge is not None:
             decides = self._simulated is None
-            judge.observe(req, verdicts, result.target_tokens, decides=decides)
+            judge.observe(
+                *(req, verdicts, result.target_tokens),
+                decides=decides,
+                reject_end=outcome.reject_end,
+            )
         self.sources.observe(req, outcome)
         return outcome.has_failed
 
@@ -276,9 +281,9 @@ def trace_record(
     judge: Judge | None,
     layers: Sequence[int],
 ) -> TraceRecord:
-    draft, question = state.draft, judge and judge.question
+    draft, question, refusal = state.draft, judge and judge.question, verdicts.refusal
     if draft.source == ANSWERS:  # somebody else's text
-        draft = draft.accepted(selection.accepted_len)
+        draft, refusal = draft.accepted(selection.accepted_len), None
     num_prefixes, num_verified = len(draft.prefix_ends), draft.num_verified
     decided_by = selection.decided_by
     record: TraceRecord = {
@@ -295,6 +300,7 @@ def trace_record(
         "verdicts": list(verdicts.values[:num_prefixes]),
         "verdict_mass": list(verdicts.mass[:num_prefixes]),
         "threshold": state.policy.threshold,
+        "strict": refusal and asdict(refusal),
         "selection": selection.rule,
         "accepted_len": selection.accepted_len,
         "decided_by": None if decided_by == num_prefixes else decided_by,

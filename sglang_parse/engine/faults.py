@@ -19,17 +19,18 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from http import HTTPStatus
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from sglang_parse.core.request import RequestState
+from sglang_parse.core.request import NAN_CAUSE, NAN_FIX, NAN_IN_TARGET, RequestState
+from sglang_parse.engine.broadcast import is_first_rank
 from sglang_parse.engine.sglang_types import Req
 
 logger = logging.getLogger(__name__)
 
-NAN_IN_TARGET = "NaN in the target model's logits"
 NO_LOGITS = "its sampling parameters or its grammar leave no finite logit"
 DRAFT_MODEL, EAGLE_HEAD = "the draft model", "the EAGLE-3 head"
 MAX_DRAFT_FAILURES = 3
@@ -129,9 +130,21 @@ def reset_rows(logits: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
     return bad
 
 
+@cache
+def _explain_nan() -> None:
+    """Says it once per server; SGLang's warm-up is the first request."""
+    logger.error(
+        "PARSE: the target answers NaN, where stock SGLang would write its first token ('!!!!'). "
+        "If most requests end so, %s. Fix: %s",
+        *(NAN_CAUSE, NAN_FIX),
+    )
+
+
 def end_request(req: Req, reason: str) -> None:
     """Ends a request with an error when SGLang processes the result."""
     logger.error("PARSE: request %s ends: %s", req.rid, reason)
+    if reason == NAN_IN_TARGET and is_first_rank():
+        _explain_nan()
     req.skip_radix_cache_insert = True  # its KV may hold NaN, or lack the draft's part
     req.to_finish = FINISH_ABORT(
         f"PARSE: {reason}", HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"

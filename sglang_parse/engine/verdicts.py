@@ -16,14 +16,16 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Draft, Phase, Questions
+from sglang_parse.core.phases import Phase, Questions
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
 from sglang_parse.core.selection import (
     contradicts_target,
     matched_prefixes,
     matching_tokens,
 )
+from sglang_parse.core.strict import Refusal, find_refusal
 from sglang_parse.engine.grammar import free_ends
 from sglang_parse.engine.heads import Head
 from sglang_parse.engine.requests import draft_completes_answer, is_greedy
@@ -43,10 +45,17 @@ class Verdicts:
     Attributes:
         values: [K] in [0, 1].
         mass: [K] p(accept) + p(reject); None where no question was asked.
+        refusal: the first draft token that a strict class refuses, whatever these say.
     """
 
     values: Sequence[float] = ()
     mass: Sequence[float | None] = ()
+    refusal: Refusal | None = None
+
+    @property
+    def refused_at(self) -> int | None:
+        """Its place in the draft."""
+        return self.refusal and self.refusal.place
 
 
 class Judge:
@@ -129,23 +138,29 @@ class Judge:
 
     def verdicts(
         self,
-        draft: Draft,
+        state: RequestState,
         scores: Sequence[Sequence[float]],
         answers: Sequence[tuple[float, float]],
+        target_tokens: Sequence[int],
     ) -> Verdicts:
-        """Verdicts on a draft's prefixes.
+        """Verdicts on the prefixes of a request's draft.
 
         Args:
             scores: ``Head.scores`` of the anchor and the verified tokens.
             answers: verdict and mass of each question.
+            target_tokens: the target's choice after each token; under sampling, the drawn one.
         """
+        draft, strict = state.draft, state.policy.strict
         ends = draft.prefix_ends
         values = self.head.verdicts(scores, ends) if self.head and ends else [0.0] * len(ends)
         mass: list[float | None] = [None] * len(ends)
         asked = (place for place, ids in enumerate(draft.question_ids) if ids)
         for place, answer in zip(asked, answers, strict=True):
             values[place], mass[place] = answer
-        return Verdicts(values, mass)
+        refusal = find_refusal(
+            *(state.output_ids, draft.verified_ids, target_tokens, strict, self.segments.text_of)
+        )
+        return Verdicts(values, mass, refusal)
 
     def observe(
         self,
@@ -154,12 +169,14 @@ class Judge:
         target_tokens: Sequence[int],
         *,
         decides: bool = True,
+        reject_end: int | None = None,
     ) -> None:
         """Watches the verdicts on a draft.
 
         Args:
             target_tokens: the target's choice after each token.
             decides: acceptance depends on the verdicts.
+            reject_end: end of the first prefix that is not accepted, if any.
         """
         state = req.parse_state
         self._watch_mass(verdicts.mass)
@@ -167,7 +184,10 @@ class Judge:
             if self.drift.observe(verdicts.values):
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
-        threshold = state.policy.threshold
+        threshold, refusal = state.policy.threshold, verdicts.refusal
+        if decides and refusal and threshold <= 1 and refusal.place < (reject_end or 0):
+            self.counters.count("strict_refusals_total", label_value=refusal.name)
+            state.count_refusal(refusal.name)
         if decides and is_greedy(req) and threshold <= 1:  # above 1 is to reject everything
             num_matched = matching_tokens(state.draft.token_ids, target_tokens)
             matched = matched_prefixes(

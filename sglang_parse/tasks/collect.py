@@ -29,7 +29,7 @@ from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.tasks.settings import GradedSettings
 
-ACCEPT_ALL = {"threshold": 0.0, "trace": True}
+ACCEPT_ALL = {"threshold": 0.0, "strict": "none", "trace": True}
 PROBE_TOKENS = 16
 """Answer length of the request that asks what the server serves."""
 REQUEST_LIMIT_S = 1800.0

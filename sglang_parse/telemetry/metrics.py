@@ -11,6 +11,7 @@ from typing import Any
 from sglang_parse.core.block import Masks
 from sglang_parse.core.counters import request_counts, source_counts
 from sglang_parse.core.phases import ANSWERS, ENDPOINT, GIVEN, GRAMMAR, MODEL, PREDICTION
+from sglang_parse.core.strict import CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ METRICS = (
     Metric(
         "rejected_matched_prefixes_total",
         "Those of them whose verdict is below the threshold: the judge contradicts the target.",
+    ),
+    Metric(
+        "strict_refusals_total",
+        "Drafts whose acceptance a token of a --parse-strict class has ended, by class.",
+        "class",
+        tuple(CLASSES),
     ),
     Metric(
         "target_tokens_total",
@@ -235,6 +242,8 @@ META_INFO = {
     "prediction": "only with a prediction: how many of its tokens are in the answer "
     "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
     "was not read, because no answer can be as long",
+    "strict_refusals": "only with `--parse-strict`: by class, how many drafts one of its tokens "
+    "has ended",
     "trace": "only if requested; one record per round",
     "trace_truncated": "true once the trace has 128 MiB: later rounds are left out of it",
     "fingerprint": "with a trace: the settings that its verdicts depend on, as in a certificate",
@@ -280,6 +289,8 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
             "rejected_tokens": left,
             "unused_characters": text.num_unused,
         }
+    if state.policy.strict:
+        info["strict_refusals"] = state.strict_refusals
     if state.plan is not None:
         info["plan"] = asdict(state.plan)
     if state.policy.certified is not None:

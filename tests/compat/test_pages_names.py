@@ -35,7 +35,7 @@ QUOTED = {
     "chat template": "sglang_parse/core/question.py",
     "the verdict tokens get only": "sglang_parse/engine/verdicts.py",
     "verify passes use the layout": "sglang_parse/engine/build.py",
-    "NaN in the target model's logits": "sglang_parse/engine/faults.py",
+    "NaN in the target model's logits": "sglang_parse/core/request.py",
     "the draft model": "sglang_parse/engine/faults.py",
     "SIMULATED acceptance": "sglang_parse/patches/parse/decode_log.py",
     "expected speedup": "sglang_parse/patches/parse/decode_log.py",

@@ -56,6 +56,7 @@ def record(
         "verdicts": list(verdicts),
         "verdict_mass": [0.99 - 0.01 * k for k in range(len(ends))],
         "threshold": threshold,
+        "strict": None,
         "selection": rule,
         "accepted_len": ends[num_accepted - 1] if num_accepted else 0,
         "decided_by": None if rule is None else num_accepted - (not rejected),

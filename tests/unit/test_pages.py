@@ -139,6 +139,7 @@ def test_every_key_of_meta_info_is_in_the_table():
         plain_reason="multimodal input",
         decode_accelerator="eagle3",
         certified=True,
+        strict=("numbers",),
     )
     table = page("response-metadata").partition("## Fallback to plain decoding")[0]
     state = RequestState(policy, plan=DraftPlan(64, 8, 16), trace_bytes=MAX_TRACE_BYTES)

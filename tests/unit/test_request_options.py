@@ -11,11 +11,12 @@ from sglang_parse.core.setting import ConfigError, settings_of
 pytestmark = pytest.mark.unit
 
 EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
-SERVER = {"threshold": 0.7, "hidden_layers": "1"}
+SERVER = {"threshold": 0.7, "hidden_layers": "1", "strict": "numbers"}
 ALWAYS_SAFE: list[dict[str, Any]] = [
     *({}, {"enabled": False}, {"enabled": True}, {"draft": "a text"}, {"drafting": "auto"}),
     *({"threshold": 0.7}, {"threshold": 0.9}, {"threshold": 1.5}, {"trace": False}),
     {"hidden_states": False, "draft_token_ids": []},
+    *({"strict": ["numbers"]}, {"strict": "operators,numbers"}),
 ]
 STATES = {"trace": True, "hidden_states": True}
 UNSAFE: dict[str, dict[str, Any]] = {
@@ -24,6 +25,7 @@ UNSAFE: dict[str, dict[str, Any]] = {
     "hidden_states": STATES,
     "draft_token_ids": {**STATES, "threshold": 0, "draft_token_ids": [1, 2]},
     "drafting": {"drafting": "always"},
+    "strict": {"strict": ["operators"]},
 }
 
 
@@ -61,6 +63,17 @@ def test_a_public_server_takes_safe_options_only(permitted: str):
 def test_the_threshold_of_a_refusal_is_the_servers():
     with pytest.raises(ConfigError, match=r"threshold is 0.5, .*; use 0.7 or more, or leave it"):
         read({"threshold": 0.5})
+
+
+def test_strict_classes_can_only_be_added():
+    with pytest.raises(
+        ConfigError, match=r"strict is \('operators',\), .*; use numbers or more, or"
+    ):
+        read({"strict": "operators"})
+    with pytest.raises(ConfigError, match="custom_params.parse.strict: got 'x'; use none, or of"):
+        read({"strict": "x"}, host=HERE)
+    assert read({}).strict == read({"strict": "numbers"}).strict == ("numbers",)
+    assert read({"strict": []}, host=HERE).strict == ()
 
 
 @pytest.mark.parametrize("host", [HERE, EVERYWHERE])

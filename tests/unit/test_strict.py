@@ -1,0 +1,182 @@
+"""Tokens that must be the target's own choice: classes, and what they do to real drafts."""
+
+import json
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.judge import LIKELIHOOD_BIAS, sigmoid
+from sglang_parse.core.segment import HALF, Segmenter, SegmentRule
+from sglang_parse.core.selection import SELECTIONS, select
+from sglang_parse.core.setting import ConfigError
+from sglang_parse.core.strict import CLASSES, Refusal, find_refusal, parse_classes
+from support.chat_families import FAMILIES
+
+pytestmark = pytest.mark.unit
+
+ROWS = json.loads((Path(__file__).parents[1] / "data" / "real_rows_numbers.json").read_text())
+FIRST_DIGIT = 15
+"""Token id of "0" in Qwen's vocabulary, whose every token of digits is one digit."""
+EQUAL = 1000
+"""In place of tokens that are the target's choice."""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        *((text, ["numbers"]) for text in ("7", " 42", "x2", "²", "½", "Ⅳ", "१", "٣", "三", "①")),
+        *((text, ["operators"]) for text in (" +", "-b", "*", "/", " ==", "≤", "×", "−", "->")),
+        *((text, []) for text in ("", " seven", ".", ":\n", "<|im_end|>", "</s>", "“", "()")),
+        ("+1", ["numbers", "operators"]),
+    ],
+)
+def test_classes(text: str, names: list[str]):
+    assert [name for name, one in CLASSES.items() if one.holds(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        *((value, ()) for value in ("none", " none ", [], ["none"], ())),
+        *((value, ("numbers",)) for value in ("numbers", ["numbers"], "numbers,numbers")),
+        *((value, tuple(CLASSES)) for value in ("operators, numbers", ["operators", "numbers"])),
+    ],
+)
+def test_names_in_any_order(value: object, names: tuple[str, ...]):
+    assert parse_classes(value) == names
+
+
+@pytest.mark.parametrize(
+    "value", ["", "digits", "none,numbers", "numbers,", ["none", "numbers"], [1], [[]], 5, None, {}]
+)
+def test_other_values_are_refused(value: object):
+    with pytest.raises(ValueError, match="; use none, or of numbers, operators, with commas"):
+        parse_classes(value)
+
+
+def test_a_server_refuses_what_it_cannot_do():
+    with pytest.raises(ConfigError, match="--parse-strict: got 'digits'; use none, or of numbers"):
+        ParseConfig(strict="digits")
+    with pytest.raises(ConfigError, match="--parse-strict is 'numbers', but --parse-verification"):
+        ParseConfig(strict="numbers", verification="token")
+    assert ParseConfig(strict="numbers", judge="question").strict_classes == ("numbers",)
+    assert ParseConfig().strict_classes == ()
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_no_selection_accepts_a_refused_token(selection: str):
+    verdicts, ends = [0.9] * 4, [2, 4, 6, 8]
+    for place in range(8):
+        found = select(verdicts, ends, 0.0, selection, is_finished=True, refused_at=place)
+        assert found.accepted_len == place // 2 * 2
+    assert select(verdicts, ends, 0.0, selection, is_finished=True).accepted_len == 8
+
+
+# -- tokens that are a part of a character ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of bytes, so that most characters but ASCII's are several tokens."""
+    return FAMILIES["chatml"].tokenizer()
+
+
+def refusal(tokenizer: Any, before: str, draft: str, target: str) -> Refusal | None:
+    """Of a draft after ``before``, where the target writes ``target``."""
+    segments = Segmenter(tokenizer, SegmentRule("line"))
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (before, draft, target)]
+    return find_refusal(*ids, ["numbers"], segments.text_of)
+
+
+@pytest.mark.parametrize("before", ["", "a: ", "é१"])
+@pytest.mark.parametrize(
+    ("draft", "target", "is_refused"),
+    [
+        ("१३", "१४", True),  # Devanagari: other last bytes
+        ("१क", "१ख", False),
+        ("é", "è", False),
+        ("😀", "😁", False),
+        ("三", "二", True),
+        ("é", "1", True),
+    ],
+)
+def test_a_character_of_several_tokens(
+    tokenizer: Any, before: str, draft: str, target: str, is_refused: bool
+):
+    found = refusal(tokenizer, before, draft, target)
+    assert (found is not None) == is_refused
+
+
+def test_half_a_character_may_be_a_number(tokenizer: Any):
+    """The first byte of one, where the target writes a letter: nobody knows which."""
+    half = tokenizer.encode("१", add_special_tokens=False)[:1]
+    segments = Segmenter(tokenizer, SegmentRule("line"))
+    assert segments.text_of(half[0], []).endswith(HALF)
+    letter = tokenizer.encode("a", add_special_tokens=False)
+    assert find_refusal([], half, letter, ["numbers"], segments.text_of) == Refusal(0, "numbers")
+    assert find_refusal([], half, letter, [], segments.text_of) is None
+
+
+# -- drafts of a real pair ----------------------------------------------------------------------
+
+
+def text_of(token: int, _before: Sequence[int]) -> str:
+    is_digit = FIRST_DIGIT <= token < FIRST_DIGIT + 10
+    return str(token - FIRST_DIGIT) if is_digit else " word"
+
+
+def rounds_of(
+    length: int, others: list[list[Any]], threshold: float, names: Sequence[str]
+) -> tuple[set[int], Sequence[int]]:
+    """Verifies a draft at every token; after a refusal it goes on as it did.
+
+    Returns:
+        Places that are refused, and those where a number is not the target's choice.
+    """
+    draft, choices, scores = [EQUAL] * length, [EQUAL] * length, [LIKELIHOOD_BIAS] * length
+    for place, token, choice, score in others:
+        draft[place], choices[place], scores[place] = token, choice, score
+    refused: set[int] = set()
+    start = 0
+    while start < length:
+        verdicts = [*accumulate(map(sigmoid, scores[start:]), min)]
+        found = find_refusal(draft[:start], draft[start:], choices[start:], names, text_of)
+        start += select(
+            *(verdicts, range(1, len(verdicts) + 1), threshold, "first-reject"),
+            refused_at=found and found.place,
+        ).accepted_len
+        refused |= {start} & {*range(length)}
+        start += 1
+    numbers = [x for x in others if any(text_of(t, ()).isdigit() for t in x[1:3])]
+    return refused, [place for place, *_ in numbers]
+
+
+@pytest.mark.parametrize(
+    ("task", "threshold", "names", "tokens_per_refusal", "wrong_accepted"),
+    [
+        ("gsm8k", 0.5, [], 32, 15),
+        ("gsm8k", 0.1, [], 92, 22),
+        ("gsm8k", 0.1, ["numbers"], 67, 0),
+        ("gsm8k", 0.05, ["numbers"], 86, 0),
+        ("humaneval", 0.5, [], 244, 0),
+        ("humaneval", 0.5, ["numbers"], 244, 0),
+    ],
+)
+def test_numbers_of_a_real_pair(
+    task: str, threshold: float, names: list[str], tokens_per_refusal: int, wrong_accepted: int
+):
+    """The table of docs/choosing.md. Of the 28 wrong numbers none is accepted, and less wording is
+    refused than at 0.5 alone."""
+    num_tokens = num_refused = num_wrong = 0
+    accepted = 0
+    for length, others in ROWS[task]:
+        refused, numbers = rounds_of(length, others, threshold, names)
+        num_tokens, num_refused = num_tokens + length, num_refused + len(refused)
+        num_wrong, accepted = num_wrong + len(numbers), accepted + len({*numbers} - refused)
+    assert num_wrong == (28 if task == "gsm8k" else 0)
+    assert (round(num_tokens / num_refused), accepted) == (tokens_per_refusal, wrong_accepted)
