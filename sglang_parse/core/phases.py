@@ -66,9 +66,9 @@ class RequestPolicy:
 
     Attributes:
         threshold: smallest verdict that accepts a prefix.
-        strict: classes of tokens that must be the target's own choice (``core.strict``).
         judge: where its verdicts come from, as ``ParseConfig.judge_name``; None if drafts are
             compared with the target's choices token by token.
+        strict: classes of tokens that must be the target's own choice (``core.strict``).
         adapter: id of its LoRA adapter; "" for none.
         keep_trace: collect one record per round.
         keep_hidden_states: records contain the target's hidden states.
@@ -88,8 +88,8 @@ class RequestPolicy:
     """
 
     threshold: float
-    strict: tuple[str, ...] = ()
     judge: str | None = None
+    strict: tuple[str, ...] = ()
     adapter: str = ""
     keep_trace: bool = False
     keep_hidden_states: bool = False

@@ -300,7 +300,7 @@ def trace_record(
         "verdicts": list(verdicts.values[:num_prefixes]),
         "verdict_mass": list(verdicts.mass[:num_prefixes]),
         "threshold": state.policy.threshold,
-        "strict": refusal and asdict(refusal),
+        "strict": asdict(refusal) if refusal else None,
         "selection": selection.rule,
         "accepted_len": selection.accepted_len,
         "decided_by": None if decided_by == num_prefixes else decided_by,

@@ -55,7 +55,7 @@ class Verdicts:
     @property
     def refused_at(self) -> int | None:
         """Its place in the draft."""
-        return self.refusal and self.refusal.place
+        return self.refusal.place if self.refusal else None
 
 
 class Judge:

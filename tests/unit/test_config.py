@@ -46,6 +46,7 @@ CHANGED = ParseConfig(
     reuse_answers="5:shared",
     default="off",
     request_options="safe",
+    strict="numbers",
 )
 
 
