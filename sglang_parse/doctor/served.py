@@ -133,7 +133,8 @@ class Served:
         except (KeyboardInterrupt, SystemExit) as ended:
             self.ended, missing = ended, "then it was ended"
         except BenchError as error:
-            if NAN_IN_TARGET in str(error):
+            # An error quotes another, which escapes the apostrophe.
+            if NAN_IN_TARGET.partition("'")[0] in str(error):
                 found = f"the target answers NaN: {NAN_CAUSE}"
                 raise Problem(f"{found} ({error})", NAN_FIX) from error
             if self._left_s > 0:

@@ -163,6 +163,24 @@ def test_a_request_without_a_judge_is_compared_token_by_token():
     assert (record["judge"], record["verdicts"]) == (None, [])
 
 
+@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("operators", 0)])
+def test_a_strict_token_ends_the_accepted_prefix(
+    name: str, refused: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever its verdict: the trace, the answer's figures and the metrics say which."""
+    one = Round([11, 12, 13, 14, 15, 16])
+    one.state.policy = replace(one.state.policy, threshold=0.0, strict=(name,))
+    monkeypatch.setattr(Segmenter, "text_of", lambda _, token, __: {14: "7"}.get(token, " word"))
+    one.agree([0.9, 0.9, 0.9], but_at=3)
+    accepted_len = 2 if refused else 6
+    assert one.state.stats.accepted_tokens == accepted_len
+    assert one.state.strict_refusals == ({name: 1} if refused else {})
+    assert one.verdicts.counters.totals["strict_refusals_total", name] == refused
+    (record,) = one.state.trace
+    assert record["accepted_len"] == accepted_len
+    assert record["strict"] == ({"place": 3, "name": name} if refused else None)
+
+
 # -- drafts that the length limit ends --------------------------------------------------
 
 

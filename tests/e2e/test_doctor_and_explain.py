@@ -75,6 +75,17 @@ def test_doctor_looks_at_a_running_server(
     demo.assert_nothing_lost()
 
 
+def test_doctor_names_a_target_that_answers_nan(
+    demo: Client, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with demo.probe.fault("target-verify", "nan"):
+        code, found, _ = doctor(demo.url, capsys, "--prompts", str(prompts))
+    assert (code, found["answers"]["status"]) == (1, "fails")
+    assert found["answers"]["found"].startswith("the target answers NaN: its weights are damaged")
+    assert found["answers"]["fix"].startswith("load its weights again")
+    demo.assert_nothing_lost()
+
+
 def test_doctor_reports_what_it_has_when_it_is_ended(
     demo: Client,
     prompts: Path,

@@ -108,7 +108,14 @@ def _error(response: httpx.Response) -> str:
 @pytest.mark.parametrize(
     ("token_id", "whose"), [(TARGET_POISON, "target"), (DRAFT_POISON, "draft")]
 )
-def test_nan_logits(faulty: Client, token_id: int, whose: str, temperature: float, length: int):
+def test_nan_logits(
+    doomed: dict[str, Server],
+    faulty: Client,
+    token_id: int,
+    whose: str,
+    temperature: float,
+    length: int,
+):
     """Covers NaN in the first of several prefill chunks."""
     healthy, sick = random_prompts(2, 61)
     sick = [*sick[:4], token_id, *(sick * 50)[: length - 5]]
@@ -119,6 +126,9 @@ def test_nan_logits(faulty: Client, token_id: int, whose: str, temperature: floa
     written = [token for path in faulty.look()["tree"] for token in path["written"][0]]
     assert TARGET_POISON not in written
     faulty.assert_nothing_lost()
+    if whose == "target":  # of any number of them, once
+        said = doomed["faulty"].log.read_text(errors="replace").count("the target answers NaN")
+        assert said == 1
 
 
 @pytest.mark.parametrize(

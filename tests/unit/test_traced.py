@@ -50,6 +50,14 @@ def test_reading_order():
     assert one.verdict_tokens == ("y", "n")
 
 
+def test_a_token_that_is_not_the_targets_own():
+    refused = {"strict": {"place": 3, "name": "numbers"}}
+    ours = {**record(0, ["a\n", "b7\n", "c\n"], [0.9, 0.8, 0.7], 1), **refused}
+    (one,) = explain_answer(traced("?", "a\nX\n", ours), decode).rounds
+    assert [segment.refused for segment in one.segments] == ["", "a number", ""]
+    assert {accepted_len for _, accepted_len in one.accepted_at} == {0, 2}
+
+
 def test_matched_tokens():
     round_ = record(0, ["x\n", "abc\n"], [0.9, 0.1], 1, bonus="abX")
     (one,) = explain_answer(traced("?", "x\nabXd\n", round_), decode).rounds
