@@ -16,6 +16,8 @@ from support.client import EXACT, HTTP, Client, random_prompts, wait_until
 
 PROMPTS = random_prompts(12, 91)
 LONG = {"max_new_tokens": 120, "ignore_eos": True}
+OFF = {"enabled": False}
+"""No refusal costs a decode step: whoever switches PARSE off has them."""
 NUM_ABORTS = 48
 CONCURRENCY = 16
 
@@ -46,17 +48,18 @@ def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
 )
 def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
     """Aborts during a forward of that kind; other requests in the batch continue."""
+    parse = OFF if place == "target-decode" else EXACT
     is_first = place in ("target-prefill", "draft-prefill")
     with (
         semantic.probe.fault(place, "slow", seconds=0.4, skip=0 if is_first else 2) as slow,
         ThreadPoolExecutor(2) as pool,
     ):
         top = {"rid": f"slow-{place}"}
-        job = pool.submit(semantic.generate, PROMPTS[0], parse=EXACT, top=top, **LONG)
+        job = pool.submit(semantic.generate, PROMPTS[0], parse=parse, top=top, **LONG)
         if is_first:
             slow.wait_fired()  # the first one is the other request's
         other = pool.submit(
-            semantic.generate, PROMPTS[1], parse=EXACT, max_new_tokens=6, ignore_eos=True
+            semantic.generate, PROMPTS[1], parse=parse, max_new_tokens=6, ignore_eos=True
         )
         slow.wait_fired()
         semantic.abort(f"slow-{place}")
@@ -69,10 +72,11 @@ def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
 
 @pytest.mark.parametrize("place", ["draft-chunk", "target-verify", "target-decode"])
 def test_disconnect_while(semantic: Client, expected: list[list[int]], place: str):
+    parse = OFF if place == "target-decode" else EXACT
     body = {
         "input_ids": PROMPTS[0],
         "stream": True,
-        "sampling_params": {"temperature": 0, "custom_params": {"parse": EXACT}, **LONG},
+        "sampling_params": {"temperature": 0, "custom_params": {"parse": parse}, **LONG},
     }
     with semantic.probe.fault(place, "slow", seconds=0.1) as slow:
         with HTTP.stream("POST", f"{semantic.url}/generate", json=body, timeout=60) as response:

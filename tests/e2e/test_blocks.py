@@ -84,9 +84,10 @@ def test_parallel_drafts_equal_drafts_token_by_token(
         per_forward = one["drafted_tokens"] / one["draft_forwards"]
         assert one["tokens_per_draft_forward"] == pytest.approx(per_forward, abs=1e-3)
     # Not vacuous: some candidates were right, and masks followed the last row, or every row.
-    assert sum(info["draft_forwards"] for info in infos[0]) < sum(
-        info["drafted_tokens"] for info in infos[0]
+    num_forwards, num_drafted = (
+        sum(info[name] for info in infos[0]) for name in ("draft_forwards", "drafted_tokens")
     )
+    assert num_forwards < num_drafted or options is not WHOLE  # the longest drafts
     grown = {masks: count - before[masks] for masks, count in forwards(blocks).items()}
     assert grown["none"] == 0
     assert sum(grown.values()) > 0

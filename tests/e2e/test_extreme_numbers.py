@@ -24,7 +24,9 @@ ALLOWED: list[dict[str, Any]] = [
     {"logit_bias": {"5": 1e30}},
     {"logit_bias": {"5": -1e30, "7": 1e5}},
     {"repetition_penalty": 1e-20},
-    {"repetition_penalty": 2.0, "frequency_penalty": 0.0, "presence_penalty": -2.0},
+    # Not with a repetition penalty: see test_adjusted.
+    {"frequency_penalty": 0.0, "presence_penalty": -2.0},
+    {"repetition_penalty": 2.0},
     {"min_p": 1.0, "top_p": 1.2e-38},
     {"min_p": 1.2e-38, "top_k": 2**31 - 1},
     {"max_new_tokens": LENGTH, "min_new_tokens": LENGTH},
