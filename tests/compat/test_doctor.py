@@ -16,11 +16,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx
+import openai
 import pytest
 
 from sglang_parse import cli, patches
-from sglang_parse.client.records import Answer, BenchRun, Variant
+from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.client.servers import free_ports
+from sglang_parse.core.request import NAN_IN_TARGET
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.doctor import command, machine, memory, served, start
 from sglang_parse.doctor.finding import (
@@ -662,6 +664,22 @@ def test_what_there_is_when_somebody_ends_it(
     assert found["answers"]["found"].startswith(f"{answered} of 6 prompts answered, then it was")
     assert found["acceptance"]["status"] == (OK if answered else NOT_CHECKED)
     assert found["ended"]["found"] == "not done: further prompts"
+
+
+def test_a_target_that_answers_nan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As the client quotes a server's error."""
+    body = {"object": "error", "message": f"PARSE: {NAN_IN_TARGET}", "code": 500}
+    answer = httpx.Response(500, request=httpx.Request("POST", "http://x"))
+    error = openai.InternalServerError(f"Error code: 500 - {body}", response=answer, body=body)
+    Answering(monkeypatch, seconds=0.01)
+    failed = BenchError(f"a request to the server for the server failed: {error!r}")
+    monkeypatch.setattr(served, "ask", Mock(side_effect=failed))
+    code, found, _ = doctor(capsys)
+    assert (code, found["answers"]["status"]) == (1, FAILS)
+    assert found["answers"]["found"].startswith("the target answers NaN: its weights are damaged")
+    assert found["answers"]["fix"].startswith("load its weights again")
 
 
 def test_ended_between_two_checks(

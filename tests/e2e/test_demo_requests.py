@@ -111,3 +111,30 @@ def assert_greedy(model: Any, before: list[int], draft: list[int]) -> None:
         logits = model(torch.tensor([[*before, *draft]])).logits[0, len(before) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(draft)[:, None])[:, 0]
     assert float((logits.amax(-1) - chosen).max()) < NEAR_TIE
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_no_number_but_the_targets_own_is_accepted(
+    demo: Client, problems: list, tokenizer: Any, temperature: float
+):
+    """At threshold 0, where every verdict accepts; under sampling, against the drawn token."""
+    prompts, params = [problem.prompt for problem in problems[:8]], {"max_new_tokens": 120}
+    params |= {"temperature": temperature, "ignore_eos": True}
+    others = {}
+    for strict in ("none", "numbers"):
+        others[strict] = num_refused = 0
+        for answer in demo.generate_all(prompts, 8, parse={**WHOLE, "strict": strict}, **params):
+            info = parse_info(answer)
+            for record in info["trace"]:
+                accepted = record["draft_token_ids"][: record["accepted_len"]]
+                pairs = zip(accepted, record["target_token_ids"], strict=False)
+                wrong = [pair for pair in pairs if pair[0] != pair[1]]
+                texts = [tokenizer.decode(pair) for pair in wrong]
+                others[strict] += sum(any(map(str.isdigit, text)) for text in texts)
+                if record["strict"]:
+                    place = record["strict"]["place"]
+                    assert record["accepted_len"] <= place
+                    assert record["draft_token_ids"][place] != record["target_token_ids"][place]
+            num_refused += info.get("strict_refusals", {}).get("numbers", 0)
+        assert (num_refused > 0) == (strict == "numbers")
+    assert others["none"] > others["numbers"] == 0
