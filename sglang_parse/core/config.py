@@ -109,7 +109,8 @@ class ParseConfig(BaseModel):
     target's choices (exact)."""
     on_reject: Literal["decode", "redraft"] = "redraft"
     """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
-    drafting behind the token that the same pass yields."""
+    drafting behind the token that the same pass yields, or, where a question is asked by line or
+    sentence, behind the rest of it, which the target writes."""
     decode_accelerator: Literal["none", "eagle3"] = "none"
     """Speculative decoding for decode steps: none, or an EAGLE-3 head (with
     --speculative-num-steps, 3 by default). A rejected draft leaves no decode step to accelerate:

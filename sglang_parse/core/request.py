@@ -92,6 +92,7 @@ class RequestState:
         draft_kv_len: leading tokens of the sequence with valid draft KV.
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
         resumes: drafting resumes at the next token; else the target finishes the answer.
+        in_segment: the target ends a rejected segment before that.
         drafting_suspended: a draft was due and did not start, because it was not expected to pay.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
@@ -127,6 +128,7 @@ class RequestState:
     draft_kv_len: int = 0
     draft_kv_found: bool = False
     resumes: bool = True
+    in_segment: bool = False
     drafting_suspended: bool = False
     no_draft_reason: str = ""
     num_failed: int = 0
@@ -186,7 +188,7 @@ class RequestState:
             output_ids: those of them that are output.
         """
         self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DRAFTING
-        self.draft = Draft()
+        self.draft, self.in_segment = Draft(), False
         self.committed = self.prefilled_len = prefilled_len
         self.draft_kv_len, self.draft_kv_found = 0, False
         self._take_back(len(self.output_ids) - len(output_ids))
@@ -417,14 +419,19 @@ class RequestState:
         self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
         self.drafting_suspended = False
 
-    def start_decode(self, *, resumes: bool = True) -> None:
+    def start_decode(self, *, resumes: bool = True, in_segment: bool = False) -> None:
         """The target decodes.
 
         Args:
-            resumes: drafting resumes at the next token.
+            resumes: drafting resumes at the next token, or behind its segment.
+            in_segment: the target ends a rejected segment before.
         """
         self.phase, self.draft = Phase.DECODING, Draft()
-        self.resumes, self.drafting_suspended = resumes, False
+        self.resumes, self.in_segment, self.drafting_suspended = resumes, in_segment, False
+
+    def end_segment(self) -> None:
+        """The target has written the rest of a rejected segment."""
+        self.in_segment = False
 
     def skip_draft(self, reason: str) -> None:
         """Drafting does not pay now, for ``reason``: the target decodes one more token."""

@@ -16,6 +16,7 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import ANSWERS, MODEL, Action, Draft, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.segment import MARK_PIECES
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -203,7 +204,11 @@ class Committer:
         """
         state, bonus = req.parse_state, tokens[selection.accepted_len :]
         rejected = selection.accepted_len < draft.num_verified
-        state.start_decode(resumes=not rejected or self.config.on_reject == "redraft")
+        state.start_decode(
+            resumes=not rejected or self.config.on_reject == "redraft",
+            in_segment=rejected and self._is_ended_by_target(state),
+        )
+        self._end_segment(state, tokens[: selection.accepted_len], bonus)
         carried: Sequence[int] = ()
         drafts = self._may_resume(state, tokens) and self._resume_drafting(req, tokens)
         if drafts and draft.source == state.draft.source == MODEL:
@@ -214,15 +219,32 @@ class Committer:
 
     def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
         state = req.parse_state
+        self._end_segment(state, (), tokens)
         if state.phase is Phase.DECODING and self._may_resume(state, tokens):
             self._resume_drafting(req, tokens)
         state.finish_decode(len(tokens), is_eagle=is_eagle)
         return tokens
 
+    def _is_ended_by_target(self, state: RequestState) -> bool:
+        """Whether the target writes the rest of a rejected segment: where a question has no verdict
+        before its end, another draft of the rest would be judged by the same question."""
+        judge = self._judge_of(state)
+        return judge is not None and judge.head is None and judge.segments.rule.kind != "tokens"
+
+    def _end_segment(
+        self, state: RequestState, accepted: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """Looks for the end of the target's segment in what it outputs behind accepted tokens."""
+        judge = self._judge_of(state)
+        if judge is not None and state.in_segment:
+            before = [*state.output_ids[-MARK_PIECES:], *accepted][-MARK_PIECES:]
+            if judge.segments.ends_in(before, tokens):
+                state.end_segment()
+
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
         """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
         answer's end, and not inside text that a grammar forces, but in token mode."""
-        if _stops(state, tokens):
+        if _stops(state, tokens) or state.in_segment:
             return False
         if self._judge_of(state) is None or not state.resumes:
             return state.resumes

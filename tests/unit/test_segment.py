@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_parse.core.segment import (
+    Segmenter,
     SegmentRule,
     evenly_spaced,
     prefix_ends,
@@ -184,3 +185,32 @@ def test_every_segment_has_text_and_includes_following_blank_lines(pieces, rule)
     for end in ends:
         following = "".join(pieces[end : end + 1])
         assert following.strip() or "\n" not in following
+
+
+@pytest.mark.parametrize(
+    ("before", "new", "ends"),
+    [
+        ([], ["a", " b"], False),
+        (["a"], [" b", "\n"], True),
+        (["x", "\n"], ["a"], False),
+        (["x", "\n"], ["\n"], False),
+        (["x", "\n"], ["a\n", "b"], True),
+        (["a", " b", " c"], ["\n"], True),
+    ],
+)
+def test_a_segment_that_ends_in_the_last_tokens(before: list[str], new: list[str], ends: bool):
+    """Ends before them do not count."""
+    words = [*before, *new]
+    segments = Segmenter(Words(words), SegmentRule.parse("line"))
+    ids = [*range(len(words))]
+    assert segments.ends_in(ids[: len(before)], ids[len(before) :]) is ends
+
+
+class Words:
+    """A tokenizer of these words, by their places."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.words[place] for place in ids)
