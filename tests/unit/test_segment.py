@@ -193,7 +193,7 @@ def test_every_segment_has_text_and_includes_following_blank_lines(pieces, rule)
         ([], ["a", " b"], False),
         (["a"], [" b", "\n"], True),
         (["x", "\n"], ["a"], False),
-        (["x", "\n"], ["\n"], False),
+        (["x", "\n"], ["\n"], True),  # a blank line belongs to the line before
         (["x", "\n"], ["a\n", "b"], True),
         (["a", " b", " c"], ["\n"], True),
     ],
