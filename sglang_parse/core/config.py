@@ -113,8 +113,9 @@ class ParseConfig(BaseModel):
     sentence, behind the rest of it, which the target writes."""
     decode_accelerator: Literal["none", "eagle3"] = "none"
     """Speculative decoding for decode steps: none, or an EAGLE-3 head (with
-    --speculative-num-steps, 3 by default). A rejected draft leaves no decode step to accelerate:
-    plain requests have them, and requests whose drafting is suspended."""
+    --speculative-num-steps, 3 by default). A rejected draft leaves no decode step to accelerate,
+    unless a question is asked by line or sentence: plain requests have them, and requests whose
+    drafting is suspended."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head; required by --parse-decode-accelerator eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"

@@ -57,6 +57,13 @@ class RequestOptions(BaseModel):
     def _parse_strict(cls, value: object) -> tuple[str, ...]:
         return parse_classes(value)
 
+    def looser_than(self, config: ParseConfig) -> dict[str, bool]:
+        """Option -> whether it accepts what the server's does not."""
+        return {
+            "threshold": self.threshold < config.accept_threshold,
+            "strict": not {*config.strict_classes} <= {*self.strict},
+        }
+
     @property
     def sets_threshold(self) -> bool:
         """Whether the request has a threshold of its own."""
@@ -129,8 +136,7 @@ class RequestOptions(BaseModel):
     def _check_permitted(self, config: ParseConfig, host: str) -> None:
         permitted = config.permitted_options(host)
         refused = {
-            "threshold": self.threshold < config.accept_threshold,
-            "strict": not {*config.strict_classes} <= {*self.strict},
+            **self.looser_than(config),
             "trace": self.trace,
             "hidden_states": self.hidden_states,
             "draft_token_ids": bool(self.draft_token_ids),

@@ -2,7 +2,8 @@
 
     DRAFTING    the draft model drafts until the answer ends or the plan's budget is spent
     VERIFYING   one target verify pass judges the draft
-    DECODING    the target decodes a token where no draft could begin, or to the answer's end
+    DECODING    the target decodes a token where no draft could begin, the rest of a rejected
+                segment, or to the answer's end
     PLAIN       plain target decoding from prefill to finish: the fallback
     WAITING     a draft is on its way from another server
 

@@ -18,7 +18,7 @@ _WIDE_END = re.compile(f"[{_WIDE_MARKS}][{_CLOSING}]*$")
 _SENTENCE_CONTINUES = re.compile(f"[.!?{_WIDE_MARKS}{_CLOSING}]")
 HALF = "\ufffd"
 """Decoded in place of a character whose bytes are incomplete."""
-MARK_PIECES = 3
+_MARK_PIECES = 3
 """Pieces searched for a sentence's end: a closing quote may be a separate token."""
 MAX_HALVES = 3
 """Tokens before one that may hold the first bytes of its character."""
@@ -82,7 +82,7 @@ def _closes_sentence(pieces: Sequence[str], index: int) -> bool:
     if _closes_line(pieces, index):
         return True
     piece = pieces[index]
-    recent = "".join(pieces[max(0, index + 1 - MARK_PIECES) : index + 1])
+    recent = "".join(pieces[max(0, index + 1 - _MARK_PIECES) : index + 1])
     if not piece.strip() or not _SENTENCE_END.search(recent.rstrip()):
         return False
     # "3." may be the start of "3.14", so a sentence ends only before whitespace, except after a
@@ -161,15 +161,16 @@ class Segmenter:
         start, whole = map(self._tokenizer.decode, (context, [*context, token]))
         return whole[len(start.rstrip(HALF)) :]
 
-    def ends_in(self, before: Sequence[int], token_ids: Sequence[int]) -> bool:
-        """Returns whether a segment ends in the last tokens of a text.
+    def ends_in(self, before: Sequence[int], token_ids: Sequence[int], start: int = 0) -> bool:
+        """Returns whether a segment ends in ``token_ids[start:]``.
 
         Args:
-            before: the ``MARK_PIECES`` tokens before them, inside the segment or at its start.
+            before: the tokens before ``token_ids``; of all that comes before, the last few count.
         """
+        recent = [*before[-_MARK_PIECES:], *token_ids[:start]][-_MARK_PIECES:]
         known, found = (
             segment_ends(self.pieces(ids), self.rule)
-            for ids in (before, [*before, *token_ids])
+            for ids in (recent, [*recent, *token_ids[start:]])
         )
         return bool({*found} - {*known})
 

@@ -91,7 +91,7 @@ def find_refusal(
     for place, pair in enumerate(zip(draft, choices, strict=False) if names else ()):
         if pair[0] == pair[1]:
             continue
-        context = [*before[-MAX_HALVES:], *draft[:place]]
+        context = [*before[-MAX_HALVES:], *draft[max(0, place - MAX_HALVES) : place]]
         texts = [text_of(token, context) for token in pair]
         for name in names:
             if any(text.endswith(HALF) or CLASSES[name].holds(text) for text in texts):

@@ -75,9 +75,8 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     is_adjusted = Adjustment.adjusts(req)
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
     accelerator = "eagle3" if uses_eagle and not feature else "none"
-    # What it accepts beyond the server's threshold is for its client alone, and its client's own.
-    accepts_more = options.threshold < config.accept_threshold
-    accepts_more = accepts_more or not {*config.strict_classes} <= {*options.strict}
+    # What it accepts beyond what the server does is for its client alone, and its client's own.
+    accepts_more = any(options.looser_than(config).values())
     # What a head was trained on and a question was chosen with are the base weights.
     may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or options.sets_threshold
     return RequestPolicy(

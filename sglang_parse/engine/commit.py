@@ -1,7 +1,8 @@
 """Commits a target forward's results: accepts draft tokens and moves requests to their next phase.
 
 A round is a draft and its verify pass. After the accepted prefix, draft tokens that match the
-target's choices are accepted too, followed by one bonus token. Drafting resumes right behind it.
+target's choices are accepted too, followed by one bonus token. Drafting resumes right behind it, or
+behind a rejected segment that the target ends (``Judge.leaves_segments``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import ANSWERS, MODEL, Action, Draft, Phase, TraceRecord
 from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.request import RequestState
-from sglang_parse.core.segment import MARK_PIECES
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -206,9 +206,8 @@ class Committer:
         rejected = selection.accepted_len < draft.num_verified
         state.start_decode(
             resumes=not rejected or self.config.on_reject == "redraft",
-            in_segment=rejected and self._is_ended_by_target(state),
+            in_segment=rejected and self._is_in_segment(state, tokens, selection.accepted_len),
         )
-        self._end_segment(state, tokens[: selection.accepted_len], bonus)
         carried: Sequence[int] = ()
         drafts = self._may_resume(state, tokens) and self._resume_drafting(req, tokens)
         if drafts and draft.source == state.draft.source == MODEL:
@@ -219,27 +218,20 @@ class Committer:
 
     def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
         state = req.parse_state
-        self._end_segment(state, (), tokens)
+        if state.in_segment and not self._is_in_segment(state, tokens):
+            state.end_segment()
         if state.phase is Phase.DECODING and self._may_resume(state, tokens):
             self._resume_drafting(req, tokens)
         state.finish_decode(len(tokens), is_eagle=is_eagle)
         return tokens
 
-    def _is_ended_by_target(self, state: RequestState) -> bool:
-        """Whether the target writes the rest of a rejected segment: where a question has no verdict
-        before its end, another draft of the rest would be judged by the same question."""
+    def _is_in_segment(self, state: RequestState, tokens: Sequence[int], start: int = 0) -> bool:
+        """Whether the target has still to end a rejected segment behind ``tokens``, which this
+        iteration outputs; its own begin at ``start``."""
         judge = self._judge_of(state)
-        return judge is not None and judge.head is None and judge.segments.rule.kind != "tokens"
-
-    def _end_segment(
-        self, state: RequestState, accepted: Sequence[int], tokens: Sequence[int]
-    ) -> None:
-        """Looks for the end of the target's segment in what it outputs behind accepted tokens."""
-        judge = self._judge_of(state)
-        if judge is not None and state.in_segment:
-            before = [*state.output_ids[-MARK_PIECES:], *accepted][-MARK_PIECES:]
-            if judge.segments.ends_in(before, tokens):
-                state.end_segment()
+        if judge is None or not judge.leaves_segments:
+            return False
+        return not judge.segments.ends_in(state.output_ids, tokens, start)
 
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
         """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the

@@ -90,6 +90,12 @@ class Judge:
         self._num_matched = self._num_rejected = 0
         self._reported: set[str] = set()
 
+    @property
+    def leaves_segments(self) -> bool:
+        """Whether a rejected segment is left to the target: where a question has no verdict before
+        the segment's end, another draft of the rest would be judged by the same question."""
+        return self.head is None and self.segments.rule.kind != "tokens"
+
     def questions(self, req: Req) -> Questions | None:
         """Prefixes of a complete draft, and questions about them; None while it is incomplete."""
         state = req.parse_state

@@ -4,7 +4,6 @@ its trained head against the plain demo target, in every phase, and a pool too s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.client.servers import awake
-from support.client import EXACT, HTTP, Client, assert_adds_up, assert_same, ids_of, parse_info
+from support.client import (
+    EXACT,
+    Client,
+    assert_adds_up,
+    assert_same,
+    chunks_of,
+    ids_of,
+    parse_info,
+)
 from support.demo_pair import DEMO, disturbed_draft
 from support.servers import QUESTION, SEED, Start, parse_flags, served
 
@@ -255,10 +262,8 @@ def test_stop_conditions_are_exact(
 def test_streaming(eagle: Client, prompts: list, expected: list):
     for parse in (OFF, EXACT):
         params = {"temperature": 0, **LIMIT, "custom_params": {"parse": parse}}
-        body = {"text": prompts[3], "stream": True, "sampling_params": params}
-        with HTTP.stream("POST", f"{eagle.url}/generate", json=body, timeout=120) as response:
-            lines = [line for line in response.iter_lines() if line.startswith("data: {")]
-        chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+        body = {"text": prompts[3], "sampling_params": params}
+        chunks = [*chunks_of(eagle, "/generate", body)]
         assert chunks[-1]["text"] == expected[3]["text"]
         texts = [chunk["text"] for chunk in chunks]
         assert all(later.startswith(sooner) for sooner, later in pairwise(texts))

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
-from support.client import DRAFTS, Client, parse_info, random_prompts, wait_until
+from support.client import Client, parse_info, random_prompts, wait_until
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, parse_flags, start_probed
 from support.warm import Nursery
@@ -85,8 +85,7 @@ def expected(doomed: dict[str, Server]) -> list[list[int]]:
 
 
 def _send(client: Client, prompt: list[int], **params) -> httpx.Response:
-    sampling = {"temperature": 0, "custom_params": {"parse": DRAFTS}, **LIMIT, **params}
-    return client.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+    return client.send(prompt, **{**LIMIT, **params})
 
 
 def _send_all(client: Client) -> list[httpx.Response]:

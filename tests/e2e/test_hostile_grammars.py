@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from support.client import EXACT, Client, assert_same, ids_of, parse_info, random_prompts
@@ -28,7 +27,8 @@ def test_hostile_grammars(request: pytest.FixtureRequest, plain: Client, server:
     with ThreadPoolExecutor(3 + len(GRAMMARS)) as pool:
         free = [pool.submit(client.generate, p, parse=options, **FREE) for p in PROMPTS[:3]]
         jobs = {
-            name: pool.submit(send, client, grammar, options) for name, grammar in GRAMMARS.items()
+            name: pool.submit(client.send, PROMPTS[3], parse=options, **LIMIT, **grammar)
+            for name, grammar in GRAMMARS.items()
         }
     for name, job in jobs.items():
         ours = job.result()
@@ -37,16 +37,10 @@ def test_hostile_grammars(request: pytest.FixtureRequest, plain: Client, server:
             continue
         assert parse_info(ours.json())["mode"] == "parse", name
         if server != "blocks":  # llguidance refuses some tokens that xgrammar allows
-            assert_same(ours.json(), send(plain, GRAMMARS[name], {}).json())
+            assert_same(ours.json(), plain.generate(PROMPTS[3], **LIMIT, **GRAMMARS[name]))
     theirs = plain.generate_all(PROMPTS[:3], 3, **FREE)
     assert ids_of([job.result() for job in free]) == ids_of(theirs)
     client.assert_nothing_lost()
-
-
-def send(client: Client, grammar: dict, options: dict) -> httpx.Response:
-    parse = {"parse": client.options_of(options)}
-    params = {"temperature": 0, **LIMIT, **grammar, "custom_params": parse}
-    return client.post("/generate", {"input_ids": PROMPTS[3], "sampling_params": params})
 
 
 @pytest.mark.parametrize("server", ["token", "overlap"])

@@ -29,8 +29,7 @@ BROKEN_TEXTS = ("take", "keep")
 
 
 def send(client: Client, prompt: list[int], params: dict, options: dict) -> httpx.Response:
-    sampling = {"temperature": 0, **params, "custom_params": {"parse": {**EXACT, **options}}}
-    return client.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+    return client.send(prompt, parse={**EXACT, **options}, **params)
 
 
 @pytest.fixture(scope="module")

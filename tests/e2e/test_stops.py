@@ -1,10 +1,8 @@
 """Stop conditions inside accepted drafts end the output exactly as plain decoding does."""
 
-import json
-
 import pytest
 
-from support.client import HTTP, Client, assert_same, random_prompts
+from support.client import Client, assert_same, chunks_of, random_prompts
 
 PROMPTS = random_prompts(2, 21)
 
@@ -51,14 +49,9 @@ def test_streaming_gives_the_same_text(token: Client, free_running: list[dict]):
     for prompt, free in zip(PROMPTS, free_running, strict=True):
         body = {
             "input_ids": prompt,
-            "stream": True,
             "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True},
         }
-        chunks = []
-        with HTTP.stream("POST", f"{token.url}/generate", json=body, timeout=120) as response:
-            for line in response.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    chunks.append(json.loads(line.removeprefix("data: ")))
+        chunks = [*chunks_of(token, "/generate", body)]
         assert chunks[-1]["text"] == free["text"]
         texts = [chunk["text"] for chunk in chunks]
         assert all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from support.client import (
     HTTP,
     Client,
     assert_same,
+    chunks_of,
     parse_info,
     random_prompts,
 )
@@ -62,14 +62,6 @@ def client(request: pytest.FixtureRequest, server: str) -> Iterator[Client]:
     client.assert_nothing_lost()
 
 
-def events(client: Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with HTTP.stream("POST", f"{client.url}{path}", json=body | {"stream": True}) as response:
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data.startswith("{"):  # no "[DONE]" and no names of events
-                yield json.loads(data)
-
-
 def native(
     prompt: list[int], options: dict[str, Any] | None = None, /, **sampling: Any
 ) -> dict[str, Any]:
@@ -81,7 +73,7 @@ def native(
 def streamed(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The last event of each answer to a native request; asserts that each event has news."""
     latest: dict[int, dict[str, Any]] = {}
-    for event in events(client, "/generate", body):
+    for event in chunks_of(client, "/generate", body):
         before = latest.get(event.get("index", 0), {"output_ids": [], "text": ""})
         assert event["text"].startswith(before["text"])
         # Of two answers' events, SGLang may write the ids later than the text, with newer ones.
@@ -152,7 +144,9 @@ def test_an_abort_amid_a_stream(client: Client, plain: Client, options: dict):
     limit = {"max_new_tokens": 900, "ignore_eos": True}
     rid = f"aborted by {client.url}"
     seen = []
-    for event in events(client, "/generate", native(PROMPTS[0], options, **limit) | {"rid": rid}):
+    for event in chunks_of(
+        client, "/generate", native(PROMPTS[0], options, **limit) | {"rid": rid}
+    ):
         seen.append(event)
         if len(seen) == 3:
             client.abort(rid)
@@ -202,7 +196,7 @@ def streamed_chat(client: Client, body: dict[str, Any]) -> dict[str, Any]:
     """As ``chat``; asserts that each event but the first, which names the role, has news."""
     body = body | {"stream_options": {"include_usage": True}}
     messages: list[dict[str, Any]] = []
-    for event in events(client, "/v1/chat/completions", body):
+    for event in chunks_of(client, "/v1/chat/completions", body):
         for choice in event["choices"]:
             message = {**choice["delta"], "finish_reason": choice["finish_reason"]}
             assert any(message.values()), event
@@ -260,7 +254,7 @@ def test_the_text_of(semantic: Client, path: str, asked: dict[str, Any]):
     """``semantic`` drafts for requests that cannot ask for it."""
     (model,) = HTTP.get(f"{semantic.url}/v1/models").json()["data"]
     body = {"model": model["id"], "temperature": 0, **asked}
-    parts = [e for e in events(semantic, path, body) if e.get("type", "delta").endswith("delta")]
+    parts = [e for e in chunks_of(semantic, path, body) if e.get("type", "delta").endswith("delta")]
     whole = semantic.post(path, body).json()
     assert len(texts_of(whole)) > 30
     assert texts_of(parts) == texts_of(whole)
@@ -280,7 +274,7 @@ def test_ollamas_last_block(semantic: Client, path: str, asked: dict[str, Any], 
     def text(event: dict[str, Any]) -> str:
         return event["message"]["content"] if path == "/api/chat" else event["response"]
 
-    *parts, last = events(semantic, path, body)
+    *parts, last = chunks_of(semantic, path, body)
     assert last["done"]
     assert text(last) == ""
     assert "".join(map(text, parts)) == text(semantic.post(path, body | {"stream": False}).json())

@@ -97,6 +97,19 @@ class Client:
         **sampling: Any,
     ) -> dict[str, Any]:
         """One greedy answer unless ``sampling`` says otherwise. Raises on an HTTP error."""
+        response = self.send(prompt, parse=parse, top=top, **sampling)
+        response.raise_for_status()
+        return response.json()
+
+    def send(
+        self,
+        prompt: Sequence[int] | str,
+        *,
+        parse: dict[str, Any] | None = None,
+        top: dict[str, Any] | None = None,
+        **sampling: Any,
+    ) -> httpx.Response:
+        """As ``generate``, whatever the server answers."""
         params: dict[str, Any] = {"temperature": 0, **sampling}
         custom = params.get("custom_params")
         given = (custom or {}).get("parse") if parse is None else parse
@@ -104,9 +117,7 @@ class Client:
             params["custom_params"] = {**(custom or {}), "parse": options}
         body: dict[str, Any] = {"sampling_params": params, **(top or {})}
         body["text" if isinstance(prompt, str) else "input_ids"] = prompt
-        response = self.post("/generate", body)
-        response.raise_for_status()
-        return response.json()
+        return self.post("/generate", body)
 
     def options_of(self, given: dict[str, Any] | None) -> dict[str, Any]:
         """Options of a request with ``given`` ones."""
@@ -230,7 +241,7 @@ def chunks_of(client: Client, path: str, body: dict[str, Any]) -> Iterator[dict[
     with HTTP.stream("POST", f"{client.url}{path}", json={**body, "stream": True}) as response:
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
-            if data and data != "[DONE]":
+            if data and data != "[DONE]" and not line.startswith("event: "):
                 yield json.loads(data)
 
 
