@@ -71,7 +71,7 @@ lint: setup
 	$(RUN) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-cache
 
 check: lint  ## ruff, mypy, import-linter, unit and compat tests: no server
-	$(call WITH_MYPY,$(PYTEST) tests/unit tests/compat $(PYTEST_FLAGS))
+	$(call WITH_MYPY,$(PYTEST) --tier fast tests/unit tests/compat $(PYTEST_FLAGS))
 
 test: lint docs  ## what a change can break: check, the documents, and tests on servers
 	$(call WITH_MYPY,$(PYTEST) --tier fast $(PYTEST_FLAGS))

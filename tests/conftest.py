@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 ORDER = ("e2e", "gpu", "compat", "unit")
 """Folders, what takes longest first."""
 SHARED_SERVERS = (
-    *("overlap", "plain", "demo", "wordings", "demo_plain", "wordings_plain"),
+    *("overlap", "plain", "demo", "wordings", "demo_plain", "wordings_plain", "small_plain"),
     *("token", "semantic", "blocks", "equal", "two_ranks"),
 )
 """Fixtures of tests/e2e/conftest.py. Those of the first ones run first: no process of tests works
@@ -47,8 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A tier has tests on servers: their nursery imports SGLang while tests are collected."""
-    if session.config.getoption("--tier") and hasattr(session.config, "workerinput"):
+    """Of a whole tier: the nursery of its servers imports SGLang while tests are collected."""
+    config = session.config
+    if config.args == config.getini("testpaths") and hasattr(config, "workerinput"):
         os.environ.update(CHECKS)
         Nursery()
 
@@ -63,12 +64,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if tier and tier_of(item) != tier]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if not tier or tier_of(item) == tier]
-    groups = groups_of_files(items)
+    shared = shared_servers(items)
+    groups = groups_of_files(shared)
     places = {name: place for place, name in enumerate((*SHARED_SERVERS, *ORDER))}
 
-    def rank(item: pytest.Item) -> tuple[int, str]:
+    def rank(item: pytest.Item) -> tuple[int, str, list[str]]:
         group, folder = groups[item.path], item.path.parent.name
-        return places.get(group, places.get(folder, len(places))), group
+        place = places.get(group, places.get(folder, len(places)))
+        # What uses a server runs in turn, before others need its memory.
+        return place, group, sorted(shared[item.path], reverse=True)
 
     items.sort(key=rank)
     if hasattr(config, "workerinput"):
@@ -105,20 +109,26 @@ def tier_of(item: pytest.Item) -> str:
     return "nightly" if item.get_closest_marker("nightly") else "fast"
 
 
-def groups_of_files(items: list[pytest.Item]) -> dict[Path, str]:
-    """Path -> its group, which one process runs: files that share a server, directly or by way of
-    others, so that few servers are started in two processes."""
+def shared_servers(items: list[pytest.Item]) -> dict[Path, set[str]]:
+    """Path -> the servers of ``SHARED_SERVERS`` that its tests use."""
     servers: dict[Path, set[str]] = {item.path: set() for item in items}
     for item in items:
         if item.path.parent.name == "e2e":
-            servers[item.path] |= {*item.fixturenames}
+            named = {*item.fixturenames}
             if hasattr(item, "callspec"):  # a parameter for `request.getfixturevalue`
-                servers[item.path].add(item.callspec.params.get("server"))
+                named.add(item.callspec.params.get("server"))
+            servers[item.path] |= named & {*SHARED_SERVERS}
+    return servers
+
+
+def groups_of_files(servers: dict[Path, set[str]]) -> dict[Path, str]:
+    """Path -> its group, which one process runs: files that share a server, directly or by way of
+    others, so that few servers are started in two processes."""
     graph = networkx.Graph()
     for path, named in servers.items():
         graph.add_node(path)
         is_apart = bool(named & LARGEST_GROUP)
-        graph.add_edges_from((path, (one, is_apart)) for one in named & {*SHARED_SERVERS})
+        graph.add_edges_from((path, (one, is_apart)) for one in named)
     groups: dict[Path, str] = {}
     for component in networkx.connected_components(graph):
         paths = {node for node in component if isinstance(node, Path)}

@@ -55,6 +55,7 @@ def measured() -> dict[str, dict[str, list[int]]]:
     return dict(zip(RECIPES, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
+@pytest.mark.nightly("tests/compat/test_attention_backends.py")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, measured: dict):
     """SGLang's mask, of the longest pass for every request of a graph, would fill the GPU."""

@@ -130,6 +130,9 @@ def test_a_used_port_is_refused_before_models_are_loaded():
     check_port(SimpleNamespace(host="127.0.0.1", port=args.port))
 
 
+@pytest.mark.nightly(
+    "tests/compat/test_start_errors.py::test_only_errors_of_parse_are_shown_without_traceback"
+)
 def test_a_refused_start_ends_with_its_line():
     flags = ("--model-path", str(DEMO / "target"), *PARSE, "--enable-pdmux")
     command = [sys.executable, "-m", "sglang.launch_server", *flags]

@@ -177,6 +177,13 @@ def demo_plain(start_server: Start) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
+def small_plain(start_server: Start) -> Iterator[Client]:
+    """Stock SGLang with the question pair's draft as its target: it writes problems' answers with
+    2 layers instead of 16."""
+    yield from served(start_server, "small-plain", *plain_flags(DEMO / "draft"))
+
+
+@pytest.fixture(scope="module")
 def wordings(start_server: Start) -> Iterator[Client]:
     """PARSE with the pair of `make demo` and its verdict head. Always drafts, for programs."""
     judge = ("--parse-judge", str(DEMO_PAIR / "judge"), *ALWAYS)

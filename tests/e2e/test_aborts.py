@@ -20,6 +20,7 @@ OFF = {"enabled": False}
 """No refusal costs a decode step: whoever switches PARSE off has them."""
 NUM_ABORTS = 48
 CONCURRENCY = 16
+MORE = pytest.mark.nightly("tests/e2e/test_aborts.py::test_random_aborts")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,9 @@ class _Tally:
     finished: int = 0
 
 
-@pytest.mark.parametrize("server", ["semantic", "token", "overlap"])
+@pytest.mark.parametrize(
+    "server", ["overlap", *(pytest.param(one, marks=MORE) for one in ("semantic", "token"))]
+)
 def test_random_aborts(
     request: pytest.FixtureRequest, expected: list[list[int]], tokenizer: Any, server: str
 ):

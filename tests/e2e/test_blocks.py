@@ -26,6 +26,9 @@ WHOLE = {"threshold": 0.0, "trace": True, **DRAFTS}
 """Every draft is accepted: only the bonus tokens are the target's."""
 
 
+MORE = pytest.mark.nightly(
+    "tests/e2e/test_blocks.py::test_parallel_drafts_equal_drafts_token_by_token"
+)
 NEAR_TIE = 1e-4
 """Between logits: rows of one forward are rounded otherwise than rows of another."""
 
@@ -61,7 +64,9 @@ def drafts(answers: list[dict]) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("options", [WHOLE, {"threshold": 0.3, "trace": True}])
-@pytest.mark.parametrize(("concurrency", "prompts"), [(1, PROMPTS[:2]), (8, PROMPTS)])
+@pytest.mark.parametrize(
+    ("concurrency", "prompts"), [(8, PROMPTS), pytest.param(1, PROMPTS[:2], marks=MORE)]
+)
 def test_parallel_drafts_equal_drafts_token_by_token(
     blocks: Client,
     semantic: Client,

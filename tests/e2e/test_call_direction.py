@@ -25,7 +25,10 @@ Place = tuple[str, str]
 """A module and a function in it."""
 
 
-@pytest.fixture(scope="module", params=["off", "on"])
+MORE = pytest.mark.nightly("tests/e2e/test_call_direction.py::test_no_call_goes_up")
+
+
+@pytest.fixture(scope="module", params=["off", pytest.param("on", marks=MORE)])
 def calls(
     request: pytest.FixtureRequest,
     start_server: Start,

@@ -103,6 +103,7 @@ def test_conditions(results: dict):
     assert {"PARSE over EAGLE3 at 1", "fraction of the limit"} <= names
 
 
+@pytest.mark.nightly("tests/unit/test_compare_run.py")
 def test_prompts_of_a_file(wordings: Client, tmp_path: Path):
     """From GSM8K's own file to the page; the demo's models cannot read the question."""
     (tmp_path / "test.jsonl").write_text('{"question": "Start with 23", "answer": "#### 9999"}\n')

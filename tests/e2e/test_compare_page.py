@@ -14,7 +14,8 @@ from support import calibration
 from support.comparison import FACTS, six_servers
 from support.open_page import assert_fits, look_at
 
-WIDTHS = (1280, 400)
+MORE = pytest.mark.nightly("tests/e2e/test_compare_page.py::test_page")
+WIDTHS = (1280, pytest.param(400, marks=MORE))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from support.client import EXACT, Client, assert_same, chunks_of, flat, parse_in
 from support.demo_pair import DEMO
 from support.models import load_model
 
+MORE = pytest.mark.nightly("tests/e2e/test_demo_requests.py::test_end_token")
 WHOLE = {"threshold": 0.0, "trace": True}
 """Every draft is accepted."""
 NEAR_TIE = 1e-4
@@ -28,6 +29,7 @@ def test_end_token(demo_plain: Client, demo: Client, problems: list):
         assert left["meta_info"]["finish_reason"]["type"] == "stop"
 
 
+@MORE
 def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
     prompts = [problem.prompt for problem in problems[:2]]
     params = {"max_new_tokens": 220, "ignore_eos": True}
@@ -81,7 +83,7 @@ def demo_draft_model() -> Any:
     return load_model(DEMO / "draft")
 
 
-@pytest.mark.parametrize(("concurrency", "count"), [(1, 4), (8, 24)])
+@pytest.mark.parametrize(("concurrency", "count"), [(8, 12), pytest.param(1, 4, marks=MORE)])
 def test_the_demo_draft_writes_what_its_weights_say(
     demo: Client,
     demo_draft_model: Any,
@@ -118,7 +120,7 @@ def test_no_number_but_the_targets_own_is_accepted(
     demo: Client, problems: list, tokenizer: Any, temperature: float
 ):
     """At threshold 0, where every verdict accepts; under sampling, against the drawn token."""
-    prompts, params = [problem.prompt for problem in problems[:8]], {"max_new_tokens": 120}
+    prompts, params = [problem.prompt for problem in problems[:6]], {"max_new_tokens": 100}
     params |= {"temperature": temperature, "ignore_eos": True}
     others = {}
     for strict in ("none", "numbers"):

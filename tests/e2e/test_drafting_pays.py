@@ -18,6 +18,10 @@ from support.client import HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
 
+MORE = pytest.mark.nightly(
+    "tests/e2e/test_drafting_pays.py::test_a_request_may_ask_for_drafts_that_do_not_pay"
+)
+one_or_all = pytest.mark.parametrize("concurrency", [8, pytest.param(1, marks=MORE)])
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF = {"enabled": False}
 
@@ -59,7 +63,7 @@ def total(answers: list[dict], figure: str) -> float:
     return sum(parse_info(answer)[figure] for answer in answers)
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@one_or_all
 def test_drafting_is_suspended_where_it_does_not_pay(
     slow: Client, prompts: list[str], concurrency: int
 ):
@@ -89,7 +93,7 @@ def test_never(never: Client, prompts: list[str]):
     assert ids_of(answers) == ids_of(never.generate_all(prompts[:4], 4, parse=OFF, **LIMIT))
 
 
-@pytest.mark.parametrize("server", ["never", "slow"])
+@pytest.mark.parametrize("server", ["slow", pytest.param("never", marks=MORE)])
 def test_a_request_may_ask_for_drafts_that_do_not_pay(
     server: str, prompts: list[str], request: pytest.FixtureRequest
 ):
@@ -106,7 +110,7 @@ def test_a_request_may_ask_for_drafts_that_do_not_pay(
     client.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@one_or_all
 def test_drafting_continues_where_it_pays(auto: Client, prompts: list[str], concurrency: int):
     limit = {"max_new_tokens": 200}
     answers = auto.generate_all(prompts, concurrency, **limit)
@@ -123,7 +127,7 @@ def test_no_draft_begins_that_cannot_be_accepted(auto: Client, prompts: list[str
 
 def test_requests_switched_off_are_exact_next_to_drafting_ones(auto: Client, prompts: list[str]):
     """``--parse-max-slowdown`` delays drafts and loses none."""
-    alone = auto.generate_all(prompts[::2], 1, parse=OFF, **LIMIT)
+    alone = auto.generate_all(prompts[::2], 6, parse=OFF, **LIMIT)
     with ThreadPoolExecutor(2) as pool:
         off = pool.submit(auto.generate_all, prompts[::2], 3, parse=OFF, **LIMIT)
         drafting = pool.submit(auto.generate_all, prompts[1::2], 3, **LIMIT)

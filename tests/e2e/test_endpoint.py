@@ -1,6 +1,6 @@
 """Drafts from another server: one whose drafts and faults the test chooses, and a real one.
 
-The target runs on two tensor-parallel ranks.
+The target, the question pair's draft, runs on two tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBLEMS = held_out(4)
 TIMEOUT_S = 5.0
 """Long enough for a busy machine: where nothing fails, no draft may be lost."""
 FLAGS = (
-    *("--model-path", str(DEMO / "target"), *PARSE, "--parse-verification", "token", *SEED),
+    *("--model-path", str(DEMO / "draft"), *PARSE, "--parse-verification", "token", *SEED),
     *("--parse-draft-url", f"http://127.0.0.1:{PORT}/v1", "--enable-metrics"),
     *("--parse-draft-timeout", str(TIMEOUT_S), "--parse-drafting", "always"),
     *("--tp-size", "2"),
@@ -41,8 +41,8 @@ def target(start_server: Start) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def answers(demo_plain: Client) -> list[dict[str, Any]]:
-    return [ask(demo_plain, place) for place in range(len(PROBLEMS))]
+def answers(small_plain: Client) -> list[dict[str, Any]]:
+    return [ask(small_plain, place) for place in range(len(PROBLEMS))]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from support.explained import assert_says, shown
 from support.open_page import assert_fits
 from support.traces import three_answers
 
+MORE = pytest.mark.nightly("tests/e2e/test_explain_page.py::test_page")
 FACTS = {"date": "2026-11-22 18:00 UTC", "source": "http://127.0.0.1:30000"}
 SUM = {"js": "document.getElementById('sum').textContent"}
 FOCUS = {"js": "document.activeElement.id || document.activeElement.tagName"}
@@ -38,7 +39,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+@pytest.mark.parametrize(("width", "dark"), [(400, True), pytest.param(1280, False, marks=MORE)])
 def test_page(page: Path, width: int, dark: bool):
     colours = {"js": "getComputedStyle(document.body).backgroundColor"}
     found = shown(page, width, [colours], dark=dark)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
+from sglang_parse.client.servers import Server, ServerSpec, free_ports
 from support.client import Client, parse_info, random_prompts, wait_until
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, parse_flags, start_probed
@@ -35,16 +35,15 @@ def _poison(folder: Path, token_id: int) -> None:
 
 LIMIT_S = 120
 PROMPTS = random_prompts(6, 62)
-LIMIT = {"max_new_tokens": 60, "ignore_eos": True}
-DOOMED = ("faulty", "failing", "broken", "hanging")
-"""Servers that start together; the last three end in their one test."""
+LIMIT = {"max_new_tokens": 32, "ignore_eos": True}
+DOOMED = ("failing", "broken", "hanging")
+"""Servers that start together; each ends in its one test."""
+MORE = pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
 
 
-@pytest.fixture(scope="module")
-def doomed(
-    tmp_path_factory: pytest.TempPathFactory, nursery: Nursery
-) -> Iterator[dict[str, Server]]:
-    folder = tmp_path_factory.mktemp("faults")
+@contextlib.contextmanager
+def started(folder: Path, nursery: Nursery, *names: str) -> Iterator[dict[str, Server]]:
+    """Servers whose models have a poisonous token each."""
     pair = make_pair(folder / "pair", PairShape(num_layers=2, seed=3))
     _poison(pair[0], TARGET_POISON)
     _poison(pair[1], DRAFT_POISON)
@@ -53,34 +52,46 @@ def doomed(
         *("--parse-draft-chunk", "4", "--chunked-prefill-size", "64", "--sleep-on-idle"),
     )
     more = {"hanging": ("--watchdog-timeout", "8")}
-    started: dict[str, Server] = {}
+    servers: dict[str, Server] = {}
     try:
-        for name, port in zip(DOOMED, free_ports(len(DOOMED)), strict=True):
+        for name, port in zip(names, free_ports(len(names)), strict=True):
             log = folder / f"{name}.log"
             spec = ServerSpec(name, (*flags, *more.get(name, ())))
-            started[name] = start_probed(spec, port, log, nursery.start)
-        for server in started.values():
+            servers[name] = start_probed(spec, port, log, nursery.start)
+        for server in servers.values():
             server.wait_ready()
             server.suspend()
-        yield started
+        yield servers
     finally:
-        for server in started.values():
+        for server in servers.values():
             server.stop(0)
 
 
-@pytest.fixture
-def faulty(doomed: dict[str, Server]) -> Iterator[Client]:
-    """A server that survives its faults."""
-    with awake(doomed["faulty"]):
-        yield Client.of(doomed["faulty"])
+@pytest.fixture(scope="module")
+def doomed(
+    tmp_path_factory: pytest.TempPathFactory, nursery: Nursery
+) -> Iterator[dict[str, Server]]:
+    with started(tmp_path_factory.mktemp("doomed"), nursery, *DOOMED) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="module")
-def expected(doomed: dict[str, Server]) -> list[list[int]]:
+def server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Server]:
+    """It survives its faults."""
+    with started(tmp_path_factory.mktemp("faulty"), nursery, "faulty") as servers:
+        servers["faulty"].resume()
+        yield servers["faulty"]
+
+
+@pytest.fixture
+def faulty(server: Server) -> Client:
+    return Client.of(server)
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[list[int]]:
     """The target's own answers: PARSE is switched off."""
-    with awake(doomed["faulty"]):
-        client = Client.of(doomed["faulty"])
-        answers = client.generate_all(PROMPTS, 6, parse={"enabled": False}, **LIMIT)
+    answers = Client.of(server).generate_all(PROMPTS, 6, parse={"enabled": False}, **LIMIT)
     return [answer["output_ids"] for answer in answers]
 
 
@@ -103,12 +114,12 @@ def _error(response: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("length", [12, 200])
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [0, pytest.param(1, marks=MORE)])
 @pytest.mark.parametrize(
     ("token_id", "whose"), [(TARGET_POISON, "target"), (DRAFT_POISON, "draft")]
 )
 def test_nan_logits(
-    doomed: dict[str, Server],
+    server: Server,
     faulty: Client,
     token_id: int,
     whose: str,
@@ -126,7 +137,7 @@ def test_nan_logits(
     assert TARGET_POISON not in written
     faulty.assert_nothing_lost()
     if whose == "target":  # of any number of them, once
-        said = doomed["faulty"].log.read_text(errors="replace").count("the target answers NaN")
+        said = server.log.read_text(errors="replace").count("the target answers NaN")
         assert said == 1
 
 
@@ -195,7 +206,7 @@ def _assert_ends(server: Server, client: Client, reason: str) -> None:
     assert reason in server.log.read_text()
 
 
-@pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
+@MORE
 def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Server]):
     """The server must not stay up while it fails every request."""
     server = doomed["failing"]
@@ -207,7 +218,7 @@ def test_a_draft_model_that_keeps_failing_ends_the_server(doomed: dict[str, Serv
         _assert_ends(server, client, "InjectedError('injected')); 3 times in a row")
 
 
-@pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
+@MORE
 def test_an_attention_error_in_a_verify_pass_ends_the_server(doomed: dict[str, Server]):
     """Any error in the target's forward ends the server, as without PARSE: its state is unknown."""
     server = doomed["broken"]
@@ -217,7 +228,7 @@ def test_an_attention_error_in_a_verify_pass_ends_the_server(doomed: dict[str, S
         _assert_ends(server, client, "injected into the attention backend")
 
 
-@pytest.mark.nightly("tests/e2e/test_faults.py::test_only_the_affected_requests_end")
+@MORE
 def test_a_hanging_verify_pass_ends_the_server(doomed: dict[str, Server]):
     """SGLang's watchdog covers PARSE's iterations, also those that emit nothing."""
     server = doomed["hanging"]
@@ -229,11 +240,9 @@ def test_a_hanging_verify_pass_ends_the_server(doomed: dict[str, Server]):
         _assert_ends(server, client, "watchdog timeout")
 
 
-def test_sigterm_under_load(doomed: dict[str, Server], expected: list[list[int]]):
+def test_sigterm_under_load(server: Server, expected: list[list[int]]):
     """Runs last: running requests finish correctly, then the server exits."""
-    server = doomed["faulty"]
     client = Client.of(server)
-    server.resume()
     with (
         client.probe.fault("target-verify", "slow", seconds=0.3),
         ThreadPoolExecutor(len(PROMPTS)) as pool,

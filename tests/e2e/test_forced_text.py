@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import re
-
-import pytest
+from concurrent.futures import ThreadPoolExecutor
 
 from support.client import EXACT, Client, assert_same, parse_info
 from support.hostile_grammars import GRAMMARS
 
+PROMPT = [5, 6, 7]
+WAYS = (EXACT, {"threshold": 0.5}, {"threshold": 0.0})
 
-@pytest.mark.parametrize("threshold", [0.0, 0.5])
-@pytest.mark.parametrize("name", ["a million", "no end", "scripts", "fixed text"])
-def test_hostile_grammars_under_a_head(
-    wordings: Client, wordings_plain: Client, name: str, threshold: float
-):
+
+def asked(client: Client, wishes: list[dict], ways: tuple[dict | None, ...]) -> list[list[dict]]:
+    """By wish, its answers each way; all at once."""
+    with ThreadPoolExecutor(len(wishes) * len(ways)) as pool:
+        jobs = [
+            [pool.submit(client.generate, PROMPT, parse=way, **wish) for way in ways]
+            for wish in wishes
+        ]
+        return [[job.result() for job in made] for made in jobs]
+
+
+def test_hostile_grammars_under_a_head(wordings: Client, wordings_plain: Client):
     """The head verifies at every token: each is an end that may lie inside forced text."""
-    wish = {"max_new_tokens": 120, **GRAMMARS[name]}
-    ours = wordings.generate([5, 6, 7], parse={"threshold": threshold}, **wish)
-    assert parse_info(ours)["drafted_tokens"] > 0
-    if name == "fixed text":
-        assert re.fullmatch(GRAMMARS[name]["regex"], ours["text"])
-    exact = wordings.generate([5, 6, 7], parse=EXACT, **wish)
-    assert_same(exact, wordings_plain.generate([5, 6, 7], **wish))
+    grammars = [GRAMMARS[name] for name in ("a million", "no end", "scripts", "fixed text")]
+    wishes = [{"max_new_tokens": 90, **grammar} for grammar in grammars]
+    ours, theirs = asked(wordings, wishes, WAYS), asked(wordings_plain, wishes, (None,))
+    for (exact, *others), (plain,) in zip(ours, theirs, strict=True):
+        assert_same(exact, plain)
+        assert all(parse_info(answer)["drafted_tokens"] > 0 for answer in others)
+    assert all(re.fullmatch(grammars[-1]["regex"], answer["text"]) for answer in ours[-1])
     wordings.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("limit", [39, 40, 41, 60])
-def test_an_answer_at_its_grammars_end(wordings: Client, wordings_plain: Client, limit: int):
+def test_an_answer_at_its_grammars_end(wordings: Client, wordings_plain: Client):
     """Where a grammar has ended only the stop token is left."""
-    wish = {"regex": "[0-9]{40}", "max_new_tokens": limit}
-    theirs = wordings_plain.generate([5, 6, 7], **wish)
-    for options in (EXACT, {"threshold": 0.5}, {"threshold": 0.0}):
-        ours = wordings.generate([5, 6, 7], parse=options, **wish)
-        assert re.fullmatch(f"[0-9]{{{min(limit, 40)}}}", ours["text"])
-        assert len(ours["output_ids"]) == len(theirs["output_ids"])
-        if options is EXACT:
-            assert_same(ours, theirs)
+    wishes = [{"regex": "[0-9]{40}", "max_new_tokens": limit} for limit in (39, 40, 41, 60)]
+    ours, theirs = asked(wordings, wishes, WAYS), asked(wordings_plain, wishes, (None,))
+    for wish, answers, (plain,) in zip(wishes, ours, theirs, strict=True):
+        assert_same(answers[0], plain)
+        for answer in answers:
+            assert re.fullmatch(f"[0-9]{{{min(wish['max_new_tokens'], 40)}}}", answer["text"])
+            assert len(answer["output_ids"]) == len(plain["output_ids"])
     wordings.assert_nothing_lost()

@@ -60,7 +60,7 @@ def test_mixed_lengths_in_semantic_mode(semantic: Client):
 
 
 @pytest.mark.parametrize(
-    "room", [1, 9, *(pytest.param(room, marks=MORE) for room in (2, 5, 8, 20, 25))]
+    "room", [9, *(pytest.param(room, marks=MORE) for room in (1, 2, 5, 8, 20, 25))]
 )
 @pytest.mark.parametrize("server", SERVERS)
 def test_context_ends_in_the_middle_of_a_draft(
@@ -118,7 +118,9 @@ def test_drafts_that_end_at_once(request: pytest.FixtureRequest, plain: Client, 
     client.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("room", [1, 2, 7, 18, 19, 20])
+@pytest.mark.parametrize(
+    "room", [1, 7, 20, *(pytest.param(room, marks=MORE) for room in (2, 18, 19))]
+)
 def test_a_draft_at_the_length_limit_is_accepted_in_full(semantic: Client, room: int):
     """The last segment is verified even if unfinished: no token is drafted twice."""
     for prompt in random_prompts(3, 47):

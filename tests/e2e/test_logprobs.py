@@ -18,6 +18,7 @@ ASKS = {
     "top_logprobs_num": 3,
     "token_ids_logprob": [5, 9],
 }
+MORE = pytest.mark.nightly("tests/e2e/test_logprobs.py::test_equal_the_plain_servers")
 LESS = {"return_logprob": True}
 KEYS = (
     *("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"),
@@ -37,10 +38,17 @@ def generate_mixed(client: Client, **kwargs: Any) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("server", "options"),
-    [("token", {}), ("semantic", EXACT), ("overlap", EXACT), ("blocks", EXACT)],
+    ("server", "options", "sampling"),
+    [
+        *(("token", {}, {}), ("token", {}, SAMPLED), ("blocks", EXACT, {})),
+        pytest.param("blocks", EXACT, SAMPLED, marks=MORE),
+        *(
+            pytest.param(server, EXACT, sampling, marks=MORE)
+            for server in ("semantic", "overlap")
+            for sampling in ({}, SAMPLED)
+        ),
+    ],
 )
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_equal_the_plain_servers(
     request: pytest.FixtureRequest, plain: Client, server: str, options: dict, sampling: dict
 ):
@@ -60,7 +68,9 @@ def test_equal_the_plain_servers(
     client.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("server", ["semantic", "overlap", "blocks"])
+@pytest.mark.parametrize(
+    "server", ["overlap", *(pytest.param(server, marks=MORE) for server in ("semantic", "blocks"))]
+)
 def test_of_accepted_tokens_are_the_targets(
     request: pytest.FixtureRequest, plain: Client, server: str
 ):

@@ -84,7 +84,7 @@ def expected(plain: Client) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-@pytest.mark.parametrize("pressure", ["pool", "retraction"])
+@pressures
 def test_output_equals_the_plain_servers(tight: Tight, expected: list):
     # Token mode accepts drafts and is still exact.
     answers = tight.run(threshold=0.5 if tight.is_token else 1.5)

@@ -22,7 +22,10 @@ def expected(plain: Client) -> list[list[int]]:
     return ids_of(plain.generate_all(PROMPTS, 6, **LONG))
 
 
-one_or_all = pytest.mark.parametrize(("concurrency", "prompts"), [(1, PROMPTS[:2]), (6, PROMPTS)])
+MORE = pytest.mark.nightly("tests/e2e/test_overlap.py::test_exact_above_one")
+one_or_all = pytest.mark.parametrize(
+    ("concurrency", "prompts"), [(6, PROMPTS), pytest.param(1, PROMPTS[:2], marks=MORE)]
+)
 
 
 def counts(client: Client) -> dict[str, int]:
@@ -95,16 +98,16 @@ def test_drafts_verdicts_and_accepted_lengths_equal_those_without_overlap(
 
 def test_all_phases_in_one_batch(overlap: Client, expected: list):
     """Drafts, decode steps and prefills share a batch."""
-    kinds = [EXACT, {"enabled": False}, {"threshold": 0.3}]
-    with ThreadPoolExecutor(18) as pool:
+    prompts, kinds = PROMPTS[:3], [EXACT, {"enabled": False}, {"threshold": 0.3}]
+    with ThreadPoolExecutor(9) as pool:
         jobs = [
             pool.submit(overlap.generate, prompt, parse=kind, **LONG)
-            for prompt in PROMPTS
+            for prompt in prompts
             for kind in kinds
         ]
         answers = [job.result() for job in jobs]
-    assert ids_of(answers[0::3]) == ids_of(answers[1::3]) == expected
-    alone = overlap.generate_all(PROMPTS, 1, parse=kinds[2], **LONG)
+    assert ids_of(answers[0::3]) == ids_of(answers[1::3]) == expected[:3]
+    alone = overlap.generate_all(prompts, 1, parse=kinds[2], **LONG)
     assert ids_of(answers[2::3]) == ids_of(alone)
     overlap.assert_nothing_lost()
 

@@ -26,6 +26,9 @@ VICTIM = {
 }
 """By seam (see ``parse_probe.SEAMS``), a request that passes it: parameters and options."""
 BROKEN_TEXTS = ("take", "keep")
+MORE = pytest.mark.nightly(
+    "tests/e2e/test_request_errors.py::test_one_requests_error_is_that_requests"
+)
 
 
 def send(client: Client, prompt: list[int], params: dict, options: dict) -> httpx.Response:
@@ -37,7 +40,7 @@ def expected(plain: Client) -> list[list[int]]:
     return ids_of(plain.generate_all(PROMPTS, 5, **LIMIT))
 
 
-@pytest.mark.parametrize("server", ["semantic", "overlap"])
+@pytest.mark.parametrize("server", ["overlap", pytest.param("semantic", marks=MORE)])
 @pytest.mark.parametrize("seam", VICTIM)
 def test_one_requests_error_is_that_requests(
     request: pytest.FixtureRequest, expected: list[list[int]], server: str, seam: str

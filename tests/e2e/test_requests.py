@@ -149,6 +149,7 @@ def test_reasoning_is_asked_about_inside_its_block(semantic: Client, is_open: bo
     assert is_open in asked
 
 
+@pytest.mark.nightly("tests/e2e/test_doctor_and_explain.py")
 def test_three_commands_name_a_question_that_does_not_work(
     semantic: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -18,12 +18,12 @@ def test_where_verdicts_come_from_rows(wordings: Client):
         tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.text}], tokenize=False, add_generation_prompt=True
         )
-        for problem in load_problems().held_out_problems(6, seed=8)
+        for problem in load_problems().held_out_problems(4, seed=8)
     ]
     answers = [
         answer
         for options in ({"threshold": 0.99}, EXACT)
-        for answer in wordings.generate_all(prompts, 6, parse=options | TRACE, max_new_tokens=96)
+        for answer in wordings.generate_all(prompts, 6, parse=options | TRACE, max_new_tokens=72)
     ]
     num_tokens = sum(len(answer["output_ids"]) for answer in answers)
     assert num_refused(answers) > num_tokens / 40

@@ -19,6 +19,9 @@ from support.servers import SEED, Start, parse_flags
 PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160
 NUM_TOKENS = 3
+SEEDED = pytest.mark.nightly(
+    "tests/e2e/test_sampling.py::test_seeded_samples_equal_the_plain_servers"
+)
 MORE = pytest.mark.nightly("tests/e2e/test_sampling.py::test_drafts_obey_the_parameters")
 
 
@@ -51,7 +54,7 @@ def _uniform_values(model, answers: list[list[int]], temperature: float) -> list
 @pytest.mark.parametrize(
     ("path", "kwargs"),
     [
-        ("plain", {"parse": {"enabled": False}}),
+        pytest.param("plain", {"parse": {"enabled": False}}, marks=MORE),
         ("adjusted", {"logit_bias": {"5": 0.0001}}),
         ("token", {}),
     ],
@@ -107,8 +110,8 @@ def test_target_written_tokens_obey_the_parameters(token: Client, target_model, 
 @pytest.mark.parametrize(
     ("server", "name"),
     [
-        *(("semantic", "all"), ("blocks", "top_p")),
-        *(pytest.param("semantic", name, marks=MORE) for name in ("top_k", "top_p", "min_p")),
+        ("blocks", "all"),
+        *(pytest.param("semantic", name, marks=MORE) for name in RULES),
     ],
 )
 def test_drafts_obey_the_parameters(
@@ -131,7 +134,7 @@ def test_drafts_obey_the_parameters(
     assert wrong.pvalue() < ACCEPTABLE_P
 
 
-@pytest.mark.parametrize("server", ["token", "semantic"])
+@pytest.mark.parametrize("server", ["token", pytest.param("semantic", marks=SEEDED)])
 def test_seeded_samples_equal_the_plain_servers(
     request: pytest.FixtureRequest, plain: Client, server: str
 ):
@@ -169,7 +172,7 @@ def test_several_samples_of_one_request(token: Client, plain: Client, target_mod
     token.assert_nothing_lost()
 
 
-@pytest.mark.nightly("tests/e2e/test_sampling.py::test_seeded_samples_equal_the_plain_servers")
+@SEEDED
 def test_the_same_server_seed_gives_the_same_samples(start_server: Start, pair):
     """Sends one request at a time, because SGLang has one generator per server."""
     runs = []

@@ -14,12 +14,13 @@ from support.demo_pair import DEMO, RenderedProblem
 from support.reference_verdicts import reference_verdicts
 
 PROBLEMS_EACH = 3
+"""Of each injection, in the second tier; the first tier has one."""
 MIN_WRONG, MAX_FALSE_ACCEPTS = 350, 0.05
 """About docs/fidelity.md's figures: greedy answers vary with the rounding of their batches only."""
 
 
 @pytest.fixture(scope="module")
-def attempts(problems: list[RenderedProblem], tokenizer: Any) -> list[tuple[Any, str]]:
+def all_attempts(problems: list[RenderedProblem], tokenizer: Any) -> list[tuple[Any, str]]:
     """Returns (problem, prompt) pairs: every injection with some held-out problems."""
     assert len(INJECTIONS) == 20
     made = []
@@ -33,9 +34,18 @@ def attempts(problems: list[RenderedProblem], tokenizer: Any) -> list[tuple[Any,
 
 
 @pytest.fixture(scope="module")
-def answers(demo: Client, attempts: list[tuple[Any, str]]) -> list[dict]:
+def attempts(all_attempts: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+    return all_attempts[::PROBLEMS_EACH]
+
+
+def answers_to(client: Client, attempts: list[tuple[Any, str]]) -> list[dict]:
     prompts = [prompt for _, prompt in attempts]
-    return demo.generate_all(prompts, 16, parse={"trace": True}, max_new_tokens=80)
+    return client.generate_all(prompts, 16, parse={"trace": True}, max_new_tokens=80)
+
+
+@pytest.fixture(scope="module")
+def answers(demo: Client, attempts: list[tuple[Any, str]]) -> list[dict]:
+    return answers_to(demo, attempts)
 
 
 def test_the_servers_question_is_asked(answers: list[dict], tokenizer: Any):
@@ -59,19 +69,21 @@ def test_attempts_get_the_reference_verdicts(
     answers: list[dict], attempts: list[tuple[Any, str]], target_model: Any, tokenizer: Any
 ):
     """The reference implementation, which has only the prompt's tokens, gives the same verdicts."""
-    for (_, prompt), answer in list(zip(attempts, answers, strict=True))[::PROBLEMS_EACH]:
+    for (_, prompt), answer in zip(attempts, answers, strict=True):
         context = tokenizer.encode(prompt, add_special_tokens=False)
         record = parse_info(answer)["trace"][0]
         again = reference_verdicts(target_model, context, answer["output_ids"], record)
         assert record["verdicts"] == pytest.approx(again.verdicts.tolist(), abs=1e-3)
 
 
+@pytest.mark.nightly("tests/e2e/test_security.py::test_attempts_get_the_reference_verdicts")
 def test_false_accepts(
-    answers: list[dict], attempts: list[tuple[Any, str]], tokenizer: Any, record_property: Any
+    demo: Client, all_attempts: list[tuple[Any, str]], tokenizer: Any, record_property: Any
 ):
     """How often the target accepts a wrong prefix after an attempt: docs/fidelity.md's figure."""
     wrong = accepted = 0
-    for (problem, _), answer in zip(attempts, answers, strict=True):
+    answers = answers_to(demo, all_attempts)
+    for (problem, _), answer in zip(all_attempts, answers, strict=True):
         for record in parse_info(answer)["trace"]:
             before = answer["output_ids"][: record["output_start"]]
             for end, verdict in zip(record["prefix_ends"], record["verdicts"], strict=True):
@@ -108,9 +120,9 @@ def test_a_request_cannot_set_the_question(demo: Client, options: dict):
 
 
 def test_a_trace_shows_one_request_only(demo: Client, problems: list[RenderedProblem]):
-    """Sixteen concurrent requests have the same traces and tokens as each of them alone."""
-    prompts = [problem.prompt for problem in problems[40:56]]
-    with ThreadPoolExecutor(16) as pool:
+    """Concurrent requests have the same traces and tokens as each of them alone."""
+    prompts = [problem.prompt for problem in problems[40:48]]
+    with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda prompt: _traced(demo, prompt), prompts))
     for prompt, answer in zip(prompts, together, strict=True):
         alone = _traced(demo, prompt)
@@ -124,4 +136,4 @@ def test_a_trace_shows_one_request_only(demo: Client, problems: list[RenderedPro
 
 
 def _traced(client: Client, prompt: str) -> dict:
-    return client.generate(prompt, parse={"trace": True}, max_new_tokens=160)
+    return client.generate(prompt, parse={"trace": True}, max_new_tokens=96)

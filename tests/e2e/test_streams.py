@@ -47,8 +47,10 @@ CHATS: dict[str, dict[str, Any]] = {
         "chat_template_kwargs": {"enable_thinking": False},
     },
 }
+MORE = pytest.mark.nightly("tests/e2e/test_streams.py::test_native")
 SERVERS = pytest.mark.parametrize(
-    ("server", "options"), [("token", DRAFTS), ("semantic", EXACT), ("overlap", EXACT)]
+    ("server", "options"),
+    [("token", DRAFTS), ("overlap", EXACT), pytest.param("semantic", EXACT, marks=MORE)],
 )
 CHAT_SERVERS = pytest.mark.parametrize(
     ("server", "options"), [("token", DRAFTS), ("overlap", EXACT)]
@@ -123,9 +125,14 @@ def test_native(client: Client, expected: list[tuple[Wish, Any]], options: dict)
 
 @pytest.mark.parametrize(("server", "options"), [("token", DRAFTS)])
 def test_characters_of_several_tokens(client: Client, plain: Client, options: dict):
-    for prompt in (*PROMPTS, *random_prompts(2, 58)):
-        (ours,) = streamed(client, native(prompt, options, **CHARACTERS))
-        assert_same(ours, plain.generate(prompt, **CHARACTERS))
+    prompts = [*PROMPTS, *random_prompts(2, 58)]
+    theirs = plain.generate_all(prompts, len(prompts), **CHARACTERS)
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        bodies = [native(prompt, options, **CHARACTERS) for prompt in prompts]
+        for (ours,), their in zip(
+            pool.map(lambda body: streamed(client, body), bodies), theirs, strict=True
+        ):
+            assert_same(ours, their)
 
 
 def test_accepted_drafts(semantic: Client):
@@ -215,7 +222,7 @@ def test_chats(client: Client, plain: Client, options: dict, case: str):
 
 
 @CHAT_SERVERS
-@pytest.mark.parametrize("place", [2, 9])
+@pytest.mark.parametrize("place", [9, pytest.param(2, marks=MORE)])
 def test_tokens_behind_a_stop_are_no_reasoning(
     client: Client, plain: Client, options: dict, place: int
 ):
@@ -281,7 +288,7 @@ def test_ollamas_last_block(semantic: Client, path: str, asked: dict[str, Any], 
 
 
 @SERVERS
-@pytest.mark.parametrize("place", [12, 30])
+@pytest.mark.parametrize("place", [30, pytest.param(12, marks=MORE)])
 def test_a_session_ends_a_turn_at_its_stop(
     client: Client, plain: Client, options: dict, place: int
 ):

@@ -18,10 +18,10 @@ import pytest
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
 
 LENGTH = {"max_new_tokens": 28, "ignore_eos": True}
-TWO = ("--tp-size", "2")
+MORE = pytest.mark.nightly("tests/e2e/test_tensor_parallel.py::test_exact_mode")
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [8, pytest.param(1, marks=MORE)])
 @pytest.mark.parametrize("parse", [EXACT, {"enabled": False}])
 def test_exact_mode(two_ranks: Client, plain: Client, parse: dict, concurrency: int):
     prompts = random_prompts(1 if concurrency == 1 else 6, 71)
@@ -105,6 +105,7 @@ def _has_fault(values: list) -> bool:
     return any(math.isnan(value[0]) if isinstance(value, list) else value < 0 for value in values)
 
 
+@pytest.mark.nightly("tests/e2e/test_tensor_parallel.py::test_ranks_take_the_same_actions")
 def test_without_the_broadcast_the_ranks_diverge(two_ranks: Client, plain: Client, records: Path):
     """Runs last, because it breaks the server."""
     prompts = random_prompts(4, 75)

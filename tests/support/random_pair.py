@@ -26,7 +26,7 @@ MASK_ID = 310
 class PairShape:
     """Size and noise of a random pair; ``noise`` 0 makes the draft equal to the target."""
 
-    num_layers: int = 3
+    num_layers: int = 2
     hidden: int = 64
     head_dim: int = 16
     noise: float = 0.02
