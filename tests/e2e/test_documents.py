@@ -134,7 +134,7 @@ def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
             assert all((ROOT / path).is_file() for path in shlex.split(line)[3:])
 
 
-@pytest.mark.nightly("tests/e2e/test_compare.py::test_prompts_of_a_file")
+@pytest.mark.nightly("tests/unit/test_compare_run.py")
 def test_make_demo_runs_a_small_demo(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
