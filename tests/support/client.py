@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from support.starts import probe_folder
+
 HTTP = httpx.Client(
     timeout=300, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
 )
@@ -83,7 +85,7 @@ class Client:
     def of(cls, server: Any) -> Client:
         """A client that can also disturb the server (started by the ``start_server`` fixture)."""
         options = DRAFTS if " PARSE " in f" {server.flags} " else {}
-        return cls(server.url, Probe(server.log.with_suffix(".probe")), options)
+        return cls(server.url, Probe(probe_folder(server.log)), options)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return HTTP.post(f"{self.url}{path}", json=body)

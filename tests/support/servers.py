@@ -15,7 +15,7 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.servers import Server, ServerSpec, StartProcess, awake
 from support.client import Client
 from support.demo_pair import DEMO
-from support.starts import record_starts
+from support.starts import probe_folder, record_starts
 
 record_starts(Server)
 Start = Callable[..., Server]
@@ -54,7 +54,7 @@ def plugin(name: str, **variables: str) -> Iterator[None]:
 
 def start_probed(spec: ServerSpec, port: int, log: Path, start: StartProcess) -> Server:
     """A server that is starting, with the probe in it; ``Client.of`` finds the probe's folder."""
-    folder = log.with_suffix(".probe")
+    folder = probe_folder(log)
     folder.mkdir()
     with plugin("probe", PARSE_PROBE_DIR=str(folder)):
         return Server(spec, port, log, start)

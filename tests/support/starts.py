@@ -32,6 +32,7 @@ class ServerStart:
         worker: process of pytest-xdist.
         test: the first test that needed it.
         seconds: until it was ready.
+        is_shared: it runs until its memory is needed; a program under test starts its own anew.
     """
 
     name: str
@@ -39,6 +40,12 @@ class ServerStart:
     worker: str
     test: str
     seconds: float
+    is_shared: bool
+
+
+def probe_folder(log: Path) -> Path:
+    """Of the probe in the server with that log, if tests share it."""
+    return log.with_suffix(".probe")
 
 
 def log_of_run() -> Path:
@@ -61,7 +68,8 @@ def record_starts(server_class: Any) -> None:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("@")[0].partition(" ")[0]
         seconds = round(time.monotonic() - self.started_at, 1)
-        entry = ServerStart(self.name, self.flags, worker, test, seconds)
+        is_shared = probe_folder(self.log).is_dir()
+        entry = ServerStart(self.name, self.flags, worker, test, seconds, is_shared)
         with log_of_run().open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(asdict(entry)) + "\n")
 
@@ -76,10 +84,13 @@ def read_starts() -> list[ServerStart]:
 
 
 def reasons(starts: Sequence[ServerStart]) -> Iterator[str]:
-    """Why each server was started: "new"; "copy", as another worker had started it; or "evicted",
-    as its own worker had."""
+    """Why each server was started: "new"; "copy", as another worker had started it; "evicted", as
+    its own worker had; or "own", a program's."""
     seen: dict[tuple[str, str], set[str]] = {}
     for start in starts:
+        if not start.is_shared:
+            yield "own"
+            continue
         workers = seen.setdefault((start.name, start.flags), set())
         yield "evicted" if start.worker in workers else "copy" if workers else "new"
         workers.add(start.worker)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from support.starts import ServerStart, read_starts, reasons, record_starts, report
+from support.starts import ServerStart, probe_folder, read_starts, reasons, record_starts, report
 from support.warm import RUN_FOLDER
 
 
-def start(name: str, worker: str, flags: str = "--model-path target") -> ServerStart:
-    return ServerStart(name, flags, worker, "tests/e2e/test_a.py::test_b", 8.0)
+def start(
+    name: str, worker: str, flags: str = "--model-path target", is_shared: bool = True
+) -> ServerStart:
+    return ServerStart(name, flags, worker, "tests/e2e/test_a.py::test_b", 8.0, is_shared)
 
 
 def test_reasons():
@@ -23,9 +25,11 @@ def test_reasons():
         start("plain", "gw1"),
         start("plain", "gw1", flags="--model-path other"),
         start("token", "gw1"),
+        start("parse", "gw1", is_shared=False),
+        start("parse", "gw1", is_shared=False),
     ]
-    assert [*reasons(starts)] == ["new", "copy", "evicted", "new", "new"]
-    assert [*report(starts)][-1] == "  40.0 s  5 servers: 3 new, 1 copy, 1 evicted"
+    assert [*reasons(starts)] == ["new", "copy", "evicted", "new", "new", "own", "own"]
+    assert [*report(starts)][-1] == "  56.0 s  7 servers: 3 new, 2 own, 1 copy, 1 evicted"
 
 
 def test_a_start_is_logged_when_the_server_is_ready(
@@ -33,17 +37,18 @@ def test_a_start_is_logged_when_the_server_is_ready(
 ):
     class Server:
         def __init__(self, spec: Any, port: int) -> None:
-            self.name, self.port = spec.name, port
+            self.name, self.port, self.log = spec.name, port, tmp_path / f"{port}.log"
+            probe_folder(self.log).mkdir()
 
         def wait_ready(self) -> None:
             pass
 
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
     record_starts(Server)
-    for worker in ("gw0", "gw1"):
+    for port, worker in enumerate(("gw0", "gw1")):
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
         flags = ("--model-path", f"/x/pytest-7/popen-{worker}/pair0/target")
-        server = Server(SimpleNamespace(name="plain", launcher=(), common=(), flags=flags), 1)
+        server = Server(SimpleNamespace(name="plain", launcher=(), common=(), flags=flags), port)
         assert len(read_starts()) == (worker == "gw1")
         server.wait_ready()
     first, second = read_starts()
