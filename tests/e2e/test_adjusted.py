@@ -18,7 +18,7 @@ from sglang.srt.sampling.custom_logit_processor import (
 from support.client import EXACT, Client, parse_info, random_prompts
 from support.models import load_model
 
-PROMPTS = random_prompts(3, seed=34)
+PROMPTS = random_prompts(2, seed=34)
 LIMIT = {"max_new_tokens": 32, "ignore_eos": True}
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -24,8 +24,8 @@ from support.client import Client
 from support.pages import ROOT
 
 SMALL = (
-    *("--runs", "1", "--requests", "2", "--concurrency", "1,2", "--thresholds", "0,1.5"),
-    *("--problems", "5", "--sweep-problems", "3", "--traced", "1", "--warmup", "1"),
+    *("--runs", "1", "--requests", "1", "--concurrency", "1,2", "--thresholds", "0,1.5"),
+    *("--problems", "4", "--sweep-problems", "2", "--traced", "1", "--warmup", "1"),
 )
 
 
@@ -79,7 +79,7 @@ def test_answers_are_graded_and_tested(results: dict):
         test = found[variant]["test"]
         assert (test["better"], test["worse"], test["p_value"]) == (0, 0, 1)
     assert results["noise"] == found["eagle3", None]["test"]
-    assert found["parse", 0.0]["problems"] == 3
+    assert found["parse", 0.0]["problems"] == 2
 
 
 @pytest.mark.nightly("tests/unit/test_compare_run.py")

@@ -141,8 +141,8 @@ def test_make_demo_runs_a_small_demo(
     """Runs the command of `make demo` with few problems, on real servers."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
-    flags = ["--requests", "2", "--runs", "1", "--concurrency", "1,2"]
-    flags += ["--warmup", "2", "--traced", "1"]
+    flags = ["--requests", "2", "--runs", "1", "--concurrency", "1"]
+    flags += ["--warmup", "1", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for text in ("PARSE's speed over the plain target: ", "Right answers: PARSE ", "sglang-parse"):
@@ -150,7 +150,7 @@ def test_make_demo_runs_a_small_demo(
     assert "FAIL" not in printed
     content = json.loads((tmp_path / "results.json").read_text())
     parse = next(v for v in content["variants"] if v["server"] == "parse")
-    assert parse["quality"]["problems"] == 2 + 2 * 2
+    assert parse["quality"]["problems"] == 2
     assert parse["quality"]["score"] >= 0.8
     assert parse["time"]["limit"] > 1
     assert sum(parse["speeds"][0]["stages"].values()) < 1.1
@@ -197,9 +197,9 @@ def test_train_judge(
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     words = shlex.split(find_block("-m sglang_parse.cli train-judge "))
-    assert cli.main([*words[3:], "--requests", "40", "--output", str(tmp_path)]) == 0
+    assert cli.main([*words[3:], "--requests", "24", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "40 of 40 drafts have a label" in printed
+    assert "24 of 24 drafts have a label" in printed
     # So few are enough for a head, or for the reason why there is none.
     has_head = "There is no head: " not in printed
     assert (tmp_path / "judge.safetensors").exists() == has_head
@@ -249,7 +249,7 @@ def test_untrained_draft(
     # Also within the words of --parse-flags.
     words = [word.replace(place, shlex.quote(str(draft))) for word in shlex.split(second)]
     assert any(str(draft) in word for word in words)
-    few = ("--concurrency", "1", "--requests", "6", "--runs", "1", "--max-tokens", "48")
+    few = ("--concurrency", "1", "--requests", "3", "--runs", "1", "--max-tokens", "32")
     plain = ("--url", f"plain={wordings_plain.url}")  # it starts one that is there already
     assert cli.main([*words[3:], *few, *plain, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["variants"]

@@ -72,8 +72,8 @@ def test_the_question_is_about_complete_answers_only(
     tokenizer: Any,
     demo_head: tuple[Path, HeadShape],
 ):
-    prompts = [problem.prompt for problem in problems[:6]]
-    answers = both.generate_all(prompts, 6, parse=TRACE, max_new_tokens=220)
+    prompts = [problem.prompt for problem in problems[:4]]
+    answers = both.generate_all(prompts, 4, parse=TRACE, max_new_tokens=220)
     folder, shape = demo_head
     num_asked = 0
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -98,7 +98,7 @@ def test_the_question_is_about_complete_answers_only(
 
 def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client, problems: list):
     prompts = [problem.prompt for problem in problems[:6]]
-    limit = {"max_new_tokens": 220}
+    limit = {"max_new_tokens": 90}
     expected = ids_of(demo_plain.generate_all(prompts, 6, **limit))
     for parse in (EXACT, {"enabled": False}):
         answers = both.generate_all(prompts, 6, parse=parse, **limit)

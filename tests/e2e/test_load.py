@@ -20,10 +20,21 @@ def test_load(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ):
-    """Sixteen requests, four at a time: the plain server's, PARSE's, and half of those without."""
+    """Eight requests, four at a time: the plain server's, PARSE's, and half of those without."""
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
-    flags = ("--concurrency", "4", "--runs", "1", "--max-tokens", "200", "--output", str(tmp_path))
+    flags = (
+        "--concurrency",
+        "4",
+        "--waves",
+        "2",
+        "--runs",
+        "1",
+        "--max-tokens",
+        "200",
+        "--output",
+        str(tmp_path),
+    )
     assert cli.main(["load", *urls, *flags]) == 0
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
@@ -49,6 +60,6 @@ def test_load(
     # All timed answers are graded but those of the mixed load.
     graded = {(one["server"], one["off_fraction"]): one["scores"] for one in content["graded_runs"]}
     assert list(graded) == [("plain", 0.0), ("parse", 0.0), ("parse", 1.0)]
-    assert {len(scores) for scores in graded.values()} == {16}
+    assert {len(scores) for scores in graded.values()} == {8}
     assert graded["parse", 1.0] == graded["plain", 0.0]
-    assert all(sum(scores) > 12 for scores in graded.values())
+    assert all(sum(scores) > 5 for scores in graded.values())

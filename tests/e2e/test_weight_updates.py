@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly("tests/compat/test_refusals.py")
 
 SHORT = 9
 LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
-LONG = {"max_new_tokens": 250, "ignore_eos": True}
+LONG = {"max_new_tokens": 120, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_the_same_tensors_for_both_models_are_refused(
 
 
 def test_pauses_in_place_change_nothing(updated: Client, plain: Client):
-    prompts = random_prompts(6, 83)
+    prompts = random_prompts(4, 83)
     expected = ids_of(plain.generate_all(prompts, 6, **LENGTH))
     seen: set[str] = set()
     with generating(updated, prompts, LENGTH) as jobs:
