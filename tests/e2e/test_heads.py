@@ -1,7 +1,7 @@
 """Verdict heads on real servers: verdicts of plain transformers and NumPy, in a causal pass.
 
-Heads with random weights on the random pair reject drafts anywhere. ``head`` reads two layers,
-under overlap, with drafts in blocks.
+A head with random weights on the random pair rejects drafts anywhere; under overlap, with drafts in
+blocks. ``test_head_and_question`` has one that reads several layers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from support.servers import (
 PROMPTS = random_prompts(6, seed=51)
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 TRACE = {"trace": True}
-SHAPE = HeadShape("worst-token", (0, 1), 64, bias=2.5)
+SHAPE = HeadShape("worst-token", (0,), 64, bias=2.5)
 MORE = pytest.mark.nightly("tests/e2e/test_heads.py::test_verdicts_equal_numpys")
 
 
@@ -74,14 +74,7 @@ def head(
     adapter = make_adapter(adapter_folder, block_pair[0], scale=0.3, seed=5)
     flags = (
         *("--enable-lora", "--lora-paths", f"loud={adapter}", "--lora-backend", "torch_native"),
-        *(
-            "--parse-judge",
-            str(folder),
-            "--parse-hidden-layers",
-            "1",
-            "--parse-segment",
-            "tokens:3",
-        ),
+        *("--parse-judge", str(folder), "--parse-segment", "tokens:3"),
         *("--parse-draft-tokens", "20", "--parse-draft-chunk", "6", "--page-size", "16"),
         *(*BLOCKS, *OVERLAP, *SMALL_CHUNKS, *SEED, "--enable-metrics"),
     )
@@ -214,8 +207,8 @@ def test_hidden_states_of_a_given_draft(head: Client, model: Any, folder: Path):
         assert record["anchor_token_id"] == draft[0]
         assert record["draft_token_ids"] == draft[1:]
         end = record["prefix_ends"][-1]
-        rows = rows_of(model, [*PROMPTS[0], draft[0]], draft[1 : end + 1], (0, 1))
-        assert record["hidden_states"]["layers"] == [0, 1]
+        rows = rows_of(model, [*PROMPTS[0], draft[0]], draft[1 : end + 1], SHAPE.layers)
+        assert record["hidden_states"]["layers"] == [*SHAPE.layers]
         found = decode_hidden_states(record["hidden_states"])
         np.testing.assert_allclose(found, rows.hidden, atol=1e-3 * rows.scale)
         assert record["draft_logprobs"] == pytest.approx(rows.logprobs, abs=1e-3)
