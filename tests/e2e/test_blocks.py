@@ -116,8 +116,9 @@ def test_a_stop_token_in_a_block_ends_the_draft(blocks: Client, semantic: Client
 
 
 def test_seeded_drafts_are_those_written_one_token_at_a_time(blocks: Client, semantic: Client):
-    """Noise goes by seed and position: whatever was proposed, the draw is the same."""
-    params = {"temperature": 1.1, "top_p": 0.95, "top_k": 50, **LONG}
+    """Noise goes by seed and position: whatever was proposed, the draw is the same. With top_k or
+    top_p it would go by rank, too, which rounding changes between tokens that nearly tie."""
+    params = {"temperature": 1.1, **LONG}
     runs = []
     for seed in (5, 6):
         ours, theirs = (

@@ -24,12 +24,14 @@ from support.models import load_tokenizer
 from support.one_chain import held_out_problems
 from support.open_page import assert_fits
 
+NUM_PROMPTS = 4
+
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     """Problems of the question pair; programs know those of the demo pair only."""
     path = tmp_path / "prompts.jsonl"
-    texts = [problem.text for problem in held_out_problems(6, seed=5)]
+    texts = [problem.text for problem in held_out_problems(NUM_PROMPTS, seed=5)]
     path.write_text("\n".join(map(json.dumps, texts)))
     return path
 
@@ -62,8 +64,9 @@ def test_doctor_looks_at_a_running_server(
         f"--parse-question {demo_folder}/question.json, --parse-drafting always"
     )
     assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
-    assert "6 of 6 prompts answered; " in found["answers"]["found"]
-    assert "6 of 6 prompts answered" in progress
+    answered = f"{NUM_PROMPTS} of {NUM_PROMPTS} prompts answered"
+    assert f"{answered}; " in found["answers"]["found"]
+    assert answered in progress
     mass = re.search(r"^mean ([\d.]+), smallest", found["verdict mass"]["found"])
     assert mass is not None
     assert float(mass[1]) > 0.99
@@ -97,7 +100,7 @@ def test_doctor_reports_what_it_has_when_it_is_ended(
     monkeypatch.setattr(ProgressLog, "__call__", end)
     code, found, _ = doctor(demo.url, capsys, "--prompts", str(prompts))
     assert code == 128 + signal.SIGTERM
-    assert "1 of 6 prompts answered, then it was ended" in found["answers"]["found"]
+    assert f"1 of {NUM_PROMPTS} prompts answered, then it was ended" in found["answers"]["found"]
     assert found["acceptance"]["status"] != "not checked"
     assert found["ended"]["found"] == "not done: further prompts"
     demo.assert_nothing_lost()

@@ -386,6 +386,7 @@ def test_openai_program(server: Server, nursery: Nursery):
     assert "'reason': 'switched off'" in printed
 
 
+@pytest.mark.nightly("tests/e2e/test_demo_programs.py")
 def test_frontend_programs(server: Server, nursery: Nursery):
     expected = {
         "gen": "'mode': 'parse'",
@@ -422,6 +423,7 @@ def run_program(server: Server, words: list[str]) -> int:
         return cli.main([word.replace(PORT, str(server.port)) for word in words[1:]])
 
 
+@pytest.mark.nightly("tests/e2e/test_doctor_and_explain.py::test_doctor_looks_at_a_running_server")
 def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
     block = find_block("sglang-parse doctor").replace("\\\n", " ")
     before, running = (shlex.split(line, comments=True) for line in block.splitlines())

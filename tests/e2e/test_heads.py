@@ -96,7 +96,7 @@ def test_verdicts_equal_numpys(
             verdicts += check_verdicts(model, folder, SHAPE.layers, prompt, answer)
             assert parse_info(answer)["judge"] == "head"
     assert answers[-1]["meta_info"]["cached_tokens"] > 0
-    assert len(parse_info(answers[0])["trace"]) > 3
+    assert len(parse_info(answers[0])["trace"]) > 2
     # Not vacuous: verdicts of all kinds, some accept and some reject.
     assert min(verdicts) < 0.2 < 0.8 < max(verdicts)
     accepted = sum(parse_info(answer)["accepted_tokens"] for answer in answers)

@@ -52,21 +52,21 @@ def test_semantic_accepted_lengths(two_ranks: Client, semantic: Client):
 def test_sampled_requests_and_grammars_next_to_drafting_ones(two_ranks: Client, plain: Client):
     """The ranks have different random numbers; a grammar needs the same tokens on both, in drafts,
     too."""
-    prompts = random_prompts(6, 73)
+    prompts = random_prompts(4, 73)
     requests = [
-        *({"temperature": 1.0, "top_p": 0.9, **LENGTH} for _ in range(4)),
+        *({"temperature": 1.0, "top_p": 0.9, **LENGTH} for _ in range(2)),
         *({"regex": "[a-f]{20}", "max_new_tokens": 30, "parse": EXACT} for _ in range(2)),
     ]
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(4) as pool:
         jobs = [
             pool.submit(two_ranks.generate, prompt, **request)
             for prompt, request in zip(prompts, requests, strict=True)
         ]
         answers = [job.result() for job in jobs]
-    assert [len(answer["output_ids"]) for answer in answers[:4]] == [28] * 4
-    assert all(parse_info(answer)["drafted_tokens"] > 0 for answer in answers[4:])
-    theirs = plain.generate_all(prompts[4:], 2, regex="[a-f]{20}", max_new_tokens=30)
-    assert ids_of(answers[4:]) == ids_of(theirs)
+    assert [len(answer["output_ids"]) for answer in answers[:2]] == [28] * 2
+    assert all(parse_info(answer)["drafted_tokens"] > 0 for answer in answers[2:])
+    theirs = plain.generate_all(prompts[2:], 2, regex="[a-f]{20}", max_new_tokens=30)
+    assert ids_of(answers[2:]) == ids_of(theirs)
     two_ranks.assert_nothing_lost()
 
 
