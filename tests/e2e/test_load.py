@@ -24,16 +24,8 @@ def test_load(
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
     flags = (
-        "--concurrency",
-        "4",
-        "--waves",
-        "2",
-        "--runs",
-        "1",
-        "--max-tokens",
-        "200",
-        "--output",
-        str(tmp_path),
+        *("--concurrency", "4", "--requests", "8", "--waves", "2", "--runs", "1", "--warmup", "2"),
+        *("--max-tokens", "200", "--output", str(tmp_path)),
     )
     assert cli.main(["load", *urls, *flags]) == 0
     printed = capsys.readouterr().out

@@ -58,7 +58,9 @@ def test_text_drafts(
         answers = [job.result() for job in jobs]
     assert ids_of(answers) == expected[: len(prompts)]
     sources = [parse_info(answer)["sources"] for answer in answers]
-    assert sum(one.get("prediction", {}).get("matched_tokens", 0) for one in sources) > 20
+    assert sum(one.get("prediction", {}).get("matched_tokens", 0) for one in sources) > 2 * len(
+        prompts
+    )
     overlap.assert_nothing_lost()
 
 
