@@ -98,7 +98,7 @@ bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/be
 	$(RUN) -m sglang_parse.cli bench $(BENCH_FLAGS)
 
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)
-	PYTHONPATH=tests $(RUN) -m soak.run $(SOAK_FLAGS)
+	PYTHONPATH=tests:examples/demo_pair $(RUN) -m soak.run $(SOAK_FLAGS)
 
 train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAIR=...); about two hours, resumable
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from soak.run import make_load, soak_settings, summarise
 from support.client import Client
 from support.demo_pair import DEMO
 from support.one_chain import held_out_problems
+from support.pages import ROOT
 from support.servers import QUESTION, Start, parse_flags, served
 
 pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
@@ -49,3 +51,11 @@ def test_soak(demo_plain: Client, soaked: Client):
     assert {"parse", "plain"} <= set(report.modes)
     assert {source for source, count in report.drafted.items() if count} == SOURCES
     soaked.assert_nothing_lost()
+
+
+def test_make_soak_starts():
+    """Its program, from the Makefile; it does not install."""
+    command = ["make", "-o", ".venv/.sglang-parse-installed", "soak", "SOAK_FLAGS=--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage: make soak" in done.stdout
