@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.client import EXACT, Client, ids_of, parse_info, random_prompts
+from support.client import EXACT, Client, assert_same, ids_of, parse_info, random_prompts
 
 PROMPTS = random_prompts(6, seed=41)
 LONG = {"max_new_tokens": 48, "ignore_eos": True}
@@ -128,16 +128,16 @@ def test_short_answers_are_whole(overlap: Client, expected: list, num_tokens: in
 @pytest.mark.parametrize("parse", [EXACT, {"enabled": False}])
 def test_stop_conditions_are_exact(overlap: Client, plain: Client, parse: dict):
     """The worker handles stop tokens; a stop string is found after the next step is launched."""
-    for prompt in PROMPTS[:3]:
-        whole = plain.generate(prompt, **LONG)
-        text = whole["text"]
-        for stops in ({"stop_token_ids": [whole["output_ids"][30]]}, {"stop": text[60:64]}):
-            stopped = plain.generate(prompt, **LONG | stops)
-            answer = overlap.generate(prompt, parse=parse, **LONG | stops)
-            assert answer["output_ids"] == stopped["output_ids"]
-            assert answer["text"] == stopped["text"]
-            reason = answer["meta_info"]["finish_reason"]
-            assert reason == stopped["meta_info"]["finish_reason"]
+    jobs = []
+    with ThreadPoolExecutor(12) as pool:
+        for prompt, whole in zip(PROMPTS, plain.generate_all(PROMPTS[:3], 3, **LONG), strict=False):
+            text = whole["text"]
+            for stops in ({"stop_token_ids": [whole["output_ids"][30]]}, {"stop": text[60:64]}):
+                theirs = pool.submit(plain.generate, prompt, **LONG | stops)
+                ours = pool.submit(overlap.generate, prompt, parse=parse, **LONG | stops)
+                jobs.append((ours, theirs))
+    for ours, theirs in jobs:
+        assert_same(ours.result(), theirs.result())
     overlap.assert_nothing_lost()
 
 
@@ -145,8 +145,7 @@ def test_requests_end_beside_a_constrained_one(overlap: Client, plain: Client):
     """Grammars need no result processed early. The worker does not see stop strings."""
     grammar = {"regex": "[a-z ]{300,400}", "max_new_tokens": 100}
     stopping = []
-    for prompt in PROMPTS:
-        text = plain.generate(prompt, **LONG)["text"]
+    for text in (answer["text"] for answer in plain.generate_all(PROMPTS, 6, **LONG)):
         start = len(text) // 3
         stopping.append({**LONG, "stop": text[start : start + 3]})
     with ThreadPoolExecutor(8) as pool:
@@ -157,8 +156,10 @@ def test_requests_end_beside_a_constrained_one(overlap: Client, plain: Client):
             for parse in (EXACT, {"enabled": False})
         ]
         answers = [job.result() for job in jobs]
-    for i, (prompt, sampling) in enumerate(zip(PROMPTS, stopping, strict=True)):
-        expected = plain.generate(prompt, **sampling)["output_ids"]
+    with ThreadPoolExecutor(6) as pool:
+        wishes = zip(PROMPTS, stopping, strict=True)
+        theirs = [*pool.map(lambda wish: plain.generate(wish[0], **wish[1]), wishes)]
+    for i, expected in enumerate(ids_of(theirs)):
         assert ids_of(answers[2 * i : 2 * i + 2]) == [expected, expected]
     assert longest.result()["output_ids"] == plain.generate(PROMPTS[0], **grammar)["output_ids"]
     overlap.assert_nothing_lost()

@@ -211,12 +211,21 @@ def streamed_chat(client: Client, body: dict[str, Any]) -> dict[str, Any]:
     return collected(messages, event["usage"])
 
 
+def three_chats(
+    client: Client, plain: Client, options: dict, case: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """A streamed answer, a whole one, and the plain server's, asked for at once."""
+    body = chat_body(options, **case)
+    asked = [(streamed_chat, client, body), (chat, client, body), (chat, plain, chat_body(**case))]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return [job.result() for job in [pool.submit(*one) for one in asked]]
+
+
 @CHAT_SERVERS
 @pytest.mark.parametrize("case", CHATS)
 def test_chats(client: Client, plain: Client, options: dict, case: str):
-    ours = streamed_chat(client, chat_body(options, **CHATS[case]))
-    assert ours == chat(client, chat_body(options, **CHATS[case]))
-    assert ours == chat(plain, chat_body(**CHATS[case]))
+    ours, whole, theirs = three_chats(client, plain, options, CHATS[case])
+    assert ours == whole == theirs
     assert ours["completion_tokens"] > 5
     assert ("call" in ours) == (case == "required")
 
@@ -229,10 +238,9 @@ def test_tokens_behind_a_stop_are_no_reasoning(
     thoughts = chat(plain, chat_body())["reasoning_content"]
     start = len(thoughts) * place // 12
     stop = {"stop": [thoughts[start : start + 3]]}
-    theirs = chat(plain, chat_body(**stop))
+    ours, whole, theirs = three_chats(client, plain, options, stop)
     assert 0 < theirs["reasoning_tokens"] <= theirs["completion_tokens"]
-    assert streamed_chat(client, chat_body(options, **stop)) == theirs
-    assert chat(client, chat_body(options, **stop)) == theirs
+    assert ours == whole == theirs
 
 
 # -- other APIs ---------------------------------------------------------------------------
