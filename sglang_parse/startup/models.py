@@ -148,8 +148,13 @@ def check_generation(args: Any, target: Any, _draft: Any) -> None:
 
 
 def check_weights(args: Any, _target: Any, _draft: Any) -> None:
-    """SGLang finds a damaged file of the draft after the target is loaded, and does not name it."""
+    """SGLang finds out after the target is loaded, and does not say that it is the draft."""
     path = args.speculative_draft_model_path
+    if Path(path).is_dir() and args.load_format == "auto":
+        has_some = any(
+            file.suffix in (".safetensors", ".bin", ".pt") for file in Path(path).iterdir()
+        )
+        require(has_some, DRAFT, path, "copy it again", why="the folder has no weights")
     for file in Path(path).glob("*.safetensors"):
         try:
             with safe_open(file, framework="pt"):

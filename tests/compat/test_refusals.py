@@ -232,6 +232,9 @@ def test_a_draft_with_a_damaged_file(pair, tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(Exception, match=r"draft': model.safetensors cannot be read \(.*copy it"):
         launch(pair, "--speculative-draft-model-path", str(draft))
+    file.unlink()
+    with pytest.raises(Exception, match=r"draft': the folder has no weights. Fix: copy it"):
+        launch(pair, "--speculative-draft-model-path", str(draft))
 
 
 def test_a_target_that_generates_no_text(pair, tmp_path: Path):
