@@ -6,11 +6,29 @@ functions, whose exceptions stop the server.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
 def register() -> None:
-    """Registers PARSE and its patches. Idempotent."""
+    """Registers PARSE and its patches. Idempotent.
+
+    Raises:
+        SystemExit: it fails, and the command line asks for PARSE. SGLang would go on, and then
+            refuse PARSE's flags as unknown.
+    """
+    try:
+        _register()
+    except Exception as error:
+        if not any(word == "PARSE" or word.startswith("--parse-") for word in sys.argv):
+            raise
+        sys.exit(
+            f"PARSE: cannot be registered ({type(error).__name__}: {error}). Fix: remove the "
+            "cause; `sglang-parse doctor` tries the same imports"
+        )
+
+
+def _register() -> None:
     from sglang_parse.algorithm import register_algorithm
 
     if register_algorithm(create_worker, validate_server_args):

@@ -130,6 +130,24 @@ def test_a_used_port_is_refused_before_models_are_loaded():
     check_port(SimpleNamespace(host="127.0.0.1", port=args.port))
 
 
+@pytest.mark.parametrize("words", [("--speculative-algorithm", "PARSE"), ("--parse-overlap=on",)])
+def test_a_registration_that_fails_is_named(words: tuple[str, ...], monkeypatch):
+    """As on a read-only disk, where SGLang's own imports fail; other servers go on."""
+    from sglang_parse import algorithm, patches, plugin
+
+    def fail() -> None:
+        raise OSError("Read-only file system: 'jit.log'")
+
+    monkeypatch.setattr(algorithm, "register_algorithm", lambda *_: True)
+    monkeypatch.setattr(patches, "register_all", fail)
+    monkeypatch.setattr(sys, "argv", ["launch_server.py", "--model-path", "target"])
+    with pytest.raises(OSError, match="Read-only"):
+        plugin.register()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, *words])
+    with pytest.raises(SystemExit, match=r"PARSE: cannot be registered \(OSError: Read-only.*Fix:"):
+        plugin.register()
+
+
 @pytest.mark.nightly(
     "tests/compat/test_start_errors.py::test_only_errors_of_parse_are_shown_without_traceback"
 )
