@@ -115,6 +115,8 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
+    if server_args.tokenizer_worker_num > 1 and not envs.SGLANG_HTTP_SERVER_APP_PATH.is_set():
+        envs.SGLANG_HTTP_SERVER_APP_PATH.set("sglang_parse.startup.tokenizer_worker:app")
 
 
 def check_resolved(args: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from support.client import DRAFTS, Client, parse_info, random_prompts
+from support.client import DRAFTS, Client, ids_of, parse_info, random_prompts
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, Start, parse_flags, served
 
@@ -35,6 +36,27 @@ def test_a_moe_draft_without_tokenizers(moe: Client):
         assert parse_info(answer)["drafted_tokens"] > 0
         accepted += parse_info(answer)["accepted_tokens"]
     assert accepted > 0
+
+
+@pytest.fixture(scope="module")
+def workers(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """Two processes of tokenizers, which SGLang starts without its plugins."""
+    flags = ("--parse-verification", "token", "--tokenizer-worker-num", "2", *SEED)
+    # Its supervisor otherwise ends what takes more than 5 s to import.
+    patience = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
+    yield from served(start_server, "workers", *parse_flags(pair, *flags), **patience)
+
+
+@pytest.mark.nightly("tests/compat/test_refusals.py")
+def test_several_tokenizer_workers(workers: Client, plain: Client):
+    prompts = random_prompts(8, 43)
+    answers = workers.generate_all(prompts, 8, **LIMIT)
+    assert ids_of(answers) == ids_of(plain.generate_all(prompts, 8, **LIMIT))
+    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    for _ in range(6):  # connections go to either
+        response = workers.send(prompts[0], parse={"treshold": 1}, **LIMIT)
+        assert response.status_code == 400
+        assert "custom_params.parse has unknown keys ['treshold']" in response.text
 
 
 def test_beam_search_is_a_400(token: Client):
