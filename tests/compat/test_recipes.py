@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from support.chat_families import FAMILIES
 
@@ -105,11 +106,12 @@ def kv_kib(config: dict) -> int:
 
 
 def write_models(folder: Path, recipe: str) -> dict[str, str]:
-    """Model folders without weights, as a recipe's environment variables."""
+    """Model folders with an empty file of weights, as a recipe's environment variables."""
     family, target, draft = PAIRS[recipe]
     for name, config in (("TARGET", target), ("DRAFT", draft), ("HEAD", HEAD)):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
+        save_file({}, folder / name / "model.safetensors")
         FAMILIES[family].tokenizer().save_pretrained(folder / name)
     return {name: str(folder / name) for name in ("TARGET", "DRAFT", "HEAD")}
 
