@@ -82,7 +82,7 @@ def head(
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "prompts"), [(6, PROMPTS), pytest.param(1, PROMPTS[:2], marks=MORE)]
+    ("concurrency", "prompts"), [(6, PROMPTS), pytest.param(1, PROMPTS, marks=MORE)]
 )
 def test_verdicts_equal_numpys(
     head: Client, model: Any, folder: Path, concurrency: int, prompts: list

@@ -1,4 +1,4 @@
-"""A small `make soak`: 200 requests, 64 at once, on the demo pair."""
+"""A small `make soak`: 300 requests, 64 at once, on the demo pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.servers import QUESTION, Start, parse_flags, served
 
 pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 300
 SEED = 12
 CONCURRENCY = 64
 (PORT,) = free_ports(1)
