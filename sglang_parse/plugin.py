@@ -20,7 +20,9 @@ def register() -> None:
     try:
         _register()
     except Exception as error:
-        if not any(word == "PARSE" or word.startswith("--parse-") for word in sys.argv):
+        from sglang_parse.startup.report import is_asked_for
+
+        if not is_asked_for(" ".join(sys.argv)):
             raise
         sys.exit(
             f"PARSE: cannot be registered ({type(error).__name__}: {error}). Fix: remove the "

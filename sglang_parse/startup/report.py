@@ -43,10 +43,14 @@ def show_uncaught(
         sys.__excepthook__(kind, error, traceback)
 
 
+def is_asked_for(words: str) -> bool:
+    """Whether a command line, or a message about it, names PARSE or one of its flags."""
+    return flag("") in words or "PARSE" in words.upper().split()
+
+
 def usage_error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Replaces ``parser.error``: SGLang's usage of 40,000 characters is left out for PARSE."""
-    words = f"{message} {' '.join(sys.argv)}"
-    if flag("") not in words and "PARSE" not in words.upper().split():
+    if not is_asked_for(f"{message} {' '.join(sys.argv)}"):
         argparse.ArgumentParser.error(parser, message)
     flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
     known = [*parser._option_string_actions]

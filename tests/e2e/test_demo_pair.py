@@ -88,10 +88,8 @@ def test_most_of_the_answers_come_from_the_draft_and_are_right(demo: Client, pro
 def test_verdicts_that_contradict_the_target_are_counted(demo: Client, problems: list):
     """A threshold that no verdict reaches rejects what the target would have written itself. It is
     the client's, and says nothing about the question: the server warns nobody."""
-    prompts, log = (
-        [problem.prompt for problem in problems[:12]],
-        demo.probe.folder.with_suffix(".log"),
-    )
+    prompts = [problem.prompt for problem in problems[:12]]
+    log = demo.probe.folder.with_suffix(".log")
     said = log.read_text().count(NOT_WORKING)
     answers = demo.generate_all(prompts, 8, parse={"threshold": 1.0}, max_new_tokens=128)
     infos = [parse_info(answer) for answer in answers]

@@ -54,4 +54,4 @@ def test_load(
     assert list(graded) == [("plain", 0.0), ("parse", 0.0), ("parse", 1.0)]
     assert {len(scores) for scores in graded.values()} == {8}
     assert graded["parse", 1.0] == graded["plain", 0.0]
-    assert all(sum(scores) > 5 for scores in graded.values())
+    assert all(sum(scores) > 6 for scores in graded.values())

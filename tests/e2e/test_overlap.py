@@ -44,23 +44,19 @@ def test_exact_above_one(overlap: Client, expected: list, concurrency: int, prom
     overlap.assert_nothing_lost()
 
 
-@one_or_all
-def test_text_drafts(
-    overlap: Client, plain: Client, expected: list, concurrency: int, prompts: list
-):
+@pytest.mark.parametrize("concurrency", [6, pytest.param(1, marks=MORE)])
+def test_text_drafts(overlap: Client, plain: Client, expected: list, concurrency: int):
     """Texts of random tokens are other tokens in parts: they fit here and there."""
-    texts = [answer["text"] for answer in plain.generate_all(prompts, 6, **LONG)]
+    texts = [answer["text"] for answer in plain.generate_all(PROMPTS, 6, **LONG)]
     with ThreadPoolExecutor(concurrency) as pool:
         jobs = [
             pool.submit(overlap.generate, prompt, parse=EXACT | {"draft": text}, **LONG)
-            for prompt, text in zip(prompts, texts, strict=True)
+            for prompt, text in zip(PROMPTS, texts, strict=True)
         ]
         answers = [job.result() for job in jobs]
-    assert ids_of(answers) == expected[: len(prompts)]
+    assert ids_of(answers) == expected
     sources = [parse_info(answer)["sources"] for answer in answers]
-    assert sum(one.get("prediction", {}).get("matched_tokens", 0) for one in sources) > 2 * len(
-        prompts
-    )
+    assert sum(one.get("prediction", {}).get("matched_tokens", 0) for one in sources) > 20
     overlap.assert_nothing_lost()
 
 
