@@ -139,9 +139,6 @@ class ParseConfig(BaseModel):
     overlap: Literal["auto", "on", "off"] = "auto"
     """Overlap schedule: process an iteration's results while the next one runs. 'auto' enables it
     on a GPU unless --disable-overlap-schedule is set."""
-    draft_graph_steps: int = Field(0, ge=0, le=64)
-    """Draft tokens per CUDA graph for greedy requests, on fa3 and triton with one GPU. 0: one token
-    per graph. No benefit on a GPU has been measured yet."""
     draft_url: str = Field("", json_schema_extra={"metavar": "URL"})
     """Another server that writes drafts, with any model: its OpenAI API, http://host:port. It gets
     the requests' prompts and answers."""

@@ -142,7 +142,6 @@ class Start:
     def attention(self) -> str:
         args, config = self.args, self.config
         layout, why = checks.pass_layout(args, config)
-        checks.check_draft_graphs(args, config)
         compat.check_backend(args.attention_backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
         found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"

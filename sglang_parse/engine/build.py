@@ -70,7 +70,7 @@ def build_engine(
     max_question_len = question.max_len if question else 0
     draft, parallel = None, ParallelDraft()
     if args.speculative_draft_model_path:
-        draft = DraftModel(*models, graph_steps=config.draft_graph_steps)
+        draft = DraftModel(*models)
         parallel = _parallel_draft(config, draft)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     controller = _controller(config, args, max_question_len)

@@ -79,10 +79,6 @@ _OF_DRAFTS = frozenset(
 ) | {"_speculative_draft_quantization_explicitly_set"}
 """SGLang's settings of speculative decoding that apply to PARSE's draft model or EAGLE-3 head."""
 
-GRAPHS_OF_STEPS = ("fa3", "triton", "torch_native")
-"""Attention backends that plan several steps without reading lengths on the host in between. On a
-CPU, without graphs, the steps run one by one."""
-
 
 def validate_server_args(server_args: Any) -> None:
     """Checks a server's settings and models, then sets the fields that PARSE determines.
@@ -125,7 +121,6 @@ def check_resolved(args: Any) -> None:
     config = ParseConfig.from_env()
     check_settings(args)
     pass_layout(args, config)
-    check_draft_graphs(args, config)
 
 
 def check_settings(args: Any) -> None:
@@ -165,21 +160,6 @@ def check_port(args: Any) -> None:
     except OSError:
         fix, why = "use a free port, or stop the other server", f"--host {args.host} cannot listen"
         refuse("--port", args.port, fix, why=f"{why} there (in use?)")
-
-
-def check_draft_graphs(args: Any, config: ParseConfig) -> None:
-    """Raises AdmissionError if several draft steps cannot be one CUDA graph."""
-    if not (steps := config.draft_graph_steps):
-        return
-    setting, model = flag("draft_graph_steps"), args.speculative_draft_model_path
-    require(model, f"{setting} without {DRAFT}", steps, "leave it out, or give a draft model")
-    fix, backend = "leave it out", args.attention_backend
-    where = f"{setting} with --attention-backend {backend}"
-    require(backend in GRAPHS_OF_STEPS, where, steps, f"{fix}, or use fa3 or triton")
-    # Rank 0 broadcasts its choice at every step, which is untested inside a graph.
-    require(args.tp_size == 1, f"{setting} with --tp-size {args.tp_size}", steps, fix)
-    has_graphs = args.cuda_graph_config.decode.backend != Backend.DISABLED
-    require(args.device == "cpu" or has_graphs, f"{setting} without CUDA graphs", steps, fix)
 
 
 def longest_pass(config: ParseConfig, question: Question | None) -> int:

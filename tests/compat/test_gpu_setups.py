@@ -4,12 +4,12 @@ import pytest
 
 from sglang_parse.attention.support import choose_layout
 from sglang_parse.client.servers import COMMON_FLAGS
-from support.gpu_setups import CHAINS, DTYPE, REAL_SIZES, SETUPS, VARIANTS, Setup
+from support.gpu_setups import DTYPE, REAL_SIZES, SETUPS, VARIANTS, Setup
 
 pytestmark = pytest.mark.compat
 
 
-@pytest.mark.parametrize("setup", [*SETUPS, *REAL_SIZES, *CHAINS, *VARIANTS.values()], ids=str)
+@pytest.mark.parametrize("setup", [*SETUPS, *REAL_SIZES, *VARIANTS.values()], ids=str)
 def test_sglang_knows_the_flags_and_the_last_ones_win(setup: Setup):
     from sglang.srt.plugins import load_plugins
 

@@ -5,7 +5,6 @@ Counted on a GPU without numbers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -365,81 +364,3 @@ def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: 
     found = count(until_all_draft)
     assert read == [[0, 12, 8, 0, 0], [0, 0, 0, 10, 10], [0, 0, 0, 0, 10]]
     assert found.forwards == {"EXTEND": 3}
-
-
-# -- several steps in one graph -------------------------------------------------------
-
-GRAPH_STEPS = 5
-
-
-@pytest.fixture
-def chained(count: Count) -> Callable[..., tuple[Any, Any]]:
-    """As ``drafting_batch``, with graphs of ``GRAPH_STEPS`` steps, which do not count."""
-    from sglang_parse.engine.drafting.step_graphs import StepGraphs
-
-    def build(*reqs: Any) -> tuple[Any, Any]:
-        batch, engine = drafting_batch(*reqs)
-        runner = engine.drafter.model.draft_runner
-        runner.decode_cuda_graph_runner = None
-        graphs = engine.drafter.model.step_graphs = object.__new__(StepGraphs)
-
-        def replay(forward_batch: Any) -> tuple:
-            found = count.__self__  # type: ignore[attr-defined]
-            before = found.forwards.copy()
-            answer = graphs.draft_forward(forward_batch)
-            found.forwards = before + Counter(graph=1)
-            return answer
-
-        vars(graphs).update(
-            draft_runner=runner,
-            num_steps=GRAPH_STEPS,
-            speculative_num_steps=GRAPH_STEPS + 1,
-            backend=SimpleNamespace(
-                attn_backends=[SimpleNamespace(step=i) for i in range(GRAPH_STEPS)]
-            ),
-            graphs=SimpleNamespace(max_bs=8, execute=replay),
-        )
-        return batch, engine
-
-    return build
-
-
-def test_a_chunk_in_graphs_of_steps(count: Count, chained: Callable):
-    """Of 16 steps 15 are in three graphs."""
-    batch, engine = chained(*map(drafting, range(8)))
-    found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": 1, "graph": 15 // GRAPH_STEPS}
-    assert found.waits == 0
-    steps = engine.drafter.model.draft_runner.forwards
-    assert len(steps) == CHUNK
-
-
-def test_what_a_graph_of_steps_writes(count: Count, chained: Callable):
-    """Each step feeds on the last one's token, at its own place and attention backend."""
-    from sglang.srt.model_executor.forward_context import get_forward_context
-
-    batch, engine = chained(drafting(0), drafting(1))
-    runner, seen = engine.drafter.model.draft_runner, []
-    forward = type(runner).forward
-
-    def look(forward_batch: Any) -> Any:
-        if forward_batch.spec_info is not None:
-            backend = get_forward_context().attn_backend
-            seen.append((backend.step, len(forward_batch.out_cache_loc)))
-        return forward(runner, forward_batch)
-
-    runner.forward = look
-    count(lambda: launched(batch, engine))
-    assert seen == [(step, 2) for step in range(GRAPH_STEPS)] * 3
-
-
-@pytest.mark.parametrize("why", ["sampled", "past its slots", "more than captured"])
-def test_a_chunk_that_no_graph_of_steps_fits(count: Count, chained: Callable, why: str):
-    req = drafting(0, top_k=5 if why == "sampled" else 1)
-    batch, engine = chained(req)
-    if why == "past its slots":
-        req.kv.kv_allocated_len = PROMPT + GRAPH_STEPS
-    elif why == "more than captured":
-        engine.drafter.model.step_graphs.graphs.max_bs = 0
-    found = count(lambda: launched(batch, engine))
-    assert found.forwards == {"DECODE": CHUNK}

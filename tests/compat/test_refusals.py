@@ -31,7 +31,6 @@ def test_a_good_configuration_is_accepted_and_completed(pair):
     assert view.speculative_num_draft_tokens > 41
 
 
-GRAPHS_OF_5 = ("--parse-draft-graph-steps", "5")
 ON_A_GPU = ("--device", "cuda", "--attention-backend", "triton")
 
 
@@ -148,9 +147,6 @@ def test_req_to_token_rows_hold_a_block(pair, tmp_path: Path, named: dict, flags
         (("triton", "--enable-two-batch-overlap"), "two-batch-overlap is True.*not split in two"),
         (("triton", "--moe-a2a-backend", "deepep"), "--moe-a2a-backend is 'deepep'.*or use none"),
         (("triton", "--moe-dense-tp-size", "1"), "--moe-dense-tp-size is 1. Fix: leave it out"),
-        (("flashinfer", *GRAPHS_OF_5), "graph-steps with .*flashinfer is 5.*use fa3 or triton"),
-        (("triton", *GRAPHS_OF_5, "--tp-size", "2"), "graph-steps with --tp-size 2 is 5.*leave it"),
-        (("fa3", *GRAPHS_OF_5, "--disable-cuda-graph"), "graph-steps without CUDA graphs is 5"),
         (("triton", "--enable-waterfill"), "--enable-waterfill is True.*all-to-all backend"),
     ],
 )

@@ -91,7 +91,7 @@ def draft(
     model, runner = DraftModel.__new__(DraftModel), Runner(nan_at)
     table = torch.arange(len(reqs) * WIDTH, dtype=torch.int32).view(-1, WIDTH)
     model.draft_runner, model.device, model.req_to_token = runner, "cpu", table
-    model.runs_ahead, model.graph_reqs, model.step_graphs = False, 0, None
+    model.runs_ahead, model.graph_reqs = False, 0
     model.kv = DraftKvMarks(table, table.numel())
     batch = SimpleNamespace(reqs=reqs, device="cpu")
     (layout,) = layouts_for(1, allow_one_token=False)

@@ -23,18 +23,9 @@ lines plain transformers in fp32 is 2.3e-3 in log-odds (3e-5 here) away from its
 @pytest.fixture(scope="module")
 def alias(start_server: Start) -> Iterator[Client]:
     """As ``demo``: layout ``alias``, overlap, the host ahead of the device, passes of 512 rows,
-    pages of 16 slots, blocks launched back to back, and draft steps in fives (on a GPU one graph)
-    where drafting token by token is tried."""
+    pages of 16 slots, and blocks launched back to back."""
     flags = parse_flags((DEMO / "target", DEMO / "draft"), *QUESTION, "--page-size", "16")
-    flags = (
-        *flags,
-        *ALWAYS,
-        "--chunked-prefill-size",
-        "512",
-        *OVERLAP,
-        "--parse-draft-graph-steps",
-        "5",
-    )
+    flags = (*flags, *ALWAYS, "--chunked-prefill-size", "512", *OVERLAP)
     yield from served(start_server, "demo-alias", *flags, "--parse-layout", "alias", **AHEAD)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
-from support.gpu_setups import BACKENDS, CHAINS, REAL_SIZES, VARIANTS, Setup
+from support.gpu_setups import BACKENDS, REAL_SIZES, VARIANTS, Setup
 from support.random_pair import parallel_draft
 from support.servers import BLOCKS, QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
 from support.verified_tokens import gaps
@@ -93,7 +93,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 # -- launches -------------------------------------------------------------------------
 
 
-@only(*(Setup(backend, "auto") for backend in BACKENDS), *CHAINS)
+@only(*(Setup(backend, "auto") for backend in BACKENDS))
 def test_steps_replay_graphs_and_chunks_wait_for_nothing(plain: Any, strict: Any):
     """Also after an accepted draft, when the draft extends its KV."""
     prompts = random_prompts(16, 92)

@@ -259,7 +259,6 @@ def engine_for(
         graph_reqs=8,
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
-        step_graphs=None,
     )
     return Engine(
         config=config,

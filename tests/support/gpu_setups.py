@@ -64,11 +64,6 @@ REAL_SIZES = tuple(
 )
 """Realistic batch and prompt sizes: verify passes larger than a prefill chunk."""
 
-CHAINS = tuple(
-    Setup(backend, "auto", ("--parse-draft-graph-steps", "5")) for backend in ("triton", "fa3")
-)
-"""Several draft steps in one CUDA graph."""
-
 VARIANTS = {
     "sampler": Setup("flashinfer", "auto", ("--sampling-backend", "flashinfer")),
     "deterministic": Setup("flashinfer", "auto", ("--enable-deterministic-inference",)),

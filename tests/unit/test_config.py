@@ -40,7 +40,6 @@ CHANGED = ParseConfig(
     max_draft_latency=2.0,
     layout="alias",
     overlap="on",
-    draft_graph_steps=5,
     draft_url="http://localhost:30001",
     draft_timeout=2.0,
     reuse_answers="5:shared",
@@ -63,7 +62,6 @@ def test_changed_differs_in_every_setting():
         ("draft_tokens", 1, 8192),
         ("draft_chunk", 1, 1024),
         ("max_prefixes", 1, 256),
-        ("draft_graph_steps", 0, 64),
     ],
 )
 def test_integer_ranges(name, low, high):

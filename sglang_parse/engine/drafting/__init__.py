@@ -18,6 +18,5 @@ Modules, callers first:
     chunk            common part of both kinds of chunk
     draft_prefill    missing draft KV
     draft_model      the SGLang worker and its forwards
-    step_graphs      several decode steps per CUDA graph
     kv_marks         KV slots that hold the draft model's KV
 """

@@ -25,7 +25,6 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
-from sglang_parse.engine.drafting.step_graphs import StepGraphs
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
 
@@ -44,7 +43,6 @@ class DecodePlan:
         seq_lens_cpu: the same on the host.
         positions: int64 [steps, n] of each step's token.
         slots: int64 [steps, n] where its KV is written.
-        num_owned: leading steps in which every request writes to its own slots.
     """
 
     pools: torch.Tensor
@@ -53,7 +51,6 @@ class DecodePlan:
     seq_lens_cpu: Sequence[Sequence[int]]
     positions: torch.Tensor
     slots: torch.Tensor
-    num_owned: int
 
     @classmethod
     def of(
@@ -74,25 +71,17 @@ class DecodePlan:
         positions = seq_lens - 1
         slots = table[pools, positions].to(torch.int64)
         is_past = [[*map(int.__lt__, *pair)] for pair in zip(seen, lengths, strict=True)]
-        num_owned = sum(not any(step) for step in is_past)  # lengths only grow
-        if num_owned < len(lengths):
+        if any(map(any, is_past)):
             slots.masked_fill_(on_device(is_past, device, torch.bool), PADDING_SLOT)
-        return cls(
-            pools, seq_lens, seq_lens.to(torch.int32), seen, positions, slots, num_owned=num_owned
-        )
+        return cls(pools, seq_lens, seq_lens.to(torch.int32), seen, positions, slots)
 
 
 class DraftModel(EagleDraftWorkerBase):
     """Runs the draft model, as the draft worker that SGLang expects.
 
-    Args:
-        graph_steps: decode steps per CUDA graph (``step_graphs``); 0 for SGLang's own graphs of
-            one step.
-
     Attributes:
         runs_ahead: whether the host is free while a forward runs; on a CPU it is not.
         graph_reqs: requests of the largest decode step with a CUDA graph; 0 without graphs.
-        step_graphs: runs several decode steps at once, if configured.
         replays: whether the last forward replayed a CUDA graph.
         kv: marks of the slots with draft KV; made with the memory pool.
     """
@@ -100,15 +89,9 @@ class DraftModel(EagleDraftWorkerBase):
     kv: DraftKvMarks
 
     def __init__(
-        self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        target_worker: TpModelWorker,
-        graph_steps: int = 0,
+        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
     ) -> None:
         super().__init__()
-        self._graph_steps = graph_steps
         self.parallel_layout = resolve_draft_parallel_layout(
             DraftParallelSpec(tp_execution=DraftTPExecution.TARGET_LAYOUT)
         )
@@ -128,7 +111,6 @@ class DraftModel(EagleDraftWorkerBase):
         self.device = self.draft_runner.device
         self.runs_ahead = self.device != "cpu"
         self.graph_reqs = 0
-        self.step_graphs: StepGraphs | None = None
         self.replays = False
 
     def draft(self) -> None:
@@ -161,8 +143,6 @@ class DraftModel(EagleDraftWorkerBase):
         """Captures plain decode steps, which SGLang's own draft models do not run."""
         self.draft_worker.init_cuda_graphs()
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
-        if self._graph_steps:
-            self.step_graphs = StepGraphs(self.draft_runner, self._graph_steps)
 
     # -- forwards ---------------------------------------------------------------
 
@@ -187,33 +167,6 @@ class DraftModel(EagleDraftWorkerBase):
                 seq_lens_cpu=plan.seq_lens_cpu[step],
             )
         )
-
-    @property
-    def graph_steps(self) -> int:
-        """Decode steps per CUDA graph of several; 0 without such graphs."""
-        return self.step_graphs.num_steps if self.step_graphs else 0
-
-    def decode_graph(
-        self, plan: DecodePlan, step: int, ids: torch.Tensor
-    ) -> Sequence[torch.Tensor] | None:
-        """Runs ``graph_steps`` decode steps at once; arguments as for ``decode``.
-
-        Returns:
-            Per step int64 [n] its most likely tokens, ``NO_TOKEN`` where logits held a NaN. None
-            where no such graph fits.
-        """
-        graphs = self.step_graphs
-        if graphs is None or not graphs.fits(len(ids)) or step + graphs.num_steps > plan.num_owned:
-            return None
-        tokens = graphs.run(
-            ids,
-            pools=plan.pools,
-            positions=plan.positions[step],
-            positions_cpu=[length - 1 for length in plan.seq_lens_cpu[step]],
-            slots=plan.slots[step : step + graphs.num_steps],
-        )
-        self.replays = graphs.graphs is not None
-        return tokens.unbind(1)
 
     def extend(
         self, reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]

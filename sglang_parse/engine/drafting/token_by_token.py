@@ -45,19 +45,13 @@ class TokenChunk(DraftChunk):
         adjusted = adjusted_rows(reqs)
         adjustment = Adjustment(adjusted, logits.device) if adjusted else None
         tokens = [_choose(sampled, logits, plan.positions[0], adjustment)]
-        num_sent, early = 0, num_steps - max(STEPS_AHEAD, model.graph_steps)
+        num_sent = 0
         while (step := len(tokens)) < num_steps and not self._ends_a_draft(reqs, tokens[-1]):
-            if not num_sent and 0 < early <= step:
+            if step == num_steps - STEPS_AHEAD:
                 self._send(rows, tokens)
                 num_sent = step
-            ids = tokens[-1].clamp(min=0)
-            chosen = None
-            if sampled.is_argmax and adjustment is None:
-                chosen = model.decode_graph(plan, step, ids)
-            if chosen is None:
-                logits = model.decode(plan, step, ids)
-                chosen = [_choose(sampled, logits, plan.positions[step], adjustment)]
-            tokens += chosen
+            logits = model.decode(plan, step, tokens[-1].clamp(min=0))
+            tokens.append(_choose(sampled, logits, plan.positions[step], adjustment))
         self._send(rows, tokens[num_sent:])
         self._last = tokens[-1]
         self.num_forwards += len(tokens)
