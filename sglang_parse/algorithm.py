@@ -27,6 +27,10 @@ class ParseAlgorithm(CustomSpecAlgo):
         """Returns False: a draft is a chain."""
         return False
 
+    def supports_target_verify_for_draft(self) -> bool:
+        """Returns True: a draft's blocks are captured as verify passes (``block_graphs``)."""
+        return True
+
     def create_future_map(self, device: Any, req_to_token_pool: Any, **kwargs: Any) -> Any:
         """Creates the future map, as ``SpeculativeAlgorithm.create_future_map``."""
         from sglang_parse.engine.overlap import NoOpFutureMap

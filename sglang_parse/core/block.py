@@ -61,20 +61,15 @@ class DraftLayout:
         """Rows of a forward after the last accepted token, each with a KV slot."""
         return lookahead_rows(self.size, self.masks)
 
-    def rows(self, prefix_len: int, num_pending: int = 1) -> RequestLayout:
-        """Returns one request's rows of a forward.
-
-        Args:
-            prefix_len: tokens of the sequence that have draft KV.
-            num_pending: tokens after them that are known; the last accepted token is the last one.
-        """
-        num_real, num_masks = num_pending + self.size - 1, self.size - 1
+    def rows(self, prefix_len: int) -> RequestLayout:
+        """Returns one request's rows of a forward behind ``prefix_len`` tokens with draft KV."""
+        num_masks = self.size - 1
         if self.masks is not Masks.EVERY:
-            return RequestLayout(prefix_len, num_real + num_masks)
+            return RequestLayout(prefix_len, self.size + num_masks)
         return RequestLayout(
             prefix_len,
-            num_real,
-            visible_lens=tuple(range(num_pending, num_real + 1)),
+            self.size,
+            visible_lens=tuple(range(1, self.size + 1)),
             question_lens=(num_masks,) * self.size,
         )
 

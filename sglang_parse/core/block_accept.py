@@ -1,8 +1,9 @@
 """Acceptance of a block: which candidates the draft model confirms, and which come next.
 
 It runs on the device, so that the next block can be launched before the host has seen this one.
-All blocks of a layout have the same rows. A request with fewer than K - 1 candidates has mask
-tokens in the unused places. With masks after the last row those are the first masks after its last
+All blocks of a layout have the same rows. Text without draft KV runs through a block as
+candidates that are known to be right. A request with fewer than K - 1 candidates has mask tokens in
+the unused places. With masks after the last row those are the first masks after its last
 candidate, so that K - 1 masks follow that candidate however many there are. With masks after every
 row the choices of unused places are ignored.
 """
@@ -21,20 +22,33 @@ class ChainState(NamedTuple):
     """State from which the requests' next blocks start: int64 tensors on the device.
 
     Attributes:
-        starts: [n] position of the last accepted token, which has no KV yet.
-        last: [n] the last accepted token.
+        starts: [n] position of the first accepted token without KV, usually the last accepted one.
+        last: [n] that token.
         candidates: [n, K - 1] tokens that may follow it, then mask tokens.
         num_candidates: [n] number of candidates.
+        num_known: [n] leading candidates that are accepted already.
     """
 
     starts: torch.Tensor
     last: torch.Tensor
     candidates: torch.Tensor
     num_candidates: torch.Tensor
+    num_known: torch.Tensor
 
     def pick(self, index: torch.Tensor | slice) -> ChainState:
         """Selects some of the requests."""
         return ChainState(*(part[index] for part in self))
+
+
+def matched_candidates(state: ChainState, choices: torch.Tensor) -> torch.Tensor:
+    """int64 [n] leading candidates that are accepted; ``choices`` [n, K or more] as for
+    ``accept_blocks``."""
+    num_masks = state.candidates.shape[1]
+    place = torch.arange(num_masks, device=choices.device)
+    is_known = place < state.num_known[:, None]
+    is_candidate = place < state.num_candidates[:, None]
+    is_equal = (choices[:, :num_masks] == state.candidates) & is_candidate
+    return (is_equal | is_known).cumprod(1).sum(1)
 
 
 def accept_blocks(
@@ -42,9 +56,10 @@ def accept_blocks(
 ) -> tuple[ChainState, torch.Tensor]:
     """Accepts one block of each request.
 
-    A candidate is accepted while it equals the choice of the row before it; the choice after the
-    last accepted candidate is accepted too. Real rows choose by the model's one-token distribution,
-    so accepted text has that distribution. How mask rows choose affects only how much is accepted.
+    A candidate is accepted while it is known or equals the choice of the row before it; the choice
+    after the last accepted candidate is accepted too. Real rows choose by the model's one-token
+    distribution, so accepted text has that distribution. How mask rows choose affects only how much
+    is accepted.
 
     Args:
         masks: real rows that masks follow, ``LAST`` or ``EVERY``.
@@ -54,16 +69,14 @@ def accept_blocks(
         mask_id: the mask token.
 
     Returns:
-        The state after the blocks, and int64 [n, 2 * K + 1] records for ``accepted_block``. A
+        The state after the blocks, and int64 [n, 2 * K + 2] records for ``accepted_block``. A
         request with a ``NO_TOKEN`` keeps its state.
     """
     num_masks = state.candidates.shape[1]
     size, place = num_masks + 1, torch.arange(num_masks, device=choices.device)
-    is_candidate = place < state.num_candidates[:, None]
-    is_equal = (choices[:, :num_masks] == state.candidates) & is_candidate
-    matched = is_equal.cumprod(1).sum(1)
+    matched = matched_candidates(state, choices)
     if masks is Masks.EVERY:
-        first, proposes = size + matched * num_masks, torch.ones_like(is_equal[:, 0])
+        first, proposes = size + matched * num_masks, torch.ones_like(matched, dtype=torch.bool)
     else:
         first, proposes = matched + 1, matched == state.num_candidates
     proposed = choices.gather(1, first[:, None] + place)
@@ -76,17 +89,18 @@ def accept_blocks(
         torch.where(is_sound, last, state.last),
         torch.where(is_sound[:, None], proposed, state.candidates),
         torch.where(is_sound, num_proposed, state.num_candidates),
+        torch.where(is_sound, 0, state.num_known),
     )
-    record = [num_accepted[:, None], num_proposed[:, None], choices[:, :size], proposed]
-    return after, torch.cat(record, 1)
+    counts = torch.stack((state.num_known, num_accepted, num_proposed), 1)
+    return after, torch.cat((counts, choices[:, :size], proposed), 1)
 
 
 def accepted_block(record: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Splits one of ``accept_blocks``' records, on the host.
 
     Returns:
-        The accepted tokens, none if the block could not be computed, and the next candidates.
+        The newly accepted tokens, none if the block could not be computed, and the next candidates.
     """
-    num_accepted, num_proposed, *tokens = record
+    num_known, num_accepted, num_proposed, *tokens = record
     size = len(tokens) // 2 + 1
-    return tokens[:num_accepted], tokens[size : size + num_proposed]
+    return tokens[num_known:num_accepted], tokens[size : size + num_proposed]

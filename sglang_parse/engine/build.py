@@ -14,6 +14,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import PREDICTION
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.layout_choice import layouts_for
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import SimulatedAcceptance
@@ -72,6 +73,8 @@ def build_engine(
     if args.speculative_draft_model_path:
         draft = DraftModel(*models)
         parallel = _parallel_draft(config, draft)
+        draft.mask_id = parallel.mask_id
+        draft.block_layouts = layouts_for(parallel.size, allow_one_token=parallel.allow_one_token)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     controller = _controller(config, args, max_question_len)
     certified = certified_server(args, config, question, str(target.runner.dtype))

@@ -43,12 +43,6 @@ def test_masks_after_every_row():
     assert rows.num_rows - 1 == EVERY.lookahead_rows == 15
 
 
-def test_tokens_without_kv_come_first():
-    """The draft's KV lacks three tokens before the last accepted one."""
-    assert LAST.rows(5, 4).positions() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    assert EVERY.rows(5, 4).visible_lens == (4, 5, 6, 7)
-
-
 def test_one_token_per_forward_is_a_row():
     (one,) = layouts_for(1, allow_one_token=True)
     assert (one.rows(9).num_rows, one.lookahead_rows) == (1, 0)
@@ -57,17 +51,22 @@ def test_one_token_per_forward_is_a_row():
 # -- acceptance -----------------------------------------------------------------
 
 
-def state_of(layout: DraftLayout, text: Sequence[int], candidates: Sequence[int]) -> ChainState:
+def state_of(
+    layout: DraftLayout, text: Sequence[int], candidates: Sequence[int], num_known: int = 0
+) -> ChainState:
     padded = [*candidates, *[MASK_ID] * (layout.size - 1 - len(candidates))]
-    numbers = ([len(text) - 1], [text[-1]], [padded], [len(candidates)])
+    numbers = ([len(text) - 1], [text[-1]], [padded], [len(candidates)], [num_known])
     return ChainState(*map(torch.tensor, numbers))
 
 
 def accept(
-    layout: DraftLayout, choices: Sequence[int], candidates: Sequence[int] = (5, 6, 7)
+    layout: DraftLayout,
+    choices: Sequence[int],
+    candidates: Sequence[int] = (5, 6, 7),
+    num_known: int = 0,
 ) -> tuple[list[int], list[int]]:
-    """The accepted tokens of one block, and the next candidates."""
-    state = state_of(layout, [4], candidates)
+    """The newly accepted tokens of one block, and the next candidates."""
+    state = state_of(layout, [4], candidates, num_known)
     _, records = accept_blocks(layout.masks, state, torch.tensor([choices]), MASK_ID)
     accepted, proposed = accepted_block(records[0].tolist())
     return list(accepted), list(proposed)
@@ -93,6 +92,14 @@ def test_masks_after_every_row_propose_wherever_the_block_ends():
     assert accept(EVERY, [5, 6, 7, 8, *masks])[1] == [40, 41, 42]
 
 
+def test_known_text_is_not_chosen_again():
+    """The model would not have written 5 and 6; what follows 6 is new."""
+    masks = [10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42]
+    assert accept(EVERY, [1, 2, 9, 8, *masks], num_known=2) == ([9], [30, 31, 32])
+    assert accept(EVERY, [1, 2, 7, 8, *masks], num_known=2) == ([7, 8], [40, 41, 42])
+    assert accept(LAST, [1, 8, 91, 92, 93, 94, 95], [5], num_known=1) == ([8], [91, 92, 93])
+
+
 @pytest.mark.parametrize("place", range(7))
 def test_a_block_with_a_token_that_could_not_be_computed_is_not_accepted(place: int):
     choices = [5, 6, 7, 8, 91, 92, 93]
@@ -101,42 +108,44 @@ def test_a_block_with_a_token_that_could_not_be_computed_is_not_accepted(place: 
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[DraftLayout, list[list[int]], list[list[int]]]:
+def cases(draw: st.DrawFn) -> tuple[DraftLayout, list[tuple[list[int], int]], list[list[int]]]:
     """Few token ids, so that candidates hold now and then; some could not be computed."""
     tokens = st.integers(NO_TOKEN, 3) if draw(st.booleans()) else st.integers(0, 2)
     size, masks = draw(st.integers(2, 5)), draw(st.sampled_from([Masks.LAST, Masks.EVERY]))
     layout = DraftLayout(size, masks)
     num_rows, num_reqs = layout.rows(0).num_rows, draw(st.integers(1, 3))
     lists = [draw(st.lists(st.integers(0, 2), max_size=size - 1)) for _ in range(num_reqs)]
+    known = [draw(st.integers(0, len(candidates))) for candidates in lists]
     row = st.lists(tokens, min_size=num_rows, max_size=num_rows)
-    return layout, lists, [draw(row) for _ in range(num_reqs)]
+    return layout, [*zip(lists, known, strict=True)], [draw(row) for _ in range(num_reqs)]
 
 
 @given(cases())
 def test_it_is_what_a_loop_over_candidates_accepts(case: tuple):
     layout, lists, choices = case
     size = layout.size
-    parts = [state_of(layout, [7] * (i + 1), candidates) for i, candidates in enumerate(lists)]
+    parts = [state_of(layout, [7] * (i + 1), *one) for i, one in enumerate(lists)]
     before = ChainState(*(torch.cat(part) for part in zip(*parts, strict=True)))
     after, records = accept_blocks(layout.masks, before, torch.tensor(choices), MASK_ID)
-    for i, (candidates, chosen) in enumerate(zip(lists, choices, strict=True)):
+    for i, ((candidates, known), chosen) in enumerate(zip(lists, choices, strict=True)):
         accepted, proposed = accepted_block(records[i].tolist())
         if NO_TOKEN in chosen:
             assert not accepted
             assert all(torch.equal(a[i], b[i]) for a, b in zip(after, before, strict=True))
             continue
-        matched = 0
+        matched = known
         while matched < len(candidates) and candidates[matched] == chosen[matched]:
             matched += 1
         first = size + matched * (size - 1) if layout.masks is Masks.EVERY else matched + 1
         next_candidates = chosen[first : first + size - 1]
         if layout.masks is Masks.LAST and matched < len(candidates):
             next_candidates = []
-        assert list(accepted) == chosen[: matched + 1]
+        assert list(accepted) == chosen[known : matched + 1]
         assert list(proposed) == next_candidates
         padding = [MASK_ID] * (size - 1 - len(next_candidates))
         assert int(after.starts[i]) == i + matched + 1
         assert int(after.last[i]) == accepted[-1]
+        assert int(after.num_known[i]) == 0
         assert after.candidates[i].tolist() == [*next_candidates, *padding]
         assert int(after.num_candidates[i]) == len(next_candidates)
 

@@ -179,19 +179,22 @@ def is_drafting(req: Req) -> bool:
 
 
 def adjusted_rows(
-    reqs: Sequence[Req], count: int = 1, *, candidates: bool = False
+    reqs: Sequence[Req], count: int = 1, *, num_known: Sequence[int] | None = None
 ) -> list[LogitsRows]:
     """Rows of the adjusted ones of ``reqs`` in logits with ``count`` rows for each.
 
     Args:
-        candidates: rows after the first one follow the draft's candidates.
+        num_known: [len(reqs)] leading rows whose next token is known; rows after the next one
+            follow the draft's candidates. None: there are no candidates.
     """
     rows = []
     for place, req in enumerate(reqs):
         if is_adjusted(req):
             draft, output_ids = req.parse_state.draft, req.parse_state.output_ids
-            after = [*draft.token_ids, *(draft.candidates if candidates else ())]
-            part = LogitsRows(req, place * count, count, output_ids, after, len(draft.token_ids))
+            after = [*draft.token_ids, *(draft.candidates if num_known is not None else ())]
+            known = num_known[place] if num_known is not None else 0
+            start, num_drafted = place * count + known, len(draft.token_ids)
+            part = LogitsRows(req, start, count - known, output_ids, after, num_drafted)
             rows.append(part)
     return rows
 

@@ -6,6 +6,7 @@ The draft model sees every token of the context at its true position.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,14 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
+from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.device import on_device
+from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
+
+logger = logging.getLogger(__name__)
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -84,6 +89,8 @@ class DraftModel(EagleDraftWorkerBase):
         graph_reqs: requests of the largest decode step with a CUDA graph; 0 without graphs.
         replays: whether the last forward replayed a CUDA graph.
         kv: marks of the slots with draft KV; made with the memory pool.
+        block_layouts, mask_id: the layouts of its blocks, and the mask token; set before
+            ``init_cuda_graphs``.
     """
 
     kv: DraftKvMarks
@@ -112,6 +119,9 @@ class DraftModel(EagleDraftWorkerBase):
         self.runs_ahead = self.device != "cpu"
         self.graph_reqs = 0
         self.replays = False
+        self.block_layouts: Sequence[DraftLayout] = ()
+        self.mask_id = 0
+        self._block_graphs: dict[DraftLayout, BlockGraphs] = {}
 
     def draft(self) -> None:
         """Abstract upstream; PARSE drafts by ``drafter.Drafter``."""
@@ -140,9 +150,24 @@ class DraftModel(EagleDraftWorkerBase):
         self.draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        """Captures plain decode steps, which SGLang's own draft models do not run."""
+        """Captures plain decode steps, which SGLang's own draft models do not run, and blocks."""
         self.draft_worker.init_cuda_graphs()
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
+        if not self.graph_reqs:
+            return
+        for layout in self.block_layouts:
+            if layout.masks is not Masks.NONE:
+                graphs = BlockGraphs(self.draft_runner, layout, self.mask_id)
+                self._block_graphs[layout] = graphs
+                logger.info(
+                    "PARSE: one CUDA graph per draft forward of %s, for %s requests",
+                    *(layout, graphs.capture_bs),
+                )
+
+    def graphs_of(self, layout: DraftLayout, num_reqs: int) -> BlockGraphs | None:
+        """The graphs of a layout's blocks, if one holds so many requests."""
+        graphs = self._block_graphs.get(layout)
+        return graphs if graphs is not None and graphs.fits(num_reqs) else None
 
     # -- forwards ---------------------------------------------------------------
 

@@ -83,10 +83,12 @@ class Drafter:
             )
         # Adjustments of a block depend on the tokens and candidates before it.
         is_any_adjusted = any(is_adjusted(batch.reqs[row]) for row in rows)
+        has_graph = self.model.graphs_of(layout, len(rows)) is not None
+        is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
             *(self.model, layout, batch, rows),
             draft_tokens=draft_tokens,
-            runs_ahead=runs_ahead and self._plans_on_device and not is_any_adjusted,
+            runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
             mask_id=self._mask_id,
             is_masked=self._is_masked,
         )

@@ -8,7 +8,7 @@ Every block of a layout has the same rows, wherever it starts, and its acceptanc
 device. So the next block can be launched at once: the host knows only the highest position it may
 start at, K tokens per block, and attention reads the lengths on the device
 (``ParseVerifyInput.starts``). Where the backend plans attention on the host, the host waits for
-each block. The first block of a draft also computes KV of known tokens that lack it.
+each block. On a GPU a block is one CUDA graph (``block_graphs``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
 from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
-from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import flat_mask, flat_mask_at, qlen_only_mask
+from sglang_parse.core.layout import VerifyLayout
+from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.adjust import adjust
@@ -33,9 +32,10 @@ from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DraftModel, extend_batch
+from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
-from sglang_parse.engine.requests import sequence_slice
+from sglang_parse.engine.requests import is_adjusted, sequence_slice
 from sglang_parse.engine.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
@@ -64,18 +64,15 @@ class ParallelChunk(DraftChunk):
                 *(self.model, self.layout, self.batch, rows),
                 mask_id=self._mask_id,
                 is_masked=self._is_masked,
-                is_known=state is None,
             )
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
+        state = state or blocks.known_state()
         for number in range(num_blocks):
             if records and number == num_blocks - 1:
                 self._send(rows, records)
                 records.clear()
-            if state is None:
-                state, record = blocks.run_first()
-            else:
-                state, record = blocks.run(state, number)
+            state, record = blocks.run(state, number)
             records.append(record)
             self.num_forwards += 1
         self._send(rows, records)
@@ -120,7 +117,6 @@ class _Blocks:
         batch: the scheduler's batch.
         rows: [n] the requests' rows of the batch.
         mask_id, is_masked: as for ``ParallelChunk``.
-        is_known: the host knows where the first block starts.
     """
 
     def __init__(
@@ -132,20 +128,16 @@ class _Blocks:
         *,
         mask_id: int,
         is_masked: bool,
-        is_known: bool,
     ) -> None:
         self._model, self._layout, self._mask_id = model, layout, mask_id
         self._batch, self.rows, device = batch, rows, batch.device
         self._reqs = [batch.reqs[row] for row in rows]
+        self._graphs = model.graphs_of(layout, len(rows))
         self._wide = layout.rows(0)
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
         self._last_position = model.draft_runner.model_config.context_len - 1
         self.start_here()
-        self._num_pending = [
-            max(1, start + 1 - req.parse_state.draft_kv_len) if is_known else 1
-            for req, start in zip(self._reqs, self._starts, strict=True)
-        ]
         self._limits_cpu = [req.kv.kv_allocated_len - width for req in self._reqs]
         pools = [req.kv.req_pool_idx for req in self._reqs]
         self._pools, self._limits = on_device([pools, self._limits_cpu], device).unbind()
@@ -153,11 +145,10 @@ class _Blocks:
         self._columns = torch.arange(width, device=device)
         self._has_seeds = batch.sampling_info.sampling_seed is not None
         num_sampled = width if self._has_seeds else layout.size
-        sizes = [(width + count - 1, width) for count in self._num_pending]
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
         self._spans = [
             self._span(place, [row for row in rows[place] for _ in range(num_sampled)])
-            for place in spans_within(sizes, limits)
+            for place in spans_within([(width, width)] * len(rows), limits)
         ]
 
     def _span(self, place: slice, sampled_rows: Sequence[int]) -> _Span:
@@ -172,50 +163,76 @@ class _Blocks:
         """Counts blocks from what the host knows of the drafts."""
         self._starts = [length(req) - 1 for req in self._reqs]
         """Position of the last accepted token before the first block, at most."""
+        self._num_known = [0] * len(self._reqs)
 
     # -- blocks -----------------------------------------------------------------
 
-    def run_first(self) -> tuple[ChainState, torch.Tensor]:
-        """Runs a block of each request whose state the host knows; returns as ``accept_blocks``."""
-        num_masks, known = self._layout.size - 1, []
-        for req, start in zip(self._reqs, self._starts, strict=True):
-            candidates = req.parse_state.draft.candidates
+    def known_state(self) -> ChainState:
+        """The state of requests whose drafts the host knows; computes KV that is missing before
+        their blocks."""
+        self._prefill_gaps()
+        num_masks, known, marks = self._layout.size - 1, [], []
+        for place, (req, end) in enumerate(zip(self._reqs, self._starts, strict=True)):
+            start = min(end, req.parse_state.draft_kv_len)
+            first, *text = _tokens(req, start, end + 1)
+            self._num_known[place] = len(text)
+            candidates = [*text, *req.parse_state.draft.candidates][:num_masks]
             padded = [*candidates, *[self._mask_id] * (num_masks - len(candidates))]
-            known.append([start, *_tokens(req, start, start + 1), len(candidates), *padded])
+            known.append([start, first, len(candidates), len(text), *padded])
+            marks.append((req, start, end + 1))
+        self._model.kv.mark(marks)
         sent = on_device(known, self._columns.device)
-        state = ChainState(sent[:, 0], sent[:, 1], sent[:, 3:], sent[:, 2])
-        result = self._run(state, self._first_batch)
-        spans = zip(self._reqs, self._starts, self._num_pending, strict=True)
-        self._model.kv.mark([(req, end + 1 - count, end + 1) for req, end, count in spans])
-        return result
+        return ChainState(sent[:, 0], sent[:, 1], sent[:, 4:], sent[:, 2], sent[:, 3])
+
+    def _prefill_gaps(self) -> None:
+        """Prefills text that is longer than a block's candidates."""
+        gaps = [
+            (req, end)
+            for req, end in zip(self._reqs, self._starts, strict=True)
+            if end - req.parse_state.draft_kv_len >= self._layout.size
+        ]
+        if gaps:
+            forward_missing(self._model, [req for req, _ in gaps], [end for _, end in gaps])
+            for req, end in gaps:
+                req.parse_state.set_draft_kv_len(end)
 
     def run(self, state: ChainState, number: int) -> tuple[ChainState, torch.Tensor]:
         """Runs block ``number`` of each request; returns as ``accept_blocks``."""
         # No block goes past its slots: the draft is over there, and what follows is dropped.
         state = state._replace(starts=torch.minimum(state.starts, self._limits))
-        longest = [
-            min(start + self._layout.size * number, limit)
-            for start, limit in zip(self._starts, self._limits_cpu, strict=True)
-        ]
-        return self._run(state, partial(self._next_batch, longest))
-
-    def _run(
-        self, state: ChainState, new_batch: Callable[[_Span, ChainState], ForwardBatch]
-    ) -> tuple[ChainState, torch.Tensor]:
-        choices = [self._forward(span, state.pick(span.place), new_batch) for span in self._spans]
+        logits_of: Callable[[_Span], torch.Tensor]
+        if self._graphs is None:
+            logits_of = partial(self._forward, self._longest(number), state)
+        else:
+            done = self._graphs.run(state, self._pools, self._limits)
+            self._model.replays = True
+            if self._is_greedy:
+                return done
+            graphs = self._graphs
+            logits_of = lambda span: graphs.logits_of(span.place)  # noqa: E731
+        choices = [self._choices(span, state, logits_of(span)) for span in self._spans]
         return accept_blocks(self._layout.masks, state, torch.cat(choices), self._mask_id)
 
-    def _forward(
-        self,
-        span: _Span,
-        state: ChainState,
-        new_batch: Callable[[_Span, ChainState], ForwardBatch],
-    ) -> torch.Tensor:
+    @property
+    def _is_greedy(self) -> bool:
+        """Whether every row's choice is its most likely token."""
+        is_argmax = all(span.sampled.is_argmax for span in self._spans)
+        return is_argmax and not any(map(is_adjusted, self._reqs))
+
+    def _longest(self, number: int) -> list[int]:
+        """Where block ``number`` of each request starts, at most."""
+        size = self._layout.size
+        return [
+            min(start + size * number, limit)
+            for start, limit in zip(self._starts, self._limits_cpu, strict=True)
+        ]
+
+    def _choices(self, span: _Span, state: ChainState, logits: torch.Tensor) -> torch.Tensor:
         """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN."""
-        logits = self._model.run(new_batch(span, state))
-        is_bad = nan_rows(logits)
+        state, is_bad = state.pick(span.place), nan_rows(logits)
         # Rows of masks, too: what they propose follows all candidates.
-        adjust(logits, adjusted_rows(self._reqs[span.place], self._width, candidates=True))
+        reqs, known = self._reqs[span.place], self._num_known[span.place]
+        adjust(logits, adjusted_rows(reqs, self._width, num_known=known))
         return broadcast_tokens(self._choose(span, logits, state), is_bad).view(-1, self._width)
 
     def _choose(self, span: _Span, logits: torch.Tensor, state: ChainState) -> torch.Tensor:
@@ -235,52 +252,11 @@ class _Blocks:
         tokens[:, :size] = torch.where(is_real, sampled.view(-1, size), tokens[:, :size])
         return tokens.flatten()
 
-    # -- forwards ---------------------------------------------------------------
+    # -- forwards without a graph ------------------------------------------------
 
-    def _first_batch(self, span: _Span, _: ChainState) -> ForwardBatch:
-        """A forward of which the host knows all rows: tokens without KV, then the block."""
-        device, place = self._columns.device, span.place
-        reqs = self._reqs[place]
-        parts: list[RequestLayout] = []
-        ids: list[int] = []
-        columns: list[int] = []
-        pools: list[int] = []
-        select: list[int] = []
-        for req, start, count in zip(
-            reqs, self._starts[place], self._num_pending[place], strict=True
-        ):
-            parts.append(part := self._layout.rows(start + 1 - count, count))
-            candidates = req.parse_state.draft.candidates
-            num_masks = part.num_rows - count - len(candidates)
-            ids += _tokens(req, part.prefix_len, start + 1)
-            ids += [*candidates, *[self._mask_id] * num_masks]
-            columns += range(part.prefix_len, part.kv_len)
-            pools += [req.kv.req_pool_idx] * part.num_rows
-            select += range(len(ids) - self._width, len(ids))
-        layout = VerifyLayout.of(parts)
-        rows = on_device([ids, layout.positions(), columns, pools], device)
-        prefix_lens, lens = ([getattr(p, n) for p in parts] for n in ("prefix_len", "num_rows"))
-        numbers = on_device([prefix_lens, lens, layout.qo_indptr[:-1]], device)
-        spec_info = ParseVerifyInput(
-            layout=layout,
-            custom_mask=flat_mask(layout, device) if self._has_mask else None,
-            select_index=on_device(select, device),
-        )
-        forward_batch = self._model.new_batch(
-            VERIFY_MODE,
-            pools=self._pools[place],
-            ids=rows[0],
-            positions=rows[1].clamp(max=self._last_position),
-            slots=self._model.req_to_token[rows[3], rows[2]].to(torch.int64),
-            seq_lens=numbers[0] + numbers[1],
-            seq_lens_cpu=[part.kv_len for part in parts],
-            spec_info=spec_info,
-        )
-        return extend_batch(forward_batch, numbers.to(torch.int32), prefix_lens, lens)
-
-    def _next_batch(self, most: Sequence[int], span: _Span, state: ChainState) -> ForwardBatch:
-        """A forward of which the host knows the shape, and ``most`` of where blocks start."""
-        pools, longest = self._pools[span.place], most[span.place]
+    def _forward(self, most: Sequence[int], state: ChainState, span: _Span) -> torch.Tensor:
+        """float [n * width, vocab] logits; ``most`` is where blocks start at most."""
+        state, pools, longest = state.pick(span.place), self._pools[span.place], most[span.place]
         layout = VerifyLayout.of([self._wide.at(start) for start in longest])
         mask = flat_mask_at(layout, state.starts, self._tail) if self._has_mask else None
         real = torch.cat((state.last[:, None], state.candidates), 1)
@@ -302,7 +278,8 @@ class _Blocks:
             ),
         )
         numbers = torch.cat((state.starts[None].to(torch.int32), span.lens))
-        return extend_batch(forward_batch, numbers, longest, [self._width] * len(longest))
+        lens = [self._width] * len(longest)
+        return self._model.run(extend_batch(forward_batch, numbers, longest, lens))
 
     @cached_property
     def _tail(self) -> torch.Tensor:

@@ -1,0 +1,66 @@
+"""Triton attention of a draft's blocks in a CUDA graph: all of its plan is made in the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.mask import qlen_only_mask
+
+
+class BlockTritonBackend(TritonAttnBackend):
+    """Attention of blocks that all have one layout.
+
+    Each request's rows attend to its tokens [0, seq_len) by slot number and to one another as the
+    layout says, whatever attention backend the model's other forwards use. Lengths and mask are
+    computed in the graph, from tensors on the device (``BlockBody.load``).
+
+    Args:
+        runner: the draft model's runner.
+        layout: the blocks' layout.
+    """
+
+    def __init__(self, runner: Any, layout: DraftLayout) -> None:
+        super().__init__(runner)
+        rows = layout.rows(0)
+        self._width = rows.num_rows
+        self._mask: torch.Tensor | None = None
+        self._tail = None if rows.is_causal else qlen_only_mask(rows, runner.device).to(torch.uint8)
+        self._columns = torch.arange(self._width, device=runner.device)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *_: Any, **__: Any) -> None:
+        """Allocates what graphs of up to ``max_bs`` requests read; no buffers of decode steps."""
+        del max_num_tokens
+        slots = torch.zeros(max_bs * self.max_context_len, dtype=torch.int64, device=self.device)
+        super().init_cuda_graph_state(max_bs, max_bs, kv_indices_buf=slots)
+        if self._tail is not None:
+            num_entries = max_bs * self._width * (self.max_context_len + self._width)
+            self._mask = torch.zeros(num_entries, dtype=torch.uint8, device=self.device)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Binds the plan's tensors, once for each graph."""
+        if in_capture:
+            self.forward_metadata = self._build_cuda_graph_forward_metadata(
+                forward_batch.batch_size, forward_batch.forward_mode, forward_batch.spec_info
+            )
+            self.forward_metadata.custom_mask = self._mask
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Computes the plan, as part of the graph."""
+        size, starts = forward_batch.batch_size, forward_batch.seq_lens
+        self._update_target_verify_buffers(
+            forward_batch.kv_loc_plan,
+            size,
+            starts,
+            forward_batch.spec_info,
+            forward_batch.req_pool_indices,
+        )
+        if self._mask is not None and self._tail is not None:
+            # The kernel does not read the context's part of the mask.
+            lens = (starts + self._width)[:, None, None]
+            first = (self.mask_indptr[:size] + starts)[:, None, None]
+            entries = first + self._columns[:, None] * lens + self._columns
+            self._mask[entries] = self._tail

@@ -1,0 +1,162 @@
+"""A block's body as its CUDA graph runs it, without a GPU: same rows and same tokens as a block
+that the host plans, from tensors that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
+from sglang_parse.core.block_accept import ChainState, accept_blocks
+from sglang_parse.engine.drafting import block_graphs
+from sglang_parse.engine.drafting.block_graphs import BlockBody, block_sizes
+
+pytestmark = pytest.mark.compat
+
+VOCAB, MASK_ID, MAX_REQS, CONTEXT, HIDDEN = 17, 16, 8, 200, 12
+LAYOUTS = [DraftLayout(size, masks) for size in (2, 4) for masks in (Masks.LAST, Masks.EVERY)]
+
+
+@pytest.fixture(scope="module")
+def table() -> torch.Tensor:
+    """Slots of ten requests; row 0 is SGLang's padding row."""
+    slots = torch.arange(10)[:, None] * CONTEXT + torch.arange(CONTEXT)
+    slots[0] = 0
+    return slots.to(torch.int32)
+
+
+class Model:
+    """Hidden states of a row depend on its token, its position and its slot alone."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        sizes = (VOCAB, CONTEXT, 10 * CONTEXT)
+        self._parts = [torch.randn(n, HIDDEN, generator=generator) for n in sizes]
+        self._head = torch.randn(VOCAB, HIDDEN, generator=generator)
+        self.head_rows = 0
+
+    def hidden(self, *rows: torch.Tensor) -> torch.Tensor:
+        return sum(part[index] for part, index in zip(self._parts, rows, strict=True))
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.head_rows += len(hidden)
+        return hidden @ self._head.T
+
+
+def body_of(layout: DraftLayout, table: torch.Tensor) -> BlockBody:
+    return BlockBody(
+        *(layout, MASK_ID, table),
+        max_reqs=MAX_REQS,
+        last_position=CONTEXT - 1,
+        hidden=torch.empty(0, HIDDEN),
+    )
+
+
+def graph_of(body: BlockBody, model: Model, size: int) -> Callable[[], None]:
+    """Replays read tensors of the body only, as a graph would: its views are made once."""
+    rows = slice(size * body.width)
+    views = body.ids[rows], body.positions[rows], body.slots[rows]
+
+    def replay() -> None:
+        body.load(size)
+        body.accept(model.hidden(*views), model.head)
+
+    return replay
+
+
+def states(layout: DraftLayout, num_reqs: int, seed: int) -> ChainState:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, (num_reqs, *shape), generator=generator)
+
+    num_masks = layout.size - 1
+    count = numbers(layout.size)
+    candidates = numbers(VOCAB - 1, num_masks)
+    candidates[torch.arange(num_masks) >= count[:, None]] = MASK_ID
+    known = torch.minimum(numbers(layout.size), count)
+    return ChainState(numbers(90) + 5, numbers(VOCAB - 1), candidates, count, known)
+
+
+def planned(
+    layout: DraftLayout, model: Model, table: torch.Tensor, state: ChainState, pools: torch.Tensor
+) -> tuple[ChainState, torch.Tensor]:
+    """One block, row by row, by the layout's definition."""
+    rows, choices = layout.rows(0), []
+    for i, pool in enumerate(pools.tolist()):
+        start = int(state.starts[i])
+        real = [int(state.last[i]), *state.candidates[i].tolist()]
+        ids = torch.tensor(real + [MASK_ID] * (rows.num_rows - len(real)))
+        positions = torch.tensor([min(start + p, CONTEXT - 1) for p in rows.positions()])
+        slots = table[pool, start : start + rows.num_rows].long()
+        choices.append(model.head(model.hidden(ids, positions, slots)).argmax(1))
+    return accept_blocks(layout.masks, state, torch.stack(choices), MASK_ID)
+
+
+@pytest.mark.parametrize("few_rows", [10_000, 0], ids=["all rows", "rows that matter"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_replays_are_the_planned_blocks(
+    layout: DraftLayout, few_rows: int, table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    """Three blocks after one another, of three requests in a graph of four, then of another."""
+    monkeypatch.setattr(block_graphs, "FEW_ROWS", few_rows)
+    model, body = Model(3), body_of(layout, table)
+    replay = graph_of(body, model, 4)
+    for pools, seed in (([4, 9, 2], 1), ([7], 2), ([1, 2, 3, 4], 3)):
+        state = expected = states(layout, len(pools), seed)
+        at, limits = torch.tensor(pools), torch.full((len(pools),), 150)
+        for _ in range(3):
+            body.put(state, at, limits, 4)
+            replay()
+            state, record = body.take(len(pools))
+            expected, expected_record = planned(layout, model, table, expected, at)
+            assert all(torch.equal(*pair) for pair in zip(state, expected, strict=True))
+            assert torch.equal(record, expected_record)
+        rows = slice(len(pools) * body.width, 4 * body.width)
+        assert not body.slots[rows].any(), "padding reads and writes SGLang's padding slot"
+
+
+def test_with_many_rows_only_those_that_matter_reach_the_head(table: torch.Tensor):
+    layout = DraftLayout(4, Masks.EVERY)
+    model, body = Model(5), body_of(layout, table)
+    body.put(states(layout, 2, 1), torch.tensor([1, 2]), torch.tensor([150, 150]), 2)
+    hidden = torch.randn(1000 * body.width, HIDDEN)
+    body._input = body._input[:1].repeat(1000, 1)
+    body._output = body._output[:1].repeat(1000, 1)
+    body.hidden = torch.empty_like(hidden)
+    body.accept(hidden, model.head)
+    assert model.head_rows == 1000 * (2 * layout.size - 1)
+
+
+def test_no_block_goes_past_its_slots(table: torch.Tensor):
+    layout = DraftLayout(4, Masks.LAST)
+    body = body_of(layout, table)
+    state = states(layout, 2, 1)._replace(starts=torch.tensor([60, 61]))
+    body.put(state, torch.tensor([3, 4]), torch.tensor([50, 100]), 2)
+    body.load(2)
+    first, second = body.slots[: 2 * body.width].view(2, -1)
+    assert first.tolist() == table[3, 50:57].tolist()
+    assert second.tolist() == table[4, 61:68].tolist()
+
+
+def test_a_row_with_a_nan_is_no_token(table: torch.Tensor):
+    layout = DraftLayout(2, Masks.LAST)
+    model, body = Model(1), body_of(layout, table)
+    body.put(states(layout, 2, 1), torch.tensor([1, 2]), torch.tensor([150, 150]), 2)
+    before = states(layout, 2, 1)
+    hidden = torch.randn(2 * body.width, HIDDEN)
+    hidden[1, 0] = torch.nan
+    body.load(2)
+    body.accept(hidden, model.head)
+    after, record = body.take(2)
+    assert record[0, 1] == 0
+    assert NO_TOKEN in record[0].tolist()
+    assert record[1, 1] > 0
+    assert int(after.starts[0]) == int(before.starts[0])
+
+
+def test_sizes_of_the_graphs():
+    assert block_sizes(64, [1, 2, 4, 256]) == [1, 2, 4, 8, 12, 16, 24, 32]
+    assert block_sizes(15, [1, 2, 16]) == [1, 2, 4, 8, 12, 16]
