@@ -16,6 +16,10 @@ from typing import NamedTuple
 import torch
 
 from sglang_parse.core.block import NO_TOKEN, Masks
+from sglang_parse.core.simulation import block_tokens
+
+UNIT, GOLDEN = 1 << 16, 40503
+"""A fixed-point 1, and what spreads squares of places evenly over it."""
 
 
 class ChainState(NamedTuple):
@@ -44,6 +48,8 @@ def matched_candidates(state: ChainState, choices: torch.Tensor) -> torch.Tensor
     """int64 [n] leading candidates that are accepted; ``choices`` [n, K or more] as for
     ``accept_blocks``."""
     num_masks = state.candidates.shape[1]
+    if (simulated := block_tokens()) is not None:
+        return _simulated_matches(state, simulated)
     place = torch.arange(num_masks, device=choices.device)
     is_known = place < state.num_known[:, None]
     is_candidate = place < state.num_candidates[:, None]
@@ -93,6 +99,14 @@ def accept_blocks(
     )
     counts = torch.stack((state.num_known, num_accepted, num_proposed), 1)
     return after, torch.cat((counts, choices[:, :size], proposed), 1)
+
+
+def _simulated_matches(state: ChainState, num_tokens: float) -> torch.Tensor:
+    """int64 [n] candidates to accept, so that blocks add ``num_tokens`` on average: the fraction is
+    drawn by where a block starts, without a value from the host."""
+    whole = int(num_tokens)
+    drawn = state.starts**2 * GOLDEN % UNIT < (num_tokens - whole) * UNIT
+    return torch.minimum(state.num_known + whole - 1 + drawn, state.num_candidates)
 
 
 def accepted_block(record: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

@@ -1,32 +1,77 @@
-"""Simulated acceptance for benchmarks: accepts a configured fraction of each draft.
+"""Simulated acceptance for benchmarks: of a fraction of each draft, or up to drawn refusals; and of
+a parallel draft's candidates.
 
 Models with dummy weights have realistic speed but meaningless verdicts. With simulated acceptance
 the verify pass runs as usual, and only its verdicts are ignored. No tokens are matched after the
-accepted prefix, and draft length does not adapt, because the acceptance ratio does not depend on
-it. Similar to SGLang's ``SGLANG_SIMULATE_ACC_LEN``.
+accepted prefix. Similar to SGLang's ``SGLANG_SIMULATE_ACC_LEN``.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from random import Random
 
+from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.setting import ConfigError
 
 ENV_VAR = "SGLANG_PARSE_SIMULATE_ACCEPTANCE"
-"""Fraction of draft tokens to accept, 0 to 1; unset or empty to use the verdicts."""
+"""Fraction of draft tokens to accept, 0 to 1, or ``every:N`` (``every:N:SEED``) for a refusal every
+N tokens on average; unset or empty to use the verdicts."""
+CYCLE = 1 << 16
+"""Places of a text for which refusals are drawn; they repeat."""
+NUM_HASHED = 64
+"""Tokens at a prompt's end that tell its text from others."""
+BLOCK_ENV_VAR = "SGLANG_PARSE_SIMULATE_BLOCK"
+"""Tokens that a block of a parallel draft adds on average, while it has as many candidates: 1 to
+``MAX_BLOCK``; unset or empty to accept the candidates that the draft model confirms."""
+
+
+def block_tokens(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Reads ``BLOCK_ENV_VAR``; None if it is not set.
+
+    Raises:
+        ConfigError: the value is not in that range.
+    """
+    text = environ.get(BLOCK_ENV_VAR, "")
+    number = _number(text) if text else None
+    if number is not None and not 1 <= number <= MAX_BLOCK:
+        raise ConfigError(
+            f"{BLOCK_ENV_VAR} is {text!r}; use a number from 1 to {MAX_BLOCK}, or unset it to "
+            "accept what the draft model confirms"
+        )
+    return number
 
 
 class SimulatedAcceptance:
     """Accepts ``fraction`` of all draft tokens on average.
 
-    Deterministic: the rounding error of one draft carries over to the next.
+    Deterministic: the rounding error of one draft carries over to the next. The ratio is the same
+    for every length of drafts, so the length must not be chosen by it.
+
+    Attributes:
+        adapts_len: whether longer drafts are accepted less, as real ones are: tokens are refused.
     """
 
-    def __init__(self, fraction: float) -> None:
-        self.fraction = fraction
+    def __init__(self, fraction: float, refused: Sequence[int] = ()) -> None:
+        self.fraction, self.adapts_len = fraction, bool(refused)
+        self._refused = [*refused, *(place + CYCLE for place in refused[:1])]
         self._error = 0.0
+
+    @classmethod
+    def refusals(cls, every: float, seed: int = 0) -> SimulatedAcceptance:
+        """Refuses each token with probability 1 / ``every`` and accepts the longest prefix before
+        the first refused one.
+
+        A refusal belongs to a place of a request's text: drafts of any length, in any order, with
+        any number of requests beside them, meet the same ones.
+        """
+        drawn = Random(seed)
+        refused = [place for place in range(CYCLE) if drawn.random() * every < 1]
+        return cls(1 - 1 / every, refused or [0])
 
     @classmethod
     def from_env(
@@ -35,19 +80,18 @@ class SimulatedAcceptance:
         """Reads ``ENV_VAR``; None if it is not set.
 
         Raises:
-            ConfigError: the value is not in [0, 1], or verification is token by token.
+            ConfigError: the value is none of these, or verification is token by token.
         """
         text = environ.get(ENV_VAR, "")
         if not text:
             return None
-        try:
-            fraction = float(text)
-        except ValueError:
-            fraction = float("nan")
-        if not 0 <= fraction <= 1:
+        every = re.fullmatch(r"every:([^:]*)(?::(\d+))?", text)
+        number = _number(every[1] if every else text)
+        if not (1 <= number < CYCLE if every else 0 <= number <= 1):
             raise ConfigError(
                 f"{ENV_VAR} is {text!r}; use a number from 0 (accept nothing) to 1 (accept all), "
-                "or unset it to use the verdicts"
+                f"every:N for a refusal every N tokens (1 to {CYCLE - 1}), every:N:SEED to draw "
+                "others, or unset it to use the verdicts"
             )
         if not config.is_semantic:
             setting = flag("verification")
@@ -55,17 +99,39 @@ class SimulatedAcceptance:
                 f"{ENV_VAR} is {text!r}, but {setting} {config.verification} guarantees the plain "
                 f"target's output; unset it, or use {setting} semantic"
             )
-        return cls(fraction)
+        return cls.refusals(number, int(every[2] or 0)) if every else cls(number)
 
-    def accepted_len(self, num_drafted: int, prefix_ends: Sequence[int]) -> int:
+    def accepted_len(self, num_drafted: int, prefix_ends: Sequence[int], place: int = 0) -> int:
         """Returns the number of accepted tokens: the end of a verified prefix, or 0.
 
         Args:
             num_drafted: draft tokens.
             prefix_ends: ascending draft offsets.
+            place: of the draft's first token, see ``place_of``.
         """
+        if self.adapts_len:
+            start = place % CYCLE
+            num_clean = self._refused[bisect_left(self._refused, start)] - start
+            return max((0, *(end for end in prefix_ends if end <= num_clean)))
         wanted = self.fraction * num_drafted + self._error
         accepted_len = min((0, *prefix_ends), key=lambda end: abs(end - wanted))
         # A draft without a long enough prefix must not make up for it in many others.
         self._error = min(max(wanted - accepted_len, -num_drafted), num_drafted)
         return accepted_len
+
+    def __str__(self) -> str:
+        ratio = f"{100 * self.fraction:.3g} %"
+        return f"{ratio} of tokens, up to a refusal," if self.adapts_len else f"{ratio} of drafts"
+
+
+def place_of(prompt_ids: Sequence[int], num_output: int) -> int:
+    """Place in a request's text; where the text starts depends on its prompt, in every process."""
+    return hash((len(prompt_ids), *prompt_ids[-NUM_HASHED:])) + num_output
+
+
+def _number(text: str) -> float:
+    """NaN, which is in no range, for other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

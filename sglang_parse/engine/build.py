@@ -17,7 +17,7 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.layout_choice import layouts_for
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.segment import Segmenter
-from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.core.simulation import BLOCK_ENV_VAR, SimulatedAcceptance, block_tokens
 from sglang_parse.engine.broadcast import is_first_rank
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.draft_model import DraftModel
@@ -195,8 +195,9 @@ def _controller(config: ParseConfig, server_args: Any, max_question_len: int) ->
             "with up to %d prefixes, %d tokens per iteration.",
             *(config.draft_tokens, config.max_prefixes, config.draft_chunk),
         )
-    is_simulated = SimulatedAcceptance.from_env(config) is not None
-    limits = Limits.of(config, max_question_len, is_timed=is_timed, is_simulated=is_simulated)
+    simulated = SimulatedAcceptance.from_env(config)
+    fixed_ratio = simulated is not None and not simulated.adapts_len
+    limits = Limits.of(config, max_question_len, is_timed=is_timed, fixed_ratio=fixed_ratio)
     return Controller(limits, mode)
 
 
@@ -217,4 +218,10 @@ def _parallel_draft(config: ParseConfig, draft: DraftModel) -> ParallelDraft:
             *(parallel.size, parallel.mask_id),
             ", or one where that is faster" if parallel.allow_one_token else "",
         )
+        if (simulated := block_tokens()) is not None:
+            logger.warning(
+                "PARSE: simulated blocks (%s=%g): each adds that many of its candidates, whatever "
+                "the draft model confirms. For benchmarks only: the drafts are meaningless.",
+                *(BLOCK_ENV_VAR, simulated),
+            )
     return parallel

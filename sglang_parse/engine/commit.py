@@ -8,6 +8,7 @@ behind a rejected segment that the target ends (``Judge.leaves_segments``).
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Container, Sequence
 from dataclasses import asdict
 from operator import ne
@@ -19,7 +20,7 @@ from sglang_parse.core.policy.acceptance import VerifyOutcome
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
-from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.grammar import free_ends, num_allowed
 from sglang_parse.engine.heads import encode_hidden_states
@@ -128,7 +129,7 @@ class Committer:
         verdicts, judge = Verdicts(), self._judge_of(state)
         if judge is not None:
             verdicts = judge.verdicts(state, result.scores, result.answers, result.target_tokens)
-        selection = self._select(state, result, verdicts)
+        selection = self._select(req, result, verdicts)
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
@@ -142,15 +143,18 @@ class Committer:
         self._after_round(req, draft, selection, tokens, matched)
         return tokens
 
-    def _select(self, state: RequestState, result: TargetResult, verdicts: Verdicts) -> Selection:
+    def _select(self, req: Req, result: TargetResult, verdicts: Verdicts) -> Selection:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
         which is exact for greedy and sampled output."""
+        state, simulated = req.parse_state, self._simulated
         draft, threshold = state.draft, state.policy.threshold
         if self._judge_of(state) is None:
             matched = matching_tokens(draft.token_ids, result.target_tokens)
             return Selection(0 if threshold > 1 else matched)
-        if self._simulated and threshold <= 1:  # above 1 is exact, simulated or not
-            return Selection(self._simulated.accepted_len(len(draft.token_ids), draft.prefix_ends))
+        if simulated and threshold <= 1:  # above 1 is exact, simulated or not
+            place = place_of(req.origin_input_ids, len(state.output_ids))
+            ends = draft.prefix_ends
+            return Selection(simulated.accepted_len(len(draft.token_ids), ends, place))
         return select(
             *(verdicts.values, draft.prefix_ends, threshold, self.config.selection),
             is_finished=draft.finished,
@@ -256,13 +260,9 @@ class Committer:
     def _report_simulation(self, simulated: SimulatedAcceptance) -> None:
         self.counters.simulated_accept_ratio = simulated.fraction
         logger.warning(
-            "PARSE: simulated acceptance (%s=%g): verdicts are computed and ignored, %.0f %% of "
-            "every draft of up to %d tokens is accepted. For benchmarks only: the output is "
-            "meaningless.",
-            SIMULATION,
-            simulated.fraction,
-            100 * simulated.fraction,
-            self.config.draft_tokens,
+            "PARSE: simulated acceptance (%s=%s): verdicts are computed and ignored, %s is "
+            "accepted; up to %d tokens a draft. For benchmarks only: the output is meaningless.",
+            *(SIMULATION, os.environ[SIMULATION], simulated, self.config.draft_tokens),
         )
 
 

@@ -19,7 +19,7 @@ from sglang_parse.attention.support import check_backends, choose_layout
 from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
-from sglang_parse.core.simulation import SimulatedAcceptance
+from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
 from sglang_parse.startup import compat
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
@@ -92,6 +92,7 @@ def validate_server_args(server_args: Any) -> None:
     """
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
+    block_tokens()
     check_resolved(server_args)
     compat.check_backend(server_args.attention_backend)
     tokenizer = tokenizer_of(server_args)

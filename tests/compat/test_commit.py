@@ -31,6 +31,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.selection import Selection
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
+from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine.commit import Committer, trace_record
 from sglang_parse.engine.faults import NO_LOGITS
@@ -291,6 +292,19 @@ def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(SIMULATION, "0.5")
     one = Round([11, 12, 13, 14])
     assert one.agree([0.1, 0.1]) == [11, 12, 13]
+
+
+def test_simulated_refusals_follow_the_text(monkeypatch: pytest.MonkeyPatch):
+    """Another draft of the same text is refused at the same place."""
+    monkeypatch.setenv(SIMULATION, "every:4")
+    place = place_of(range(100, 119), len(OUTPUT))
+    found = SimulatedAcceptance.refusals(4)
+    refused = [found.accepted_len(1, [1], place + at) == 0 for at in range(16)]
+    first = refused.index(True)
+    assert first < 15
+    for length in (15, 16):
+        one = Round([*range(11, 11 + length)], segment="tokens:1", max_prefixes=16)
+        assert len(one.agree([0.1] * length)) == first + 1
 
 
 # -- drafts that the budget ends --------------------------------------------------------

@@ -257,6 +257,7 @@ def engine_for(
         device=GPU,
         runs_ahead=True,
         graph_reqs=8,
+        _block_graphs={},
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
     )

@@ -15,6 +15,7 @@ from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_b
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import dense_mask
 from sglang_parse.core.policy.layout_choice import layouts_for
+from sglang_parse.core.simulation import BLOCK_ENV_VAR
 
 pytestmark = pytest.mark.unit
 
@@ -105,6 +106,31 @@ def test_a_block_with_a_token_that_could_not_be_computed_is_not_accepted(place: 
     choices = [5, 6, 7, 8, 91, 92, 93]
     choices[place] = NO_TOKEN
     assert accept(LAST, choices)[0] == []
+
+
+@pytest.mark.parametrize("wanted", [1, 2.5, 4.9, 8])
+@pytest.mark.parametrize("masks", [Masks.LAST, Masks.EVERY])
+def test_blocks_add_as_many_tokens_as_simulated(
+    masks: Masks, wanted: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Random choices confirm next to nothing. With masks after the last row, a block behind one
+    with a refused candidate has none to accept."""
+    monkeypatch.setenv(BLOCK_ENV_VAR, str(wanted))
+    layout = DraftLayout(8, masks)
+    num_rows, state, added = layout.rows(0).num_rows, state_of(layout, [4], []), []
+    for _ in range(400):
+        choices = torch.randint(VOCAB, (1, num_rows))
+        had_candidates = int(state.num_candidates) > 0
+        state, records = accept_blocks(masks, state, choices, MASK_ID)
+        tokens = accepted_block(records[0].tolist())[0]
+        assert tokens == choices[0, : len(tokens)].tolist()
+        if had_candidates:
+            added.append(len(tokens))
+        else:
+            assert len(tokens) == 1
+    assert {*added} <= {int(wanted), int(wanted) + (wanted % 1 > 0)}
+    assert sum(added) / len(added) == pytest.approx(wanted, rel=0.08)
+    assert len(added) >= (399 if masks is Masks.EVERY else 200)
 
 
 @st.composite

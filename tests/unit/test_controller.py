@@ -410,7 +410,7 @@ def test_given_settings_are_fixed():
 
 def test_simulated_acceptance_fixes_the_draft_length():
     """Its ratio does not depend on the length, unlike a draft model's."""
-    limits = Limits.of(ParseConfig(), 20, is_simulated=True)
+    limits = Limits.of(ParseConfig(), 20, fixed_ratio=True)
     assert limits.fixed == {"draft_tokens", "max_prefixes"}
     assert (
         with_costs(limits).plan(HALF).draft_tokens == ParseConfig().draft_tokens

@@ -50,7 +50,7 @@ class Limits:
         question_rows: float,
         *,
         is_timed: bool = True,
-        is_simulated: bool = False,
+        fixed_ratio: bool = False,
     ) -> Limits:
         """Derives the limits of a server. Given and certified settings are fixed,
         and with a trained head the draft length.
@@ -58,12 +58,12 @@ class Limits:
         Args:
             question_rows: rows per question; 0 without.
             is_timed: whether wall times may influence decisions (not in deterministic inference).
-            is_simulated: whether acceptance is simulated. A simulated acceptance ratio does not
+            fixed_ratio: whether a fixed share of every draft is accepted, simulated: it does not
                 depend on the draft's length, so the length must not be chosen by it.
         """
         fixed = set(ADAPTIVE_SETTINGS) & config.model_fields_set
         # What a head knows of drafts of other lengths, nobody has measured.
-        if config.certificate is not None or config.head is not None or is_simulated:
+        if config.certificate is not None or config.head is not None or fixed_ratio:
             fixed |= {"draft_tokens", "max_prefixes"}
         if config.has_head:  # every segment is verified, because a prefix costs nothing
             fixed.add("max_prefixes")

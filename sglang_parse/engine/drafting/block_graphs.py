@@ -52,6 +52,7 @@ class _BlockInput(SpecInput):
     def __init__(self, width: int) -> None:
         super().__init__(SpecInputType.EAGLE_VERIFY)
         self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = width
+        self.draft_token_num = width
 
     def get_spec_adjust_token_coefficient(self) -> tuple[int, int]:
         return self.num_tokens_per_req, self.num_tokens_for_logprob_per_req
