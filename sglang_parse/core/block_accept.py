@@ -75,7 +75,7 @@ def accept_blocks(
         mask_id: the mask token.
 
     Returns:
-        The state after the blocks, and int64 [n, 2 * K + 2] records for ``accepted_block``. A
+        The state after the blocks, and int64 [n, 2 * K + 1] records for ``accepted_block``. A
         request with a ``NO_TOKEN`` keeps its state.
     """
     num_masks = state.candidates.shape[1]
@@ -97,8 +97,9 @@ def accept_blocks(
         torch.where(is_sound, num_proposed, state.num_candidates),
         torch.where(is_sound, 0, state.num_known),
     )
-    counts = torch.stack((state.num_known, num_accepted, num_proposed), 1)
-    return after, torch.cat((counts, choices[:, :size], proposed), 1)
+    new = choices.gather(1, state.num_known[:, None] + torch.arange(size, device=choices.device))
+    num_new = is_sound * (matched + 1 - state.num_known)
+    return after, torch.cat((num_new[:, None], num_proposed[:, None], new, proposed), 1)
 
 
 def _simulated_matches(state: ChainState, num_tokens: float) -> torch.Tensor:
@@ -115,6 +116,6 @@ def accepted_block(record: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]
     Returns:
         The newly accepted tokens, none if the block could not be computed, and the next candidates.
     """
-    num_known, num_accepted, num_proposed, *tokens = record
+    num_new, num_proposed, *tokens = record
     size = len(tokens) // 2 + 1
-    return tokens[num_known:num_accepted], tokens[size : size + num_proposed]
+    return tokens[:num_new], tokens[size : size + num_proposed]

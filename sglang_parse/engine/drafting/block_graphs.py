@@ -87,7 +87,7 @@ class BlockBody:
         max_rows, device = max_reqs * self.width, req_to_token.device
         self._offsets = torch.tensor(rows.positions(), device=device)
         self._columns = torch.arange(self.width, device=device)
-        record_len = 3 + layout.size + self._num_masks
+        record_len = 2 + layout.size + self._num_masks
         with torch.device(device):
             self._input = torch.zeros(max_reqs, _COUNTS + self._num_masks, dtype=torch.int64)
             done_len = _STATE + self._num_masks + record_len
@@ -107,7 +107,7 @@ class BlockBody:
     def take(self, num_reqs: int) -> tuple[ChainState, torch.Tensor]:
         """Returns what the block has accepted, as ``accept_blocks``."""
         done = self._output[:num_reqs].clone()  # the next replay writes there
-        after, record = done.split((_STATE + self._num_masks, 3 + 2 * self._num_masks + 1), 1)
+        after, record = done.split((_STATE + self._num_masks, 2 * self._layout.size + 1), 1)
         starts, last, num_candidates, num_known = after[:, :_STATE].unbind(1)
         return ChainState(starts, last, after[:, _STATE:], num_candidates, num_known), record
 

@@ -17,6 +17,7 @@ NaN logits end the request (``faults``).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ class DraftChunk(ABC):
         rows: the requests' rows of the batch.
         draft_tokens: most tokens of any draft.
         runs_ahead: launch all forwards before waiting for the first.
+        tokens_per_forward: draft tokens that a forward adds, as far as known.
 
     Attributes:
         num_forwards: forwards launched.
@@ -59,8 +61,10 @@ class DraftChunk(ABC):
         *,
         draft_tokens: int,
         runs_ahead: bool,
+        tokens_per_forward: float = 0.0,
     ) -> None:
         self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
+        self._tokens_per_forward = tokens_per_forward or layout.size
         self.num_forwards = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
@@ -83,8 +87,10 @@ class DraftChunk(ABC):
             if not any(req.parse_state.num_draft_inflight for req in reqs):
                 before = None
             wanted = max(self._budget(req) - num_drafted(req) for req in reqs)
-            # One forward at least: a draft that begins with a carry-over may be complete.
-            self._launch(self.rows, max(1, -(-min(num_tokens, wanted) // size)), before)
+            # As many forwards as tokens are expected to take, one at least: a draft that begins
+            # with a carry-over may be complete.
+            num_forwards = math.ceil(min(num_tokens, wanted) / self._tokens_per_forward)
+            self._launch(self.rows, max(1, num_forwards), before)
             return
         ends = {row: num_drafted(self.batch.reqs[row]) + num_tokens for row in self.rows}
 
