@@ -70,7 +70,7 @@ class Counters:
     Attributes:
         totals: the counters.
         collects_samples: whether to collect histogram samples; then call ``drain_samples``.
-        expected_speedup, last_plan: see ``policy.controller.Controller``.
+        expected_speedup, last_plan: see ``Controller.speedup``.
         simulated_accept_ratio: see ``simulation``; None if verdicts decide.
         certificate_mismatch: properties in which this server differs from its certificate's.
         verdict_drift: distance of recent verdicts from the certificate's, or those of the verdict

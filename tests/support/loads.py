@@ -1,4 +1,5 @@
-"""Loads to replay: recorded by ``record_loads`` on real servers, and one with costs as of a GPU."""
+"""Loads to replay: answers and costs recorded by ``record_loads`` on real servers, costs as of a
+GPU, and first drafts of a real pair (``tests/data/real_drafts.json``)."""
 
 from __future__ import annotations
 
@@ -6,16 +7,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from sglang_parse.core.phases import Stage
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
-from sglang_parse.core.policy.stage_cost import Stage, StageCost
 from support.replay import Controlled, Cost, Costs, Fixed, Policy, Replay, Script, Segment
 
-RECORD = Path(__file__).resolve().parents[1] / "unit" / "loads.json"
+TESTS = Path(__file__).resolve().parents[1]
+RECORD, REAL_DRAFTS = TESTS / "unit" / "loads.json", TESTS / "data" / "real_drafts.json"
 QUESTION_ROWS = 12
 """Rows of the demo pair's question."""
 GRID = [
@@ -37,19 +39,28 @@ class Load:
     name: str
     costs: Costs
     phases: Sequence[tuple[int, Sequence[Script]]]
+    question_rows: int = QUESTION_ROWS
     max_itl_ratio: float = 0.0
+    cold_ms: Mapping[Stage, float] | None = None
 
     def run(self, policy: Policy) -> float:
         """Returns output tokens per second over all phases."""
         tokens, ms = 0, 0.0
         for requests, scripts in self.phases:
-            replay = Replay(scripts, requests, self.costs, policy, QUESTION_ROWS)
+            replay = Replay(
+                *(scripts, requests, self.costs, policy, self.question_rows),
+                every_token=not self.question_rows,
+                cold_ms=self.cold_ms,
+            )
             replay.run()
             tokens, ms = tokens + replay.num_tokens, ms + replay.ms
         return 1e3 * tokens / ms
 
     def controlled(self) -> float:
-        limits = Limits(question_rows=QUESTION_ROWS, max_itl_ratio=self.max_itl_ratio)
+        fixed = frozenset() if self.question_rows else frozenset({"max_prefixes"})
+        limits = Limits(
+            fixed=fixed, question_rows=self.question_rows, max_itl_ratio=self.max_itl_ratio
+        )
         return self.run(Controlled(Controller(limits)))
 
 
@@ -79,10 +90,18 @@ def _each(cost: Cost) -> Cost:
 
 
 def _line(points: Sequence[Sequence[float]]) -> Cost:
-    cost = StageCost()
-    for size, ms in points:
-        cost.add(size, ms)
-    return lambda size: cost.at(size) or 0.0
+    """Interpolates (size, ms); flat below the first point, with the last slope above."""
+    sizes, ms = zip(*sorted(points), strict=True)
+    points = [*zip(sizes, accumulate(ms, max), strict=True)]
+
+    def cost(size: float) -> float:
+        if size <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        pairs = (pair for pair in pairwise(points) if size <= pair[1][0])
+        (x0, y0), (x1, y1) = next(pairs, points[-2:])
+        return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+
+    return cost
 
 
 def gpu_costs() -> Costs:
