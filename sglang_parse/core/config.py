@@ -70,8 +70,8 @@ class ParseConfig(BaseModel):
     as PARD draft models are trained to, and verifies them itself. 'auto' uses what the draft
     model's files say and what is faster at the current load."""
     max_prefixes: int = Field(16, ge=1, le=MAX_PREFIXES)
-    """Maximum prefixes verified per round; further segments are merged. If not set, adapts to the
-    load, up to the default."""
+    """Maximum prefixes verified per round; further segments are merged. If not set, adaptive
+    drafting asks about one, the whole draft."""
     segment: str = "line"
     """Segments of a draft, at whose ends it is verified: 'line', 'sentence' or 'tokens:N'. If not
     set, the likelihood verifies at every token, and a trained verdict head has its own."""
@@ -122,9 +122,8 @@ class ParseConfig(BaseModel):
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head; required by --parse-decode-accelerator eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"
-    """When to draft. 'auto': while it is expected to be faster than plain decoding, from recent
-    stage times and acceptance, with adaptive draft length, prefixes and chunks. 'always': with the
-    configured values. 'never': plain decoding."""
+    """When to draft. 'auto': while it is measured to be faster than plain decoding, with adaptive
+    draft length and chunks. 'always': with the configured values. 'never': plain decoding."""
     max_itl_ratio: float = Field(2.5, ge=0, le=1000)
     """Maximum inter-token latency of decoding requests while others draft, relative to a decode
     step at the same load; shortens draft chunks and verifies fewer drafts per iteration. 0: no

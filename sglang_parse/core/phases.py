@@ -125,7 +125,7 @@ class DraftPlan:
         draft_tokens: maximum length of the draft.
         max_prefixes: maximum number of prefixes to verify.
         draft_chunk: maximum number of draft tokens per iteration.
-        speedup: expected, relative to the plain target; None for a probe or a fixed plan.
+        speedup: measured last, relative to decode steps; None before, and for a fixed plan.
     """
 
     draft_tokens: int
@@ -340,8 +340,8 @@ class TraceRecord(TypedDict):
         bonus_token_ids: output after the accepted prefix: matched draft tokens, then the target's
             next token; empty if the answer ends before.
         target_token_ids: [verified tokens + 1] the target's choice after each draft token.
-        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` and the expected ``speedup`` of
-            the round; ``speedup`` is null for a probe.
+        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` of the round, and the
+            last measured ``speedup``, null before the first.
         hidden_states: if requested: the target's, of the anchor and the verified draft tokens:
             ``layers``, ``dtype``, ``shape`` and ``data``, little-endian bytes in base64.
         draft_logprobs, draft_entropies: with these, per verified draft token its log-probability

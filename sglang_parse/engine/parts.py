@@ -54,11 +54,18 @@ class Engine:
         )
 
     def observe(
-        self, stages: Sequence[StageTime], outputs: Sequence[tuple[DraftKey | None, int]]
+        self,
+        stages: Sequence[StageTime],
+        keys: Sequence[DraftKey | None],
+        tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Learns from an iteration; with the same stage times on all ranks where they decide."""
+        """Learns from an iteration; with the same stage times on all ranks where they decide.
+
+        Args:
+            keys, tokens: per request, as ``key_of`` it, and its output tokens.
+        """
         if self.controller.is_timed:
             stages = broadcast_object(stages)
-        self.controller.observe(stages, outputs)
-        self.counters.expected_speedup = self.controller.speedup
+        self.controller.observe(stages, [*zip(keys, map(len, tokens), strict=True)])
+        self.counters.drafting_speedup = self.controller.speedup
         self.counters.last_plan = self.controller.last_plan

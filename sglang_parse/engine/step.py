@@ -19,7 +19,7 @@ from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from sglang_parse.core.phases import Action, DraftKey
+from sglang_parse.core.phases import Action
 from sglang_parse.device import wait_for_device
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
@@ -57,7 +57,7 @@ class Step:
         self._logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._times = IterationTimes()
-        self._keys: Sequence[DraftKey | None] = ()
+        self._keys = [engine.key_of(req) for req in batch.reqs]
         self.chunk: DraftChunk | None = None
         self.forward: TargetForward | None = None
         self._chunk_watch = self._forward_watch = engine.timer.start()
@@ -71,7 +71,6 @@ class Step:
         idle_ms = self.engine.timer.end_idle()
         self._times.scheduler(len(self.batch.reqs), None if before else idle_ms)
         rows = rows_by_action(self.batch.reqs)  # the plan, made by ``Schedule.apply``
-        self._keys = [self.engine.key_of(req) for req in self.batch.reqs]
         self._ask(rows[Action.END_DRAFT])
         self._draft(rows, before)
         self._verify(rows, before)
@@ -178,16 +177,13 @@ class Step:
                 state = req.parse_state
                 length = state.committed_len + len(self._emitted[result.row])
                 free_slots(batch, req, length + state.num_drafted)
-        num_decoded = sum(
-            len(self._emitted[r.row]) for r in results if r.action is not Action.VERIFY
-        )
+        decoded = [len(self._emitted[r.row]) for r in results if r.action is not Action.VERIFY]
         ms = self._forward_watch.stop()
-        self._times.target(batch.reqs, forward, results, num_decoded, ms)
+        self._times.target(batch.reqs, forward, results, sum(decoded), ms)
 
     def _output_tokens(self) -> None:
         engine, now = self.engine, self.engine.timer.end_iteration()
-        outputs = [*zip(self._keys, map(len, self._emitted), strict=True)]
-        engine.observe(self._times.stages, outputs)
+        engine.observe(self._times.stages, self._keys, self._emitted)
         for row, req in enumerate(self.batch.reqs):
             if not is_gone(req) and req.parse_state.fault:
                 end_request(req, req.parse_state.fault)

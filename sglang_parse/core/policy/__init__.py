@@ -1,1 +1,9 @@
-"""Adaptive drafting."""
+"""Adaptive drafting. Numbers only: no tensors, and no clock.
+
+    controller    decisions of one server: plans, probes and the limits of an iteration
+    drafting      whether drafts of one key pay, and how far they are accepted
+    costs         stage times by size, and the cheapest draft layout
+    limits        what the settings allow
+    texts         length of drafts from a text
+    constants     all constants
+"""
