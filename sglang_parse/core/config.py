@@ -283,7 +283,7 @@ class ParseConfig(BaseModel):
         """Constants of adaptive drafting."""
         if not self.policy_config:
             return PolicyConfig()
-        name = f"{flag('policy_config')} {shown(self.policy_config)}"
+        name = f"{flag('policy_config')} {self.policy_config}"
         return read_json_file(PolicyConfig, Path(self.policy_config), name, ConfigError)
 
     @property

@@ -4,11 +4,14 @@ GPU, and first drafts of a real pair (``tests/data/real_drafts.json``)."""
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, cycle, islice, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from sglang_parse.core.phases import Stage
@@ -90,8 +93,15 @@ def _each(cost: Cost) -> Cost:
 
 
 def _line(points: Sequence[Sequence[float]]) -> Cost:
-    """Interpolates (size, ms); flat below the first point, with the last slope above."""
-    sizes, ms = zip(*sorted(points), strict=True)
+    """Interpolates the means of (size, ms) per half octave, raised to the maximum so far; flat
+    below the first point, with the last slope above."""
+    grouped: dict[int, list[Sequence[float]]] = defaultdict(list)
+    for point in points:
+        grouped[round(2 * math.log2(point[0]))].append(point)
+    means = sorted(
+        [fmean(values) for values in zip(*group, strict=True)] for group in grouped.values()
+    )
+    sizes, ms = zip(*means, strict=True)
     points = [*zip(sizes, accumulate(ms, max), strict=True)]
 
     def cost(size: float) -> float:
@@ -116,6 +126,48 @@ def gpu_costs() -> Costs:
         decode=lambda count: 12.0 + 0.02 * count,
         prefill=lambda count: 10.0 * count,
     )
+
+
+def h100_costs() -> Costs:
+    """A 14B target and a draft model of 1.5B on one H100, token by token: a step 11.5 ms, 129 rows
+    18.9."""
+    return Costs(
+        draft_step=_line([(1, 1.64), (8, 2.96), (16, 4.0), (32, 6.0)]),
+        verify=lambda rows: max(12.0, 9.3 + 0.0375 * 16 * math.ceil(rows / 16)),
+        decode=_line([(1, 11.5), (8, 12.2), (16, 12.7), (64, 15.0)]),
+        prefill=lambda count: 8.0 + 6.7 * count,
+        overhead=lambda count: 0.5 + 0.02 * count,
+    )
+
+
+def real_scripts(text: str, errors: str, count: int) -> list[Script]:
+    """First drafts of a real pair, verified at every token.
+
+    Args:
+        text: "prose" or "code".
+        errors: "differs" from the target's choice, or "refused" by the likelihood.
+    """
+    found = []
+    for draft in json.loads(REAL_DRAFTS.read_text())[text]:
+        ends = [place + 1 for place in draft[errors]]
+        runs = [end - start for start, end in pairwise([0, *ends])]
+        script = [Segment(length, True, length - 1) for length in runs]
+        rest = draft["tokens"] - (ends[-1] if ends else 0)
+        found.append([*script, Segment(rest, False, rest)] if rest else script)
+    return list(islice(cycle(found), count))
+
+
+def real_loads() -> Iterator[Load]:
+    """An error every 12 to 240 tokens, which the exact check and the likelihood find."""
+    for text, errors, requests in (
+        ("prose", "differs", 1),
+        ("prose", "differs", 16),
+        ("prose", "refused", 8),
+        ("code", "refused", 32),
+    ):
+        scripts = real_scripts(text, errors, max(16, 3 * requests))
+        name = f"{requests}, real {text}, {errors}"
+        yield Load(name, h100_costs(), [(requests, scripts)], question_rows=0)
 
 
 def scripts_of(pair: str, threshold: float, count: int) -> list[Script]:

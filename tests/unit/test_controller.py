@@ -255,10 +255,10 @@ def test_a_request_whose_drafts_fail_rests():
     """Some prompts are too hard for the draft model; the others still draft."""
     controller = with_costs()
     length = run(controller, [HALF], {HALF: all_of}, 30)[-1].draft_tokens
-    for num_failed in (2, 3, 4):
-        asked = [controller.plan(HALF, num_failed) for _ in range(16)]
+    for num_rests in (1, 2, 3):
+        asked = [controller.plan(HALF, DEFAULTS.max_failed - 1 + num_rests) for _ in range(16)]
         found = [plan.draft_tokens for plan in asked if plan]
-        assert found == [length >> num_failed - 1] * (16 >> num_failed - 1)
+        assert found == [length >> num_rests] * (16 >> num_rests)
     assert controller.plan(HALF).draft_tokens == length
 
 

@@ -1,4 +1,4 @@
-"""Adaptive drafting. Numbers only: no tensors, and no clock.
+"""Adaptive drafting.
 
     controller    decisions of one server: plans, probes and the limits of an iteration
     drafting      whether drafts of one key pay, and how far they are accepted
@@ -6,4 +6,6 @@
     limits        what the settings allow
     texts         length of drafts from a text
     constants     all constants
+
+Numbers only: no tensors, and no clock.
 """
