@@ -50,7 +50,7 @@ class RequestOptions(BaseModel):
     draft model's. The OpenAI API's ``prediction`` is the same."""
     drafting: Literal["auto", "always"] = "auto"
     """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
-    then up to 32 tokens at a time unless --parse-draft-tokens is set."""
+    then up to 16 tokens at a time unless --parse-draft-tokens is set."""
 
     @field_validator("strict", mode="before")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -477,3 +478,24 @@ def test_forced_text_that_the_target_spells_otherwise_ends(monkeypatch: pytest.M
         server.chain.observe(req, outcome)
         num_drafts += 1
     assert 5 < num_drafts < 100
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_who_asks_for_drafts_gets_them_whatever_a_pass_costs(
+    monkeypatch: pytest.MonkeyPatch, always: bool
+):
+    server = Server(monkeypatch, mode="auto")
+    for _ in range(4):
+        server.controller.observe([StageTime(Stage.DECODE, 1, 1, 10.0)], [(None, 1)])
+        server.controller.observe([StageTime(Stage.VERIFY, 8, 0, 1e4)], [(None, 1)])
+    text = "one two three four five six seven"
+    changed = server.request(prediction=text)
+    forced = constrained(server, Forces("abcdef"))
+    for req in (changed, forced):
+        req.parse_state.policy = replace(req.parse_state.policy, always_drafts=always)
+    server.start(changed, "x")
+    write(changed, "xtwo three")
+    server.start(changed, " ")
+    server.start(forced, "{")
+    drafts = [req.parse_state.phase is Phase.VERIFYING for req in (changed, forced)]
+    assert drafts == [always, always]

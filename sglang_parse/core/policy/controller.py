@@ -329,13 +329,19 @@ class Controller:
         """Tokens that the running requests decode in that time; 0 unless adaptive."""
         return self.steps_in(ms) * self.num_running * self._tokens_per_step
 
-    def extra_cost(self, num_rows: int) -> float:
+    def extra_cost(self, num_rows: int, *, always: bool = False) -> float:
         """Cost of verifying ``num_rows`` rows of one request instead of a decode step of it, in
-        tokens that the running requests decode in that time; 0 unless adaptive."""
+        tokens that the running requests decode in that time; 0 unless adaptive.
+
+        Args:
+            always: see ``plan``: it costs nothing then.
+        """
+        if always or not self.is_adaptive:
+            return 0.0
         pass_ms = self._costs[Stage.VERIFY].at(self.num_running - 1 + num_rows)
-        if self.is_adaptive and (pass_ms is None or not self._ms(Stage.DECODE)):
+        if pass_ms is None or not self._ms(Stage.DECODE):
             return self.config.row_cost * num_rows
-        return self.tokens_in(max(0.0, (pass_ms or 0.0) - self._ms(Stage.DECODE)))
+        return self.tokens_in(max(0.0, pass_ms - self._ms(Stage.DECODE)))
 
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:
         """Records a finished answer: the tokens that a head processes for it, prompt included, and

@@ -44,7 +44,7 @@ class ForcedSource:
             return DRAFTING_OFF
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         token_ids = forced_after(state, new_ids, limit)
-        if not self._pays(len(token_ids)):
+        if not self._pays(len(token_ids), always=state.policy.always_drafts):
             return NOTHING_FORCED
         state.give_draft(token_ids, 1, self.name)
         return ""
@@ -53,8 +53,9 @@ class ForcedSource:
         del req
         self._stats.observe(0, outcome)
 
-    def _pays(self, num_tokens: int) -> bool:
+    def _pays(self, num_tokens: int, *, always: bool) -> bool:
         if num_tokens < MIN_TOKENS:
             return False
-        gain = self._stats.expect(0, num_tokens) - self._controller.extra_cost(1 + num_tokens)
+        cost = self._controller.extra_cost(1 + num_tokens, always=always)
+        gain = self._stats.expect(0, num_tokens) - cost
         return gain >= self._controller.config.text_min_gain

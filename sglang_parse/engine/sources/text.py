@@ -6,6 +6,7 @@ They need no forward of a draft model: a draft starts with the verify pass in th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import VerifyOutcome
@@ -70,7 +71,8 @@ class TextSource:
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         rest = self._rest(text, limit) if limit > 1 else ()
-        cost, ends = self._cost, self._ends(text, rest, limit)
+        cost = partial(self._cost, always=state.policy.always_drafts)
+        ends = self._ends(text, rest, limit)
         length = text.length.choose(match.match_len, len(rest), num_written, cost, ends)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
@@ -138,6 +140,6 @@ class TextSource:
         is_end = text.ends_answer and length == num_left < limit
         return self._config.is_semantic and is_end
 
-    def _cost(self, num_tokens: int) -> float:
+    def _cost(self, num_tokens: int, *, always: bool) -> float:
         rows = 1 + num_tokens + self._max_prefixes * self._question_rows
-        return self._controller.extra_cost(rows)
+        return self._controller.extra_cost(rows, always=always)
