@@ -43,7 +43,7 @@ def test_as_fast_as_the_best_of_the_grid(load: Load):
     again = Fixed(best["draft_tokens"], best["max_prefixes"], best["draft_chunk"], best["drafts"])
     assert load.run(again) == pytest.approx(best["tokens_per_s"], rel=1e-3)
     rate = load.controlled()
-    assert rate >= 0.89 * best["tokens_per_s"]
+    assert rate >= 0.9 * best["tokens_per_s"]
     assert rate >= 0.97 * load.run(Fixed(drafts=False))
 
 

@@ -153,7 +153,7 @@ class KeyStats:
         now: float,
         config: PolicyConfig,
     ) -> None:
-        """Judges a probe that is over, or a window in which all ``num_requests`` drafted.
+        """Judges a probe that is over, or a window in which most of ``num_requests`` drafted.
 
         Args:
             expected: speedup if all running requests draft.
@@ -167,7 +167,7 @@ class KeyStats:
                 self.begin(2 * num_running)  # the others draft from their next tokens on
         elif self.num_ignored > 0 or not switch.is_on:
             self.window = Window()
-        elif window.num_rounds >= max(config.window, num_requests):
+        elif window.num_rounds >= max(config.window, config.window_share * num_requests):
             self.round_ms = window.request_ms / window.num_rounds
             self.round_tokens = window.num_drafted / window.num_rounds
             brought = min(window.own, window.all) / num_steps
