@@ -9,7 +9,7 @@ observations give the same decisions.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout
@@ -81,27 +81,18 @@ class Controller:
             num_failed: consecutive drafts of this request that brought nothing.
             always: the request asks for drafts whether they pay or not.
         """
-        limits, stats = self.limits, None
-        if self.mode == "always":
-            length = limits.draft_tokens
-        elif self.mode == "never":
-            length = self._no_draft(DRAFTING_OFF)
-        elif key[0] > 1:
-            length = self._no_draft("a threshold above 1 accepts no draft")
-        else:
-            stats = self.stats(key)
-            length = self._choose(key, stats, num_failed)
+        limits, length = self.limits, self._choose(key, num_failed)
         if not length and not always:
             return None
         is_one = length and limits.question_rows and "max_prefixes" not in limits.fixed
-        if not length:
-            length, stats = self.config.probe_tokens, None
+        is_chosen = length and self.is_adaptive
+        length = length or self.config.probe_tokens
         length = limits.draft_tokens if "draft_tokens" in limits.fixed else length
         self.last_plan = DraftPlan(
             draft_tokens=min(length, limits.draft_tokens),
             max_prefixes=1 if is_one else limits.max_prefixes,
             draft_chunk=limits.draft_chunk,
-            speedup=stats.switch(self.num_running).speedup if stats else None,
+            speedup=self.stats(key).switch(self.num_running).speedup if is_chosen else None,
         )
         return self.last_plan
 
@@ -109,9 +100,16 @@ class Controller:
         self.no_draft_reason = reason
         return 0
 
-    def _choose(self, key: DraftKey, stats: KeyStats, num_failed: int) -> int:
+    def _choose(self, key: DraftKey, num_failed: int) -> int:
         """Returns the draft tokens of a request; 0 to decode."""
-        config, switch = self.config, stats.switch(self.num_running)
+        if self.mode == "always":
+            return self.limits.draft_tokens
+        if self.mode == "never":
+            return self._no_draft(DRAFTING_OFF)
+        if key[0] > 1:
+            return self._no_draft("a threshold above 1 accepts no draft")
+        config, stats = self.config, self.stats(key)
+        switch = stats.switch(self.num_running)
         self._num_asked += 1
         step, failures = self._costs[Stage.DECODE], max(0, num_failed + 1 - config.max_failed)
         if not step.knows(self.num_running):
@@ -136,11 +134,7 @@ class Controller:
     def _best(self, stats: KeyStats, num_drafting: int) -> tuple[float, int]:
         """Returns the expected speedup if so many requests draft, infinity before costs are known,
         and the draft tokens with the most output per ms within the latency bound."""
-        limits, chunk_steps, verify = (
-            self.limits,
-            self.config.chunk_steps,
-            self._costs[Stage.VERIFY],
-        )
+        limits, verify = self.limits, self._costs[Stage.VERIFY]
         token_ms, step_ms = self.layouts.per_token(num_drafting), self._ms(Stage.DECODE)
         if token_ms is None or verify.at(1) is None or not self.layouts.knows(num_drafting):
             return math.inf, self.config.probe_tokens
@@ -149,7 +143,7 @@ class Controller:
             """Of a round: drafting, a step between two chunks if others decode, and a pass."""
             draft_ms = num_drafted * token_ms
             if self._num_decoding and step_ms:
-                draft_ms += draft_ms // (chunk_steps * step_ms) * step_ms
+                draft_ms += draft_ms // (self.config.chunk_steps * step_ms) * step_ms
             rows = num_drafting * (1 + num_drafted + limits.question_rows)
             return draft_ms + 2 * self._ms(Stage.SCHEDULER) + (verify.at(rows) or 0.0)
 
@@ -206,26 +200,25 @@ class Controller:
         self._lengths.clear()
         busy_ms = sum(timed.ms for timed, _ in learned if timed.stage is not Stage.SCHEDULER)
         self._now += busy_ms
-        count = max(1, len(outputs))
-        step_ms = self._costs[Stage.DECODE].at(count)
+        step_ms = self._costs[Stage.DECODE].at(max(1, len(outputs))) or 0.0
         self._owe(busy_ms, step_ms)
-        by_key: dict[DraftKey, list[int]] = {}
+        by_key: defaultdict[DraftKey, list[int]] = defaultdict(list)
         for key, num_tokens in outputs:
             if key is not None:
-                by_key.setdefault(key, []).append(num_tokens)
+                by_key[key].append(num_tokens)
         rest = [num_tokens for key, num_tokens in outputs if key is None]
-        self._num_drafting = sum(map(len, by_key.values())) or count
-        is_cold = step_ms is None or any(ms is None for _, ms in learned)
-        ms = sum(ms or 0.0 for _, ms in learned)
-        step_ms = (step_ms or 0.0) + (self._costs[Stage.SCHEDULER].at(count) or 0.0)
+        self._num_drafting = len(outputs) - len(rest) or max(1, len(outputs))
+        all_ms = [ms for _, ms in learned if ms is not None]
+        is_cold, ms = not step_ms or len(all_ms) < len(learned), sum(all_ms)
         for key, tokens in by_key.items():
             stats = self.stats(key)
             if is_cold:
                 stats.begin(self.num_running)
                 continue
-            window, num_steps = stats.window, ms * self._tokens_per_step / step_ms
+            num_steps = ms * self._tokens_per_step / (step_ms + self._ms(Stage.SCHEDULER))
             # Those of other keys have drafts of their own to be judged by.
             per_request = (sum(tokens) + sum(rest)) / (len(tokens) + len(rest))
+            window = stats.window
             window.num_steps += num_steps
             window.own += sum(tokens) / len(tokens)
             window.all += per_request
@@ -260,10 +253,10 @@ class Controller:
             weight = self.config.mean_weight if self._eagle_ms else 1.0
             self._eagle_ms += weight * (eagle_ms / num_eagle_tokens - self._eagle_ms)
 
-    def _owe(self, ms: float, step_ms: float | None) -> None:
+    def _owe(self, ms: float, step_ms: float) -> None:
         """Adds to the fairness debt the time by which an iteration beside plain requests exceeds
         ``max_slowdown`` decode steps."""
-        if not self._has_plain or not self.limits.max_slowdown or step_ms is None:
+        if not self._has_plain or not self.limits.max_slowdown or not step_ms:
             self._debt_ms = 0.0
         else:
             self._debt_ms = max(0.0, self._debt_ms + ms - self.limits.max_slowdown * step_ms)
