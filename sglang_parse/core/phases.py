@@ -82,7 +82,7 @@ class RequestPolicy:
         draft_token_ids: the answer's first tokens, given by the client: the first replaces the
             target's, the others are the first draft.
         reuse_scope: it shares answers with the requests of the same scope; None for none.
-        always_drafts: draft even if no speedup is expected.
+        always_drafts: draft even while drafting is suspended.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
         decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
             the head cannot serve the request or would not pay for itself; else "".
