@@ -41,8 +41,8 @@ class DecodeLine(logging.Filter):
         ]
         if forwards:
             parts.append(f"tokens per draft forward: {drafted / forwards:.1f}")
-        if self.counters.expected_speedup is not None:
-            parts.append(f"expected speedup: {self.counters.expected_speedup:.2f}")
+        if self.counters.drafting_speedup is not None:
+            parts.append(f"drafting speedup: {self.counters.drafting_speedup:.2f}")
         if self.counters.simulated_accept_ratio is not None:
             parts.append(f"SIMULATED acceptance: {self.counters.simulated_accept_ratio:g}")
         return "".join(f"{part}, " for part in parts)

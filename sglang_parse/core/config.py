@@ -12,12 +12,14 @@ import os
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
+from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.judge import (
     LIKELIHOOD,
     MAX_LAYERS,
@@ -26,6 +28,7 @@ from sglang_parse.core.judge import (
     JudgeFile,
     read_judge,
 )
+from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
 from sglang_parse.core.setting import (
@@ -67,8 +70,8 @@ class ParseConfig(BaseModel):
     as PARD draft models are trained to, and verifies them itself. 'auto' uses what the draft
     model's files say and what is faster at the current load."""
     max_prefixes: int = Field(16, ge=1, le=MAX_PREFIXES)
-    """Maximum prefixes verified per round; further segments are merged. If not set, adapts to the
-    load, up to the default."""
+    """Maximum prefixes verified per round; further segments are merged. If not set, adaptive
+    drafting asks about one, the whole draft."""
     segment: str = "line"
     """Segments of a draft, at whose ends it is verified: 'line', 'sentence' or 'tokens:N'. If not
     set, the likelihood verifies at every token, and a trained verdict head has its own."""
@@ -119,9 +122,8 @@ class ParseConfig(BaseModel):
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head; required by --parse-decode-accelerator eagle3."""
     drafting: Literal["auto", "always", "never"] = "auto"
-    """When to draft. 'auto': while it is expected to be faster than plain decoding, from recent
-    stage times and acceptance, with adaptive draft length, prefixes and chunks. 'always': with the
-    configured values. 'never': plain decoding."""
+    """When to draft. 'auto': while it is measured to be faster than plain decoding, with adaptive
+    draft length and chunks. 'always': with the configured values. 'never': plain decoding."""
     max_itl_ratio: float = Field(2.5, ge=0, le=1000)
     """Maximum inter-token latency of decoding requests while others draft, relative to a decode
     step at the same load; shortens draft chunks and verifies fewer drafts per iteration. 0: no
@@ -133,6 +135,9 @@ class ParseConfig(BaseModel):
     max_draft_latency: float = Field(0.0, ge=0, le=3600)
     """Maximum seconds from the start of a draft to its output; limits the draft length. 0: no
     bound. Not applied with --parse-drafting always."""
+    policy_config: str = Field("", json_schema_extra={"metavar": "FILE"})
+    """JSON file with constants of adaptive drafting that replace the built-in ones, by name (see
+    ``core.policy.constants``)."""
     layout: Literal["auto", "mask", "alias"] = "auto"
     """Attention layout of the verify pass: a custom 'mask', or pseudo-sequences that 'alias' the
     request's KV slots. 'auto' chooses by attention backend."""
@@ -166,6 +171,7 @@ class ParseConfig(BaseModel):
         self._check_eagle3()
         self._check_judge()
         self._check_certificate()
+        _ = self.policy
 
     @field_validator("draft_parallel_tokens", mode="before")
     @classmethod
@@ -271,6 +277,14 @@ class ParseConfig(BaseModel):
         if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
             return self.head.threshold
         return float(self.threshold)
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """Constants of adaptive drafting."""
+        if not self.policy_config:
+            return PolicyConfig()
+        name = f"{flag('policy_config')} {self.policy_config}"
+        return read_json_file(PolicyConfig, Path(self.policy_config), name, ConfigError)
 
     @property
     def strict_classes(self) -> tuple[str, ...]:

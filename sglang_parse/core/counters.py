@@ -70,7 +70,7 @@ class Counters:
     Attributes:
         totals: the counters.
         collects_samples: whether to collect histogram samples; then call ``drain_samples``.
-        expected_speedup, last_plan: see ``policy.controller.Controller``.
+        drafting_speedup, last_plan: see ``Controller.speedup``.
         simulated_accept_ratio: see ``simulation``; None if verdicts decide.
         certificate_mismatch: properties in which this server differs from its certificate's.
         verdict_drift: distance of recent verdicts from the certificate's, or those of the verdict
@@ -84,7 +84,7 @@ class Counters:
         # SGLang owns the requests: an idle server keeps no prompt and no answer.
         self._launched: Sequence[ref[Any]] = ()
         self._launched_before: Sequence[ref[Any]] = ()
-        self.expected_speedup: float | None = None
+        self.drafting_speedup: float | None = None
         self.last_plan: DraftPlan | None = None
         self.simulated_accept_ratio: float | None = None
         self.certificate_mismatch: Collection[str] = ()

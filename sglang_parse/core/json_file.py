@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model")
 
 
 def read_json_file(model: type[Model], path: Path, name: str, error: type[ValueError]) -> Model:

@@ -49,8 +49,8 @@ class RequestOptions(BaseModel):
     """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
     draft model's. The OpenAI API's ``prediction`` is the same."""
     drafting: Literal["auto", "always"] = "auto"
-    """When to draft. 'auto': as --parse-drafting says. 'always': also where no speedup is expected,
-    then up to 32 tokens at a time unless --parse-draft-tokens is set."""
+    """When to draft. 'auto': as --parse-drafting says. 'always': also while drafting is suspended,
+    then up to 16 tokens at a time unless --parse-draft-tokens is set; texts whatever that costs."""
 
     @field_validator("strict", mode="before")
     @classmethod

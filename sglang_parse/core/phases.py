@@ -15,9 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from sglang_parse.core.answers import Scope
+from sglang_parse.core.block import ONE_TOKEN, DraftLayout
+
+DraftKey = tuple[float, str]
+"""(threshold, LoRA adapter; "" for none). Drafts of one key have statistics of their own."""
+CHANCE_MATCHES = 4
+"""Fewer matched tokens than this after a rejected prefix are chance."""
 
 
 class Phase(Enum):
@@ -76,7 +82,7 @@ class RequestPolicy:
         draft_token_ids: the answer's first tokens, given by the client: the first replaces the
             target's, the others are the first draft.
         reuse_scope: it shares answers with the requests of the same scope; None for none.
-        always_drafts: draft even if no speedup is expected.
+        always_drafts: draft even while drafting is suspended.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
         decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
             the head cannot serve the request or would not pay for itself; else "".
@@ -119,7 +125,7 @@ class DraftPlan:
         draft_tokens: maximum length of the draft.
         max_prefixes: maximum number of prefixes to verify.
         draft_chunk: maximum number of draft tokens per iteration.
-        speedup: expected, relative to the plain target; None for a probe or a fixed plan.
+        speedup: measured last, relative to decode steps; None before, and for a fixed plan.
     """
 
     draft_tokens: int
@@ -182,6 +188,62 @@ class Draft:
     def num_rows(self) -> int:
         """Rows of the verify pass: anchor, verified draft tokens, questions."""
         return 1 + self.num_verified + sum(map(len, self.question_ids))
+
+
+class Stage(Enum):
+    DRAFT_PREFILL = "draft_prefill"  # the draft model computes missing KV before it drafts
+    DRAFT = "draft"  # draft tokens of one iteration
+    VERIFY = "verify"  # target forward that verifies drafts
+    DECODE = "decode"  # target forward without drafts, with or without an EAGLE-3 head
+    SCHEDULER = "scheduler"  # time between two iterations in which no forward runs
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Wall time of one stage in one iteration.
+
+    Attributes:
+        size: tokens of a draft prefill, rows of a verify pass, else requests.
+        num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
+        num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
+    """
+
+    stage: Stage
+    size: int
+    num_tokens: float
+    ms: float
+    num_forwards: int = 0
+    layout: DraftLayout = ONE_TOKEN
+
+
+class VerifyOutcome(NamedTuple):
+    """The result of one verified draft. Ends are draft offsets.
+
+    Attributes:
+        num_drafted: draft tokens.
+        num_verified: draft tokens up to the last prefix's end.
+        accepted_len: accepted draft tokens.
+        reject_end: end of the first rejected prefix; None if every verified token is accepted.
+        is_finished: the draft ends the answer.
+        num_matched: verified tokens after the accepted prefix that match the target's choices.
+    """
+
+    num_drafted: int
+    num_verified: int
+    accepted_len: int
+    reject_end: int | None
+    is_finished: bool
+    num_matched: int = 0
+
+    @property
+    def num_output(self) -> int:
+        """Draft tokens that are output."""
+        return min(self.accepted_len + self.num_matched, self.num_verified)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing was accepted and no more than chance matched."""
+        return not self.accepted_len and self.num_matched < CHANCE_MATCHES
 
 
 @dataclass(slots=True)
@@ -278,8 +340,8 @@ class TraceRecord(TypedDict):
         bonus_token_ids: output after the accepted prefix: matched draft tokens, then the target's
             next token; empty if the answer ends before.
         target_token_ids: [verified tokens + 1] the target's choice after each draft token.
-        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` and the expected ``speedup`` of
-            the round; ``speedup`` is null for a probe.
+        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` of the round, and the
+            last measured ``speedup``, null before the first.
         hidden_states: if requested: the target's, of the anchor and the verified draft tokens:
             ``layers``, ``dtype``, ``shape`` and ``data``, little-endian bytes in base64.
         draft_logprobs, draft_entropies: with these, per verified draft token its log-probability

@@ -26,6 +26,7 @@ from sglang_parse.core.phases import (
     TARGET_DECODES,
     Action,
     Draft,
+    DraftKey,
     DraftPlan,
     Phase,
     Questions,
@@ -34,8 +35,7 @@ from sglang_parse.core.phases import (
     Stats,
     TraceRecord,
 )
-from sglang_parse.core.policy.text_length import TextLength
-from sglang_parse.core.policy.threshold_stats import StatsKey, stats_key
+from sglang_parse.core.policy.texts import TextLength
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -170,9 +170,9 @@ class RequestState:
         return self.trace_bytes >= MAX_TRACE_BYTES
 
     @property
-    def stats_key(self) -> StatsKey:
-        """Key of its drafts' acceptance statistics."""
-        return stats_key(self.policy.threshold, self.num_failed, self.policy.adapter)
+    def draft_key(self) -> DraftKey:
+        """Key of its drafts' statistics."""
+        return self.policy.threshold, self.policy.adapter
 
     @property
     def target_decodes(self) -> bool:

@@ -63,8 +63,8 @@ def finish(engine: Engine, req: Req) -> None:
     engine.sources.finish(req)
     if engine.eagle is not None and not state.policy.is_plain and not req.lora_id:
         num_prompt = len(req.origin_input_ids) - req.cached_tokens
-        engine.controller.eagle_gate.observe_answer(
-            state.policy.threshold, num_prompt + len(state.output_ids), state.num_decoded
+        engine.controller.observe_answer(
+            state.draft_key, num_prompt + len(state.output_ids), state.num_decoded
         )
 
 
@@ -113,4 +113,4 @@ def _uses_eagle(engine: Engine, req: Req, options: RequestOptions, *, is_plain: 
         return False
     if is_plain or req.session is not None:
         return True
-    return engine.controller.uses_eagle(options.threshold)
+    return engine.controller.uses_eagle((options.threshold, ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolved_view
@@ -10,11 +11,11 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT
+from sglang_parse.core.block import DraftLayout, layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import PREDICTION
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.layout_choice import layouts_for
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import BLOCK_ENV_VAR, SimulatedAcceptance, block_tokens
@@ -73,10 +74,11 @@ def build_engine(
     if args.speculative_draft_model_path:
         draft = DraftModel(*models)
         parallel = _parallel_draft(config, draft)
-        draft.mask_id = parallel.mask_id
-        draft.block_layouts = layouts_for(parallel.size, allow_one_token=parallel.allow_one_token)
+    layouts = layouts_for(parallel.size, allow_one_token=parallel.allow_one_token)
+    if draft is not None:
+        draft.mask_id, draft.block_layouts = parallel.mask_id, layouts
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
-    controller = _controller(config, args, max_question_len)
+    controller = _controller(config, args, max_question_len, layouts)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
     eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
@@ -96,13 +98,11 @@ def build_engine(
     if draft is not None:
         drafter = Drafter(
             draft,
-            block_size=parallel.size,
+            controller.layouts,
             mask_id=parallel.mask_id,
-            allow_one_token=parallel.allow_one_token,
             is_masked=is_masked,
             plans_on_device=SUPPORT[args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,
-            is_timed=not args.enable_deterministic_inference,
         )
     sources = _sources(
         *(config, controller, judge, counters),
@@ -186,7 +186,9 @@ def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None
     return DriftWatch(head.first_verdicts, is_certified=False) if head else None
 
 
-def _controller(config: ParseConfig, server_args: Any, max_question_len: int) -> Controller:
+def _controller(
+    config: ParseConfig, server_args: Any, max_question_len: int, layouts: Sequence[DraftLayout]
+) -> Controller:
     is_timed, mode = not server_args.enable_deterministic_inference, config.drafting
     if not is_timed and mode == "auto":
         mode = "always"
@@ -198,7 +200,7 @@ def _controller(config: ParseConfig, server_args: Any, max_question_len: int) ->
     simulated = SimulatedAcceptance.from_env(config)
     fixed_ratio = simulated is not None and not simulated.adapts_len
     limits = Limits.of(config, max_question_len, is_timed=is_timed, fixed_ratio=fixed_ratio)
-    return Controller(limits, mode)
+    return Controller(limits, mode, config.policy, layouts if is_timed else layouts[:1])
 
 
 def _is_masked(server_args: Any, config: ParseConfig) -> bool:

@@ -11,12 +11,18 @@ import logging
 import os
 from collections.abc import Container, Sequence
 from dataclasses import asdict
-from operator import ne
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import ANSWERS, MODEL, Action, Draft, Phase, TraceRecord
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import (
+    ANSWERS,
+    MODEL,
+    Action,
+    Draft,
+    Phase,
+    TraceRecord,
+    VerifyOutcome,
+)
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection, matching_tokens, select
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
@@ -180,7 +186,7 @@ class Committer:
         matched: int,
     ) -> bool:
         """Counts the outcome and feeds the controller; returns whether the draft failed."""
-        outcome = _verify_outcome(req, accepted_len, matched, result.target_tokens)
+        outcome = _verify_outcome(req, accepted_len, matched)
         self.counters.observe_verify(outcome.num_verified, accepted_len, verdicts.values)
         judge = self._judge_of(req.parse_state)
         if judge is not None:
@@ -266,9 +272,7 @@ class Committer:
         )
 
 
-def _verify_outcome(
-    req: Req, accepted_len: int, matched: int, target_tokens: Sequence[int]
-) -> VerifyOutcome:
+def _verify_outcome(req: Req, accepted_len: int, matched: int) -> VerifyOutcome:
     state = req.parse_state
     drafted, ends = state.num_drafted, state.draft.prefix_ends
     rejected = next((end for end in ends if end > accepted_len), None)
@@ -277,12 +281,10 @@ def _verify_outcome(
     return VerifyOutcome(
         num_drafted=drafted,
         num_verified=ends[-1] if ends else drafted,
-        num_segments=state.draft.num_segments or drafted,
         accepted_len=accepted_len,
         reject_end=rejected,
         is_finished=draft_completes_answer(req),
         num_matched=matched,
-        num_mismatched=sum(map(ne, state.draft.token_ids[:accepted_len], target_tokens)),
     )
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
+from sglang_parse.core.phases import MODEL, DraftKey, Phase, StageTime
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.stage_cost import StageTime
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.schedule import Schedule
+from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.timing import StageTimer
 from sglang_parse.engine.verdicts import Judge
@@ -41,13 +42,30 @@ class Engine:
     certified: Certified
     timer: StageTimer = field(default_factory=StageTimer)
 
-    def observe(self, stages: Sequence[StageTime]) -> None:
-        """Learns from an iteration's stage times; the same on all ranks where they decide."""
-        choice = self.drafter.choice if self.drafter else None
-        if self.controller.is_adaptive or (choice and len(choice.costs) > 1):
+    def key_of(self, req: Req) -> DraftKey | None:
+        """The key of a request that follows a draft of the draft model, unless it rests."""
+        state = req.parse_state
+        is_drafted = state.phase in (Phase.DRAFTING, Phase.VERIFYING) or state.in_segment
+        counts = is_drafted and state.draft.source == MODEL and self.drafter is not None
+        return (
+            state.draft_key
+            if counts and not self.controller.rests(state.draft_key, state.num_failed)
+            else None
+        )
+
+    def observe(
+        self,
+        stages: Sequence[StageTime],
+        keys: Sequence[DraftKey | None],
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        """Learns from an iteration; with the same stage times on all ranks where they decide.
+
+        Args:
+            keys, tokens: per request, as ``key_of`` it, and its output tokens.
+        """
+        if self.controller.is_timed:
             stages = broadcast_object(stages)
-        self.controller.observe(stages)
-        if choice:
-            choice.observe(stages)
-        self.counters.expected_speedup = self.controller.speedup
+        self.controller.observe(stages, [*zip(keys, map(len, tokens), strict=True)])
+        self.counters.drafting_speedup = self.controller.speedup
         self.counters.last_plan = self.controller.last_plan

@@ -154,7 +154,7 @@ class Schedule:
         state = req.parse_state
         num_drafted = state.num_drafted + state.num_draft_inflight
         budget = draft_budget(req, self.config.draft_tokens)
-        return num_drafted + self.controller.draft_chunk >= budget
+        return num_drafted + self.controller.limits.draft_chunk >= budget
 
     def _demand(self, req: Req) -> KvDemand:
         """KV slots that the request has and needs; one before its first prefill is processed."""
@@ -168,7 +168,7 @@ class Schedule:
         with_eagle = decodes_with_eagle(req)
         rows = 1 + get_spec().speculative_num_steps if with_eagle else 1
         budget = draft_budget(req, self.config.draft_tokens)
-        chunk = self.controller.draft_chunk
+        chunk = self.controller.limits.draft_chunk
         # The block that completes a chunk is accepted whole.
         longest_draft = lookahead_slots(state, chunk + self.block_size - 1, budget, rows)
         max_prefixes = state.plan.max_prefixes if state.plan else self.config.max_prefixes

@@ -57,6 +57,7 @@ class Step:
         self._logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._output = LogitsProcessorOutput(next_token_logits=None)
         self._times = IterationTimes()
+        self._keys = [engine.key_of(req) for req in batch.reqs]
         self.chunk: DraftChunk | None = None
         self.forward: TargetForward | None = None
         self._chunk_watch = self._forward_watch = engine.timer.start()
@@ -176,15 +177,13 @@ class Step:
                 state = req.parse_state
                 length = state.committed_len + len(self._emitted[result.row])
                 free_slots(batch, req, length + state.num_drafted)
-        num_decoded = sum(
-            len(self._emitted[r.row]) for r in results if r.action is not Action.VERIFY
-        )
+        decoded = [len(self._emitted[r.row]) for r in results if r.action is not Action.VERIFY]
         ms = self._forward_watch.stop()
-        self._times.target(batch.reqs, forward, results, num_decoded, ms)
+        self._times.target(batch.reqs, forward, results, sum(decoded), ms)
 
     def _output_tokens(self) -> None:
         engine, now = self.engine, self.engine.timer.end_iteration()
-        engine.observe(self._times.stages)
+        engine.observe(self._times.stages, self._keys, self._emitted)
         for row, req in enumerate(self.batch.reqs):
             if not is_gone(req) and req.parse_state.fault:
                 end_request(req, req.parse_state.fault)

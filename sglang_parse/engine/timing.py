@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from sglang_parse.core.phases import Action
-from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.phases import Action, Stage, StageTime
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.verify import TargetForward, TargetResult
@@ -83,14 +82,10 @@ class IterationTimes:
 
     def draft_prefill(self, reqs: Sequence[Req], num_prefilled: Sequence[int], ms: float) -> None:
         """Time of a draft prefill of ``num_prefilled`` tokens per request."""
-        total, keys = sum(num_prefilled), []
+        total = sum(num_prefilled)
         for req, count in zip(reqs, num_prefilled, strict=True):
-            if count:
-                state = req.parse_state
-                state.charge(draft=ms * count / total)
-                keys.append(state.stats_key)
-        stage = StageTime(Stage.DRAFT_PREFILL, total, 0, ms, stats_keys=tuple(keys))
-        self.stages.append(stage)
+            req.parse_state.charge(draft=ms * count / total)
+        self.stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
     def draft(self, reqs: Sequence[Req], chunk: DraftChunk, ms: float) -> None:
         for req in reqs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ from sglang_parse.attention import registry
 from sglang_parse.attention.support import check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import Phase
-from sglang_parse.core.policy.threshold_stats import StatsKey
 from sglang_parse.engine import admission
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.faults import contain_request
@@ -68,7 +66,7 @@ class ParseWorker(BaseSpecWorker):
         if not is_prefill:
             self._running = {id(req): req for req in batch.reqs}
         num_running = len(self._running.keys() | set(map(id, batch.reqs)))
-        engine.controller.observe_load(num_running, [*_suspended(self._running.values())])
+        engine.controller.num_running = num_running
         if is_prefill:
             return prefill(engine, batch, **kwargs)
         engine.counters.observe_kv_slots(batch.reqs)
@@ -126,14 +124,3 @@ class ParseWorker(BaseSpecWorker):
             return
         self.pipeline.order_after_forward(self.engine.verifier.target.runner.device)
         self.engine.drafter.model.kv.settle(req, req.owned_kv_len())
-
-
-def _suspended(reqs: Iterable[Req]) -> Iterator[StatsKey | None]:
-    """Per request that does not draft its statistics' key, None for plain decoding; see
-    ``Controller.observe_load``."""
-    for req in reqs:
-        state = req.parse_state
-        if state.phase is Phase.PLAIN:
-            yield None
-        elif state.target_decodes and state.drafting_suspended:
-            yield state.stats_key

@@ -14,7 +14,7 @@ import httpx
 from sglang_parse.client.ask import timed
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, one_object
 from sglang_parse.client.servers import Endpoint, ServerSpec
-from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
+from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.limit.settings import LimitSettings
 
@@ -25,8 +25,8 @@ PREFILL_REPEATS = 5
 MIN_REQUESTS = 2
 WAVES = 3
 """Requests per slot of the concurrency, one after another, where starts are staggered."""
-WARM_UP_REQUESTS = {"auto": COLD_START_PROBES + 2, "always": 1}
-"""By ``--drafting``: the adaptive policy decides after its cold-start probes."""
+WARM_UP_REQUESTS = {"auto": 1 + DEFAULTS.window, "always": 1}
+"""By ``--drafting``: the adaptive policy decides after a window of drafts."""
 
 
 class Sender:

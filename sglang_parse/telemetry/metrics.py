@@ -148,8 +148,9 @@ METRICS = (
         ("prefill", "draft", "verify", "decode"),
     ),
     Metric(
-        "expected_speedup",
-        "Latest expected speedup over plain decoding; drafting is suspended below 1.05.",
+        "drafting_speedup",
+        "Latest speedup of drafting over plain decoding, measured over the last drafts; below 1 "
+        "drafting is suspended.",
         is_gauge=True,
     ),
     Metric("planned_draft_tokens", "Maximum draft length in the latest plan.", is_gauge=True),
@@ -218,7 +219,7 @@ def _rounded(counts: dict[str, float]) -> dict[str, float]:
 META_INFO = {
     "mode": "`parse`, or `plain` for plain decoding",
     "reason": 'with `plain`: "switched off", "hidden states", ...; with `parse`, if '
-    'nothing was drafted: "drafting suspended: expected speedup 0.63, below 1.1", ...',
+    'nothing was drafted: "drafting suspended: speedup 0.63, below 1", ...',
     "simulated": "only with simulated acceptance: the accept ratio; the answer is meaningless",
     "judge": "where verdicts come from: `question`, `likelihood` or `head`, the latter two with "
     "`+question` if one is asked about complete answers; absent in token mode, with `plain` "
@@ -234,7 +235,7 @@ META_INFO = {
     "tokens_per_draft_forward": "the draft model's `drafted_tokens` / `draft_forwards`; 0 without "
     "a draft",
     "plan": "the plan of its last round: maximum `draft_tokens`, `max_prefixes` and `draft_chunk`, "
-    "and the expected `speedup`, null for a probe; absent without a draft",
+    "and the last measured `speedup`, null before the first; absent without a draft",
     "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, `grammar`, "
     "`draft_token_ids`): "
     "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens`, `verify_ms` and `wait_ms` of "

@@ -95,7 +95,7 @@ class ParseMetrics:
                 self._parse_published[name, label_value] = total
         planned = counters.last_plan
         gauges = {
-            ("expected_speedup", ""): counters.expected_speedup,
+            ("drafting_speedup", ""): counters.drafting_speedup,
             ("planned_draft_tokens", ""): planned and planned.draft_tokens,
             ("planned_prefixes", ""): planned and planned.max_prefixes,
             ("planned_draft_chunk", ""): planned and planned.draft_chunk,

@@ -8,8 +8,8 @@ over its rate. The card's two numbers are its makers'.
 
 from __future__ import annotations
 
+from sglang_parse.core.block import layouts_for
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.policy.layout_choice import layouts_for
 from sglang_parse.limit.shape import Shape, shape_names
 
 BYTES_PER_S, FLOPS_PER_S = 3.35e12, 989e12

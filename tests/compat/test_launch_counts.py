@@ -133,8 +133,8 @@ def in_blocks(
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
-    (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
-    engine.drafter.choice.choose = lambda _: plan
+    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
+    engine.controller.layouts.choose = lambda _: plan
     engine.schedule.all_draft = lambda *_: True
     return batch, engine
 

@@ -98,8 +98,8 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     ends.parse_state.draft.candidates = (7, 8, 9)
     batch = batch_of(begins, goes_on, samples, ends)
     engine = engine_for(batch, is_masked=is_masked, block_size=4)
-    (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.drafter.choice, "choose", lambda _: plan)
+    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
+    monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
     launched(batch, engine)
     (forward,) = engine.drafter.model.draft_runner.forwards
     # One draft lacks KV of a token; all blocks have the same rows.
@@ -128,8 +128,8 @@ def test_blocks_after_blocks_in_flight(
         batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
     config = ParseConfig(draft_tokens=64, draft_chunk=12)
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
-    (plan,) = (plan for plan in engine.drafter.choice.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.drafter.choice, "choose", lambda _: plan)
+    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
+    monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
     engine.schedule.all_draft = lambda *_: True
     first, _ = launched(batch, engine)
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]

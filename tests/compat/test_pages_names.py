@@ -38,7 +38,7 @@ QUOTED = {
     "NaN in the target model's logits": "sglang_parse/core/request.py",
     "the draft model": "sglang_parse/engine/faults.py",
     "SIMULATED acceptance": "sglang_parse/patches/parse/decode_log.py",
-    "expected speedup": "sglang_parse/patches/parse/decode_log.py",
+    "drafting speedup": "sglang_parse/patches/parse/decode_log.py",
     "accepted: ": "sglang_parse/patches/parse/decode_log.py",
     "custom_params.parse": "sglang_parse/core/options.py",
     "Unknown speculative algorithm name": "sglang/srt/speculative/spec_info.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,18 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import ANSWERS, ENDPOINT, GRAMMAR, PREDICTION, Phase, RequestPolicy
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import (
+    ANSWERS,
+    ENDPOINT,
+    GRAMMAR,
+    PREDICTION,
+    Phase,
+    RequestPolicy,
+    Stage,
+    StageTime,
+    VerifyOutcome,
+)
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.stage_cost import Stage, StageTime
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine import grammar as grammar_module
@@ -205,8 +214,10 @@ def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyP
     """64 such requests on a server of 25 ms per step: looking for their places may take 2 % of the
     time. Other texts are looked through 1,000 times: there are none."""
     server = Server(monkeypatch, mode="auto")
-    server.controller.observe_load(64)
-    server.controller.observe([StageTime(Stage.DECODE, 64, 64, 25.0)])
+    server.controller.num_running = 64
+    for _ in range(3):
+        step = StageTime(Stage.DECODE, 64, 64, 25.0)
+        server.controller.observe([step], [(None, 1)] * 64)
     req, num_tokens = server.request(prediction="x"), 1000
     text = req.parse_state.texts[PREDICTION]
     text.match = TextMatch(range(200, 100_200))
@@ -279,7 +290,7 @@ def test_a_refused_draft_that_the_target_writes_too_is_no_divergence(
     server.client.streams[0].token_ids = [*map(ord, "nswer of many words")]
     server.chain.poll([req])
     server.chain.resume(req)
-    outcome = VerifyOutcome(5, 5, 1, 0, reject_end=5, is_finished=False, num_matched=num_matched)
+    outcome = VerifyOutcome(5, 5, 0, reject_end=5, is_finished=False, num_matched=num_matched)
     server.chain.observe(req, outcome)
     assert server.client.num_closed == num_closed
 
@@ -461,9 +472,30 @@ def test_forced_text_that_does_not_draft(monkeypatch: pytest.MonkeyPatch):
 
 def test_forced_text_that_the_target_spells_otherwise_ends(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch, mode="auto")
-    outcome = VerifyOutcome(6, 6, 6, 0, 1, is_finished=False)
+    outcome = VerifyOutcome(6, 6, 0, 1, is_finished=False)
     num_drafts = 0
     while not server.start(req := constrained(server, Forces("abcdef")), "{"):
         server.chain.observe(req, outcome)
         num_drafts += 1
     assert 5 < num_drafts < 100
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_who_asks_for_drafts_gets_them_whatever_a_pass_costs(
+    monkeypatch: pytest.MonkeyPatch, always: bool
+):
+    server = Server(monkeypatch, mode="auto")
+    for _ in range(4):
+        server.controller.observe([StageTime(Stage.DECODE, 1, 1, 10.0)], [(None, 1)])
+        server.controller.observe([StageTime(Stage.VERIFY, 8, 0, 1e4)], [(None, 1)])
+    text = "one two three four five six seven"
+    changed = server.request(prediction=text)
+    forced = constrained(server, Forces("abcdef"))
+    for req in (changed, forced):
+        req.parse_state.policy = replace(req.parse_state.policy, always_drafts=always)
+    server.start(changed, "x")
+    write(changed, "xtwo three")
+    server.start(changed, " ")
+    server.start(forced, "{")
+    drafts = [req.parse_state.phase is Phase.VERIFYING for req in (changed, forced)]
+    assert drafts == [always, always]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.core.block import layouts_for
 from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
-from sglang_parse.core.policy.layout_choice import layouts_for
 from sglang_parse.core.request import RequestState
 
 pytestmark = pytest.mark.compat

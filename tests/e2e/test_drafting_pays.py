@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_parse.core.policy.threshold_stats import COLD_START_PROBES
 from support.client import HTTP, Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import QUESTION, Start, parse_flags, served
@@ -22,6 +21,8 @@ MORE = pytest.mark.nightly(
     "tests/e2e/test_drafting_pays.py::test_a_request_may_ask_for_drafts_that_do_not_pay"
 )
 one_or_all = pytest.mark.parametrize("concurrency", [8, pytest.param(1, marks=MORE)])
+STARTS = 3
+"""Answers until the server knows that drafting does not pay."""
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 OFF = {"enabled": False}
 
@@ -67,7 +68,7 @@ def total(answers: list[dict], figure: str) -> float:
 def test_drafting_is_suspended_where_it_does_not_pay(
     slow: Client, prompts: list[str], concurrency: int
 ):
-    slow.generate_all(prompts[:COLD_START_PROBES], 1, **LIMIT)
+    slow.generate_all(prompts[:STARTS], 1, **LIMIT)
     answers = slow.generate_all(prompts, concurrency, **LIMIT)
     assert ids_of(answers) == ids_of(slow.generate_all(prompts, 8, parse=OFF, **LIMIT))
     assert total(answers, "skipped_drafts") > len(prompts)
@@ -77,9 +78,9 @@ def test_drafting_is_suspended_where_it_does_not_pay(
 
 
 def test_metrics_show_the_decision(slow: Client, prompts: list[str]):
-    slow.generate_all(prompts[: COLD_START_PROBES + 2], 1, **LIMIT)
+    slow.generate_all(prompts[: STARTS + 2], 1, **LIMIT)
     page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
-    (speedup,) = re.findall(r"^sglang:parse_expected_speedup\{.*\} (\S+)", page, re.MULTILINE)
+    (speedup,) = re.findall(r"^sglang:parse_drafting_speedup\{.*\} (\S+)", page, re.MULTILINE)
     (skipped,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)
     assert 0 < float(speedup) < 1
     assert float(skipped) > 0

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.core.block import layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Draft, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
@@ -261,13 +262,13 @@ def engine_for(
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
     )
+    controller = Controller(layouts=layouts_for(block_size, allow_one_token=False))
     return Engine(
         config=config,
         drafter=Drafter(
             draft,
-            block_size=block_size,
+            controller.layouts,
             mask_id=VOCAB - 1,
-            allow_one_token=False,
             is_masked=is_masked,
             plans_on_device=plans_on_device,
             draft_tokens=config.draft_tokens,
@@ -285,7 +286,7 @@ def engine_for(
         ),
         schedule=SimpleNamespace(invalidate=lambda: None),
         sources=SimpleNamespace(begin=lambda _: None, poll=lambda *_, **__: None),
-        controller=Controller(),
+        controller=controller,
         counters=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
     )

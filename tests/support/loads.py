@@ -1,21 +1,26 @@
-"""Loads to replay: recorded by ``record_loads`` on real servers, and one with costs as of a GPU."""
+"""Loads to replay: answers and costs recorded by ``record_loads`` on real servers, costs as of a
+GPU, and first drafts of a real pair (``tests/data/real_drafts.json``)."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from sglang_parse.core.phases import Stage
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
-from sglang_parse.core.policy.stage_cost import Stage, StageCost
 from support.replay import Controlled, Cost, Costs, Fixed, Policy, Replay, Script, Segment
 
-RECORD = Path(__file__).resolve().parents[1] / "unit" / "loads.json"
+TESTS = Path(__file__).resolve().parents[1]
+RECORD, REAL_DRAFTS = TESTS / "unit" / "loads.json", TESTS / "data" / "real_drafts.json"
 QUESTION_ROWS = 12
 """Rows of the demo pair's question."""
 GRID = [
@@ -37,19 +42,28 @@ class Load:
     name: str
     costs: Costs
     phases: Sequence[tuple[int, Sequence[Script]]]
+    question_rows: int = QUESTION_ROWS
     max_itl_ratio: float = 0.0
+    cold_ms: Mapping[Stage, float] | None = None
 
     def run(self, policy: Policy) -> float:
         """Returns output tokens per second over all phases."""
         tokens, ms = 0, 0.0
         for requests, scripts in self.phases:
-            replay = Replay(scripts, requests, self.costs, policy, QUESTION_ROWS)
+            replay = Replay(
+                *(scripts, requests, self.costs, policy, self.question_rows),
+                every_token=not self.question_rows,
+                cold_ms=self.cold_ms,
+            )
             replay.run()
             tokens, ms = tokens + replay.num_tokens, ms + replay.ms
         return 1e3 * tokens / ms
 
     def controlled(self) -> float:
-        limits = Limits(question_rows=QUESTION_ROWS, max_itl_ratio=self.max_itl_ratio)
+        fixed = frozenset() if self.question_rows else frozenset({"max_prefixes"})
+        limits = Limits(
+            fixed=fixed, question_rows=self.question_rows, max_itl_ratio=self.max_itl_ratio
+        )
         return self.run(Controlled(Controller(limits)))
 
 
@@ -79,10 +93,25 @@ def _each(cost: Cost) -> Cost:
 
 
 def _line(points: Sequence[Sequence[float]]) -> Cost:
-    cost = StageCost()
-    for size, ms in points:
-        cost.add(size, ms)
-    return lambda size: cost.at(size) or 0.0
+    """Interpolates the means of (size, ms) per half octave, raised to the maximum so far; flat
+    below the first point, with the last slope above."""
+    grouped: dict[int, list[Sequence[float]]] = defaultdict(list)
+    for point in points:
+        grouped[round(2 * math.log2(point[0]))].append(point)
+    means = sorted(
+        [fmean(values) for values in zip(*group, strict=True)] for group in grouped.values()
+    )
+    sizes, ms = zip(*means, strict=True)
+    points = [*zip(sizes, accumulate(ms, max), strict=True)]
+
+    def cost(size: float) -> float:
+        if size <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        pairs = (pair for pair in pairwise(points) if size <= pair[1][0])
+        (x0, y0), (x1, y1) = next(pairs, points[-2:])
+        return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+
+    return cost
 
 
 def gpu_costs() -> Costs:
@@ -97,6 +126,48 @@ def gpu_costs() -> Costs:
         decode=lambda count: 12.0 + 0.02 * count,
         prefill=lambda count: 10.0 * count,
     )
+
+
+def h100_costs() -> Costs:
+    """A 14B target and a draft model of 1.5B on one H100, token by token: a step 11.5 ms, 129 rows
+    18.9."""
+    return Costs(
+        draft_step=_line([(1, 1.64), (8, 2.96), (16, 4.0), (32, 6.0)]),
+        verify=lambda rows: max(12.0, 9.3 + 0.0375 * 16 * math.ceil(rows / 16)),
+        decode=_line([(1, 11.5), (8, 12.2), (16, 12.7), (64, 15.0)]),
+        prefill=lambda count: 8.0 + 6.7 * count,
+        overhead=lambda count: 0.5 + 0.02 * count,
+    )
+
+
+def real_scripts(text: str, errors: str, count: int) -> list[Script]:
+    """First drafts of a real pair, verified at every token.
+
+    Args:
+        text: "prose" or "code".
+        errors: "differs" from the target's choice, or "refused" by the likelihood.
+    """
+    found = []
+    for draft in json.loads(REAL_DRAFTS.read_text())[text]:
+        ends = [place + 1 for place in draft[errors]]
+        runs = [end - start for start, end in pairwise([0, *ends])]
+        script = [Segment(length, True, length - 1) for length in runs]
+        rest = draft["tokens"] - (ends[-1] if ends else 0)
+        found.append([*script, Segment(rest, False, rest)] if rest else script)
+    return list(islice(cycle(found), count))
+
+
+def real_loads() -> Iterator[Load]:
+    """An error every 12 to 240 tokens, which the exact check and the likelihood find."""
+    for text, errors, requests in (
+        ("prose", "differs", 1),
+        ("prose", "differs", 16),
+        ("prose", "refused", 8),
+        ("code", "refused", 32),
+    ):
+        scripts = real_scripts(text, errors, max(16, 3 * requests))
+        name = f"{requests}, real {text}, {errors}"
+        yield Load(name, h100_costs(), [(requests, scripts)], question_rows=0)
 
 
 def scripts_of(pair: str, threshold: float, count: int) -> list[Script]:

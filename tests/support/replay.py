@@ -2,25 +2,23 @@
 
 An answer is a script of segments. Each says whether the draft's version is rejected and where in it
 the target would choose another token, behind which the next draft begins. Drafts of any
-length, verified at any prefixes, in chunks of any size, advance along the script as
-``engine.iteration`` would, and stages take their recorded time. After its first rejected segment a
+length, verified at any prefixes or at every token, in chunks of any size, advance along the script
+as ``engine.step`` would, and stages take their listed time. After its first rejected segment a
 draft is assumed to be as long as the script.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.phases import DraftPlan
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import DraftKey, DraftPlan, Stage, StageTime, VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.stage_cost import Stage, StageTime
-from sglang_parse.core.policy.threshold_stats import stats_key
 from sglang_parse.core.segment import evenly_spaced
 
 Cost = Callable[[float], float]
@@ -64,16 +62,17 @@ class Segment:
 Script = Sequence[Segment]
 
 
+Outputs = Sequence[tuple[bool, int, int]]
+"""Per request whether it follows a draft, its failed drafts in a row, and its output tokens."""
+
+
 class Policy(Protocol):
     """Fixed settings or the controller."""
 
     @property
     def draft_chunk(self) -> int: ...
 
-    def observe_load(self, num_running: int, not_drafting: Sequence[int]) -> None:
-        """Records the running requests; failure counts of those that do not draft."""
-
-    def plan(self, num_failed: int) -> DraftPlan | None:
+    def plan(self, num_running: int, num_failed: int) -> DraftPlan | None:
         """As ``Controller.plan``."""
 
     def limit_iteration(
@@ -81,7 +80,8 @@ class Policy(Protocol):
     ) -> tuple[int, int]:
         """As ``Controller.limit_iteration``."""
 
-    def observe(self, *iteration: StageTime) -> None: ...
+    def observe(self, stages: Sequence[StageTime], outputs: Outputs) -> None:
+        """Records an iteration."""
 
     def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
 
@@ -95,10 +95,8 @@ class Fixed:
     draft_chunk: int = 16
     drafts: bool = True
 
-    def observe_load(self, num_running: int, not_drafting: Sequence[int]) -> None: ...
-
-    def plan(self, num_failed: int) -> DraftPlan | None:
-        del num_failed
+    def plan(self, num_running: int, num_failed: int) -> DraftPlan | None:
+        del num_running, num_failed
         plan = DraftPlan(self.draft_tokens, self.max_prefixes, self.draft_chunk)
         return plan if self.drafts else None
 
@@ -108,25 +106,22 @@ class Fixed:
         del num_drafting, num_decoding, may_join
         return self.draft_chunk, len(rows)
 
-    def observe(self, *iteration: StageTime) -> None: ...
+    def observe(self, stages: Sequence[StageTime], outputs: Outputs) -> None: ...
 
     def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
 
 
 @dataclass
 class Controlled:
-    """A controller with one threshold."""
+    """A controller with one kind of drafts."""
 
     controller: Controller
-    threshold: float = 0.5
+    key: DraftKey = (0.5, "")
     plans: Counter[DraftPlan | None] = field(default_factory=Counter)
 
-    def observe_load(self, num_running: int, not_drafting: Sequence[int]) -> None:
-        keys = (stats_key(self.threshold, num_failed) for num_failed in not_drafting)
-        self.controller.observe_load(num_running, keys)
-
-    def plan(self, num_failed: int) -> DraftPlan | None:
-        plan = self.controller.plan(self.threshold, num_failed)
+    def plan(self, num_running: int, num_failed: int) -> DraftPlan | None:
+        self.controller.num_running = num_running
+        plan = self.controller.plan(self.key, num_failed)
         self.plans[plan and replace(plan, speedup=None)] += 1
         return plan
 
@@ -137,13 +132,18 @@ class Controlled:
 
     @property
     def draft_chunk(self) -> int:
-        return self.controller.draft_chunk
+        return self.controller.limits.draft_chunk
 
-    def observe(self, *iteration: StageTime) -> None:
-        self.controller.observe(iteration)
+    def observe(self, stages: Sequence[StageTime], outputs: Outputs) -> None:
+        self.controller.num_running = len(outputs)
+        keyed = []
+        for drafts, num_failed, num_tokens in outputs:
+            follows = drafts and not self.controller.rests(self.key, num_failed)
+            keyed.append((self.key if follows else None, num_tokens))
+        self.controller.observe(stages, keyed)
 
     def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None:
-        self.controller.observe_round(self.threshold, outcome, num_failed)
+        self.controller.observe_round(self.key, outcome, num_failed)
 
 
 @dataclass
@@ -162,6 +162,8 @@ class Request:
     is_ready: bool = False
     num_failed: int = 0
     has_waited: bool = False
+    every_token: bool = False
+    num_output: int = 0
 
     def __post_init__(self) -> None:
         self.segment_ends = list(accumulate(segment.length for segment in self.script))
@@ -175,10 +177,6 @@ class Request:
     @property
     def is_drafting(self) -> bool:
         return self.plan is not None and not self.is_ready
-
-    @property
-    def is_suspended(self) -> bool:
-        return self.plan is None
 
     @property
     def verify_rows(self) -> int:
@@ -214,8 +212,12 @@ class Request:
             yield self.position, Segment(rest, is_bad, rest if is_right else num_matched)
 
     def num_good(self) -> int:
-        """Tokens before the first rejected segment of a draft that starts here."""
-        bad = (start for start, segment in self.ahead if segment.is_bad)
+        """Tokens before the first rejected segment, or token, of a draft that starts here."""
+        bad = (
+            start + segment.num_matched * self.every_token
+            for start, segment in self.ahead
+            if segment.is_bad
+        )
         return next(bad, self.length) - self.position
 
     def num_matched(self, accepted_len: int) -> int:
@@ -230,12 +232,6 @@ class Request:
                 break
         return num_matched
 
-    def num_mismatched(self, accepted_len: int) -> int:
-        """Accepted tokens that differ from the target's choice: one per mismatched segment."""
-        end = self.position + accepted_len
-        accepted = takewhile(lambda found: found[0] < end, self.ahead)
-        return sum(segment.num_matched < segment.length for _, segment in accepted)
-
 
 class Replay:
     """One server with ``concurrency`` requests at a time, until all scripts are answered."""
@@ -248,16 +244,23 @@ class Replay:
         policy: Policy,
         question_rows: int = 40,
         *,
-        finishes_segments: bool = False,
+        every_token: bool = False,
+        cold_ms: Mapping[Stage, float] | None = None,
     ) -> None:
-        """``finishes_segments``: as in earlier versions, the target decodes the rest of a rejected
-        segment before the next draft."""
-        self.finishes_segments = finishes_segments
+        """
+        Args:
+            every_token: drafts are verified at every token, and the next one begins behind the
+                first rejected one. Else the target decodes the rest of a rejected segment first.
+            cold_ms: what the first forward of each stage and size takes beside its cost.
+        """
+        self.every_token, self._cold_ms = every_token, cold_ms or {}
+        self._seen: set[tuple[Stage, int]] = set()
+        self._stages: list[StageTime] = []
         self.waiting = list(scripts)[::-1]
         self.concurrency, self.costs, self.policy = concurrency, costs, policy
         self.question_rows = question_rows
         self.running: list[Request] = []
-        self.ms = 0.0
+        self.ms = self.total_cold_ms = 0.0
         self.num_tokens = 0
 
     def run(self) -> float:
@@ -271,11 +274,11 @@ class Replay:
     def _admit(self) -> None:
         new = []
         while self.waiting and len(self.running) + len(new) < self.concurrency:
-            new.append(Request(self.waiting.pop(), self.question_rows))
+            script, rows = self.waiting.pop(), self.question_rows
+            new.append(Request(script, rows, every_token=self.every_token))
         if not new:
             return
         self.ms += self.costs.prefill(len(new))
-        self._observe_load(len(new))
         self.running += new
         for request in new:
             self._emit(request, 1)  # the prefill's token
@@ -286,15 +289,17 @@ class Replay:
         request.plan = None
         if request.position >= request.length:
             return
-        request.plan = self.policy.plan(request.num_failed)
+        request.plan = self.policy.plan(len(self.running), request.num_failed)
         request.num_drafted, request.is_ready = 0, False
 
-    def _observe_load(self, num_new: int = 0) -> None:
-        suspended = [r.num_failed for r in self.running if r.is_suspended]
-        self.policy.observe_load(len(self.running) + num_new, suspended)
-
     def _iterate(self) -> None:
-        self._observe_load()
+        self._stages = []
+        kinds = [
+            (r.plan is not None or r.decodes_to > r.position + 1, r.num_failed)
+            for r in self.running
+        ]
+        for request in self.running:
+            request.num_output = 0
         drafting = [r for r in self.running if r.is_drafting]
         ready = [r for r in self.running if r.is_ready]
         decoding = [r for r in self.running if r.plan is None]
@@ -324,6 +329,8 @@ class Replay:
             self._emit(request, 1)
             if request.position >= request.decodes_to:
                 self._plan(request)
+        outputs = [(*kind, r.num_output) for kind, r in zip(kinds, self.running, strict=True)]
+        self.policy.observe(self._stages, outputs)
 
     def _draft(self, drafting: Sequence[Request], num_tokens: int) -> None:
         count = len(drafting)
@@ -336,7 +343,9 @@ class Replay:
         request.num_drafted = min(num_drafted, request.draft_limit)
         if request.num_drafted == request.draft_limit:
             request.is_ready = True
-            request.ends = request.ends_of(request.num_drafted)
+            request.ends = (request.num_drafted,)
+            if not self.every_token:
+                request.ends = request.ends_of(request.num_drafted)
             request.prefix_ends = tuple(evenly_spaced(request.ends, request.plan.max_prefixes))
 
     def _verify(self, request: Request) -> None:
@@ -344,23 +353,23 @@ class Replay:
         num_verified = request.prefix_ends[-1]
         good = request.num_good()
         accepted_len = max((end for end in request.prefix_ends if end <= good), default=0)
+        if self.every_token:
+            accepted_len = min(good, num_drafted)
         is_finished = start + accepted_len >= request.length
         num_matched = min(request.num_matched(accepted_len), num_verified - accepted_len)
         outcome = VerifyOutcome(
             num_drafted=num_drafted,
             num_verified=num_verified,
-            num_segments=len(request.ends),
             accepted_len=accepted_len,
             reject_end=next((end for end in request.prefix_ends if end > accepted_len), None),
             is_finished=start + num_drafted >= request.length,
             num_matched=num_matched,
-            num_mismatched=request.num_mismatched(accepted_len),
         )
         self.policy.observe_round(outcome, request.num_failed)
         request.num_failed = request.num_failed + 1 if outcome.has_failed else 0
         self._emit(request, accepted_len + num_matched + (not is_finished))
         request.is_ready = False
-        if self.finishes_segments and accepted_len < num_verified:
+        if not self.every_token and accepted_len < num_verified:
             request.plan = None
             request.decodes_to = next(
                 end for end in request.segment_ends if end > start + accepted_len
@@ -368,14 +377,20 @@ class Replay:
             if request.position < request.decodes_to:
                 return
         self._plan(request)
-        if accepted_len == num_verified and request.plan is not None:
+        if accepted_len == num_verified and request.plan is not None and not self.every_token:
             self._extend(request, max(0, num_drafted - accepted_len - 1))
 
     def _emit(self, request: Request, count: int) -> None:
         count = min(count, request.length - request.position)
         request.position += count
+        request.num_output += count
         self.num_tokens += count
 
     def _spend(self, stage: Stage, size: int, num_tokens: int, ms: float) -> None:
+        kind = stage, round(2 * math.log2(max(1, size)))
+        if kind not in self._seen:
+            self._seen.add(kind)
+            self.total_cold_ms += self._cold_ms.get(stage, 0.0)
+            ms += self._cold_ms.get(stage, 0.0)
         self.ms += ms
-        self.policy.observe(StageTime(stage, size, num_tokens, ms))
+        self._stages.append(StageTime(stage, size, num_tokens, ms))

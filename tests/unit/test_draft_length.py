@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import Stage, StageTime, VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.limits import LENGTHS, Limits
-from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.policy.limits import Limits, draft_lengths
 
 pytestmark = pytest.mark.unit
 
 DRAFTS = Path(__file__).resolve().parents[1] / "data" / "real_drafts.json"
-HALF, STEP_MS, NUM_ROUNDS = 0.5, 11.5, 20
-CANDIDATES = [length for length in LENGTHS if length <= ParseConfig().draft_tokens]
+KEY, STEP_MS, NUM_ROUNDS = (0.5, ""), 11.5, 20
+CANDIDATES = draft_lengths(ParseConfig().draft_tokens)
 SETTINGS = {"token": {"verification": "token"}, "likelihood": {"judge": "likelihood"}}
 ENDS = {"token": "differs", "likelihood": "refused"}
 """Which tokens of a recorded draft end what is accepted of it."""
@@ -45,7 +44,6 @@ def outcome_of(draft: Mapping, mode: str, start: int, length: int) -> VerifyOutc
     return VerifyOutcome(
         num_drafted=length,
         num_verified=length,
-        num_segments=length,
         accepted_len=bad,
         reject_end=bad + 1 if bad < length else None,
         is_finished=start + length == draft["tokens"],
@@ -72,24 +70,24 @@ def chosen_after(drafts: Sequence[Mapping], mode: str, ratio: float) -> int:
     """Draft tokens that a new server chooses after ``NUM_ROUNDS`` rounds of these answers."""
     controller = Controller(Limits.of(ParseConfig(**SETTINGS[mode]), 0))
     step = StageTime(Stage.DECODE, 1, 1, STEP_MS)
-    controller.observe([step])
     num_rounds = 0
     for draft in drafts:
         start = num_failed = 0
         while start < draft["tokens"] and num_rounds < NUM_ROUNDS:
-            plan = controller.plan(HALF, num_failed)
+            plan = controller.plan(KEY, num_failed)
             if plan is None:
-                controller.observe([step])
+                controller.observe([step], [(KEY, 1)])
                 start += 1
                 continue
             outcome = outcome_of(draft, mode, start, plan.draft_tokens)
-            count = outcome.num_drafted
+            count, num_output = outcome.num_drafted, outcome.accepted_len + 1
             drafting = StageTime(Stage.DRAFT, 1, count, count * ratio * STEP_MS)
-            controller.observe([drafting, StageTime(Stage.VERIFY, 1 + count, 0, verify_ms(count))])
-            controller.observe_round(HALF, outcome, num_failed)
+            controller.observe_round(KEY, outcome)
+            verify = StageTime(Stage.VERIFY, 1 + count, 0, verify_ms(count))
+            controller.observe([drafting, verify], [(KEY, num_output)])
             num_failed = num_failed + 1 if outcome.has_failed else 0
-            num_rounds, start = num_rounds + 1, start + outcome.accepted_len + 1
-    plan = controller.plan(HALF)
+            num_rounds, start = num_rounds + 1, start + num_output
+    plan = controller.plan(KEY)
     assert num_rounds == NUM_ROUNDS
     assert plan is not None
     return plan.draft_tokens

@@ -4,17 +4,16 @@ from collections import Counter
 
 import pytest
 
-from sglang_parse.core.block import DraftLayout
-from sglang_parse.core.policy.layout_choice import (
-    MIN_FORWARDS,
-    MIN_PROBES,
-    RETRY_EVERY,
-    DraftLayoutChoice,
-    layouts_for,
-)
-from sglang_parse.core.policy.stage_cost import Stage, StageTime
+from sglang_parse.core.block import DraftLayout, layouts_for
+from sglang_parse.core.phases import Stage, StageTime
+from sglang_parse.core.policy.constants import DEFAULTS
+from sglang_parse.core.policy.costs import Layouts
 
 pytestmark = pytest.mark.unit
+
+TRIALS = 1 + DEFAULTS.cold_forwards
+"""Chunks of a layout until its cost at a load is known."""
+EVERY, LAST, ONE = layouts_for(8, allow_one_token=True)
 
 
 def draft_time(layout: DraftLayout, num_requests: int, ms_per_token: float) -> StageTime:
@@ -23,83 +22,68 @@ def draft_time(layout: DraftLayout, num_requests: int, ms_per_token: float) -> S
     )
 
 
-def run(choice: DraftLayoutChoice, costs: dict, num_requests: int, num_chunks: int) -> Counter:
+def run(layouts: Layouts, costs: dict, num_requests: int, num_chunks: int) -> Counter:
     """Draft chunks by layout; ``costs``: layout -> (ms per token, the same per request)."""
-    used = Counter()
+    used: Counter = Counter()
     for _ in range(num_chunks):
-        layout = choice.choose(num_requests)
+        layout = layouts.choose(num_requests)
         used[layout] += 1
         base, slope = costs[layout]
-        per_token = base + slope * num_requests
-        choice.observe([draft_time(layout, num_requests, per_token)])
+        layouts.observe(draft_time(layout, num_requests, base + slope * num_requests))
     return used
 
 
 def test_candidate_layouts():
-    every, last, one = layouts_for(8, allow_one_token=True)
-    assert [str(layout) for layout in (every, last, one)] == [
+    assert [str(layout) for layout in (EVERY, LAST, ONE)] == [
         "8 tokens per forward, masks after every row",
         "8 tokens per forward, masks after the last row",
         "one token per forward",
     ]
-    assert [layout.lookahead_rows for layout in (every, last, one)] == [63, 14, 0]
-    assert layouts_for(8, allow_one_token=False) == (every, last)
-    assert layouts_for(1, allow_one_token=False) == (one,)
+    assert [layout.lookahead_rows for layout in (EVERY, LAST, ONE)] == [63, 14, 0]
+    assert layouts_for(8, allow_one_token=False) == (EVERY, LAST)
+    assert layouts_for(1, allow_one_token=False) == (ONE,)
 
 
 def test_the_cheapest_layout_at_the_current_load_is_used():
     """Masks after every row are cheap for one request and expensive for eight."""
-    every, last, one = layouts_for(8, allow_one_token=True)
-    costs = {every: (0.2, 0.2), last: (0.5, 0.05), one: (2.0, 0.0)}
-    choice = DraftLayoutChoice((every, last, one))
-    probes = 1 + MIN_FORWARDS // 4
-    assert run(choice, costs, 1, 3 * probes) == dict.fromkeys(costs, probes)
-    assert run(choice, costs, 1, RETRY_EVERY)[every] >= RETRY_EVERY - 2
-    run(choice, costs, 8, 20)
-    assert run(choice, costs, 8, RETRY_EVERY)[last] >= RETRY_EVERY - 2
-    assert choice.cheapest(1) == every
-    assert choice.costs[every].per_forward.at(1) == pytest.approx(4 * 0.4)
+    costs = {EVERY: (0.2, 0.2), LAST: (0.5, 0.05), ONE: (2.0, 0.0)}
+    layouts = Layouts((EVERY, LAST, ONE), DEFAULTS)
+    assert run(layouts, costs, 1, 3 * TRIALS) == dict.fromkeys(costs, TRIALS)
+    assert run(layouts, costs, 1, 64)[EVERY] >= 62
+    assert layouts.current == EVERY
+    assert layouts.per_token(1) == pytest.approx(0.4)
+    assert run(layouts, costs, 8, 3 * TRIALS) == dict.fromkeys(costs, TRIALS)
+    assert run(layouts, costs, 8, 64)[LAST] >= 62
+    assert layouts.current == LAST
 
 
-def test_the_first_chunk_of_a_layout_is_not_counted():
-    every, last = layouts_for(4, allow_one_token=False)
-    choice = DraftLayoutChoice((every, last))
-    choice.observe([draft_time(every, 1, 999.0)])
-    assert choice.costs[every].per_token(1) is None
-    choice.observe([StageTime(Stage.DECODE, 1, 1, 3.0), draft_time(every, 1, 1.0)])
-    assert choice.costs[every].per_token(1) == 1.0
-    assert "after every row: 1.00 ms per accepted token, 4.00 ms per forward" in choice.describe(1)
+def test_first_chunks_are_not_counted():
+    """They compile."""
+    layouts = Layouts((EVERY, LAST), DEFAULTS)
+    assert layouts.observe(draft_time(EVERY, 1, 999.0)) is None
+    assert layouts.per_token(1) is None
+    for _ in range(TRIALS):
+        layouts.observe(draft_time(EVERY, 1, 1.0))
+    assert layouts.per_token(1) == pytest.approx(1.0)
 
 
-def test_noise_does_not_change_the_layout():
-    every, last = layouts_for(4, allow_one_token=False)
-    choice = DraftLayoutChoice((every, last))
-    run(choice, {every: (1.0, 0.0), last: (1.2, 0.0)}, 1, 12)
-    assert choice.current == every
-    assert run(choice, {every: (1.0, 0.0), last: (0.95, 0.0)}, 1, 50)[last] <= 1
-    run(choice, {every: (1.0, 0.0), last: (0.3, 0.0)}, 1, 4 * RETRY_EVERY)
-    assert choice.current == last
+def test_what_lost_is_tried_again():
+    """Costs change."""
+    layouts, every = Layouts((EVERY, LAST), DEFAULTS), DEFAULTS.retry_every
+    run(layouts, {EVERY: (1.0, 0.0), LAST: (1.2, 0.0)}, 1, 12)
+    assert layouts.current == EVERY
+    costs = {EVERY: (1.0, 0.0), LAST: (0.3, 0.0)}
+    assert run(layouts, costs, 1, 2 * every)[LAST] >= every
+    assert layouts.current == LAST
 
 
 def test_the_last_tokens_of_drafts_say_little():
     """A forward that may accept eight tokens costs as much where a draft ends after one."""
-    every, last = layouts_for(8, allow_one_token=False)
-    choice = DraftLayoutChoice((every, last))
-    for layout, lengths in ((every, (9, 1, 1, 1, 80)), (last, (9, 40, 40))):
+    layouts = Layouts((EVERY, LAST), DEFAULTS)
+    for layout, lengths in ((EVERY, (9, 1, 1, 1, 80)), (LAST, (9, 40, 40))):
         for num_tokens in lengths:
-            num_forwards = -(-num_tokens // (5 if layout is every else 3))
-            times = (num_tokens, (4.0 if layout is every else 3.0) * num_forwards, num_forwards)
-            choice.observe([StageTime(Stage.DRAFT, 1, *times, layout)])
-    assert choice.choose(1) == every
-    assert choice.costs[every].per_token(1) == pytest.approx(0.8, rel=0.15)
-
-
-def test_each_layout_is_measured_at_each_load():
-    """A server that knew eight requests only took masks after every row for dear at one, too."""
-    every, last, one = layouts_for(8, allow_one_token=True)
-    costs = {every: (0.0, 0.5), last: (1.0, 0.05), one: (2.0, 0.1)}
-    choice = DraftLayoutChoice((every, last, one))
-    run(choice, costs, 8, 50)
-    assert choice.current == last
-    assert run(choice, costs, 1, 3 * MIN_PROBES) == dict.fromkeys(costs, MIN_PROBES)
-    assert choice.choose(1) == every
+            num_forwards = -(-num_tokens // (5 if layout is EVERY else 3))
+            times = (num_tokens, (4.0 if layout is EVERY else 3.0) * num_forwards, num_forwards)
+            layouts.observe(StageTime(Stage.DRAFT, 1, *times, layout))
+    assert layouts.choose(1) == EVERY
+    assert layouts.per_token(1) == pytest.approx(0.8, rel=0.15)

@@ -17,7 +17,8 @@ from sglang_parse.compare.report import results
 from sglang_parse.core import config
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, Stats, TraceRecord
-from sglang_parse.core.policy.text_length import TextLength
+from sglang_parse.core.policy.constants import DEFAULTS
+from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.question import QuestionWording, built_in_questions
 from sglang_parse.core.request import MAX_TRACE_BYTES, RequestState, RequestText
 from sglang_parse.core.setting import settings_of
@@ -143,7 +144,7 @@ def test_every_key_of_meta_info_is_in_the_table():
     )
     table = page("response-metadata").partition("## Fallback to plain decoding")[0]
     state = RequestState(policy, plan=DraftPlan(64, 8, 16), trace_bytes=MAX_TRACE_BYTES)
-    state.add_text("prediction", RequestText(TextMatch(), TextLength(())))
+    state.add_text("prediction", RequestText(TextMatch(), TextLength(TextSourceStats(DEFAULTS))))
     assert first_column(table) == set(response_info(FinishedReq(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 import pytest
 
-from support.loads import QUESTION_ROWS, Load, costs_of, loads, recorded, scripts_of
+from support.loads import QUESTION_ROWS, Load, costs_of, loads, real_loads, recorded, scripts_of
 from support.replay import Fixed, Replay
 
 pytestmark = pytest.mark.unit
 
 LOADS = {load.name: load for load in loads()}
+REAL = {load.name: load for load in real_loads()}
 
 
 @pytest.mark.parametrize("real", recorded()["real"], ids=lambda real: f"{real['requests']}")
 def test_the_simulator_predicts_real_servers(real: Mapping):
-    """With settings other than those it was recorded with; they let the target finish a rejected
-    segment.
+    """With settings other than those it was recorded with.
 
     A run of one request is short, and the plain server's steps stand in for those of a server that
     never drafts: both are predicted too fast.
@@ -31,7 +31,6 @@ def test_the_simulator_predicts_real_servers(real: Mapping):
     scripts = scripts_of("blocks", 0.5, max(24, 4 * real["requests"]))
     replay = Replay(
         *(scripts, real["requests"], costs_of("blocks"), fixed, QUESTION_ROWS),
-        finishes_segments=True,
     )
     error = 0.14 if real["requests"] == 1 else 0.01 if fixed.drafts else 0.08
     assert replay.run() == pytest.approx(real["tokens_per_s"], rel=error)
@@ -45,6 +44,15 @@ def test_as_fast_as_the_best_of_the_grid(load: Load):
     assert load.run(again) == pytest.approx(best["tokens_per_s"], rel=1e-3)
     rate = load.controlled()
     assert rate >= 0.9 * best["tokens_per_s"]
+    assert rate >= 0.97 * load.run(Fixed(drafts=False))
+
+
+@pytest.mark.parametrize("load", REAL.values(), ids=REAL)
+def test_real_texts(load: Load):
+    """Against fixed lengths, from a cold start of the controller."""
+    fixed = [Fixed(length, 1, 128) for length in (4, 8, 16, 32, 64)]
+    rate, best = load.controlled(), max(map(load.run, fixed))
+    assert rate >= 0.85 * best
     assert rate >= 0.97 * load.run(Fixed(drafts=False))
 
 

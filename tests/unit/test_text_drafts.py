@@ -6,18 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy
-from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.limits import Limits
-from sglang_parse.core.policy.stage_cost import Stage, StageTime
-from sglang_parse.core.policy.text_length import (
-    FIRST_TOKENS,
-    LOSS_RATE,
-    MAX_LOSS,
-    SourceAgreement,
-    TextLength,
-    whole_segments,
-)
+from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy, VerifyOutcome
+from sglang_parse.core.policy.constants import DEFAULTS
+from sglang_parse.core.policy.texts import TextLength, TextSourceStats, whole_segments
 from sglang_parse.core.prediction import prediction_text
 from sglang_parse.core.request import RequestState, RequestText
 from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
@@ -144,7 +135,11 @@ def test_few_places_of_a_frequent_token_are_looked_at():
 
 
 def new_length() -> TextLength:
-    return TextLength(SourceAgreement().for_request())
+    return TextLength(TextSourceStats(DEFAULTS))
+
+
+def accepted(num_drafted: int, num_accepted: int) -> VerifyOutcome:
+    return VerifyOutcome(num_drafted, num_drafted, num_accepted, None, is_finished=False)
 
 
 def drafted(answer: list[int], text: list[int], cost_per_row: float) -> tuple[float, int]:
@@ -159,7 +154,7 @@ def drafted(answer: list[int], text: list[int], cost_per_row: float) -> tuple[fl
             right += 1
         if count:
             extra = cost_per_row * (count + 1)
-            length.observe(match.match_len, count, right, extra)
+            length.observe(match.match_len, accepted(count, right), extra)
             cost, passes = cost + extra, passes + 1
             if right == count:
                 match.follow_draft()
@@ -199,22 +194,22 @@ def test_a_hopeless_text_costs_three_percent(cost_per_row: float, size: int):
 
 
 def test_losses_are_bounded_whatever_others_gained():
-    shared = SourceAgreement()
+    shared = TextSourceStats(DEFAULTS)
     for _ in range(100):
-        shared.observe(3, 16, 16)
-    length, lost = TextLength(shared.for_request()), 0.0
+        shared.observe(3, accepted(16, 16))
+    length, lost = TextLength(shared), 0.0
     for written in range(400):
         if count := length.choose(3, 16, written, lambda n: 0.1 * n):
-            length.observe(3, count, 0, 0.1 * count)
+            length.observe(3, accepted(count, 0), 0.1 * count)
             lost += 0.1 * count
-    assert 0 < lost <= MAX_LOSS + LOSS_RATE * 400
-    assert length.longest == FIRST_TOKENS
+    assert 0 < lost <= DEFAULTS.text_loss + DEFAULTS.text_loss_rate * 400
+    assert length.longest == DEFAULTS.text_tokens
 
 
 def test_an_estimate_cannot_end_what_it_is_learned_from():
     length = new_length()
-    assert length.choose(0, 100, 1, lambda _: 50.0) == 4
-    length.observe(0, 4, 4, 50.0)
+    assert length.choose(0, 100, 1, lambda _: 50.0) == 2
+    length.observe(0, accepted(2, 2), 50.0)
     assert length.choose(0, 100, 6, lambda _: 50.0) == 0
     assert new_length().choose(2, 100, 1, lambda _: 50.0) == 0
 
@@ -228,7 +223,7 @@ def test_drafts_are_whole_segments_and_grow(line: int):
         ends = [end for end in ends if end <= 2 * length.longest]
         count = length.choose(0, total - place, place, lambda _: 0.1, ends)
         assert (place + count) % line == 0 or line > count
-        length.observe(0, count, count, 0.1)
+        length.observe(0, accepted(count, count), 0.1)
         place += count
         drafts.append(count)
     assert place == total
@@ -246,17 +241,6 @@ def test_a_segment_too_long_is_no_reason_for_none():
 
 def test_no_draft_without_tokens():
     assert new_length().choose(0, 0, 10, lambda _: 0.0) == 0
-
-
-def test_cost_of_a_pass_at_the_load():
-    controller = Controller(Limits(), "auto")
-    assert controller.extra_cost(32) == 1.0  # before anything is measured
-    controller.observe_load(2)
-    for rows, ms in ((2, 10.0), (18, 15.0)):
-        controller.observe([StageTime(Stage.VERIFY, rows, 0, ms)])
-    controller.observe([StageTime(Stage.DECODE, 2, 2, 10.0)])
-    assert controller.extra_cost(17) == pytest.approx(1.0)  # 5 ms, 2 tokens in 10 ms
-    assert Controller(Limits(), "always").extra_cost(32) == 0.0
 
 
 # -- the request ----------------------------------------------------------------------------

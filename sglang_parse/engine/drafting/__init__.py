@@ -7,7 +7,6 @@
     chunk.can_follow(reqs)                   whether the next chunk may be launched before ``wait``
     chunk.wait(leave=0)                      wait for the tokens and add them to the drafts
     chunk.layout, rows, num_forwards, tokens_per_request, finished     what it was
-    drafter.choice.observe(stage_times)      learn what layouts cost
     drafter.model.kv                         marks of slots with draft KV: ``clear``, ``settle``
 
 Modules, callers first:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from sglang_parse.core.block import DraftLayout, Masks
-from sglang_parse.core.policy.layout_choice import DraftLayoutChoice, layouts_for
+from sglang_parse.core.policy.costs import Layouts
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.draft_prefill import prefill_missing
@@ -26,33 +26,24 @@ class Drafter:
 
     Args:
         model: the draft model.
-        block_size: most tokens per forward; 1 for token by token.
-        mask_id: the draft's mask token, if ``block_size`` is above 1.
-        allow_one_token: allow token by token beside blocks, where it is faster.
+        layouts: chooses the layout of each chunk.
+        mask_id: the draft's mask token, if a layout has any.
         is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
         plans_on_device: whether attention plans a forward from lengths on the device.
         draft_tokens: most tokens of any draft.
-        is_timed: choose the layout by measured costs; otherwise always take the first one.
-
-    Attributes:
-        choice: chooses the layout; it is to observe every iteration's stage times.
     """
 
     def __init__(
         self,
         model: DraftModel,
+        layouts: Layouts,
         *,
-        block_size: int,
         mask_id: int,
-        allow_one_token: bool,
         is_masked: bool,
         plans_on_device: bool,
         draft_tokens: int,
-        is_timed: bool = True,
     ) -> None:
-        self.model = model
-        layouts = layouts_for(block_size, allow_one_token=allow_one_token)
-        self.choice = DraftLayoutChoice(layouts if is_timed else layouts[:1])
+        self.model, self._layouts = model, layouts
         self._mask_id, self._is_masked = mask_id, is_masked
         self._plans_on_device, self._draft_tokens = plans_on_device, draft_tokens
         self._logged: DraftLayout | None = None
@@ -72,7 +63,7 @@ class Drafter:
                 follows tokens in flight takes its layout.
         """
         follows = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
-        layout = before.layout if before and follows else self.choice.choose(len(rows))
+        layout = before.layout if before and follows else self._layouts.choose(len(rows))
         self._log_layout(len(rows))
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
         if layout.masks is Masks.NONE:
@@ -89,17 +80,21 @@ class Drafter:
             *(self.model, layout, batch, rows),
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
+            tokens_per_forward=self._layouts.costs[layout].tokens_per_forward,
             mask_id=self._mask_id,
             is_masked=self._is_masked,
         )
 
     def _log_layout(self, num_requests: int) -> None:
         """Logs a new choice of the layout, and the costs behind it, but not every flicker."""
-        choice = self.choice
-        is_new = choice.current != self._logged and choice.num_choices >= self._log_from
-        if choice.current is not None and is_new and len(choice.costs) > 1:
-            self._logged, self._log_from = choice.current, choice.num_choices + LOG_EVERY
+        layouts = self._layouts
+        is_new = layouts.current != self._logged and layouts.num_chunks >= self._log_from
+        if layouts.current is not None and is_new and len(layouts.costs) > 1:
+            self._logged, self._log_from = layouts.current, layouts.num_chunks + LOG_EVERY
+            costs = "; ".join(
+                f"{layout}: {cost.per_token(num_requests):.2f} ms per accepted token"
+                for layout, cost in layouts.costs.items()
+            )
             logger.info(
-                "PARSE: draft layout: %s (%d requests; %s)",
-                *(choice.current, num_requests, choice.describe(num_requests)),
+                "PARSE: draft layout: %s (%d requests; %s)", layouts.current, num_requests, costs
             )

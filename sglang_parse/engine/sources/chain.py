@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from sglang_parse.core.answers import Scope
-from sglang_parse.core.phases import ANSWERS, ENDPOINT, PREDICTION, Phase
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, PREDICTION, Phase, VerifyOutcome
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.faults import contain_request

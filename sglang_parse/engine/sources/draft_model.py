@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_parse.core.phases import MODEL
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import MODEL, VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.engine.sglang_types import Req
 
@@ -21,12 +20,13 @@ class DraftModelSource:
     def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
         state = req.parse_state
         controller = self._controller
-        plan = controller.plan(*state.stats_key, always=state.policy.always_drafts)
+        always = state.policy.always_drafts
+        plan = controller.plan(state.draft_key, state.num_failed, always=always)
         if plan is None:
             return controller.no_draft_reason
         state.start_draft(plan)
         return ""
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
-        threshold, num_failed, adapter = req.parse_state.stats_key
-        self._controller.observe_round(threshold, outcome, num_failed, adapter)
+        state = req.parse_state
+        self._controller.observe_round(state.draft_key, outcome, state.num_failed)

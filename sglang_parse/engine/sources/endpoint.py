@@ -17,9 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import ENDPOINT, Phase
-from sglang_parse.core.policy.acceptance import VerifyOutcome
-from sglang_parse.core.policy.text_length import FIRST_TOKENS
+from sglang_parse.core.phases import ENDPOINT, Phase, VerifyOutcome
+from sglang_parse.core.policy.texts import TextLength
 from sglang_parse.core.request import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
@@ -38,7 +37,7 @@ one."""
 MAX_LATE = 4
 """Requests in a row whose text comes too late, or never, before nobody is asked for a while."""
 MAX_LOSS, MAX_GAIN = 8.0, 32.0
-"""As in ``text_length``: each question costs the wait for the first words."""
+"""Of its ``TextLength``s: each question costs the wait for the first words."""
 IDLE_S = 0.005
 """Most seconds that an iteration waits for text if all requests do."""
 
@@ -67,9 +66,8 @@ class EndpointSource(TextSource):
         self._reported: set[str] = set()
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:
-        text = super().new_text(is_complete=is_complete)
-        text.length.max_loss, text.length.max_gain = MAX_LOSS, MAX_GAIN
-        return text
+        length = TextLength(self._stats, MAX_LOSS, MAX_GAIN)
+        return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         if reason := self.follow(req, new_ids):
@@ -130,7 +128,9 @@ class EndpointSource(TextSource):
 
     def _is_enough(self, token_ids: Sequence[int]) -> bool:
         if self._segments is None or len(token_ids) >= self._config.draft_tokens:
-            return len(token_ids) >= min(FIRST_TOKENS, self._config.draft_tokens)
+            return len(token_ids) >= min(
+                self._controller.config.text_tokens, self._config.draft_tokens
+            )
         return bool(self._segments.ends(token_ids))
 
     def _ask(self, req: Req, new_ids: Sequence[int]) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import GRAMMAR
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import GRAMMAR, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
-from sglang_parse.core.policy.text_length import DECAY, MIN_GAIN, MIN_TOKENS, Agreement
+from sglang_parse.core.policy.texts import TextSourceStats
 from sglang_parse.engine.grammar import forced_after
 from sglang_parse.engine.requests import tokens_left
 from sglang_parse.engine.sglang_types import Req
 
-PRIOR_HIT = 0.9
-"""Prior probability that the target chooses the first of the tokens that the text was split into;
-it may spell the same text in others."""
+MIN_TOKENS = 4
+"""Shortest draft: the target may spell the same text in other tokens."""
 NO_GRAMMAR = f"{GRAMMAR}: the request has none"
 NOTHING_FORCED = f"{GRAMMAR}: it forces too few tokens"
 
@@ -36,7 +34,7 @@ class ForcedSource:
 
     def __init__(self, config: ParseConfig, controller: Controller) -> None:
         self._config, self._controller = config, controller
-        self._agreement = Agreement(PRIOR_HIT)
+        self._stats = TextSourceStats(controller.config)
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         state = req.parse_state
@@ -46,18 +44,18 @@ class ForcedSource:
             return DRAFTING_OFF
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         token_ids = forced_after(state, new_ids, limit)
-        if not self._pays(len(token_ids)):
+        if not self._pays(len(token_ids), always=state.policy.always_drafts):
             return NOTHING_FORCED
         state.give_draft(token_ids, 1, self.name)
         return ""
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         del req
-        num_output = min(outcome.accepted_len + outcome.num_matched, outcome.num_drafted)
-        self._agreement.observe(outcome.num_drafted, num_output, DECAY)
+        self._stats.observe(0, outcome)
 
-    def _pays(self, num_tokens: int) -> bool:
+    def _pays(self, num_tokens: int, *, always: bool) -> bool:
         if num_tokens < MIN_TOKENS:
             return False
-        gain = self._agreement.expect(num_tokens) - self._controller.extra_cost(1 + num_tokens)
-        return gain >= MIN_GAIN
+        cost = self._controller.extra_cost(1 + num_tokens, always=always)
+        gain = self._stats.expect(0, num_tokens) - cost
+        return gain >= self._controller.config.text_min_gain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.engine.sglang_types import Req
 
 

@@ -6,11 +6,12 @@ They need no forward of a draft model: a draft starts with the verify pass in th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.policy.acceptance import VerifyOutcome
+from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
-from sglang_parse.core.policy.text_length import SourceAgreement, TextLength
+from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request import RequestText
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
@@ -51,7 +52,7 @@ class TextSource:
         self._incoming, self._segments = incoming, segments
         self._question_rows = question_rows
         self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
-        self._agreement = SourceAgreement()
+        self._stats = TextSourceStats(controller.config)
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:
         """A text of a request, without tokens.
@@ -59,8 +60,7 @@ class TextSource:
         Args:
             is_complete: no tokens will arrive.
         """
-        length = TextLength(self._agreement.for_request())
-        return RequestText(TextMatch(), length, is_complete=is_complete)
+        return RequestText(TextMatch(), TextLength(self._stats), is_complete=is_complete)
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         if reason := self.follow(req, new_ids):
@@ -71,7 +71,8 @@ class TextSource:
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
         rest = self._rest(text, limit) if limit > 1 else ()
-        cost, ends = self._cost, self._ends(text, rest, limit)
+        cost = partial(self._cost, always=state.policy.always_drafts)
+        ends = self._ends(text, rest, limit)
         length = text.length.choose(match.match_len, len(rest), num_written, cost, ends)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
@@ -129,12 +130,9 @@ class TextSource:
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         text = req.parse_state.texts[self.name]
-        match, num_drafted = text.match, outcome.num_verified
-        num_output = min(outcome.accepted_len + outcome.num_matched, num_drafted)
-        self._agreement.observe(match.match_len, num_drafted, num_output)
-        text.length.observe(match.match_len, num_drafted, num_output, text.cost)
-        if num_output == num_drafted:
-            match.follow_draft()
+        text.length.observe(text.match.match_len, outcome, text.cost)
+        if outcome.num_output == outcome.num_verified:
+            text.match.follow_draft()
 
     def _ends_answer(self, text: RequestText, length: int, num_left: int, limit: int) -> bool:
         """Whether the answer would end behind the draft, as its text does. The target says so
@@ -142,6 +140,6 @@ class TextSource:
         is_end = text.ends_answer and length == num_left < limit
         return self._config.is_semantic and is_end
 
-    def _cost(self, num_tokens: int) -> float:
+    def _cost(self, num_tokens: int, *, always: bool) -> float:
         rows = 1 + num_tokens + self._max_prefixes * self._question_rows
-        return self._controller.extra_cost(rows)
+        return self._controller.extra_cost(rows, always=always)

@@ -68,10 +68,10 @@ class RankNoise:
             lines.write(json.dumps({"own": own, "agreed": agreed.tolist()}) + "\n")
         return agreed
 
-    def observe(self, original: Callable, controller: Any, iteration: Any) -> None:
+    def observe(self, original: Callable, controller: Any, stages: Any, outputs: Any) -> None:
         with (self.folder / f"rank{_rank()}.times").open("a") as lines:
-            lines.write(f"{iteration}\n")
-        original(controller, iteration)
+            lines.write(f"{stages} {outputs}\n")
+        original(controller, stages, outputs)
 
 
 def _takes_smallest(forward_batch: Any, *_: Any, **__: Any) -> bool:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.policy.acceptance import VerifyOutcome
-from sglang_parse.core.policy.stage_cost import StageTime
+from sglang_parse.core.phases import DraftKey, StageTime, VerifyOutcome
 
 
 def register() -> None:
@@ -34,22 +33,24 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def observe(self, original: Callable, controller: Any, iteration: Iterable[StageTime]) -> None:
-        iteration = list(iteration)
-        for timed in iteration:
+    def observe(
+        self, original: Callable, controller: Any, stages: Iterable[StageTime], outputs: Any
+    ) -> None:
+        stages = list(stages)
+        for timed in stages:
             self._write(timed.stage.value, timed.size, timed.num_tokens, round(timed.ms, 3))
-        original(controller, iteration)
+        original(controller, stages, outputs)
 
     def observe_round(
         self,
         original: Callable,
         controller: Any,
-        threshold: float,
+        key: DraftKey,
         outcome: VerifyOutcome,
         num_failed: int = 0,
     ) -> None:
-        self._write("round", threshold, *outcome)
-        original(controller, threshold, outcome, num_failed)
+        self._write("round", key[0], *outcome)
+        original(controller, key, outcome, num_failed)
 
     def _write(self, *values: Any) -> None:
         with self.path.open("a") as lines:

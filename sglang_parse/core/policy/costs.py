@@ -1,0 +1,141 @@
+"""What forwards cost: wall time of a stage by its size, and the cheapest draft layout."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.phases import StageTime
+from sglang_parse.core.policy.constants import PolicyConfig
+
+
+@dataclass(slots=True)
+class _Mean:
+    size: float
+    ms: float = 0.0
+    num_seen: int = 0
+    last_seen: int = 0
+
+
+class StageCost:
+    """Expected ms of a stage by its size; a larger size costs no less."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config, self._num_seen = config, 0
+        self._means: dict[int, _Mean] = {}  # by half octave
+        self._sizes: list[float] = []  # of warm and recent means, ascending
+        self._ms: list[float] = []
+
+    def add(self, size: float, ms: float) -> float | None:
+        """Records a forward.
+
+        Returns:
+            Its ms, limited by the mean; None for one that may have compiled kernels: its size is
+            new, and nothing is known or it takes far longer than other sizes suggest.
+        """
+        config, expected = self._config, self.at(size)
+        mean = self._means.setdefault(round(2 * math.log2(max(1.0, size))), _Mean(size))
+        self._num_seen += 1
+        mean.num_seen, mean.last_seen = mean.num_seen + 1, self._num_seen
+        num_warm = mean.num_seen - config.cold_forwards
+        if num_warm <= 0:
+            return None if expected is None or ms > config.max_outlier * expected else ms
+        if num_warm > 1:
+            ms = min(ms, config.max_outlier * mean.ms)
+        # A mean well above what is seen now comes from cold forwards, or a busy machine.
+        weight = max(0.5 if ms < 0.75 * mean.ms else config.mean_weight, 1 / num_warm)
+        mean.ms += weight * (ms - mean.ms)
+        mean.size += weight * (size - mean.size)
+        self._update()
+        return ms
+
+    def knows(self, size: float) -> bool:
+        """Whether a warm forward of a size within an octave was seen lately."""
+        return any(size / 2 <= known <= 2 * size for known in self._sizes)
+
+    def at(self, size: float) -> float | None:
+        """Returns the ms of this size, interpolated; None before the first warm forward."""
+        sizes, ms = self._sizes, self._ms
+        if not sizes or size <= sizes[0] or len(sizes) == 1:
+            return ms[0] if ms else None
+        i = min(bisect_left(sizes, size), len(sizes) - 1)
+        slope = (ms[i] - ms[i - 1]) / (sizes[i] - sizes[i - 1])
+        # Beyond the largest size at most in proportion to it.
+        return min(ms[i - 1] + slope * (size - sizes[i - 1]), ms[-1] * max(1.0, size / sizes[-1]))
+
+    def _update(self) -> None:
+        oldest, highest = self._num_seen - self._config.max_age, 0.0
+        self._sizes, self._ms = [], []
+        for mean in sorted(self._means.values(), key=lambda mean: mean.size):
+            if mean.num_seen > self._config.cold_forwards and mean.last_seen > oldest:
+                highest = max(highest, mean.ms)
+                self._sizes.append(mean.size)
+                self._ms.append(highest)
+
+
+@dataclass(slots=True)
+class LayoutCost:
+    """ms per forward of a layout by requests; decayed counts of its forwards, and of the draft
+    tokens per request that they brought."""
+
+    per_forward: StageCost
+    num_tokens: float = 0.0
+    num_forwards: float = 0.0
+    last_used: int = 0
+
+    def per_token(self, num_requests: float) -> float:
+        ms = self.per_forward.at(num_requests)
+        return math.inf if ms is None else ms * self.num_forwards / max(1e-9, self.num_tokens)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens that a forward added to a draft, 1 at least; 0 before the first chunk."""
+        return max(1.0, self.num_tokens / self.num_forwards) if self.num_forwards else 0.0
+
+
+class Layouts:
+    """Chooses the draft layout (``block``) of each chunk by its ms per accepted token at this load.
+
+    All layouts write the same text. Mask tokens after every row get more tokens per forward but add
+    rows, which are cheap on a GPU with few requests and expensive with many.
+    """
+
+    def __init__(self, layouts: Sequence[DraftLayout], config: PolicyConfig) -> None:
+        self.costs = {layout: LayoutCost(StageCost(config)) for layout in layouts}
+        self.current, self.num_chunks, self._config = layouts[0], 0, config
+
+    def choose(self, num_requests: int) -> DraftLayout:
+        """Returns the layout of the next chunk of this many requests: one that was not measured at
+        this load, now and then the longest unused one, else the cheapest."""
+        self.num_chunks += 1
+        costs = self.costs
+        chosen = next((x for x in costs if not costs[x].per_forward.knows(num_requests)), None)
+        if chosen is None and self.num_chunks % self._config.retry_every == 0:
+            chosen = min(costs, key=lambda layout: costs[layout].last_used)
+        elif chosen is None:
+            chosen = min(costs, key=lambda layout: costs[layout].per_token(num_requests))
+            self.current = chosen
+        costs[chosen].last_used = self.num_chunks
+        return chosen
+
+    def observe(self, timed: StageTime) -> float | None:
+        """Records a chunk; returns its ms as ``StageCost.add`` does."""
+        cost = self.costs[timed.layout]
+        count = timed.num_forwards or max(1, round(timed.num_tokens))
+        keep = 0.5 ** (count / self._config.retry_every)
+        cost.num_tokens = keep * cost.num_tokens + timed.num_tokens
+        cost.num_forwards = keep * cost.num_forwards + count
+        ms = cost.per_forward.add(timed.size, timed.ms / count)
+        return None if ms is None else ms * count
+
+    def knows(self, num_requests: float) -> bool:
+        """See ``StageCost.knows``."""
+        return any(cost.per_forward.knows(num_requests) for cost in self.costs.values())
+
+    def per_token(self, num_requests: float) -> float | None:
+        """Returns ms per draft token of a request; None before the first warm chunk."""
+        ms = min(cost.per_token(num_requests) for cost in self.costs.values())
+        return None if ms == math.inf else ms

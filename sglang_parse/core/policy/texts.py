@@ -1,0 +1,121 @@
+"""Length of a draft from a text: a prediction, an earlier answer, another server's draft.
+
+It costs its verify pass and nothing else. Costs are in tokens that decode steps output at the
+present load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sglang_parse.core.phases import VerifyOutcome
+from sglang_parse.core.policy.constants import PolicyConfig
+from sglang_parse.core.policy.drafting import Acceptance
+
+KNOWN_WELL = 4
+"""Newest tokens from which on more of them do not tell better where an answer is in a text."""
+
+
+class TextSourceStats:
+    """What a server has learned about drafts of one source. ``match_len`` newest tokens were found
+    in the text; 0 where the answer follows it."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.config, self.acceptance = config, Acceptance(config.error_rate)
+        self._hits: dict[int, float] = {}
+
+    def _hit(self, match_len: int) -> float:
+        """Chance that the first token is output."""
+        prior = self.config.text_hit if match_len else (1 + self.config.text_hit) / 2
+        return self._hits.get(min(match_len, KNOWN_WELL), prior)
+
+    def expect(self, match_len: int, draft_tokens: int) -> float:
+        """Mean output tokens of a draft."""
+        return self._hit(match_len) * self.acceptance.expect(draft_tokens)[1]
+
+    def observe(self, match_len: int, outcome: VerifyOutcome) -> None:
+        hit, has_hit = self._hit(match_len), outcome.num_output > 0
+        self._hits[min(match_len, KNOWN_WELL)] = hit + self.config.mean_weight * (has_hit - hit)
+        if has_hit:
+            self.acceptance.observe(outcome, self.config.memory)
+
+
+class TextLength:
+    """Chooses the lengths of one request's drafts from one text. A text that never fits costs a
+    small part of the answer, whatever was learned from others.
+
+    Args:
+        source: what the server knows about such texts.
+        max_loss, max_gain: tokens that may be lost at first, and gained ones that may be lost
+            again; the server's constants if not given.
+
+    Attributes:
+        longest: longest draft that the next one may be; doubles with each that fits.
+        net_loss: costs of verify passes less output draft tokens.
+    """
+
+    def __init__(
+        self, source: TextSourceStats, max_loss: float | None = None, max_gain: float | None = None
+    ) -> None:
+        self._source, self._config, self.net_loss = source, source.config, 0.0
+        self._max_loss = self._config.text_loss if max_loss is None else max_loss
+        self._max_gain = self._config.text_gain if max_gain is None else max_gain
+        self.longest, self.has_drafted = self._config.text_tokens, False
+
+    def choose(
+        self,
+        match_len: int,
+        limit: int,
+        num_written: int,
+        extra_cost: Callable[[int], float],
+        ends: Sequence[int] = (),
+    ) -> int:
+        """Returns the draft tokens that are worth verifying, 0 for none.
+
+        Args:
+            match_len: see ``TextSourceStats``.
+            limit: tokens that there are, or that are allowed.
+            num_written: output tokens so far.
+            extra_cost: cost of verifying that many draft tokens, beyond a decode step.
+            ends: where segments end among the next ``2 * longest`` tokens, ascending; none where
+                every token is verified.
+        """
+        left = self._left(num_written)
+        if not limit or left <= 0:
+            return 0
+        longest = min(limit, self.longest)
+        lengths = {whole_segments(max(1, longest >> i), ends) for i in range(4)}
+        costs = {n: cost for n in lengths if (cost := extra_cost(n)) <= left}
+        if not costs and not self.has_drafted and not match_len:
+            return min(lengths)  # only a pass tells what a pass costs
+        gains = {n: self._source.expect(match_len, n) - cost for n, cost in costs.items()}
+        best = max(gains, key=lambda length: gains[length], default=0)
+        return best if best and gains[best] >= self._config.text_min_gain else 0
+
+    def can_lose(self, num_written: int) -> bool:
+        """Whether the request may lose something more."""
+        return self._left(num_written) > 0
+
+    def _left(self, num_written: int) -> float:
+        return self._max_loss + self._config.text_loss_rate * num_written - self.net_loss
+
+    def lose(self, cost: float) -> None:
+        """Records a cost without a draft."""
+        self.net_loss += cost
+
+    def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
+        """Records a verified draft and its cost beyond a decode step."""
+        num_output, self.has_drafted = outcome.num_output, True
+        self._source.observe(match_len, outcome)
+        self.net_loss = max(-self._max_gain, self.net_loss + cost - num_output)
+        if num_output == outcome.num_verified:
+            self.longest = max(self.longest, 2 * num_output)
+        else:
+            self.longest = max(self._config.text_tokens, self.longest // 2)
+
+
+def whole_segments(length: int, ends: Sequence[int]) -> int:
+    """Returns the next segment's end if it is at most twice as far, else the last one's: a verdict
+    on half a segment is unreliable. The length itself where a segment is longer."""
+    later = next((end for end in ends if length <= end <= 2 * length), 0)
+    return later or max((end for end in ends if end <= length), default=length)
