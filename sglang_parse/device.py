@@ -1,4 +1,4 @@
-"""Copies to the device and back.
+"""Copies to the device and back, and its clock.
 
 Under overlap an iteration is launched without a wait for the previous one: copies to the device go
 through pinned memory, and copies to the host are waited for when they are read.
@@ -6,6 +6,7 @@ through pinned memory, and copies to the host are waited for when they are read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +23,40 @@ def on_device(
     return async_h2d(values, dtype=dtype, device=device)
 
 
+class DeviceClock:
+    """Times what a device does: its events on a GPU, the host's clock on a CPU.
+
+    On a GPU the host's clock tells when it launched and waited, not what a forward took.
+    """
+
+    def __init__(self, device: Any) -> None:
+        is_cpu = torch.device(device).type == "cpu"
+        self._module = None if is_cpu else torch.get_device_module(device)
+
+    def mark(self) -> Any:
+        """Marks the end of everything launched on the current stream."""
+        if self._module is None:
+            return time.perf_counter()
+        event = self._module.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start: Any, end: Any) -> float | None:
+        """Time between two marks; None until the device has passed ``end``. Never waits."""
+        if self._module is None:
+            return (end - start) * 1e3
+        return start.elapsed_time(end) if end.query() else None
+
+
 class HostCopy:
-    """An asynchronous copy of a device tensor to the host."""
+    """An asynchronous copy of a device tensor to the host.
+
+    Attributes:
+        made: mark of the tensor's device clock before the copy.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self.made = DeviceClock(tensor.device).mark()
         self._host = async_d2h(tensor)
         self._copied = torch.get_device_module(tensor.device).Event()
         self._copied.record()
@@ -34,10 +65,3 @@ class HostCopy:
         """Waits for the copy, not for later launches, and returns the numbers."""
         self._copied.synchronize()
         return self._host.tolist()
-
-
-def wait_for_device(device: Any) -> None:
-    """Waits for everything launched on the current stream."""
-    launched = torch.get_device_module(device).Event()
-    launched.record()
-    launched.synchronize()

@@ -40,7 +40,10 @@ class Engine:
     controller: Controller
     counters: Counters
     certified: Certified
-    timer: StageTimer = field(default_factory=StageTimer)
+    timer: StageTimer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.timer = StageTimer(self.verifier.target.runner.device)
 
     def key_of(self, req: Req) -> DraftKey | None:
         """The key of a request that follows a draft of the draft model, unless it rests."""

@@ -37,27 +37,23 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
         req.parse_state.set_grammar(None)
         if is_complete:
             start_walk(req, vocab_size)
-    engine.timer.end_idle()
     engine.schedule.invalidate()
-    num_eagle = eagle_ms = 0.0
-    with engine.timer.start() as watch:
-        forward = engine.verifier.target.prefill(batch, **kwargs)
-        given = _give_first_tokens(batch, forward.result)
-        if engine.drafter is not None:
-            engine.drafter.model.kv.clear(batch.out_cache_loc)
-        for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-            req.parse_state.restart(length, req.output_ids)
-        if engine.eagle is not None:
-            with engine.timer.start() as eagle_watch:  # on a GPU the launch only
-                num_eagle = engine.eagle.prefill(batch, forward.result)
-            eagle_ms = eagle_watch.ms
-        first_ids = forward.wait(len(batch.reqs))
-    ms_per_req = watch.ms / len(batch.reqs)
-    for req in batch.reqs:
-        req.parse_state.charge(prefill=ms_per_req)
-    num_drafting = sum(not req.parse_state.policy.is_plain for req in batch.reqs)
-    observed = (num_drafting * ms_per_req, int(num_eagle), eagle_ms)
-    engine.controller.observe_prefill(*broadcast_object(observed))
+    num_eagle, head = 0, engine.timer.watch()
+    watch = engine.timer.start()
+    forward = engine.verifier.target.prefill(batch, **kwargs)
+    given = _give_first_tokens(batch, forward.result)
+    if engine.drafter is not None:
+        engine.drafter.model.kv.clear(batch.out_cache_loc)
+    for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+        req.parse_state.restart(length, req.output_ids)
+    watch.stop(forward.first_ids and forward.first_ids.made)
+    if engine.eagle is not None:
+        with head:
+            num_eagle = engine.eagle.prefill(batch, forward.result)
+    first_ids = forward.wait(len(batch.reqs))
+    engine.timer.prefill(watch, head, batch.reqs, num_eagle)
+    for observed in broadcast_object(engine.timer.take_prefills()):
+        engine.controller.observe_prefill(*observed)
     complete = [req for req in batch.reqs if req is not batch.chunked_req]
     engine.sources.poll(complete, after_prefill=True)
     for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):

@@ -14,13 +14,13 @@ needs an EAGLE-3 proposal, even before it launches the target's forward.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
-from sglang_parse.device import wait_for_device
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
 from sglang_parse.engine.drafting.drafter import Drafter
@@ -31,7 +31,6 @@ from sglang_parse.engine.requests import is_gone, rows_by_action
 from sglang_parse.engine.result import PendingResult
 from sglang_parse.engine.schedule import free_slots
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
-from sglang_parse.engine.timing import IterationTimes
 from sglang_parse.engine.verify import TargetForward
 
 
@@ -56,11 +55,12 @@ class Step:
         self._emitted: list[Sequence[int]] = [()] * len(batch.reqs)
         self._logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         self._output = LogitsProcessorOutput(next_token_logits=None)
-        self._times = IterationTimes()
         self._keys = [engine.key_of(req) for req in batch.reqs]
         self.chunk: DraftChunk | None = None
         self.forward: TargetForward | None = None
-        self._chunk_watch = self._forward_watch = engine.timer.start()
+        self._chunk_watch, self._forward_watch, self._head_watch = (
+            engine.timer.watch() for _ in range(3)
+        )
 
     def launch(self, before: Step | None = None) -> None:
         """Launches the draft chunk and the target's forward.
@@ -68,8 +68,8 @@ class Step:
         Args:
             before: the iteration launched last, while it is in flight.
         """
-        idle_ms = self.engine.timer.end_idle()
-        self._times.scheduler(len(self.batch.reqs), None if before else idle_ms)
+        if before is None:
+            self.engine.timer.scheduler(len(self.batch.reqs))
         rows = rows_by_action(self.batch.reqs)  # the plan, made by ``Schedule.apply``
         self._ask(rows[Action.END_DRAFT])
         self._draft(rows, before)
@@ -90,7 +90,7 @@ class Step:
             return
         previous, reqs = before.chunk if before else None, self._reqs(drafting)
         self.chunk = drafter.start(self.batch, drafting, previous)
-        self._chunk_watch = engine.timer.start()
+        self._chunk_watch.start()
         with engine.draft_guard.contain(filter(is_drafting, reqs), ends_failures=True):
             self.chunk.launch(self.draft_chunk, previous)
             self.result.can_run_cuda_graph = drafter.model.replays
@@ -101,11 +101,10 @@ class Step:
         """Prefills what the draft model lacks; returns the rows that can draft now."""
         reqs, engine = self._reqs(rows), self.engine
         with engine.draft_guard.contain(reqs):
-            watch = engine.timer.start()
-            num_prefilled = drafter.prefill_missing(reqs)
+            with engine.timer.start() as watch:
+                num_prefilled = drafter.prefill_missing(reqs)
             if any(num_prefilled):
-                wait_for_device(self.batch.device)
-                self._times.draft_prefill(reqs, num_prefilled, watch.stop())
+                engine.timer.draft_prefill(watch, reqs, num_prefilled)
             return [row for row, req in zip(rows, reqs, strict=True) if is_prefilled(req)]
         return []
 
@@ -114,8 +113,9 @@ class Step:
         if chunk is None:
             return
         chunk.wait()
-        self._times.draft(self._reqs(chunk.rows), chunk, self._chunk_watch.stop())
-        self.engine.timer.sync()
+        if chunk.made is not None:  # nothing, if its launch failed
+            self._chunk_watch.stop(chunk.made)
+            self.engine.timer.draft(self._chunk_watch, self._reqs(chunk.rows), chunk)
         masks = chunk.layout.masks.value
         self.engine.counters.count("draft_forward_passes_total", chunk.num_forwards, masks)
         self._ask(chunk.finished)
@@ -129,16 +129,15 @@ class Step:
     # -- verify -----------------------------------------------------------------
 
     def _verify(self, rows: Mapping[Action, Sequence[int]], before: Step | None) -> None:
-        engine, self._forward_watch = self.engine, self.engine.timer.start()
+        engine, proposals = self.engine, dict[int, list[int]]()
         drafted, eagle, decoding = (
             rows[action] for action in (Action.VERIFY, Action.EAGLE_DECODE, Action.DECODE)
         )
+        if engine.eagle is not None and eagle:
+            with self._head_watch:
+                proposals = engine.eagle.propose(self.batch, eagle)
+        self._forward_watch.start()
         if drafted or eagle:
-            proposals: Mapping[int, Sequence[int]] = {}
-            if engine.eagle is not None and eagle:
-                with engine.timer.start() as watch:
-                    proposals = engine.eagle.propose(self.batch, eagle)
-                self._times.propose(self._reqs(eagle), watch.ms)
             self.forward = engine.verifier.verify(self.batch, drafted, proposals, decoding)
             engine.counters.count("verify_passes_total", self.forward.num_passes)
             engine.counters.count("verify_rows_total", self.forward.num_verify_rows)
@@ -169,8 +168,10 @@ class Step:
                 tokens = self._emitted[result.row] = engine.committer.commit(req, result)
                 self._logprobs[result.row] = result.logprobs_of(tokens)
         self._output = forward.output
+        self._forward_watch.stop(forward.made)
         if engine.eagle is not None:
-            engine.eagle.draft_extend(batch, results, forward.hidden, self._emitted)
+            with self._head_watch:
+                engine.eagle.draft_extend(batch, results, forward.hidden, self._emitted)
         for result in results:
             req = batch.reqs[result.row]
             if result.action is Action.VERIFY and not is_gone(req):
@@ -178,12 +179,12 @@ class Step:
                 length = state.committed_len + len(self._emitted[result.row])
                 free_slots(batch, req, length + state.num_drafted)
         decoded = [len(self._emitted[r.row]) for r in results if r.action is not Action.VERIFY]
-        ms = self._forward_watch.stop()
-        self._times.target(batch.reqs, forward, results, sum(decoded), ms)
+        watches = self._forward_watch, self._head_watch
+        engine.timer.target(*watches, batch.reqs, forward, results, sum(decoded))
 
     def _output_tokens(self) -> None:
-        engine, now = self.engine, self.engine.timer.end_iteration()
-        engine.observe(self._times.stages, self._keys, self._emitted)
+        engine, now = self.engine, time.perf_counter()
+        engine.observe(engine.timer.take_stages(), self._keys, self._emitted)
         for row, req in enumerate(self.batch.reqs):
             if not is_gone(req) and req.parse_state.fault:
                 end_request(req, req.parse_state.fault)

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from sglang_parse.core.phases import Action, Stage, StageTime
+from sglang_parse.core.request import RequestState
+from sglang_parse.device import DeviceClock
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.verify import TargetForward, TargetResult
 
 
 class Stopwatch:
-    """Wall time of one stage, also as a context manager.
+    """Device time of one stage, in one part or several, each also as a context manager.
 
-    A stage that was launched while an earlier one ran counts from when the host had that one's
-    results: its wait is not its cost.
-
-    Attributes:
-        ms: wall time, once stopped.
+    Where the device waits for the host within a part, that is its cost, too.
     """
 
     def __init__(self, timer: StageTimer) -> None:
-        self._timer, self._started, self.ms = timer, time.perf_counter(), 0.0
+        self._timer, self._parts = timer, list[tuple[Any, Any]]()
+        self._start: Any = None
 
-    def stop(self) -> float:
-        self.ms = (time.perf_counter() - max(self._started, self._timer.synced_at)) * 1e3
-        return self.ms
+    def start(self, at: Any = None) -> Stopwatch:
+        """Begins a part at the mark ``at``, or with what is launched next."""
+        self._start = self._timer.clock.mark() if at is None else at
+        return self
+
+    def stop(self, end: Any = None) -> None:
+        """Ends a part at the mark ``end``, or with what was launched last."""
+        self._timer.last_end = self._timer.clock.mark() if end is None else end
+        self._parts.append((self._start, self._timer.last_end))
+
+    @property
+    def ms(self) -> float | None:
+        """Time of all parts; None until the device has passed them."""
+        times = [self._timer.clock.ms(*part) for part in self._parts]
+        return None if None in times else sum(filter(None, times))
 
     def __enter__(self) -> Stopwatch:
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -38,86 +49,142 @@ class Stopwatch:
 class StageTimer:
     """Times the stages of one server.
 
+    A time is read when the device has passed its end: of what the host waits for at once, of the
+    rest in a later iteration.
+
     Attributes:
-        synced_at: ``time.perf_counter`` when the host last had a stage's results.
+        clock: the device's.
+        last_end: mark of the last stage's end; None if a prefill ran since.
     """
 
-    def __init__(self) -> None:
-        self.synced_at = 0.0
-        self._idle_since: float | None = None
+    def __init__(self, device: Any) -> None:
+        self.clock, self.last_end = DeviceClock(device), None
+        self._unread: list[tuple[Sequence[Stopwatch], Callable[..., None]]] = []
+        self._stages: list[StageTime] = []
+        self._prefills: list[tuple[float, int, float]] = []
 
-    def start(self) -> Stopwatch:
+    def watch(self) -> Stopwatch:
         return Stopwatch(self)
 
-    def sync(self) -> float:
-        """The host has a stage's results; returns the time in seconds."""
-        self.synced_at = time.perf_counter()
-        return self.synced_at
+    def start(self) -> Stopwatch:
+        return self.watch().start()
 
-    def end_iteration(self) -> float:
-        self._idle_since = self.sync()
-        return self.synced_at
+    def when_passed(self, record: Callable[..., None], *watches: Stopwatch) -> None:
+        """Calls ``record`` with the times in ms as soon as all are known."""
+        self._unread.append((watches, record))
+        self._read()
 
-    def end_idle(self) -> float | None:
-        """Time in ms since the last iteration; None if a prefill ran since."""
-        since, self._idle_since = self._idle_since, None
-        return None if since is None else (time.perf_counter() - since) * 1e3
+    def take_stages(self) -> list[StageTime]:
+        """Returns the stages whose times have become known."""
+        self._read()
+        stages, self._stages = self._stages, []
+        return stages
 
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for watches, record in unread:
+            times = [watch.ms for watch in watches]
+            if None in times:
+                self._unread.append((watches, record))
+            else:
+                record(*times)
 
-class IterationTimes:
-    """Stage times of one iteration.
+    def _add(self, *stage: Any) -> None:
+        self._stages.append(StageTime(*stage))
 
-    Attributes:
-        stages: what the controller observes.
-    """
+    # -- stages -----------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.stages: list[StageTime] = []
-        self._propose_ms = 0.0
+    def prefill(
+        self, watch: Stopwatch, head: Stopwatch, reqs: Sequence[Req], num_head_tokens: int
+    ) -> None:
+        """A prefill of the target.
 
-    def scheduler(self, num_reqs: int, ms: float | None) -> None:
-        """Time between iterations, where nothing runs meanwhile."""
-        if ms is not None:
-            self.stages.append(StageTime(Stage.SCHEDULER, num_reqs, 0, ms))
+        Args:
+            head: of ``num_head_tokens`` by an EAGLE-3 head.
+        """
+        states = [req.parse_state for req in reqs]
+        drafting = sum(not state.policy.is_plain for state in states) / len(states)
 
-    def draft_prefill(self, reqs: Sequence[Req], num_prefilled: Sequence[int], ms: float) -> None:
-        """Time of a draft prefill of ``num_prefilled`` tokens per request."""
-        total = sum(num_prefilled)
-        for req, count in zip(reqs, num_prefilled, strict=True):
-            req.parse_state.charge(draft=ms * count / total)
-        self.stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
+        def record(ms: float, head_ms: float) -> None:
+            _share(states, prefill=head_ms)
+            self._prefills.append((drafting * (ms + head_ms), num_head_tokens, head_ms))
 
-    def draft(self, reqs: Sequence[Req], chunk: DraftChunk, ms: float) -> None:
-        for req in reqs:
-            req.parse_state.charge(draft=ms / len(reqs))
-        sizes = len(reqs), chunk.tokens_per_request
-        self.stages.append(StageTime(Stage.DRAFT, *sizes, ms, chunk.num_forwards, chunk.layout))
+        self.when_passed(lambda ms: _share(states, prefill=ms), watch)
+        self.when_passed(record, watch, head)
+        self.last_end = None
 
-    def propose(self, reqs: Sequence[Req], ms: float) -> None:
-        """Time of an EAGLE-3 proposal, a part of the target forward's."""
-        self._propose_ms = ms
-        for req in reqs:
-            req.parse_state.charge(decode=ms / len(reqs))
+    def take_prefills(self) -> list[tuple[float, int, float]]:
+        """Arguments for ``Controller.observe_prefill`` of the prefills whose times have become
+        known."""
+        self._read()
+        prefills, self._prefills = self._prefills, []
+        return prefills
+
+    def scheduler(self, num_reqs: int) -> None:
+        """Time since the last iteration, in which nothing ran."""
+        if self.last_end is not None:
+            gap = self.watch().start(self.last_end)
+            gap.stop()
+            self.when_passed(lambda ms: self._add(Stage.SCHEDULER, num_reqs, 0, ms), gap)
+
+    def draft_prefill(
+        self, watch: Stopwatch, reqs: Sequence[Req], num_prefilled: Sequence[int]
+    ) -> None:
+        """A draft prefill of ``num_prefilled`` tokens per request."""
+        total, states = sum(num_prefilled), [req.parse_state for req in reqs]
+
+        def record(ms: float) -> None:
+            for state, count in zip(states, num_prefilled, strict=True):
+                state.charge(draft=ms * count / total)
+            self._add(Stage.DRAFT_PREFILL, total, 0, ms)
+
+        self.when_passed(record, watch)
+
+    def draft(self, watch: Stopwatch, reqs: Sequence[Req], chunk: DraftChunk) -> None:
+        states, num_tokens = [req.parse_state for req in reqs], chunk.tokens_per_request
+
+        def record(ms: float) -> None:
+            _share(states, draft=ms)
+            kind = chunk.num_forwards, chunk.layout
+            self._add(Stage.DRAFT, len(states), num_tokens, ms, *kind)
+
+        self.when_passed(record, watch)
 
     def target(
         self,
+        watch: Stopwatch,
+        head: Stopwatch,
         reqs: Sequence[Req],
         forward: TargetForward,
         results: Sequence[TargetResult],
         num_decoded: int,
-        ms: float,
     ) -> None:
-        """Time of a target forward, charged to its requests by their rows.
+        """A target forward, charged to its requests by their rows.
 
         Args:
+            head: what an EAGLE-3 head proposed before it, and read after it.
             num_decoded: tokens that decode rows and proposals output.
         """
-        ms_per_row = max(0.0, ms - self._propose_ms) / forward.num_rows
-        for result in results:
-            stage = "verify" if result.action is Action.VERIFY else "decode"
-            reqs[result.row].parse_state.charge(**{stage: ms_per_row * result.num_rows})
+        states = [reqs[result.row].parse_state for result in results]
         num_decoding = sum(result.action is not Action.VERIFY for result in results)
-        if num_decoding < len(results):
-            self.stages.append(StageTime(Stage.VERIFY, forward.num_rows, 0, ms))
-        else:
-            self.stages.append(StageTime(Stage.DECODE, num_decoding, num_decoded, ms))
+
+        def charge(ms: float) -> None:
+            for state, result in zip(states, results, strict=True):
+                stage = "verify" if result.action is Action.VERIFY else "decode"
+                state.charge(**{stage: ms * result.num_rows / forward.num_rows})
+
+        def record(ms: float, head_ms: float) -> None:
+            _share([state for state in states if state.policy.uses_eagle], decode=head_ms)
+            if num_decoding < len(results):
+                self._add(Stage.VERIFY, forward.num_rows, 0, ms + head_ms)
+            else:
+                self._add(Stage.DECODE, num_decoding, num_decoded, ms + head_ms)
+
+        self.when_passed(charge, watch)
+        self.when_passed(record, watch, head)
+
+
+def _share(states: Sequence[RequestState], **ms: float) -> None:
+    """Charges a stage to requests in equal parts."""
+    for state in states:
+        state.charge(**{stage: value / len(states) for stage, value in ms.items()})

@@ -122,6 +122,7 @@ class TargetForward:
         hidden: [num_rows, width] captured hidden states; None if not captured.
         replays: whether all of it replayed CUDA graphs.
         output: the sampler's output of decode rows, with sampling masks if asked for.
+        made: see ``HostCopy``.
         num_passes: verify passes it took.
         is_decode_only: an ordinary decode step, whose tokens may stay in flight.
         decode_rows: indices into the batch of the requests that decode; ``decoding``: these.
@@ -152,6 +153,7 @@ class TargetForward:
         self.num_verify_rows = sum(part.num_rows for part in verified)
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
+        self.made = self._on_host.made
         for result in results:
             result.asks_logprobs = reqs[result.row].return_logprob
         self._records = HostCopy(torch.cat([*records])) if records else None

@@ -18,10 +18,15 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
+    BLOCKS,
+    CHUNK,
     PROMPT,
+    SIZE,
     Runner,
-    batch_of,
+    drafting,
+    drafting_batch,
     engine_for,
+    in_blocks,
     launched,
     prefill_batch_of,
     request,
@@ -30,7 +35,6 @@ from support.launch_counts import Launches
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
-CHUNK = 16
 MAX_STEPS, STEPS_AHEAD = 3, 4
 """``draft_prefill``'s and ``token_by_token``'s."""
 DRAFTED = 5
@@ -66,21 +70,6 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Count:
     monkeypatch.setattr(HostCopy, "__init__", send)
     monkeypatch.setattr(HostCopy, "tolist", read)
     return found.during
-
-
-def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
-    """A request that drafts; ``gap`` tokens before the last one lack draft KV."""
-    req = request(number, Phase.DRAFTING, Action.DRAFT, top_k=top_k, allocated=PROMPT + 200)
-    req.sampling_params.max_new_tokens = 1000
-    req.parse_state.draft_kv_len -= gap
-    return req
-
-
-def drafting_batch(*reqs: Any, num_steps: int = CHUNK) -> tuple[Any, Any]:
-    """A batch of them, and its engine."""
-    batch = batch_of(*reqs)
-    config = ParseConfig(draft_tokens=512, draft_chunk=num_steps)
-    return batch, engine_for(batch, config=config)
 
 
 @pytest.mark.parametrize("num_reqs", [1, 8])
@@ -122,21 +111,6 @@ def test_a_chunk_after_one_in_flight(count: Count):
 
 
 # -- blocks ---------------------------------------------------------------------------
-
-SIZE, BLOCKS = 8, 4
-
-
-def in_blocks(
-    *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
-) -> tuple[Any, Any]:
-    """As ``drafting_batch``: chunks of blocks."""
-    batch = batch_of(*reqs)
-    config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
-    engine = engine_for(batch, config=config, block_size=SIZE, **settings)
-    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    engine.controller.layouts.choose = lambda _: plan
-    engine.schedule.all_draft = lambda *_: True
-    return batch, engine
 
 
 @pytest.mark.parametrize(
@@ -271,22 +245,6 @@ def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows
     config = ParseConfig(draft_chunk=CHUNK)
     schedule = Schedule(config, Controller(Limits.of(config, 0)), 0, block_size)
     assert schedule._demand(req).lookahead_slots == 3 + 4 + CHUNK + rows
-
-
-@pytest.mark.usefixtures("count")
-def test_the_time_of_a_chunk_is_not_a_verify_passes(monkeypatch: pytest.MonkeyPatch):
-    """Both under way: the chunk's began with its own launch, the forward's when that was read."""
-    from sglang_parse.engine import timing
-
-    now = 0.0
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    batch, engine = drafting_batch(drafting(0), request(1, Phase.DECODING, Action.DECODE))
-    step, _ = launched(batch, engine)
-    now = 0.020
-    step._finish_draft()
-    assert [time.ms for time in step._times.stages] == pytest.approx([20])
-    now = 0.030
-    assert step._forward_watch.stop() == pytest.approx(10)
 
 
 @pytest.mark.usefixtures("count")

@@ -25,6 +25,7 @@ from support.fake_gpu import GPU, fake_gpu
 
 VOCAB, WIDTH, PROMPT = 32, 64, 20
 CONFIG = ParseConfig(draft_tokens=8, draft_chunk=4)
+CHUNK, SIZE, BLOCKS = 16, 8, 4
 QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
 
 
@@ -50,7 +51,11 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return torch.zeros(num, dtype=torch.int64, device=GPU), torch.zeros_like(lens)
 
     class Event:
+        def __init__(self, *, enable_timing: bool = False) -> None: ...
+
         record = synchronize = staticmethod(lambda *_: None)
+        query = staticmethod(lambda: True)
+        elapsed_time = staticmethod(lambda _: 1.0)
 
     monkeypatch.setattr(device, "async_h2d", async_h2d)
     monkeypatch.setattr(device, "async_d2h", async_d2h)
@@ -302,3 +307,31 @@ def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, A
     # An exception in the draft model's part is contained, and ends its requests.
     assert not any(req.parse_state.fault for req in batch.reqs)
     return step, engine
+
+
+def drafting(number: int, *, top_k: int = 1, gap: int = 0) -> Any:
+    """A request that drafts; ``gap`` tokens before the last one lack draft KV."""
+    req = request(number, Phase.DRAFTING, Action.DRAFT, top_k=top_k, allocated=PROMPT + 200)
+    req.sampling_params.max_new_tokens = 1000
+    req.parse_state.draft_kv_len -= gap
+    return req
+
+
+def drafting_batch(*reqs: Any, num_steps: int = CHUNK) -> tuple[Any, Any]:
+    """A batch of them, and its engine."""
+    batch = batch_of(*reqs)
+    config = ParseConfig(draft_tokens=512, draft_chunk=num_steps)
+    return batch, engine_for(batch, config=config)
+
+
+def in_blocks(
+    *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
+) -> tuple[Any, Any]:
+    """As ``drafting_batch``: chunks of blocks."""
+    batch = batch_of(*reqs)
+    config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
+    engine = engine_for(batch, config=config, block_size=SIZE, **settings)
+    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
+    engine.controller.layouts.choose = lambda _: plan
+    engine.schedule.all_draft = lambda *_: True
+    return batch, engine

@@ -50,7 +50,10 @@ class DraftChunk(ABC):
     Attributes:
         num_forwards: forwards launched.
         finished: rows whose drafts it has ended, as known so far.
+        made: see ``HostCopy``: of the last one; None before the first.
     """
+
+    made: Any = None
 
     def __init__(
         self,
@@ -159,7 +162,9 @@ class DraftChunk(ABC):
 
     def _send(self, rows: Sequence[int], steps: Sequence[torch.Tensor]) -> None:
         """Starts a copy of steps, [len(rows), ...] each, to the host."""
-        self._in_flight.append((tuple(rows), HostCopy(torch.stack([*steps], dim=1))))
+        copy = HostCopy(torch.stack([*steps], dim=1))
+        self._in_flight.append((tuple(rows), copy))
+        self.made = copy.made
 
     def _add(self, row: int, values: Sequence[Any]) -> None:
         state: RequestState = self.batch.reqs[row].parse_state
