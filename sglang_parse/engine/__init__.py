@@ -18,6 +18,7 @@ Beside them:
     eagle          an EAGLE-3 head that accelerates the target's decode steps
     target         the target's prefill and decode forwards through SGLang
     prefill        prompts and first tokens
+    prewarm        what runs before the first request
     admission      how a request is served, decided before its prefill
     build          builds the engine's parts
     parts          the engine's parts

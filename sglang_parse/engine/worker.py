@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
 from sglang.srt.runtime_context import get_exec, get_memory
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
@@ -21,6 +22,7 @@ from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.grammar import needs_matchers
 from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
+from sglang_parse.engine.prewarm import prewarm
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -104,6 +106,11 @@ class ParseWorker(BaseSpecWorker):
         super().init_cuda_graphs()
         if self.engine.eagle is not None:
             self.engine.eagle.init_cuda_graphs()
+
+    def prewarm_sampling(self) -> SamplingPrewarmResult:
+        """Called on the forward stream when all graphs are captured."""
+        prewarm(self.engine)
+        return super().prewarm_sampling()
 
     def clear_cache_pool(self) -> None:
         """The prefix cache is flushed, and with it what requests have written."""

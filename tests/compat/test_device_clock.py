@@ -15,9 +15,11 @@ from sglang_parse.core.phases import Action, Phase, Stage, StageTime
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
     CHUNK,
+    DRAFTED,
     PROMPT,
     SIZE,
     Runner,
+    arrived,
     drafting,
     drafting_batch,
     in_blocks,
@@ -26,9 +28,6 @@ from support.fake_engine import (
 )
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("device")]
-
-DRAFTED = 5
-"""Every token that arrives."""
 
 
 class Device:
@@ -77,10 +76,7 @@ def device(gpu: None, monkeypatch: pytest.MonkeyPatch) -> Device:
 
     def read(copy: Any) -> Any:
         copy._copied.synchronize()
-        numbers: Any = DRAFTED
-        for length in reversed(copy._host.shape):
-            numbers = [numbers] * length
-        return numbers
+        return arrived(copy)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Runner, "forward", run)

@@ -20,9 +20,11 @@ from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
     BLOCKS,
     CHUNK,
+    DRAFTED,
     PROMPT,
     SIZE,
     Runner,
+    arrived,
     drafting,
     drafting_batch,
     engine_for,
@@ -37,8 +39,6 @@ pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
 MAX_STEPS, STEPS_AHEAD = 3, 4
 """``draft_prefill``'s and ``token_by_token``'s."""
-DRAFTED = 5
-"""Every token that arrives."""
 
 
 Count = Callable[[Callable[[], Any]], Launches]
@@ -57,14 +57,11 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Count:
 
     def send(copy: Any, tensor: torch.Tensor) -> None:
         init(copy, tensor)
-        copy.shape, copy.number = tensor.shape, found.num_forwards
+        copy.number = found.num_forwards
 
     def read(copy: Any) -> list:
         found.wait(copy.number)
-        numbers: Any = DRAFTED
-        for length in reversed(copy.shape):
-            numbers = [numbers] * length
-        return numbers
+        return arrived(copy)
 
     monkeypatch.setattr(Runner, "forward", launch)
     monkeypatch.setattr(HostCopy, "__init__", send)

@@ -26,6 +26,8 @@ from support.fake_gpu import GPU, fake_gpu
 VOCAB, WIDTH, PROMPT = 32, 64, 20
 CONFIG = ParseConfig(draft_tokens=8, draft_chunk=4)
 CHUNK, SIZE, BLOCKS = 16, 8, 4
+DRAFTED = 5
+"""Every number that arrives."""
 QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
 
 
@@ -150,6 +152,14 @@ class Runner:
             assert len(tensor) == len(output.next_token_logits)
             assert tensor.device == GPU
         return output.next_token_logits.argmax(-1).to(torch.int32)
+
+
+def arrived(copy: Any) -> Any:
+    """``DRAFTED`` in the shape of a ``HostCopy``, in lists."""
+    numbers: Any = DRAFTED
+    for length in reversed(copy._host.shape):
+        numbers = [numbers] * length
+    return numbers
 
 
 def request(

@@ -65,6 +65,17 @@ def test_much_faster_forwards_correct_the_mean():
     assert cost.at(32) == pytest.approx(30, rel=0.2)
 
 
+def test_one_low_time_changes_little():
+    cost = cost_of(*[(8, 10.0)] * 20)
+    cost.add(8, 0.4)
+    assert cost.at(8) >= 9
+    cost.add(8, 10.0)
+    assert cost.at(8) >= 9
+    for _ in range(2):
+        cost.add(8, 0.4)
+    assert cost.at(8) <= 5  # a second one agrees
+
+
 def test_a_size_that_is_not_seen_for_long_is_unknown():
     cost = cost_of(*[(4, 20.0)] * WARM)
     assert cost.knows(8)

@@ -16,6 +16,7 @@ from sglang_parse.core.policy.constants import PolicyConfig
 class _Mean:
     size: float
     ms: float = 0.0
+    last_ms: float = 0.0
     num_seen: int = 0
     last_seen: int = 0
 
@@ -45,8 +46,11 @@ class StageCost:
             return None if expected is None or ms > config.max_outlier * expected else ms
         if num_warm > 1:
             ms = min(ms, config.max_outlier * mean.ms)
-        # A mean well above what is seen now comes from cold forwards, or a busy machine.
-        weight = max(0.5 if ms < 0.75 * mean.ms else config.mean_weight, 1 / num_warm)
+        # A mean well above what is seen now comes from cold forwards, or a busy machine. Twice: one
+        # low time may be a mistake.
+        is_high = max(ms, mean.last_ms) < 0.75 * mean.ms
+        weight = max(0.5 if is_high else config.mean_weight, 1 / num_warm)
+        mean.last_ms = ms
         mean.ms += weight * (ms - mean.ms)
         mean.size += weight * (size - mean.size)
         self._update()

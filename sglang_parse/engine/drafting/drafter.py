@@ -65,6 +65,10 @@ class Drafter:
         follows = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
         layout = before.layout if before and follows else self._layouts.choose(len(rows))
         self._log_layout(len(rows))
+        return self.chunk(layout, batch, rows)
+
+    def chunk(self, layout: DraftLayout, batch: ScheduleBatch, rows: Sequence[int]) -> DraftChunk:
+        """As ``start``, in this layout."""
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
         if layout.masks is Masks.NONE:
             return TokenChunk(

@@ -1,0 +1,96 @@
+"""Before the first request: runs the forwards that requests will run, so that none of them meets
+cold kernels.
+
+Kernels of a graph were loaded when it was captured; attention between its pieces, the judge's, and
+those around a forward were not. A request in SGLang's padding row of ``req_to_token``, all of whose
+slots are its padding slot, stands for others: what it writes is never read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_parse.core.phases import Draft, RequestPolicy
+from sglang_parse.core.request import RequestState
+from sglang_parse.device import on_device
+from sglang_parse.engine.batch import max_forward_rows
+from sglang_parse.engine.forward import max_logits_rows
+from sglang_parse.engine.parts import Engine
+
+PADDING_ROW = 0
+WITHOUT_GRAPHS = [64]
+"""Rows of passes that run without CUDA graphs."""
+
+
+@torch.no_grad()
+def prewarm(engine: Engine) -> None:
+    """Runs a decode step, verify passes and, if there is a draft model, its prefills and a forward
+    of each layout."""
+    verifier, drafter = engine.verifier, engine.drafter
+    batch = _padding_batch(engine)
+    req, question = batch.reqs[0], engine.judge and engine.judge.question
+    num_asked = question.max_len if question else 0
+
+    def set_draft(num_tokens: int, num_asked: int = 0) -> None:
+        draft = Draft([0] * num_tokens)
+        if engine.judge is not None:
+            draft.prefix_ends, draft.question_ids = [num_tokens], [(0,) * num_asked]
+        req.parse_state = RequestState(
+            RequestPolicy(0.5, engine.config.judge_name),
+            draft=draft,
+            output_ids=[0],
+            committed=1,
+            draft_kv_len=1,
+            draft_kv_found=True,
+        )
+
+    set_draft(1)
+    verifier.decode(batch, [0]).wait()
+    for num_rows in _row_buckets(verifier.target.runner):
+        if num_rows > 1 + num_asked:
+            set_draft(num_rows - 1 - num_asked, num_asked)
+            verifier.verify(batch, [0], {}, []).wait()
+    if drafter is None:
+        return
+    for num_rows in _row_buckets(drafter.model.draft_runner):
+        set_draft(num_rows)
+        drafter.model.extend(batch.reqs, [0], [num_rows])
+    for layout in engine.controller.layouts.costs:
+        set_draft(0)
+        chunk = drafter.chunk(layout, batch, [0])
+        chunk.launch(2 * layout.size)
+        chunk.wait()
+
+
+def _row_buckets(runner: Any) -> list[int]:
+    """Rows of the model's graphs of prefills, as far as PARSE's passes may have them."""
+    limits = max_forward_rows(), max_logits_rows(runner), runner.model_config.context_len // 2
+    graphs = runner.prefill_cuda_graph_runner
+    sizes = getattr(graphs, "capture_num_tokens", WITHOUT_GRAPHS)
+    return [size for size in sizes if size <= min(limits)]
+
+
+def _padding_batch(engine: Engine) -> ScheduleBatch:
+    """A batch with one greedy request, of one token and as many slots as the context."""
+    runner = engine.verifier.target.runner
+    context_len, vocab_size = runner.model_config.context_len, runner.model_config.vocab_size
+    params = SamplingParams(max_new_tokens=context_len, temperature=0.0, ignore_eos=True)
+    params.normalize(None)
+    req = Req("prewarm", "", array("q", [0]), params, vocab_size=vocab_size)
+    req.kv.req_pool_idx, req.kv.kv_allocated_len = PADDING_ROW, context_len
+    batch = ScheduleBatch(
+        reqs=[req],
+        device=runner.device,
+        model_config=runner.model_config,
+        req_pool_indices=on_device([PADDING_ROW], runner.device),
+        req_to_token_pool=runner.req_to_token_pool,
+        return_logprob=False,
+    )
+    batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
+    return batch
