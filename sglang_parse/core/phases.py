@@ -206,6 +206,7 @@ class StageTime:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
         num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
+        graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
     """
 
     stage: Stage
@@ -214,6 +215,7 @@ class StageTime:
     ms: float
     num_forwards: int = 0
     layout: DraftLayout = ONE_TOKEN
+    graphs: tuple[int, ...] = ()
 
 
 class VerifyOutcome(NamedTuple):

@@ -93,12 +93,12 @@ class ForwardOutput:
         logits: [sum of len(part.logits_rows), vocab], in order; the model's next forward may
             overwrite it.
         hidden: [rows, width] captured hidden states of all rows, in separate memory; or None.
-        replays: whether a CUDA graph was replayed.
+        graph: rows of the CUDA graph that was replayed; 0 without one.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor | None
-    replays: bool
+    graph: int
 
 
 def max_logits_rows(runner: Any) -> int:
@@ -145,7 +145,14 @@ def run_forward(
     output = done.logits_output
     # The next replay of SGLang's CUDA graph writes to the same memory.
     hidden = output.hidden_states.clone() if capture else None
-    return ForwardOutput(output.next_token_logits, hidden, done.can_run_graph)
+    sizes = (size for size in graph_sizes(runner) if size >= layout.num_rows)
+    graph = next(sizes, 0) if done.can_run_graph else 0
+    return ForwardOutput(output.next_token_logits, hidden, graph)
+
+
+def graph_sizes(runner: Any) -> Sequence[int]:
+    """Rows of the CUDA graphs of the runner's prefills, ascending."""
+    return getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
 
 
 def _logits_index(parts: Sequence[RequestRows], layout: VerifyLayout) -> list[int]:

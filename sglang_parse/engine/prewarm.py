@@ -20,7 +20,7 @@ from sglang_parse.core.phases import Draft, RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
-from sglang_parse.engine.forward import max_logits_rows
+from sglang_parse.engine.forward import graph_sizes, max_logits_rows
 from sglang_parse.engine.parts import Engine
 
 PADDING_ROW = 0
@@ -71,8 +71,7 @@ def prewarm(engine: Engine) -> None:
 def _row_buckets(runner: Any) -> list[int]:
     """Rows of the model's graphs of prefills, as far as PARSE's passes may have them."""
     limits = max_forward_rows(), max_logits_rows(runner), runner.model_config.context_len // 2
-    graphs = runner.prefill_cuda_graph_runner
-    sizes = getattr(graphs, "capture_num_tokens", WITHOUT_GRAPHS)
+    sizes = graph_sizes(runner) or WITHOUT_GRAPHS
     return [size for size in sizes if size <= min(limits)]
 
 

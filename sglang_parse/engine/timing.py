@@ -89,8 +89,8 @@ class StageTimer:
             else:
                 record(*times)
 
-    def _add(self, *stage: Any) -> None:
-        self._stages.append(StageTime(*stage))
+    def _add(self, *stage: Any, **more: Any) -> None:
+        self._stages.append(StageTime(*stage, **more))
 
     # -- stages -----------------------------------------------------------------
 
@@ -176,7 +176,8 @@ class StageTimer:
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], decode=head_ms)
             if num_decoding < len(results):
-                self._add(Stage.VERIFY, forward.num_rows, 0, ms + head_ms)
+                size = forward.num_rows
+                self._add(Stage.VERIFY, size, 0, ms + head_ms, graphs=forward.graphs)
             else:
                 self._add(Stage.DECODE, num_decoding, num_decoded, ms + head_ms)
 

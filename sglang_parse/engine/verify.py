@@ -121,6 +121,7 @@ class TargetForward:
     Attributes:
         hidden: [num_rows, width] captured hidden states; None if not captured.
         replays: whether all of it replayed CUDA graphs.
+        graphs: see ``StageTime``.
         output: the sampler's output of decode rows, with sampling masks if asked for.
         made: see ``HostCopy``.
         num_passes: verify passes it took.
@@ -139,10 +140,11 @@ class TargetForward:
         replays: bool,
         output: LogitsProcessorOutput,
         records: Sequence[torch.Tensor] = (),
+        graphs: Sequence[int] = (),
         num_passes: int = 0,
         is_decode_only: bool = False,
     ) -> None:
-        self._results = results
+        self._results, self.graphs = results, tuple(graphs)
         self.hidden, self.replays, self.num_passes = hidden, replays, num_passes
         self.output = output
         self.is_decode_only = is_decode_only
@@ -187,7 +189,7 @@ class PassOutputs:
         values, records: ``TargetForward``'s of verified rows, by forward.
         decode_logits: [rows, vocab] logits of decode rows, by forward.
         hidden: captured hidden states, by forward.
-        replays: whether all forwards replayed CUDA graphs.
+        graphs: rows of the CUDA graph that each forward replayed; 0 without one.
         num_passes: forwards that verify drafts.
     """
 
@@ -195,7 +197,7 @@ class PassOutputs:
     records: list[torch.Tensor] = field(default_factory=list)
     decode_logits: list[torch.Tensor] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
-    replays: bool = True
+    graphs: list[int] = field(default_factory=list)
     num_passes: int = 0
 
 
@@ -271,7 +273,8 @@ class Verifier:
             torch.cat(done.values),
             reqs,
             hidden=torch.cat(done.hidden) if done.hidden else None,
-            replays=done.replays,
+            replays=all(done.graphs),
+            graphs=done.graphs,
             output=sampled,
             records=done.records,
             num_passes=done.num_passes,
@@ -289,7 +292,7 @@ class Verifier:
                 runner, batch, parts[span], is_masked=self.is_masked, capture=capture
             )
             done.num_passes += Action.VERIFY in actions[span]
-            done.replays = done.replays and output.replays
+            done.graphs.append(output.graph)
             if output.hidden is not None:
                 done.hidden.append(output.hidden)
             num_verified = sum(action is not Action.DECODE for action in actions[span])

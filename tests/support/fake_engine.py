@@ -83,7 +83,7 @@ class Runner:
     """A model runner whose forward gives logits of the right shape."""
 
     device = GPU
-    spec_algorithm = lora_manager = None
+    spec_algorithm = lora_manager = prefill_cuda_graph_runner = None
     is_draft_worker = False
     model_config = SimpleNamespace(
         model_is_mrope=False,

@@ -246,15 +246,22 @@ class Replay:
         *,
         every_token: bool = False,
         cold_ms: Mapping[Stage, float] | None = None,
+        graph: Callable[[int], int] = lambda _: 0,
+        warm: set[tuple[Stage, int]] | None = None,
+        arrive_ms: float = 0.0,
     ) -> None:
         """
         Args:
             every_token: drafts are verified at every token, and the next one begins behind the
                 first rejected one. Else the target decodes the rest of a rejected segment first.
             cold_ms: what the first forward of each stage and size takes beside its cost.
+            graph: rows -> those of the CUDA graph that runs a verify pass; 0 without one.
+            warm: what has run before; extended.
+            arrive_ms: time between two requests that arrive.
         """
         self.every_token, self._cold_ms = every_token, cold_ms or {}
-        self._seen: set[tuple[Stage, int]] = set()
+        self._graph, self._warm = graph, set() if warm is None else warm
+        self._arrive_ms, self._num_arrived = arrive_ms, 0
         self._stages: list[StageTime] = []
         self.waiting = list(scripts)[::-1]
         self.concurrency, self.costs, self.policy = concurrency, costs, policy
@@ -273,7 +280,12 @@ class Replay:
 
     def _admit(self) -> None:
         new = []
+        if not self.running:
+            self.ms = max(self.ms, self._num_arrived * self._arrive_ms)
         while self.waiting and len(self.running) + len(new) < self.concurrency:
+            if self.ms < self._num_arrived * self._arrive_ms:
+                break
+            self._num_arrived += 1
             script, rows = self.waiting.pop(), self.question_rows
             new.append(Request(script, rows, every_token=self.every_token))
         if not new:
@@ -387,10 +399,12 @@ class Replay:
         self.num_tokens += count
 
     def _spend(self, stage: Stage, size: int, num_tokens: int, ms: float) -> None:
-        kind = stage, round(2 * math.log2(max(1, size)))
-        if kind not in self._seen:
-            self._seen.add(kind)
+        is_graph = stage is Stage.VERIFY and self._graph(size)
+        kind = stage, self._graph(size) if is_graph else round(2 * math.log2(max(1, size)))
+        if kind not in self._warm:
+            self._warm.add(kind)
             self.total_cold_ms += self._cold_ms.get(stage, 0.0)
             ms += self._cold_ms.get(stage, 0.0)
         self.ms += ms
-        self._stages.append(StageTime(stage, size, num_tokens, ms))
+        graphs = (self._graph(size),) if stage is Stage.VERIFY else ()
+        self._stages.append(StageTime(stage, size, num_tokens, ms, graphs=graphs))

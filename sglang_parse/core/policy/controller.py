@@ -238,7 +238,7 @@ class Controller:
             gain = timed.num_tokens / size - self._tokens_per_step
             self._tokens_per_step += self.config.mean_weight * gain
             self._costs[Stage.VERIFY].add(size, timed.ms)  # the pass with the fewest rows
-        return self._costs[timed.stage].add(size, timed.ms)
+        return self._costs[timed.stage].add(size, timed.ms, timed.graphs)
 
     def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:
         """Records a prefill of requests that may draft: they finish sooner, so they cause prefills

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,30 +27,38 @@ class StageCost:
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config, self._num_seen = config, 0
+        self._num_runs: Counter[int | tuple[int, ...]] = Counter()
         self._means: dict[int, _Mean] = {}  # by half octave
         self._sizes: list[float] = []  # of warm and recent means, ascending
         self._ms: list[float] = []
 
-    def add(self, size: float, ms: float) -> float | None:
-        """Records a forward.
+    def add(self, size: float, ms: float, graphs: tuple[int, ...] = ()) -> float | None:
+        """Records a forward. The first ones of the same kernels, those of the same ``graphs`` or of
+        about this size, may have compiled them: no mean contains them.
+
+        Args:
+            graphs: see ``StageTime``.
 
         Returns:
-            Its ms, limited by the mean; None for one that may have compiled kernels: its size is
-            new, and nothing is known or it takes far longer than other sizes suggest.
+            Its ms, limited by the mean; None for a first one if nothing is known, or it takes far
+            longer than other sizes suggest.
         """
         config, expected = self._config, self.at(size)
-        mean = self._means.setdefault(round(2 * math.log2(max(1.0, size))), _Mean(size))
+        half_octave = round(2 * math.log2(max(1.0, size)))
+        mean = self._means.setdefault(half_octave, _Mean(size))
         self._num_seen += 1
-        mean.num_seen, mean.last_seen = mean.num_seen + 1, self._num_seen
-        num_warm = mean.num_seen - config.cold_forwards
-        if num_warm <= 0:
+        mean.last_seen = self._num_seen
+        kernels = graphs if graphs and all(graphs) else half_octave
+        self._num_runs[kernels] += 1
+        if self._num_runs[kernels] <= config.cold_forwards:
             return None if expected is None or ms > config.max_outlier * expected else ms
-        if num_warm > 1:
+        mean.num_seen += 1
+        if mean.num_seen > 1:
             ms = min(ms, config.max_outlier * mean.ms)
         # A mean well above what is seen now comes from cold forwards, or a busy machine. Twice: one
         # low time may be a mistake.
         is_high = max(ms, mean.last_ms) < 0.75 * mean.ms
-        weight = max(0.5 if is_high else config.mean_weight, 1 / num_warm)
+        weight = max(0.5 if is_high else config.mean_weight, 1 / mean.num_seen)
         mean.last_ms = ms
         mean.ms += weight * (ms - mean.ms)
         mean.size += weight * (size - mean.size)
@@ -74,7 +83,7 @@ class StageCost:
         oldest, highest = self._num_seen - self._config.max_age, 0.0
         self._sizes, self._ms = [], []
         for mean in sorted(self._means.values(), key=lambda mean: mean.size):
-            if mean.num_seen > self._config.cold_forwards and mean.last_seen > oldest:
+            if mean.num_seen and mean.last_seen > oldest:
                 highest = max(highest, mean.ms)
                 self._sizes.append(mean.size)
                 self._ms.append(highest)
