@@ -87,7 +87,7 @@ def test_a_chunk():
 @pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
 @pytest.mark.parametrize("masks", ["every", "last"])
 def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
-    """The first of a chunk, of which the host knows all: it brings tokens without KV along."""
+    """The first of a chunk: one draft lacks KV of a token, and its rows are those of the others."""
     begins = request(0, Phase.DRAFTING, Action.DRAFT)
     goes_on = request(1, Phase.DRAFTING, Action.DRAFT, draft=2)
     goes_on.parse_state.draft_kv_len = PROMPT + 1
@@ -102,9 +102,8 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
     launched(batch, engine)
     (forward,) = engine.drafter.model.draft_runner.forwards
-    # One draft lacks KV of a token; all blocks have the same rows.
-    rows = {"last": [7, 8, 7, 7], "every": [16, 17, 16, 16]}[masks]
-    assert [layout.num_rows for layout in forward.spec_info.layout.requests] == rows
+    num_rows = {"last": 7, "every": 16}[masks]
+    assert [layout.num_rows for layout in forward.spec_info.layout.requests] == [num_rows] * 4
     mask = forward.spec_info.custom_mask
     assert (mask is not None) == (is_masked and masks == "every")
 

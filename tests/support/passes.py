@@ -17,8 +17,8 @@ def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayou
 
 
 def block(prefix_len: int, masks: Masks, size: int = 8) -> RequestLayout:
-    """A forward of a draft that writes several tokens: two pending, all candidates there."""
-    return DraftLayout(size, masks).rows(prefix_len, num_pending=2)
+    """A forward of a draft that writes several tokens."""
+    return DraftLayout(size, masks).rows(prefix_len)
 
 
 PASSES = {

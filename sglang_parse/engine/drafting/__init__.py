@@ -14,6 +14,7 @@ Modules, callers first:
     drafter          chooses the layout, starts chunks
     token_by_token   chunks of decode steps
     parallel         chunks of mask-token blocks
+    block_graphs     a block as one CUDA graph
     chunk            common part of both kinds of chunk
     draft_prefill    missing draft KV
     draft_model      the SGLang worker and its forwards
