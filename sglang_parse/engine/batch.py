@@ -56,12 +56,22 @@ def max_forward_rows() -> int:
 
 
 def spans_within(sizes: Sequence[Sequence[int]], limits: Sequence[int]) -> list[slice]:
-    """Splits items into consecutive spans whose sizes stay within the limits.
+    """Splits items into consecutive spans whose sizes stay within the limits: as few as possible,
+    and of equal sizes where that takes no more of them.
 
     Args:
         sizes: [items][kinds of size].
         limits: [kinds of size] maximum sum of a span; a larger item gets a span by itself.
     """
+    spans = _spans_within(sizes, limits)
+    if len(spans) < 2:
+        return spans
+    even_sums = [-(-sum(kind) // len(spans)) for kind in zip(*sizes, strict=True)]
+    even = _spans_within(sizes, [*map(min, limits, even_sums)])
+    return even if len(even) == len(spans) else spans
+
+
+def _spans_within(sizes: Sequence[Sequence[int]], limits: Sequence[int]) -> list[slice]:
     starts, totals = [0], [0] * len(limits)
     for i, size in enumerate(sizes):
         totals = [*map(sum, zip(totals, size, strict=True))]

@@ -123,6 +123,20 @@ def test_drafts_end_at_stop_tokens_and_budgets_and_the_others_go_on(
     assert not any(req.parse_state.num_draft_inflight for req in reqs)
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_draft_behind_a_rejected_token_that_the_target_chose(
+    lacking: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Its KV is there already; it is computed again for its logits, beside one that lacks more."""
+    reqs = [request(0, 7, 64), request(1, 8, 64)]
+    for req in reqs:
+        req.parse_state.draft_kv_len = 22
+    reqs[1].parse_state.draft_kv_len -= lacking
+    draft(reqs, 8, monkeypatch)
+    expected = [expected_draft(0, 7, 8), expected_draft(1, 8, 8)]
+    assert [req.parse_state.draft.token_ids for req in reqs] == expected
+
+
 def test_a_nan_ends_its_request_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
     reqs = [request(pool, 7, 64) for pool in range(3)]
     _, runner = draft(reqs, 6, monkeypatch, nan_at=3)

@@ -52,12 +52,15 @@ def is_prefilled(req: Req) -> bool:
 
 
 def forward_missing(model: DraftModel, reqs: Sequence[Req], ends: Sequence[int]) -> torch.Tensor:
-    """Forwards the tokens [draft_kv_len, end) of each request, at least one.
+    """Forwards the tokens [draft_kv_len, end) of each request, at least one: what was rejected may
+    be the target's choice all the same, and then has KV.
 
     Returns:
         Logits [len(reqs), vocab] of the last ones.
     """
-    starts = [req.parse_state.draft_kv_len for req in reqs]
+    starts = [
+        min(req.parse_state.draft_kv_len, end - 1) for req, end in zip(reqs, ends, strict=True)
+    ]
     most = max(end - start for start, end in zip(starts, ends, strict=True))
     if most <= 1 or (most <= 1 + MAX_STEPS and len(reqs) <= model.graph_reqs):
         logits = _decode_missing(model, reqs, starts, ends, most)
