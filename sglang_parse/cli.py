@@ -47,6 +47,13 @@ COMMANDS = (
         "limit",
     ),
     Command(
+        "roofline",
+        "what a target and a draft model can gain on a GPU, from their shapes; needs no GPU",
+        "Computes bytes, operations and kernels of forwards, and the speedup by acceptance of one "
+        "token per forward, blocks and text drafts, beside EAGLE-3 at accept lengths.",
+        "roofline",
+    ),
+    Command(
         "load",
         "latencies under load, also of requests that switch PARSE off while others draft",
         "A preset of compare: throughput, time to first token, inter-token latency and stages of "

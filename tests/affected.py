@@ -45,6 +45,7 @@ AFFECTED = {
     "sglang_parse/tasks/*": "calibrate train_judge compare",
     "sglang_parse/compare/*": "compare load compare_page documents",
     "sglang_parse/limit/*": "documents",
+    "sglang_parse/roofline/*": "documents",
     "sglang_parse/calibrate/*": "calibrate compare_page documents",
     "sglang_parse/train_judge/*": "train_judge documents",
     "sglang_parse/doctor/*": "doctor_and_explain documents",

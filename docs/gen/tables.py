@@ -28,6 +28,8 @@ from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.limit import report as limit
+from sglang_parse.roofline.run import speedups
+from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 from support import question_rows  # tests: the chat-template families they know
 
@@ -311,6 +313,15 @@ def under(prefix: str, record: str, keys: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
+def roofline() -> str:
+    """Speedups that ``sglang-parse roofline`` prints by default."""
+    parser = argparse.ArgumentParser()
+    RooflineSettings.add_arguments(parser)
+    columns = speedups(RooflineSettings.read(parser.parse_args([]))).columns
+    rows = zip(*(column.cells for column in columns), strict=True)
+    return table([column.header for column in columns], rows)
+
+
 def program_flags(module: ModuleType) -> str:
     """Returns the flags of a ``sglang-parse`` program, as in its --help."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -402,6 +413,7 @@ TABLES = {
     "compare keys": compare_keys,
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),
+    "roofline": roofline,
     "plain reasons": plain_reasons,
     "packages": partial(layers, "sglang_parse"),
     "engine modules": partial(layers, "sglang_parse.engine"),

@@ -58,6 +58,7 @@ RUN_BY = {
     "AutoModelForCausalLM": "test_recomputed_verdicts",
     "sglang-parse doctor": "test_doctor",
     "sglang-parse explain": "test_explain",
+    "sglang-parse roofline": "test_roofline",
     "examples/parallel_draft.py": "test_parallel_draft",
     "examples/demo_pair/untrained.py": "test_untrained_draft",
     "sgl-eval run ": "test_sgl_eval_command",
@@ -440,6 +441,13 @@ def test_explain(server: Server, tmp_path: Path):
     served = read_judge(str(ROOT / "examples/demo_pair/judge")).threshold
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
     assert f"Judge: head, threshold {served:g}" in page
+
+
+def test_roofline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    program, *words = shlex.split(find_block("sglang-parse roofline"))
+    assert (program, cli.main(words)) == ("sglang-parse", 0)
+    assert "Speedup by acceptance" in capsys.readouterr().out
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):

@@ -226,7 +226,7 @@ def test_help(installation: Installation):
     done = installation.run("sglang-parse", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: sglang-parse ")
-    names = (*COMMANDS, "doctor", "explain")
+    names = (*COMMANDS, "doctor", "explain", "roofline")
     found = installation.run_each(*((name, "--help") for name in names))
     for name, (code, printed, errors) in zip(names, found, strict=True):
         assert (code, errors) == (0, "")

@@ -1,0 +1,162 @@
+"""Times of forwards and answers: bytes, operations and kernels.
+
+The constants are fitted to one H100 (docs/gpus.md); all else follows from shapes and data sheets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sglang_parse.core.block import DraftLayout, Masks
+from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.roofline.shape import BF16_BYTES, GPUS, Shape
+
+LAYER_KERNELS, OTHER_KERNELS = 12, 8
+"""Of a layer: 4 matrix products, 2 norms, norms of q and k, rotary embedding, the write of KV, 2 of
+attention, the activation. Others: embedding, norm, logits, sampling."""
+KERNEL_MS = 3.5e-3
+BANDWIDTH, COMPUTE = 0.86, 0.7
+"""Fractions of the data sheet that are reached."""
+LOGITS_BYTES = 12
+"""Traffic of one logit: bf16 and fp32, written and read."""
+LAYER_HOST_MS, PASS_HOST_MS = 0.36, 4.0
+"""Host time of a forward in pieces, as prefills and verify passes are, and of a pass beyond it."""
+EAGLE3_STEPS, EAGLE3_VOCAB, EAGLE3_HOST_MS = 3, 32000, 3.0
+"""``--speculative-num-steps``, the head's vocabulary, time of an iteration beyond its forwards."""
+BLOCK_KERNELS, ALL_LOGITS_ROWS = 50, 256
+"""Of a block's state and acceptance; rows up to which all of a block's rows have logits
+(``block_graphs.FEW_ROWS``)."""
+DRAFT_LENGTHS = (4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward of a batch.
+
+    Attributes:
+        rows: tokens that it computes; ``num_logits`` of them have logits.
+        kv_tokens: tokens whose KV it reads.
+        host_ms: the host's time where it is not one CUDA graph.
+        more_kernels: beside those of the model.
+    """
+
+    model: Shape
+    gpu: str
+    rows: int
+    num_logits: int
+    kv_tokens: int
+    host_ms: float = 0.0
+    more_kernels: int = 0
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Bytes of weights; of KV and logits."""
+        logits = self.num_logits * self.model.vocab_size * LOGITS_BYTES
+        weights = BF16_BYTES * (self.model.body + self.model.lm_head)
+        return weights, self.kv_tokens * self.model.kv_bytes + logits
+
+    @property
+    def flops(self) -> int:
+        return 2 * (self.model.body * self.rows + self.model.lm_head * self.num_logits)
+
+    @property
+    def kernels(self) -> int:
+        of_model = LAYER_KERNELS * self.model.num_hidden_layers + OTHER_KERNELS
+        return of_model + self.more_kernels
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """ms by what takes them."""
+        bandwidth, compute, _ = GPUS[self.gpu]
+        weights, others = (size / (BANDWIDTH * bandwidth * 1e9) for size in self.num_bytes)
+        operations = self.flops / (COMPUTE * compute * 1e9)
+        main = {"weights": weights} if weights > operations else {"FLOP": operations}
+        return {"kernels": self.kernels * KERNEL_MS, "KV and logits": others, **main}
+
+    @property
+    def ms(self) -> float:
+        return max(sum(self.parts.values()), self.host_ms)
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the time."""
+        parts = self.parts
+        return "host" if self.ms == self.host_ms else max(parts, key=parts.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of the settings' lengths, ``num_reqs`` at a time."""
+
+    settings: RooflineSettings
+    num_reqs: int
+
+    def forward(self, model: Shape, rows: int, num_logits: int | None = None) -> Forward:
+        """One CUDA graph of ``rows`` tokens per request, in the middle of the answers."""
+        context = self.settings.input_len + self.settings.output_len // 2
+        counts = (rows, rows if num_logits is None else num_logits, context)
+        return Forward(model, self.settings.gpu, *(self.num_reqs * count for count in counts))
+
+    def prefill(self, model: Shape) -> Forward:
+        host_ms = LAYER_HOST_MS * model.num_hidden_layers
+        return replace(self.forward(model, self.settings.input_len, 1), host_ms=host_ms)
+
+    def verify(self, draft_len: int) -> Forward:
+        model = self.settings.target
+        host_ms = LAYER_HOST_MS * model.num_hidden_layers + PASS_HOST_MS
+        return replace(self.forward(model, 1 + draft_len), host_ms=host_ms)
+
+    def draft_forward(self, layout: DraftLayout) -> Forward:
+        """A step of the draft model, or a block; of many rows only 2N - 1 have logits."""
+        rows = 1 + layout.lookahead_rows
+        has_all = rows * self.num_reqs <= ALL_LOGITS_ROWS
+        one = self.forward(self.settings.draft, rows, rows if has_all else 2 * layout.size - 1)
+        return replace(one, more_kernels=BLOCK_KERNELS if layout.size > 1 else 0)
+
+    def tokens_per_forward(self, layout: DraftLayout) -> float:
+        """Draft tokens of a forward. With masks after the last row, the block after a wrong
+        proposal has none to accept."""
+        chance = self.settings.block_acceptance
+        tokens = sum(chance**depth for depth in range(layout.size))
+        if layout.masks is not Masks.LAST:
+            return tokens
+        with_proposals = 1 / (2 - chance ** (layout.size - 1))
+        return with_proposals * tokens + 1 - with_proposals
+
+    # -- ms of an answer --------------------------------------------------------
+
+    def plain(self) -> float:
+        return self._answer(self.forward(self.settings.target, 1).ms, 1)
+
+    def eagle3(self, accept_length: float) -> float:
+        """With SGLang's EAGLE-3 at a mean number of tokens per target forward."""
+        target = self.settings.target
+        head = replace(target, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB)
+        drafting = EAGLE3_STEPS * self.forward(head, 1).ms + EAGLE3_HOST_MS
+        return self._answer(self.forward(target, 1 + EAGLE3_STEPS).ms + drafting, accept_length)
+
+    def parse(self, acceptance: float, layouts: Iterable[DraftLayout]) -> tuple[float, int]:
+        """With PARSE and the best of some layouts; without any, drafts are texts. Every token is
+        verified: behind a refused one the same pass yields the target's.
+
+        Returns:
+            ms, and the best draft length.
+        """
+        drafting = [(self.draft_forward(one).ms, self.tokens_per_forward(one)) for one in layouts]
+        prompt = self.prefill(self.settings.draft).ms if drafting else 0.0
+
+        def answer(length: int, ms: float, tokens: float) -> float:
+            round_ms = max(1, length / tokens) * ms + self.verify(length).ms
+            return prompt + self._answer(round_ms, sum(acceptance**i for i in range(length + 1)))
+
+        lengths = [length for length in DRAFT_LENGTHS if length < self.settings.output_len]
+        return min(
+            (answer(length, *forward), length)
+            for forward in drafting or [(0.0, 1.0)]
+            for length in lengths
+        )
+
+    def _answer(self, round_ms: float, tokens: float) -> float:
+        rounds = max(1, (self.settings.output_len - 1) / tokens)
+        return self.prefill(self.settings.target).ms + rounds * round_ms

@@ -1,0 +1,181 @@
+"""What ``sglang-parse roofline`` computes, against what two GPUs took."""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_parse import cli
+from sglang_parse.client.records import BenchError
+from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
+from sglang_parse.roofline.cost import Load
+from sglang_parse.roofline.run import BLOCKS, costs, speedups
+from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.roofline.shape import QWEN3, Shape
+
+pytestmark = pytest.mark.unit
+
+SHAPES = Path(__file__).resolve().parents[2] / "sglang_parse" / "limit" / "shapes"
+EVERY, LAST = BLOCKS
+
+
+def settings(*words: str) -> RooflineSettings:
+    parser = argparse.ArgumentParser()
+    RooflineSettings.add_arguments(parser)
+    return RooflineSettings.read(parser.parse_args(words))
+
+
+H100, H200 = settings(), settings("--target", "32b", "--gpu", "h200")
+
+
+def rate(load: Load, ms: float) -> float:
+    return 1e3 * load.num_reqs * load.settings.output_len / ms
+
+
+def step(chosen: RooflineSettings, num_reqs: int, model: str = "target") -> float:
+    return Load(chosen, num_reqs).forward(getattr(chosen, model), 1).ms
+
+
+def plain(chosen: RooflineSettings, num_reqs: int) -> float:
+    load = Load(chosen, num_reqs)
+    return rate(load, load.plain())
+
+
+def eagle3(num_reqs: int) -> float:
+    load = Load(H100, num_reqs)
+    return rate(load, load.eagle3(3.0))
+
+
+# On 26 November 2026, 128 tokens in, 257 out: 14B + 0.6B on an H100, 32B + 0.6B on an H200.
+MEASURED = {
+    "H100: ms of a draft step, 1 request": (1.61, step(H100, 1, "draft")),
+    "H100: ms of a draft step, 8 requests": (1.94, step(H100, 8, "draft")),
+    "H100: ms of a decode step": (11.5, step(H100, 1)),
+    "H100: ms of a verify pass of 129 rows": (18.9, Load(H100, 1).verify(128).ms),
+    "H100: ms of a prefill of 128": (14.7, Load(H100, 1).prefill(H100.target).ms),
+    "H100: plain tokens/s, 1 request": (85.9, plain(H100, 1)),
+    "H100: plain tokens/s, 8 requests": (654, plain(H100, 8)),
+    "H100: plain tokens/s, 16 requests": (1263, plain(H100, 16)),
+    "H100: EAGLE-3, 1 request": (187, eagle3(1)),
+    "H100: EAGLE-3, 8 requests": (1383, eagle3(8)),
+    "H100: EAGLE-3, 16 requests": (2611, eagle3(16)),
+    "H100: one token per forward, all accepted": (
+        533,
+        rate(Load(H100, 1), Load(H100, 1).parse(1.0, (ONE_TOKEN,))[0]),
+    ),
+    "H200: ms of a draft step": (1.8, step(H200, 1, "draft")),
+    "H200: ms of a decode step": (18.8, step(H200, 1)),
+    "H200: ms of a verify pass of 961 rows": (97.8, Load(H200, 1).verify(960).ms),
+    "H200: plain tokens/s, 1 request": (53.3, plain(H200, 1)),
+    "H200: plain tokens/s, 8 requests": (403, plain(H200, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_computed_is_measured(name: str):
+    measured, computed = MEASURED[name]
+    assert computed == pytest.approx(measured, rel=0.18)
+
+
+@pytest.mark.parametrize(("folder", "name"), [("qwen3_1_7b", "1.7b"), ("qwen3_32b", "32b")])
+def test_a_config_gives_the_shape_of_its_name(folder: str, name: str):
+    assert Shape.read(str(SHAPES / folder)) == Shape.read(name)
+    assert Shape.read(str(SHAPES / folder / "config.json")) == Shape.read(name)
+
+
+def test_named_shapes_have_as_many_weights_as_their_names_say():
+    for name in QWEN3:
+        assert Shape.read(name).memory / 2e9 == pytest.approx(float(name[:-1]), rel=0.25)
+    assert Shape.read("14b").kv_bytes == 160 * 1024
+
+
+def test_heads_that_a_config_leaves_out(tmp_path: Path):
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    config = {**dict(zip(names, (2, 64, 128, 4), strict=True)), "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = Shape.read(str(tmp_path))
+    assert (shape.num_key_value_heads, shape.head_dim) == (4, 16)
+    assert shape.memory == 2 * (2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "15b"), "'15b' gives no shape .*No such file.*; use 0.6b, 1.7b"),
+        (("--target", str(SHAPES / "qwen3_235b_a22b_fp8")), "quantization_config is set.*dense"),
+        (("--draft", str(SHAPES.parent / "shape.py")), "gives no shape .*JSONDecodeError"),
+        (("--gpu", "rtx4090"), "take 32 GB and --gpu rtx4090 has 24; use a larger one"),
+        (("--concurrency", "1,999"), "take 138 GB and --gpu h100 has 80; use .* fewer requests"),
+        (("--acceptance", ""), "--concurrency and --acceptance need numbers"),
+    ],
+)
+def test_bad_settings_are_refused(words: tuple[str, ...], message: str):
+    with pytest.raises(BenchError, match=message):
+        settings(*words)
+
+
+def test_tokens_of_a_block():
+    """The demo draft's 4.9 and 3.1 (docs/choosing.md)."""
+    load = Load(H100, 1)
+    assert load.tokens_per_forward(ONE_TOKEN) == 1
+    assert load.tokens_per_forward(EVERY) == pytest.approx(4.9, rel=0.07)
+    assert load.tokens_per_forward(LAST) == pytest.approx(3.1, rel=0.07)
+    for chance, tokens in (("0", 1), ("1", 8)):
+        sure = Load(settings("--block-acceptance", chance), 1)
+        assert [sure.tokens_per_forward(layout) for layout in BLOCKS] == [tokens, tokens]
+
+
+def test_a_block_costs_little_more_than_a_step_until_its_rows_count():
+    def ratio(num_reqs: int, layout: DraftLayout) -> float:
+        load = Load(H100, num_reqs)
+        return load.draft_forward(layout).ms / load.draft_forward(ONE_TOKEN).ms
+
+    assert LAST.masks is Masks.LAST
+    assert 1 < ratio(1, LAST) < ratio(1, EVERY) < 1.25
+    assert ratio(32, EVERY) > 2 > 1.5 > ratio(32, LAST)
+
+
+def test_drafts_are_as_long_as_they_are_good():
+    load = Load(H100, 1)
+    lengths = [load.parse(chance, BLOCKS)[1] for chance in (0.5, 0.9, 0.97, 1.0)]
+    assert lengths == sorted(lengths)
+    assert (lengths[0], lengths[-1]) == (4, 128)
+    # Nothing accepted: each token costs a draft and a pass.
+    ms, length = load.parse(0.0, ())
+    assert (length, ms) == (4, pytest.approx(256 * load.verify(4).ms, rel=0.01))
+
+
+def rows(table) -> list[list[str]]:
+    return [[*row] for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_the_tables():
+    forwards, found = rows(costs(H100)), rows(speedups(H100))
+    assert [row[:2] for row in forwards[:2]] == [
+        ["target step", "1"],
+        ["target prefill", "128"],
+    ]
+    assert [row[5] for row in forwards] == ["weights", "host", "host"] + 3 * ["kernels"]
+    assert len(found) == 3 * 4
+    for row in found:
+        one, blocks, text, *eagle = (float(re.match(r"[\d.]+", cell)[0]) for cell in row[3:])
+        assert one < blocks < text
+        assert eagle == sorted(eagle)
+
+
+def test_the_command_needs_no_sglang_and_no_pytorch():
+    code = "import sglang_parse.roofline.run, sys; print({'sglang', 'torch'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+    assert cli.main(["roofline", "--target", "8b", "--gpu", "l40s", "--concurrency", "4"]) == 0
+    assert "Forwards, 4 at a time" in capsys.readouterr().out
+    assert cli.main(["roofline", "--target", "32b", "--gpu", "l40s"]) == 1
+    assert "--gpu l40s has 48" in capsys.readouterr().err
