@@ -8,6 +8,8 @@ slots are its padding slot, stands for others: what it writes is never read.
 
 from __future__ import annotations
 
+import logging
+import time
 from array import array
 from typing import Any
 
@@ -20,8 +22,11 @@ from sglang_parse.core.phases import Draft, RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
+from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.forward import graph_sizes, max_logits_rows
 from sglang_parse.engine.parts import Engine
+
+logger = logging.getLogger(__name__)
 
 PADDING_ROW = 0
 WITHOUT_GRAPHS = [64]
@@ -32,37 +37,46 @@ WITHOUT_GRAPHS = [64]
 def prewarm(engine: Engine) -> None:
     """Runs a decode step, verify passes and, if there is a draft model, its prefills and a forward
     of each layout."""
-    verifier, drafter = engine.verifier, engine.drafter
+    started = time.perf_counter()
     batch = _padding_batch(engine)
-    req, question = batch.reqs[0], engine.judge and engine.judge.question
+    _run_target(engine, batch)
+    if engine.drafter is not None:
+        _run_draft(engine, engine.drafter, batch)
+    logger.info("PARSE: prewarmed in %.1f s.", time.perf_counter() - started)
+
+
+def _set_draft(engine: Engine, batch: ScheduleBatch, num_tokens: int, num_asked: int = 0) -> None:
+    """Gives the request a draft, with a question about all of it if any is asked."""
+    draft = Draft([0] * num_tokens)
+    if engine.judge is not None:
+        draft.prefix_ends, draft.question_ids = [num_tokens], [(0,) * num_asked]
+    batch.reqs[0].parse_state = RequestState(
+        RequestPolicy(0.5, engine.config.judge_name),
+        draft=draft,
+        output_ids=[0],
+        committed=1,
+        draft_kv_len=1,
+        draft_kv_found=True,
+    )
+
+
+def _run_target(engine: Engine, batch: ScheduleBatch) -> None:
+    question, verifier = engine.judge and engine.judge.question, engine.verifier
     num_asked = question.max_len if question else 0
-
-    def set_draft(num_tokens: int, num_asked: int = 0) -> None:
-        draft = Draft([0] * num_tokens)
-        if engine.judge is not None:
-            draft.prefix_ends, draft.question_ids = [num_tokens], [(0,) * num_asked]
-        req.parse_state = RequestState(
-            RequestPolicy(0.5, engine.config.judge_name),
-            draft=draft,
-            output_ids=[0],
-            committed=1,
-            draft_kv_len=1,
-            draft_kv_found=True,
-        )
-
-    set_draft(1)
+    _set_draft(engine, batch, 1)
     verifier.decode(batch, [0]).wait()
     for num_rows in _row_buckets(verifier.target.runner):
         if num_rows > 1 + num_asked:
-            set_draft(num_rows - 1 - num_asked, num_asked)
+            _set_draft(engine, batch, num_rows - 1 - num_asked, num_asked)
             verifier.verify(batch, [0], {}, []).wait()
-    if drafter is None:
-        return
+
+
+def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
     for num_rows in _row_buckets(drafter.model.draft_runner):
-        set_draft(num_rows)
+        _set_draft(engine, batch, num_rows)
         drafter.model.extend(batch.reqs, [0], [num_rows])
     for layout in engine.controller.layouts.costs:
-        set_draft(0)
+        _set_draft(engine, batch, 0)
         chunk = drafter.chunk(layout, batch, [0])
         chunk.launch(2 * layout.size)
         chunk.wait()

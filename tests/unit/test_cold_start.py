@@ -87,6 +87,12 @@ def test_two_drafts_per_answer(cold_ms: float, graph: Graph, arrive_ms: float):
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
+def test_decode_steps_are_timed_in_four_tokens(concurrency: int):
+    """All requests decode at once: steps of one tell little about steps of sixteen."""
+    assert Server(0.0, lambda _: 0, 0.0).answer(concurrency, concurrency)[1] == 4
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
 def test_drafting_is_at_most_three_answers_late(
     cold_ms: float, graph: Graph, arrive_ms: float, concurrency: int
 ):
