@@ -478,6 +478,9 @@ def test_forced_text_that_the_target_spells_otherwise_ends(monkeypatch: pytest.M
         server.chain.observe(req, outcome)
         num_drafts += 1
     assert 5 < num_drafts < 100
+    # Now and then it is tried again.
+    tries = [server.start(constrained(server, Forces("abcdef")), "{") for _ in range(200)]
+    assert 1 <= tries.count("") <= 5
 
 
 @pytest.mark.parametrize("always", [False, True])

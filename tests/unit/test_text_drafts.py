@@ -206,6 +206,23 @@ def test_losses_are_bounded_whatever_others_gained():
     assert length.longest == DEFAULTS.text_tokens
 
 
+@pytest.mark.parametrize("match_len", [0, 4])
+def test_texts_that_never_fit_do_not_end_others(match_len: int):
+    shared = TextSourceStats(DEFAULTS)
+    for _ in range(1000):
+        shared.observe(match_len, accepted(16, 0))
+
+    def choose(length: TextLength) -> int:
+        return length.choose(match_len, 100, 1, lambda n: 0.01 * n)
+
+    wrong, right = TextLength(shared), TextLength(shared)
+    wrong.observe(match_len, accepted(choose(wrong), 0), 0.1)
+    assert choose(wrong) == 0
+    first = choose(right)
+    right.observe(match_len, accepted(first, first), 0.1)
+    assert choose(right) > first > 0
+
+
 def test_an_estimate_cannot_end_what_it_is_learned_from():
     length = new_length()
     assert length.choose(0, 100, 1, lambda _: 50.0) == 2

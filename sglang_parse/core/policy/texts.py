@@ -42,7 +42,8 @@ class TextSourceStats:
 
 class TextLength:
     """Chooses the lengths of one request's drafts from one text. A text that never fits costs a
-    small part of the answer, whatever was learned from others.
+    small part of the answer, whatever was learned from others; and one that fits drafts: each
+    request tries what is known well until it fails.
 
     Args:
         source: what the server knows about such texts.
@@ -60,7 +61,8 @@ class TextLength:
         self._source, self._config, self.net_loss = source, source.config, 0.0
         self._max_loss = self._config.text_loss if max_loss is None else max_loss
         self._max_gain = self._config.text_gain if max_gain is None else max_gain
-        self.longest, self.has_drafted = self._config.text_tokens, False
+        self.longest = self._config.text_tokens
+        self._has_hit: dict[bool, bool] = {}  # its latest draft where the place is known well
 
     def choose(
         self,
@@ -86,11 +88,14 @@ class TextLength:
         longest = min(limit, self.longest)
         lengths = {whole_segments(max(1, longest >> i), ends) for i in range(4)}
         costs = {n: cost for n in lengths if (cost := extra_cost(n)) <= left}
-        if not costs and not self.has_drafted and not match_len:
-            return min(lengths)  # only a pass tells what a pass costs
         gains = {n: self._source.expect(match_len, n) - cost for n, cost in costs.items()}
         best = max(gains, key=lambda length: gains[length], default=0)
-        return best if best and gains[best] >= self._config.text_min_gain else 0
+        if best and gains[best] >= self._config.text_min_gain:
+            return best
+        if 0 < match_len < KNOWN_WELL or not self._has_hit.get(match_len > 0, True):
+            return 0
+        # Only a draft tells whether it fits, and only a pass what a pass costs.
+        return min(costs, default=0 if match_len or self._has_hit else min(lengths))
 
     def can_lose(self, num_written: int) -> bool:
         """Whether the request may lose something more."""
@@ -105,7 +110,9 @@ class TextLength:
 
     def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
         """Records a verified draft and its cost beyond a decode step."""
-        num_output, self.has_drafted = outcome.num_output, True
+        num_output = outcome.num_output
+        if not 0 < match_len < KNOWN_WELL:
+            self._has_hit[match_len > 0] = num_output > 0
         self._source.observe(match_len, outcome)
         self.net_loss = max(-self._max_gain, self.net_loss + cost - num_output)
         if num_output == outcome.num_verified:

@@ -34,7 +34,7 @@ class ForcedSource:
 
     def __init__(self, config: ParseConfig, controller: Controller) -> None:
         self._config, self._controller = config, controller
-        self._stats = TextSourceStats(controller.config)
+        self._stats, self._num_refused = TextSourceStats(controller.config), 0
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         state = req.parse_state
@@ -58,4 +58,7 @@ class ForcedSource:
             return False
         cost = self._controller.extra_cost(1 + num_tokens, always=always)
         gain = self._stats.expect(0, num_tokens) - cost
-        return gain >= self._controller.config.text_min_gain
+        if gain >= self._controller.config.text_min_gain:
+            return True
+        self._num_refused += 1  # another grammar's text may be spelled as it is
+        return self._num_refused % self._controller.config.retry_every == 0
