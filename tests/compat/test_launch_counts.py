@@ -144,6 +144,17 @@ def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
     assert [state.draft.candidates for state in states] == [(DRAFTED,) * DRAFTED] * 2
 
 
+def test_a_chunk_that_measures_its_layout(count: Count):
+    """It is short, and the next chunk may have another layout."""
+    reqs = [drafting(0), drafting(1)]
+    batch, engine = in_blocks(*reqs)
+    engine.controller.layouts.probe_tokens = 2 * SIZE
+    first: list[Any] = []
+    found = count(lambda: first.extend(launched(batch, engine)))
+    assert found.forwards == {"DRAFT_EXTEND_V2": 2}
+    assert not can_launch_before_sync(first[0], reqs)
+
+
 @pytest.mark.usefixtures("count")
 def test_blocks_behind_what_ended_a_draft_are_dropped():
     """At a stop token inside a block, others of its chunk and the next chunk after it."""

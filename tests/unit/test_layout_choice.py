@@ -57,6 +57,17 @@ def test_the_cheapest_layout_at_the_current_load_is_used():
     assert layouts.current == LAST
 
 
+def test_chunks_that_measure_a_layout_are_short():
+    """A whole draft of single tokens would take the time of ten of blocks."""
+    layouts, probes = Layouts((EVERY, LAST, ONE), DEFAULTS), []
+    costs = {EVERY: (0.2, 0.0), LAST: (0.5, 0.0), ONE: (2.0, 0.0)}
+    for _ in range(3 * TRIALS + 2 * DEFAULTS.retry_every):
+        run(layouts, costs, 1, 1)
+        probes.append(layouts.probe_tokens)
+    assert probes[: 3 * TRIALS] == [DEFAULTS.probe_tokens] * 3 * TRIALS
+    assert Counter(probes[3 * TRIALS :]) == {0: 2 * DEFAULTS.retry_every - 2, 16: 2}
+
+
 def test_first_chunks_are_not_counted():
     """They compile."""
     layouts = Layouts((EVERY, LAST), DEFAULTS)

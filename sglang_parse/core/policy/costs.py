@@ -114,21 +114,31 @@ class Layouts:
 
     All layouts write the same text. Mask tokens after every row get more tokens per forward but add
     rows, which are cheap on a GPU with few requests and expensive with many.
+
+    Attributes:
+        current: the cheapest one at the last comparison.
+        probe_tokens: most draft tokens of the chunk that ``choose`` was called for, if it is to
+            measure its layout; 0 for no limit.
     """
 
     def __init__(self, layouts: Sequence[DraftLayout], config: PolicyConfig) -> None:
         self.costs = {layout: LayoutCost(StageCost(config)) for layout in layouts}
         self.current, self.num_chunks, self._config = layouts[0], 0, config
+        self.probe_tokens = 0
 
     def choose(self, num_requests: int) -> DraftLayout:
         """Returns the layout of the next chunk of this many requests: one that was not measured at
         this load, now and then the longest unused one, else the cheapest."""
         self.num_chunks += 1
         costs = self.costs
-        chosen = next((x for x in costs if not costs[x].per_forward.knows(num_requests)), None)
+        unknown = (x for x in costs if not costs[x].per_forward.knows(num_requests))
+        chosen = next(unknown, None)
         if chosen is None and self.num_chunks % self._config.retry_every == 0:
             chosen = min(costs, key=lambda layout: costs[layout].last_used)
-        elif chosen is None:
+        # A whole draft of single tokens would cost a probe many times what it finds out.
+        is_probe = chosen is not None and len(costs) > 1
+        self.probe_tokens = self._config.probe_tokens if is_probe else 0
+        if chosen is None:
             chosen = min(costs, key=lambda layout: costs[layout].per_token(num_requests))
             self.current = chosen
         costs[chosen].last_used = self.num_chunks
@@ -145,8 +155,12 @@ class Layouts:
         return None if ms is None else ms * count
 
     def knows(self, num_requests: float) -> bool:
-        """See ``StageCost.knows``."""
+        """Whether ``StageCost.knows`` is true of a layout."""
         return any(cost.per_forward.knows(num_requests) for cost in self.costs.values())
+
+    def knows_all(self, num_requests: float) -> bool:
+        """Whether ``StageCost.knows`` is true of every layout."""
+        return all(cost.per_forward.knows(num_requests) for cost in self.costs.values())
 
     def per_token(self, num_requests: float) -> float | None:
         """Returns ms per draft token of a request; None before the first warm chunk."""

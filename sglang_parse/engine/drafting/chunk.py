@@ -49,6 +49,8 @@ class DraftChunk(ABC):
 
     Attributes:
         num_forwards: forwards launched.
+        probe_tokens: most tokens of this chunk, which measures its layout: the next one may have
+            another layout, and waits for it. 0: no such limit.
         finished: rows whose drafts it has ended, as known so far.
         made: see ``HostCopy``: of the last one; None before the first.
     """
@@ -68,7 +70,7 @@ class DraftChunk(ABC):
     ) -> None:
         self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
         self._tokens_per_forward = tokens_per_forward or layout.size
-        self.num_forwards = 0
+        self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
@@ -86,6 +88,7 @@ class DraftChunk(ABC):
             before: the chunk launched last, if the host has not waited for all of it.
         """
         size, reqs = self.layout.size, self._reqs(self.rows)
+        num_tokens = min(num_tokens, self.probe_tokens or num_tokens)
         if self._runs_ahead:
             if not any(req.parse_state.num_draft_inflight for req in reqs):
                 before = None
@@ -126,7 +129,7 @@ class DraftChunk(ABC):
     def can_follow(self, reqs: Sequence[Req]) -> bool:
         """Whether a chunk of ``reqs`` may be launched before the end of this one is known, because
         all of them will keep drafting; waits for all but its last forwards."""
-        if not self._runs_ahead:
+        if not self._runs_ahead or self.probe_tokens:
             return False
         members = {id(req) for req in self._reqs(self.rows)}
         # Adjustments begin with tokens that the host knows.

@@ -63,9 +63,12 @@ class Drafter:
                 follows tokens in flight takes its layout.
         """
         follows = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
-        layout = before.layout if before and follows else self._layouts.choose(len(rows))
+        if before and follows:
+            return self.chunk(before.layout, batch, rows)
+        chunk = self.chunk(self._layouts.choose(len(rows)), batch, rows)
+        chunk.probe_tokens = self._layouts.probe_tokens
         self._log_layout(len(rows))
-        return self.chunk(layout, batch, rows)
+        return chunk
 
     def chunk(self, layout: DraftLayout, batch: ScheduleBatch, rows: Sequence[int]) -> DraftChunk:
         """As ``start``, in this layout."""
@@ -93,7 +96,7 @@ class Drafter:
         """Logs a new choice of the layout, and the costs behind it, but not every flicker."""
         layouts = self._layouts
         is_new = layouts.current != self._logged and layouts.num_chunks >= self._log_from
-        if layouts.current is not None and is_new and len(layouts.costs) > 1:
+        if is_new and len(layouts.costs) > 1 and layouts.knows_all(num_requests):
             self._logged, self._log_from = layouts.current, layouts.num_chunks + LOG_EVERY
             costs = "; ".join(
                 f"{layout}: {cost.per_token(num_requests):.2f} ms per accepted token"
