@@ -46,8 +46,7 @@ class StageCost:
         config, expected = self._config, self.at(size)
         half_octave = round(2 * math.log2(max(1.0, size)))
         mean = self._means.setdefault(half_octave, _Mean(size))
-        self._num_seen += 1
-        mean.last_seen = self._num_seen
+        self._num_seen = mean.last_seen = self._num_seen + 1
         kernels = graphs if graphs and all(graphs) else half_octave
         self._num_runs[kernels] += 1
         if self._num_runs[kernels] <= config.cold_forwards:
@@ -103,11 +102,6 @@ class LayoutCost:
         ms = self.per_forward.at(num_requests)
         return math.inf if ms is None else ms * self.num_forwards / max(1e-9, self.num_tokens)
 
-    @property
-    def tokens_per_forward(self) -> float:
-        """Tokens that a forward added to a draft, 1 at least; 0 before the first chunk."""
-        return max(1.0, self.num_tokens / self.num_forwards) if self.num_forwards else 0.0
-
 
 class Layouts:
     """Chooses the draft layout (``block``) of each chunk by its ms per accepted token at this load.
@@ -123,24 +117,20 @@ class Layouts:
 
     def __init__(self, layouts: Sequence[DraftLayout], config: PolicyConfig) -> None:
         self.costs = {layout: LayoutCost(StageCost(config)) for layout in layouts}
-        self.current, self.num_chunks, self._config = layouts[0], 0, config
-        self.probe_tokens = 0
+        self.current, self._config, self.num_chunks, self.probe_tokens = layouts[0], config, 0, 0
 
     def choose(self, num_requests: int) -> DraftLayout:
         """Returns the layout of the next chunk of this many requests: one that was not measured at
         this load, now and then the longest unused one, else the cheapest."""
         self.num_chunks += 1
         costs = self.costs
-        unknown = (x for x in costs if not costs[x].per_forward.knows(num_requests))
-        chosen = next(unknown, None)
+        chosen = next((x for x in costs if not costs[x].per_forward.knows(num_requests)), None)
         if chosen is None and self.num_chunks % self._config.retry_every == 0:
             chosen = min(costs, key=lambda layout: costs[layout].last_used)
         # A whole draft of single tokens would cost a probe many times what it finds out.
-        is_probe = chosen is not None and len(costs) > 1
-        self.probe_tokens = self._config.probe_tokens if is_probe else 0
+        self.probe_tokens = self._config.probe_tokens if chosen and len(costs) > 1 else 0
         if chosen is None:
-            chosen = min(costs, key=lambda layout: costs[layout].per_token(num_requests))
-            self.current = chosen
+            chosen = self.current = min(costs, key=lambda x: costs[x].per_token(num_requests))
         costs[chosen].last_used = self.num_chunks
         return chosen
 
@@ -157,10 +147,6 @@ class Layouts:
     def knows(self, num_requests: float) -> bool:
         """Whether ``StageCost.knows`` is true of a layout."""
         return any(cost.per_forward.knows(num_requests) for cost in self.costs.values())
-
-    def knows_all(self, num_requests: float) -> bool:
-        """Whether ``StageCost.knows`` is true of every layout."""
-        return all(cost.per_forward.knows(num_requests) for cost in self.costs.values())
 
     def per_token(self, num_requests: float) -> float | None:
         """Returns ms per draft token of a request; None before the first warm chunk."""

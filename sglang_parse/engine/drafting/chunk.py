@@ -69,7 +69,7 @@ class DraftChunk(ABC):
         tokens_per_forward: float = 0.0,
     ) -> None:
         self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
-        self._tokens_per_forward = tokens_per_forward or layout.size
+        self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size)
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead

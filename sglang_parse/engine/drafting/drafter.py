@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from sglang_parse.core.block import DraftLayout, Masks
@@ -81,13 +82,14 @@ class Drafter:
             )
         # Adjustments of a block depend on the tokens and candidates before it.
         is_any_adjusted = any(is_adjusted(batch.reqs[row]) for row in rows)
+        cost = self._layouts.costs[layout]
         has_graph = self.model.graphs_of(layout, len(rows)) is not None
         is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
             *(self.model, layout, batch, rows),
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
-            tokens_per_forward=self._layouts.costs[layout].tokens_per_forward,
+            tokens_per_forward=cost.num_tokens / cost.num_forwards if cost.num_forwards else 0.0,
             mask_id=self._mask_id,
             is_masked=self._is_masked,
         )
@@ -96,12 +98,10 @@ class Drafter:
         """Logs a new choice of the layout, and the costs behind it, but not every flicker."""
         layouts = self._layouts
         is_new = layouts.current != self._logged and layouts.num_chunks >= self._log_from
-        if is_new and len(layouts.costs) > 1 and layouts.knows_all(num_requests):
+        times = {str(x): cost.per_token(num_requests) for x, cost in layouts.costs.items()}
+        if is_new and len(times) > 1 and max(times.values()) < math.inf:
             self._logged, self._log_from = layouts.current, layouts.num_chunks + LOG_EVERY
-            costs = "; ".join(
-                f"{layout}: {cost.per_token(num_requests):.2f} ms per accepted token"
-                for layout, cost in layouts.costs.items()
-            )
+            costs = "; ".join(f"{x}: {ms:.2f} ms per accepted token" for x, ms in times.items())
             logger.info(
                 "PARSE: draft layout: %s (%d requests; %s)", layouts.current, num_requests, costs
             )
