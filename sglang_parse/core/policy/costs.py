@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.phases import StageTime
@@ -79,13 +80,10 @@ class StageCost:
         return min(ms[i - 1] + slope * (size - sizes[i - 1]), ms[-1] * max(1.0, size / sizes[-1]))
 
     def _update(self) -> None:
-        oldest, highest = self._num_seen - self._config.max_age, 0.0
-        self._sizes, self._ms = [], []
-        for mean in sorted(self._means.values(), key=lambda mean: mean.size):
-            if mean.num_seen and mean.last_seen > oldest:
-                highest = max(highest, mean.ms)
-                self._sizes.append(mean.size)
-                self._ms.append(highest)
+        oldest, means = self._num_seen - self._config.max_age, self._means.values()
+        warm = sorted((m.size, m.ms) for m in means if m.num_seen and m.last_seen > oldest)
+        self._sizes = [size for size, _ in warm]
+        self._ms = [*accumulate((ms for _, ms in warm), max)]
 
 
 @dataclass(slots=True)

@@ -146,12 +146,7 @@ class KeyStats:
         self.window, self.probing, self.num_ignored = Window(), probing, num_ignored
 
     def judge(
-        self,
-        num_requests: int,
-        num_running: int,
-        expected: float,
-        now: float,
-        config: PolicyConfig,
+        self, num_requests: int, num_running: int, expected: float, now: float, config: PolicyConfig
     ) -> None:
         """Judges a probe that is over, or a window in which most of ``num_requests`` drafted.
 

@@ -62,7 +62,7 @@ class TextLength:
         self._max_loss = self._config.text_loss if max_loss is None else max_loss
         self._max_gain = self._config.text_gain if max_gain is None else max_gain
         self.longest = self._config.text_tokens
-        self._has_hit: dict[bool, bool] = {}  # its latest draft where the place is known well
+        self._has_hit: dict[int, bool] = {}  # its latest draft, by how well its place was known
 
     def choose(
         self,
@@ -92,7 +92,8 @@ class TextLength:
         best = max(gains, key=lambda length: gains[length], default=0)
         if best and gains[best] >= self._config.text_min_gain:
             return best
-        if 0 < match_len < KNOWN_WELL or not self._has_hit.get(match_len > 0, True):
+        place = min(match_len, KNOWN_WELL)
+        if place not in (0, KNOWN_WELL) or not self._has_hit.get(place, True):
             return 0
         # Only a draft tells whether it fits, and only a pass what a pass costs.
         return min(costs, default=0 if match_len or self._has_hit else min(lengths))
@@ -111,8 +112,7 @@ class TextLength:
     def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
         """Records a verified draft and its cost beyond a decode step."""
         num_output = outcome.num_output
-        if not 0 < match_len < KNOWN_WELL:
-            self._has_hit[match_len > 0] = num_output > 0
+        self._has_hit[min(match_len, KNOWN_WELL)] = num_output > 0
         self._source.observe(match_len, outcome)
         self.net_loss = max(-self._max_gain, self.net_loss + cost - num_output)
         if num_output == outcome.num_verified:
