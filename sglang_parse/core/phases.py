@@ -285,8 +285,8 @@ class Stats:
             tokens equal its choices. Counted in greedy requests under semantic verification.
         rejected_matched_prefixes: those of them whose verdict is below the threshold.
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
-        skipped_drafts: tokens at which a draft was due and did not start: no speedup was expected
-            or known, or the settings draft nothing.
+        skipped_drafts: tokens at which a draft was due and did not start: drafting is suspended, or
+            about to be timed, or the settings draft nothing.
         eagle3_steps, eagle3_tokens: target forwards that verified an EAGLE-3 proposal, and the
             ``target_tokens`` that they output; only with ``--parse-decode-accelerator eagle3``.
         prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;

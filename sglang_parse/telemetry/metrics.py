@@ -138,8 +138,8 @@ METRICS = (
     Metric("kv_truncated_drafts_total", "Drafts truncated or dropped for lack of KV slots."),
     Metric(
         "skipped_drafts_total",
-        "Drafts that were due and did not start: no speedup was expected or known, or the settings "
-        "draft nothing.",
+        "Drafts that were due and did not start: drafting is suspended, or about to be timed, or "
+        "the settings draft nothing.",
     ),
     Metric(
         "stage_seconds_total",
