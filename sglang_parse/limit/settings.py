@@ -128,7 +128,7 @@ class LimitSettings(Flags):
         for name in self.servers:
             kind, _, value = name.partition("@")
             if kind not in KINDS or (value and kind in (PLAIN, DRAFT)):
-                known = f"{', '.join(KINDS)}, all but the first and the last with @VALUE"
+                known = f"{', '.join(KINDS)}; {PLAIN} and {DRAFT} take no @VALUE"
                 raise BenchError(f"--servers names {name!r}; use {known}")
             if value and kind in STOCK and not re.fullmatch(r"[123](\.\d+)?|4", value):
                 raise BenchError(f"--servers names {name!r}; use an accept length of 1 to 4")
