@@ -94,7 +94,7 @@ test-real: setup  ## PARSE with SmolLM2-135M-Instruct, a model nobody here made;
 load: setup  ## what requests wait for while others are served: build/load/results.json (LOAD_FLAGS=...); half an hour
 	$(RUN) -m sglang_parse.cli load $(LOAD_FLAGS)
 
-bench-gpu: setup  ## real shapes on a GPU, against the limit: build/bench-gpu/bench.html (BENCH_FLAGS=...)
+bench-gpu: setup  ## real shapes on a GPU beside stock SGLang: build/bench-gpu/results.json (BENCH_FLAGS=...)
 	$(RUN) -m sglang_parse.cli bench $(BENCH_FLAGS)
 
 soak: setup  ## 10,000 mixed requests at once: no error, no leak, no wrong byte (SOAK_FLAGS=...)

@@ -40,10 +40,10 @@ COMMANDS = (
     ),
     Command(
         "bench",
-        "real shapes without weights, simulated acceptance: speed against the limit",
-        "Starts the plain target, the draft alone and PARSE at several simulated acceptances, one "
-        "server after the other, and measures them: results.json, bench.html. Exit code 1 when "
-        "anything failed.",
+        "real shapes without weights: PARSE versus stock SGLang at simulated acceptance",
+        "Starts the plain target, stock EAGLE3 and STANDALONE at an accept length, and PARSE at "
+        "several simulated acceptances, and measures them: results.json after each. Exit code 1 "
+        "when anything failed.",
         "limit",
     ),
     Command(

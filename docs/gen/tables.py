@@ -48,6 +48,7 @@ BENCH_KEYS = {
     ),
     "conditions.servers": "each server's command line",
     "conditions.environment": "environment variables, by server",
+    "conditions.failed": "server that failed -> why",
 }
 COMPARE_KEYS = {
     **dict.fromkeys(
@@ -246,7 +247,6 @@ def bench_keys() -> str:
     texts = {
         **BENCH_KEYS,
         **under("speeds", "limit.figures.SpeedAt"),
-        **under("verify", "limit.figures.VerifyTime"),
     }
     return table(("key", "meaning"), rows_of(texts))
 

@@ -1,6 +1,7 @@
 """Records of what programs ask and measure: items, answers, runs. Pure.
 
-A server is named by its kind, or KIND@FRACTION where it simulates that acceptance.
+A server is named by its kind, or KIND@VALUE where it simulates acceptance: with PARSE a value of
+``core.simulation.ENV_VAR``, else an accept length.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ TITLES = {
 OTHER_JUDGES = (PARSE_HEAD, PARSE_QUESTION, PARSE_LIKELIHOOD)
 """Servers that are compared only if they are named: ``PARSE`` has the best judge there is."""
 WITH_PARSE = (PARSE, PARSE_ONE, PARSE_TOKEN, PARSE_EAGLE3, *OTHER_JUDGES)
+STOCK = (STANDALONE, EAGLE3)
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")
@@ -48,9 +50,13 @@ def has_parse(server: str) -> bool:
 
 def title_of(server: str) -> str:
     """The server's name for people."""
-    kind, _, fraction = server.partition("@")
-    title = TITLES.get(kind, kind)
-    return f"{title}, {float(fraction):.0%} accepted" if fraction else title
+    kind, _, simulated = server.partition("@")
+    title, (way, _, every) = TITLES.get(kind, kind), simulated.partition(":")
+    if kind in STOCK and simulated:
+        return f"{title}, accept length {simulated}"
+    if way == "every":
+        return f"{title}, a refusal every {every.partition(':')[0]} tokens"
+    return f"{title}, {float(simulated):.0%} accepted" if simulated else title
 
 
 class BenchError(RuntimeError):
@@ -106,7 +112,7 @@ class Variant:
     """One line of a comparison: a server and some of its requests.
 
     Attributes:
-        server: its name; NAME@FRACTION with simulated acceptance.
+        server: its name; NAME@VALUE with simulated acceptance.
         threshold: of its requests; null for ``--parse-threshold``, or without PARSE.
         off_fraction: fraction of the load's requests that switch PARSE off.
         group: "all" requests of the load; of a mixed load, "drafting" or "off".

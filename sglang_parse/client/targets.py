@@ -22,6 +22,7 @@ from sglang_parse.client.records import (
     PARSE_QUESTION,
     PARSE_TOKEN,
     STANDALONE,
+    STOCK,
     TITLES,
     WITH_PARSE,
     BenchError,
@@ -73,7 +74,7 @@ class Models:
 
 
 def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
-    """Server specs of the named servers, in that order; KIND@FRACTION simulates acceptance.
+    """Server specs of the named servers, in that order; KIND@VALUE simulates acceptance.
 
     Raises:
         BenchError: a name is unknown, or its model was not given.
@@ -92,13 +93,14 @@ def parse_settings(**settings: object) -> tuple[str, ...]:
 
 
 def _server_spec(models: Models, name: str) -> ServerSpec:
-    kind, _, fraction = name.partition("@")
+    kind, _, value = name.partition("@")
     if kind not in TITLES:
         raise BenchError(f"--servers names {name!r}; known: {', '.join(TITLES)}")
     model = models.draft if kind == DRAFT else models.target
     flags = ("--model-path", model, *_speculative_flags(models, kind))
-    simulated = ((ENV_VAR, fraction),) if fraction else ()
-    return ServerSpec(name, flags, common=models.common, environment=simulated)
+    stock = {"SGLANG_SIMULATE_ACC_LEN": value, "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+    simulated = (stock if kind in STOCK else {ENV_VAR: value}) if value else {}
+    return ServerSpec(name, flags, common=models.common, environment=(*simulated.items(),))
 
 
 def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:

@@ -1,142 +1,65 @@
-"""Runs of the speed benchmark to figures, all of them medians over the runs. Pure.
-
-The limit (``client.figures``) is of one concurrency. t is the plain target's time per output
-token, all requests together. r is the draft's time per token on its own server / t. v is the
-verify_ms per output token of a PARSE server that always drafts / t. a is the simulated acceptance.
-PARSE exceeds this limit where its adaptive policy suspends drafting.
-"""
+"""Runs of the speed benchmark to figures, medians over the runs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
-from sglang_parse.client.figures import limit_of, per_token, stage_ms
-from sglang_parse.client.records import DRAFT, BenchError, BenchRun
-from sglang_parse.limit.settings import LimitSettings, server_at
+from sglang_parse.client.figures import limit_of, per_token
+from sglang_parse.client.records import PLAIN, Answer, BenchRun, has_parse
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedAt:
-    """PARSE at one simulated acceptance and concurrency.
+    """A server at one concurrency.
 
     Attributes:
-        acceptance: simulated accepted fraction of every draft.
+        server: its kind, KIND@VALUE with simulated acceptance.
         concurrency: requests at a time.
-        plain: the fastest server of the plain target.
-        tokens_per_s, plain_tokens_per_s, draft_tokens_per_s: output tokens per second of PARSE,
-            the plain target, the draft alone.
-        speedup: PARSE's tokens per second / the plain target's.
-        r, v: drafting and verification per output token / the plain target's time for one.
-        limit: 1 / (r + v + 1 - acceptance); with several drafts per answer
-            1 / (r * drafted + v + 1 - accepted), with its own v.
-        limit_fraction: speedup / limit.
-        accepted: accepted draft tokens per output token.
-        drafted: draft tokens per output token.
-        ms_per_request: a request's fraction of each stage's time on the server, by stage.
+        tokens_per_s: output tokens per second.
+        over: server without PARSE -> speedup over it, of those measured so far.
+        limit: of this speedup over the plain target, by the server's own stage times and accepted
+            tokens (``client.figures``); null without PARSE, or before the plain target.
+        per_request: counter of ``meta_info`` -> mean of the requests: SGLang's accept length, and
+            all numbers of ``meta_info["parse"]``.
     """
 
-    acceptance: float
+    server: str
     concurrency: int
-    plain: str
     tokens_per_s: float
-    plain_tokens_per_s: float
-    draft_tokens_per_s: float
-    speedup: float
-    r: float
-    v: float
-    limit: float
-    limit_fraction: float
-    accepted: float
-    drafted: float
-    ms_per_request: dict[str, float]
+    over: dict[str, float]
+    limit: float | None
+    per_request: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyTime:
-    """One verify pass of one request and plain prefills after the same prompt.
-
-    Attributes:
-        rows: rows of the pass: the last token, the draft and the questions.
-        draft_tokens, prefixes, question_tokens: of the verified request.
-        concurrency: requests that ran when it was timed; more than 1 share a pass.
-        ms: time of the pass.
-        prefill_ms: of a plain prefill of the draft and the last token.
-        prefill_rows_ms: of a plain prefill of as many tokens as the pass has rows.
-    """
-
-    rows: int
-    draft_tokens: int
-    prefixes: int
-    question_tokens: int
-    concurrency: int
-    ms: float
-    prefill_ms: float
-    prefill_rows_ms: float
+def speeds(runs: Sequence[BenchRun]) -> list[SpeedAt]:
+    """A row per concurrency and server, in the order in which they were measured."""
+    found: dict[tuple[int, str], list[BenchRun]] = {}
+    for run in runs:
+        found.setdefault((run.concurrency, run.variant.server), []).append(run)
+    rates = {key: median(run.tokens_per_s for run in some) for key, some in found.items()}
+    rows = []
+    for concurrency, server in sorted(found, key=lambda key: key[0]):
+        timed, rate = found[concurrency, server], rates[concurrency, server]
+        others = [name for at, name in found if at == concurrency and name != server]
+        over = {n: rate / rates[concurrency, n] for n in others if not has_parse(n)}
+        plain = rates.get((concurrency, PLAIN)) if has_parse(server) else None
+        limit = _limit(timed, plain) if plain else None
+        answers = [answer for run in timed for answer in run.answers]
+        rows.append(SpeedAt(server, concurrency, rate, over, limit, _means(answers)))
+    return rows
 
 
-@dataclass(frozen=True, slots=True)
-class LimitFigures:
-    """All figures."""
-
-    speeds: tuple[SpeedAt, ...]
-    verify: VerifyTime
+def _limit(runs: Sequence[BenchRun], plain: float) -> float:
+    r, v = (per_token(runs, key) * plain / 1e3 for key in ("draft_ms", "verify_ms"))
+    return limit_of(r, v, per_token(runs, "accepted_tokens") + per_token(runs, "matched_tokens"))
 
 
-def speed_at(
-    runs: Sequence[BenchRun], fraction: float, concurrency: int, settings: LimitSettings
-) -> SpeedAt:
-    """Computes one row of the table.
-
-    Where an answer takes several drafts, the limit is of what the server itself drafted, verified
-    and accepted: it includes the tokens that the target decodes after rejections.
-    """
-    served = runs_of(runs, server_at(fraction), concurrency)
-    plain, best = max(
-        (tokens_per_s(runs_of(runs, name, concurrency)), name) for name in settings.plain_names
-    )
-    draft = tokens_per_s(runs_of(runs, DRAFT, concurrency))
-    costs = served if settings.has_rounds else runs_of(runs, settings.cost_server, concurrency)
-    r, v = plain / draft, per_token(costs, "verify_ms") * plain / 1e3
-    accepted, drafted = per_token(served, "accepted_tokens"), per_token(served, "drafted_tokens")
-    limit = limit_of(r * drafted, v, accepted) if settings.has_rounds else limit_of(r, v, fraction)
-    speedup = tokens_per_s(served) / plain
-    return SpeedAt(
-        acceptance=fraction,
-        concurrency=concurrency,
-        plain=best,
-        tokens_per_s=tokens_per_s(served),
-        plain_tokens_per_s=plain,
-        draft_tokens_per_s=draft,
-        speedup=speedup,
-        r=r,
-        v=v,
-        limit=limit,
-        limit_fraction=speedup / limit,
-        accepted=accepted,
-        drafted=drafted,
-        ms_per_request=stage_ms(served),
-    )
-
-
-def runs_of(runs: Sequence[BenchRun], server: str, concurrency: int) -> list[BenchRun]:
-    """The timed runs of a server at a concurrency.
-
-    Raises:
-        BenchError: there is none, or one without answers.
-    """
-    found = [run for run in runs if (run.variant.server, run.concurrency) == (server, concurrency)]
-    if not found or any(not run.output_tokens for run in found):
-        raise BenchError(f"nothing was measured of {server} at {concurrency} requests at a time")
-    return found
-
-
-def tokens_per_s(runs: Sequence[BenchRun]) -> float:
-    """Median over the runs."""
-    return median(run.tokens_per_s for run in runs)
-
-
-def quotient(runs: Sequence[BenchRun], over: str, under: str) -> float:
-    """Median over the runs of one counter of ``meta_info["parse"]`` over another, both summed."""
-    return median(run.per_request(over) / max(run.per_request(under), 1e-9) for run in runs)
+def _means(answers: Sequence[Answer]) -> dict[str, float]:
+    """Of the numbers that all answers have."""
+    name, counts = "spec_accept_length", [dict(answer.parse) for answer in answers]
+    for count, answer in zip(counts, answers, strict=True):
+        count |= {name: answer.meta[name]} if name in answer.meta else {}
+    is_number = {n: all(isinstance(c.get(n), int | float) for c in counts) for n in counts[0]}
+    return {n: fmean(count[n] for count in counts) for n in counts[0] if is_number[n]}

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from sglang_parse.client.ask import timed
-from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, one_object
+from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, has_parse
 from sglang_parse.client.servers import Endpoint, ServerSpec
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
@@ -21,12 +21,11 @@ from sglang_parse.limit.settings import LimitSettings
 WARM_UP = -1
 """The run that is not timed: a server's first requests are its slowest."""
 REQUEST_LIMIT_S = 1800.0
-PREFILL_REPEATS = 5
 MIN_REQUESTS = 2
 WAVES = 3
 """Requests per slot of the concurrency, one after another, where starts are staggered."""
-WARM_UP_REQUESTS = {"auto": 1 + DEFAULTS.window, "always": 1}
-"""By ``--drafting``: the adaptive policy decides after a window of drafts."""
+ADAPTIVE_WARM_UP = 1 + DEFAULTS.window
+"""Requests: the adaptive policy decides after a window of drafts."""
 
 
 class Sender:
@@ -34,7 +33,7 @@ class Sender:
 
     def __init__(self, endpoint: Endpoint, spec: ServerSpec, settings: LimitSettings) -> None:
         self.endpoint, self.settings = endpoint, settings
-        self._simulated = dict(spec.environment).get(SIMULATE)
+        self._is_simulated = SIMULATE in dict(spec.environment)
         self._rng = random.Random(0)
         self._answer_s = 0.0  # of the previous run
 
@@ -45,7 +44,9 @@ class Sender:
             BenchError: a request failed, or PARSE did not serve it as asked.
         """
         is_warm_up = run == WARM_UP
-        least = WARM_UP_REQUESTS[self.settings.drafting] if is_warm_up else MIN_REQUESTS
+        is_adaptive = self.settings.drafting == "auto" and has_parse(self.endpoint.name)
+        warm_up = ADAPTIVE_WARM_UP if is_adaptive else 1
+        least = warm_up if is_warm_up else MIN_REQUESTS
         is_staggered = self.settings.staggered and not is_warm_up
         count = max(least, concurrency * (WAVES if is_staggered else 1))
         prompts = [self._tokens(self.settings.input_len) for _ in range(count)]
@@ -59,22 +60,6 @@ class Sender:
         self._answer_s = median(answer.wall_ms for answer in found.answers) / 1e3
         return found
 
-    def prefill_ms(self, num_tokens: int) -> float:
-        """Measures a prefill of that many tokens after a cached prompt, by PARSE's stage timer."""
-        return median([self._prefill_ms(num_tokens) for _ in range(1 + PREFILL_REPEATS)][1:])
-
-    def _prefill_ms(self, num_tokens: int) -> float:
-        prompt = self._tokens(self.settings.input_len)
-        with self._client() as client:
-            self._generate(client, prompt, 1)
-            meta = self._generate(client, [*prompt, *self._tokens(num_tokens)], 1)
-        if meta["cached_tokens"] != len(prompt):
-            raise BenchError(
-                f"{meta['cached_tokens']} of {len(prompt)} prompt tokens came from the cache of "
-                f"{self.endpoint.name}; leave --disable-radix-cache and --page-size out"
-            )
-        return one_object(meta["parse"])["prefill_ms"]
-
     def _ask(
         self, client: httpx.Client, index: int, prompt: Sequence[int], wait_s: float
     ) -> Answer:
@@ -85,10 +70,11 @@ class Sender:
         if meta["completion_tokens"] != self.settings.max_new_tokens:
             raise BenchError(f"{self.endpoint.name} generated {meta['completion_tokens']} tokens")
         answer = Answer(index, "", meta["completion_tokens"], wall_ms, meta)
-        found = answer.parse.get("mode"), answer.parse.get("simulated")
-        if self._simulated and found != ("parse", float(self._simulated)):
+        if self._is_simulated and not (
+            answer.parse["mode"] == "parse" and "simulated" in answer.parse
+        ):
             raise BenchError(
-                f"{self.endpoint.name} should serve with PARSE and simulate {self._simulated}, its "
+                f"{self.endpoint.name} should serve with PARSE and simulate acceptance, its "
                 f"meta_info['parse'] is {answer.parse!r}"
             )
         return answer

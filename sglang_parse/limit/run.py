@@ -1,12 +1,14 @@
-"""``sglang-parse bench``: real shapes without weights, simulated acceptance, against the limit.
+"""``sglang-parse bench``: real shapes without weights, simulated acceptance, beside stock SGLang.
 
-One server at a time, so that each may fill the device: the plain target, the draft alone, PARSE
-that always drafts and accepts everything (the stage costs), PARSE at every simulated acceptance.
+As many servers as fit into the device's memory start together. Then each is measured while the
+others are suspended: one that starts would disturb it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import psutil
 import torch
@@ -16,25 +18,18 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
 from sglang_parse.client.servers import ServerSpec
-from sglang_parse.limit.figures import (
-    LimitFigures,
-    VerifyTime,
-    quotient,
-    runs_of,
-    speed_at,
-    tokens_per_s,
-)
+from sglang_parse.limit.figures import speeds
 from sglang_parse.limit.load import WARM_UP, Sender
-from sglang_parse.limit.report import PLOT, RESULTS, limit_plot, report, show
-from sglang_parse.limit.settings import LimitSettings, server_at
+from sglang_parse.limit.report import RESULTS, report, show
+from sglang_parse.limit.settings import LimitSettings
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measures, writes results.json and bench.html after each server of which there are figures: a
-    machine may be lent for a short while. Prints a table.
+    """Measures and writes results.json after each server: a machine may be lent for a short while,
+    and a server that fails leaves the others. Prints a table. Returns 1 if one failed.
 
     Raises:
-        BenchError: a server or a request failed, or this machine cannot run the benchmark.
+        BenchError: this machine cannot run the benchmark.
     """
     settings, log = LimitSettings.read(arguments), ProgressLog(console)
     if settings.device == "cuda" and not torch.cuda.is_available():
@@ -44,73 +39,43 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         )
     gpus = [torch.cuda.mem_get_info(gpu)[1] for gpu in range(torch.cuda.device_count())]
     is_cpu = settings.device == "cpu"
-    settings.check_memory(psutil.virtual_memory().total if is_cpu else sum(gpus))
-    specs, measuring = settings.specs(), _Measuring(settings, log)
-    for spec in specs:
-        measuring.serve(spec)
-        if measuring.has_costs:
-            figures = measuring.figures()
-            content = report(settings, specs, figures, log.seconds)
+    at_once = settings.servers_at_once(psutil.virtual_memory().total if is_cpu else sum(gpus))
+    specs, runs, failed = settings.specs(), list[BenchRun](), dict[str, str]()
+    for start in range(0, len(specs), at_once):
+        for name, found in _measure(specs[start : start + at_once], settings, log):
+            if isinstance(found, BenchError):
+                failed[name] = str(found)
+                log(f"{name} failed: {found}")
+            else:
+                runs += found
+            content = report(settings, specs, speeds(runs), failed, log.seconds)
             write_json(settings.output / RESULTS, content, indent=1)
-            limit_plot(settings, figures).write_html(settings.output / PLOT, include_plotlyjs=True)
-    show(console, settings, figures)
-    return 0
+    show(console, settings, speeds(runs))
+    return 1 if failed else 0
 
 
-class _Measuring:
-    """Serves one server after another and collects their results."""
+def _measure(
+    specs: Sequence[ServerSpec], settings: LimitSettings, log: ProgressLog
+) -> Iterator[tuple[str, list[BenchRun] | BenchError]]:
+    """Starts servers together; yields each one's name with its runs, or why there are none."""
+    log(f"start {', '.join(spec.name for spec in specs)}")
+    with Pool(specs, settings.output / "logs") as pool:
+        with contextlib.suppress(BenchError):  # of the one that failed, when its turn comes
+            pool.start_all()
+        for spec in specs:
+            try:
+                with pool.awake(spec.name) as (server,):
+                    yield spec.name, _send(Sender(server, spec, settings), settings, log)
+            except BenchError as error:
+                yield spec.name, error
 
-    def __init__(self, settings: LimitSettings, log: ProgressLog) -> None:
-        self.settings, self.log = settings, log
-        self.runs: list[BenchRun] = []
-        self.prefill_ms: dict[int, float] = {}
 
-    def serve(self, spec: ServerSpec) -> None:
-        """Starts a server, measures everything on it, stops it."""
-        self.log(f"start {spec.name}")
-        pool = Pool([spec], self.settings.output / "logs")
-        with pool, pool.awake(spec.name) as (server,):
-            self._send(Sender(server, spec, self.settings))
-
-    def _send(self, sender: Sender) -> None:
-        settings, name = self.settings, sender.endpoint.name
-        for concurrency in settings.concurrencies:
-            sender.send(WARM_UP, concurrency)
-        if name == settings.cost_server:
-            for rows in (settings.num_draft_rows, settings.num_rows):
-                self.prefill_ms[rows] = sender.prefill_ms(rows)
-        for concurrency in settings.concurrencies:
-            found = [sender.send(run, concurrency) for run in range(settings.runs)]
-            self.log(f"  {name}, {concurrency} at a time: {tokens_per_s(found):.1f} tokens/s")
-            self.runs += found
-
-    @property
-    def _measured(self) -> set[str]:
-        return {run.variant.server for run in self.runs}
-
-    @property
-    def has_costs(self) -> bool:
-        """Whether everything was measured that all figures need."""
-        return self.settings.cost_server in self._measured
-
-    def figures(self) -> LimitFigures:
-        """Figures of what was measured so far. Raises: BenchError, when something was not."""
-        settings = self.settings
-        speeds = tuple(
-            speed_at(self.runs, fraction, concurrency, settings)
-            for concurrency in settings.concurrencies
-            for fraction in settings.fractions
-            if server_at(fraction) in self._measured
-        )
-        fewest = settings.concurrencies[0]
-        verify = VerifyTime(
-            rows=settings.num_rows,
-            draft_tokens=settings.draft_len,
-            prefixes=settings.prefixes,
-            question_tokens=settings.question_len,
-            concurrency=fewest,
-            ms=quotient(runs_of(self.runs, settings.cost_server, fewest), "verify_ms", "rounds"),
-            prefill_ms=self.prefill_ms[settings.num_draft_rows],
-            prefill_rows_ms=self.prefill_ms[settings.num_rows],
-        )
-        return LimitFigures(speeds, verify)
+def _send(sender: Sender, settings: LimitSettings, log: ProgressLog) -> list[BenchRun]:
+    found: list[BenchRun] = []
+    for concurrency in settings.concurrencies:
+        sender.send(WARM_UP, concurrency)
+        timed = [sender.send(run, concurrency) for run in range(settings.runs)]
+        rates = ", ".join(f"{run.tokens_per_s:.1f}" for run in timed)
+        log(f"  {sender.endpoint.name}, {concurrency} at a time: {rates} tokens/s")
+        found += timed
+    return found

@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.client.demo_pair import demo_path
-from sglang_parse.client.flags import (
-    Flags,
-    at_least,
-    fraction,
-    numbers,
-    option,
-    split_names,
-    split_words,
+from sglang_parse.client.flags import Flags, at_least, numbers, option, split_names, split_words
+from sglang_parse.client.records import (
+    DRAFT,
+    PARSE_HEAD,
+    PARSE_QUESTION,
+    PARSE_TOKEN,
+    PLAIN,
+    STOCK,
+    TITLES,
+    BenchError,
+    has_parse,
+    kind_of,
 )
-from sglang_parse.client.records import DRAFT, PARSE, PLAIN, BenchError
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
 from sglang_parse.client.targets import Models, parse_settings, server_specs
+from sglang_parse.core.block import USUAL_BLOCK, Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.setting import ConfigError
-from sglang_parse.limit.shape import QUESTION, Shape, shape_names
+from sglang_parse.core.simulation import BLOCK_ENV_VAR, ENV_VAR, SimulatedAcceptance, block_tokens
+from sglang_parse.limit.shape import Shape, shape_names
 
-ALWAYS = "parse-always"
-"""Server that always drafts and accepts all of every draft: it measures the stage costs."""
+KINDS = tuple(kind for kind in TITLES if kind not in (PARSE_QUESTION, PARSE_TOKEN))
+STEPS = 3
+"""Draft tokens per verification of the stock servers."""
 BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-COMPILED = (("TORCHDYNAMO_DISABLE", "0"),)
+COMPILED = {"TORCHDYNAMO_DISABLE": "0"}
 """On a GPU SGLang's compiled parts are part of its speed."""
 OVERHEAD = 1.15
 """Memory of a server / memory of its weights and KV."""
+PASSES = (1, 2, 4, 8, 12, 16, 24, 32)
+"""Requests of a pass that graphs are captured for; larger ones run eagerly, where rows decide."""
 _NAMES = ", ".join(shape_names())
 
 
@@ -44,7 +51,6 @@ class LimitSettings(Flags):
 
     Attributes:
         output_len: tokens after the first one, which belongs to the prefill.
-        prefixes: of every draft, all of the same length.
     """
 
     target: Shape = option(
@@ -52,37 +58,38 @@ class LimitSettings(Flags):
         f"{_NAMES}, or a folder (default %(default)s)",
         read=Shape.read,
     )
-    draft: Shape = option("qwen3_1_7b", "likewise (default %(default)s)", read=Shape.read)
+    draft: Shape = option("qwen3_0_6b", "likewise (default %(default)s)", read=Shape.read)
     device: str = option("cuda", "default %(default)s", choices=sorted(BACKENDS))
     attention_backend: str = option(None, f"default: {BACKENDS}")
-    baselines: tuple[str, ...] = option(
-        "",
-        "attention backends of the plain target, the fastest counts (default: "
-        "--attention-backend, and fa3 on a Hopper GPU that has it)",
-        metavar="BACKEND,...",
-        read=split_names,
-    )
     dtype: str = option(None, f"default: {DTYPES}", choices=sorted(ITEM_BYTES))
     concurrencies: tuple[int, ...] = option(
-        (1, 8, 64),
-        "requests at a time (default 1,8,64)",
+        (1, 8, 16),
+        "requests at a time (default 1,8,16)",
         name="--concurrency",
         metavar="CONCURRENCY",
         type=numbers(at_least(1)),
     )
-    fractions: tuple[float, ...] = option(
-        (0, 0.25, 0.5, 0.75, 1),
-        "simulated accepted fractions of every draft (default 0,0.25,0.5,0.75,1)",
-        name="--acceptance",
-        metavar="ACCEPTANCE",
-        type=numbers(fraction),
+    servers: tuple[str, ...] = option(
+        "plain,eagle3@3,parse@1,parse@every:32,standalone@3,parse@every:12,parse@every:90,"
+        "parse-head@every:32,parse@0",
+        f"of {','.join(KINDS)}; with @VALUE acceptance is simulated: an accept length of the stock "
+        "servers; a fraction of every draft or every:N, a refusal every N tokens, of those with "
+        "PARSE, whose judge is the likelihood or a verdict head (default %(default)s)",
+        metavar="SERVER,...",
+        read=split_names,
     )
     input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
     output_len: int = option(
-        512, "tokens after the first one (default %(default)s)", type=at_least(1)
+        256, "tokens after the first one (default %(default)s)", type=at_least(1)
     )
     draft_len: int = option(
-        None, "tokens of a draft (default: --output-len, one draft per answer)", type=at_least(1)
+        None, "--parse-draft-tokens (default: PARSE's; it adapts to refusals)", type=at_least(1)
+    )
+    block_tokens: float = option(
+        None,
+        "the draft writes blocks, each of which adds this many tokens, simulated (default: one "
+        "token per forward)",
+        type=float,
     )
     staggered: bool = option(
         False,
@@ -90,7 +97,6 @@ class LimitSettings(Flags):
         "and decode steps run in the same iterations",
         action="store_true",
     )
-    prefixes: int = option(16, "per draft (default %(default)s)", type=at_least(1))
     runs: int = option(3, "medians are reported (default %(default)s)", type=at_least(1))
     drafting: str = option(
         "auto",
@@ -105,15 +111,10 @@ class LimitSettings(Flags):
     def read(cls, arguments: argparse.Namespace) -> LimitSettings:
         """Raises: BenchError, when settings do not fit together, or with this machine."""
         found = super().read(arguments)
-        backend = found.attention_backend or BACKENDS[found.device]
-        # Where FlashAttention 3 runs, it is stock SGLang's fastest.
-        fastest = ("fa3",) if found.device == "cuda" and backend != "fa3" and has_fa3() else ()
         settings = replace(
             found,
-            attention_backend=backend,
-            baselines=found.baselines or (backend, *fastest),
+            attention_backend=found.attention_backend or BACKENDS[found.device],
             dtype=found.dtype or DTYPES[found.device],
-            draft_len=found.draft_len or found.output_len,
         )
         settings._check()
         return settings
@@ -124,35 +125,33 @@ class LimitSettings(Flags):
                 f"--draft {self.draft.name} has {self.draft.vocab} words, --target "
                 f"{self.target.name} {self.target.vocab}; use two shapes of one vocabulary"
             )
-        if self.draft_len % self.prefixes:
-            setting = "--draft-len" if self.has_rounds else "--output-len"
-            raise BenchError(
-                f"{setting} is {self.draft_len}, which --prefixes {self.prefixes} does not "
-                "divide; use a multiple of it, so that all prefixes have one length"
-            )
-        try:
-            ParseConfig(**self.of_parse)
-        except ConfigError as error:
-            raise BenchError(f"--output-len or --prefixes: {error}") from error
+        for name in self.servers:
+            kind, _, value = name.partition("@")
+            if kind not in KINDS or (value and kind in (PLAIN, DRAFT)):
+                known = f"{', '.join(KINDS)}; {PLAIN} and {DRAFT} take no @VALUE"
+                raise BenchError(f"--servers names {name!r}; use {known}")
+            if value and kind in STOCK and not re.fullmatch(r"[123](\.\d+)?|4", value):
+                raise BenchError(f"--servers names {name!r}; use an accept length of 1 to 4")
+            self._config(value if has_parse(name) else "")
 
-    @property
-    def has_rounds(self) -> bool:
-        """Whether an answer takes several drafts."""
-        return self.draft_len < self.output_len
+    def _config(self, simulated: str = "") -> ParseConfig:
+        """The settings of a server with PARSE. Raises: BenchError."""
+        try:
+            config = ParseConfig(**self.of_parse)
+            SimulatedAcceptance.from_env(config, {ENV_VAR: simulated})
+            block_tokens({BLOCK_ENV_VAR: str(self.block_tokens or "")})
+        except ConfigError as error:
+            raise BenchError(f"--servers, --draft-len or --block-tokens: {error}") from error
+        return config
 
     @property
     def of_parse(self) -> dict[str, Any]:
-        """PARSE's settings: prefixes of one length. After a rejection the target decodes to the
-        end where one draft is an answer, and drafting resumes where it is not."""
-        return {
-            "draft_tokens": self.draft_len,
-            "max_prefixes": self.prefixes,
-            "segment": f"tokens:{self.draft_len // self.prefixes}",
-            "on_reject": "redraft" if self.has_rounds else "decode",
-        }
+        """PARSE's settings: verdicts on every token."""
+        draft = {"draft_tokens": self.draft_len} if self.draft_len else {}
+        return {"segment": "tokens:1", "drafting": self.drafting, **draft}
 
-    def check_memory(self, available: int) -> None:
-        """Raises: BenchError, when the models do not fit into that many bytes."""
+    def servers_at_once(self, available: int) -> int:
+        """How many servers fit into that many bytes. Raises: BenchError, when none does."""
         needed = self.bytes_needed
         if needed > available:
             raise BenchError(
@@ -160,6 +159,7 @@ class LimitSettings(Flags):
                 f"with KV, the {self.device} has {available / 2**30:.1f}; use smaller shapes "
                 "(--target tiny_target --draft tiny_draft), or a smaller --concurrency"
             )
+        return int(available // needed)
 
     @property
     def bytes_needed(self) -> float:
@@ -173,103 +173,64 @@ class LimitSettings(Flags):
         return 1 + self.output_len
 
     @property
+    def rows(self) -> int:
+        """Rows of a request's verify pass: the last token and a whole draft."""
+        return 1 + self._config().draft_tokens
+
+    @property
     def kv_slots(self) -> int:
-        """Slots for one verify pass of all requests, 64 per request for partly filled pages."""
-        questions = self.num_rows - self.num_draft_rows
-        return self.concurrencies[-1] * (self.input_len + 1 + self.max_new_tokens + 64 + questions)
-
-    @cached_property
-    def question_len(self) -> int:
-        """Tokens of a question. Raises: BenchError, without a tokenizer."""
-        from transformers import AutoTokenizer
-
-        from sglang_parse.core.question import QuestionWording, render_question
-
-        tokenizer = AutoTokenizer.from_pretrained(demo_path("target"))
-        return render_question(tokenizer, QuestionWording.read(str(QUESTION))).max_len
-
-    @property
-    def num_draft_rows(self) -> int:
-        """Rows of a request's verify pass for the last token and the draft."""
-        return 1 + self.draft_len
-
-    @property
-    def num_rows(self) -> int:
-        """All rows of it: these and the questions."""
-        return self.num_draft_rows + self.prefixes * self.question_len
+        """Slots for a verify pass and a block of all requests, 64 per request for partly filled
+        pages."""
+        block = lookahead_rows(USUAL_BLOCK, Masks.EVERY) if self.block_tokens else 0
+        length = self.input_len + self.max_new_tokens
+        return self.concurrencies[-1] * (length + self.rows + block + 64)
 
     # -- servers ----------------------------------------------------------------
 
-    @property
-    def cost_server(self) -> str:
-        """Name of the server that measures the stage costs: it always drafts."""
-        return ALWAYS if self.drafting == "auto" else server_at(self.fractions[-1])
-
-    @property
-    def plain_names(self) -> tuple[str, ...]:
-        """Names of the plain target's servers, one per baseline."""
-        return tuple(
-            PLAIN if backend == self.attention_backend else f"{PLAIN}-{backend}"
-            for backend in self.baselines
-        )
-
     def specs(self) -> list[ServerSpec]:
-        """Returns all servers: the plain target on each baseline's backend, the draft alone, PARSE
-        that always drafts, PARSE at every simulated acceptance, the largest first."""
+        """Returns all servers, and writes their models."""
         folder = self.output / "models"
-        target, draft = (str(shape.write_model(folder)) for shape in (self.target, self.draft))
-        common = self._common(self.attention_backend)
-        models = Models(target, draft, question=str(QUESTION), common=common)
-        compiled = () if self.device == "cpu" else COMPILED
+        mask = {"pard_token": self.draft.vocab - 1} if self.block_tokens else {}
+        target, draft = self.target.write_model(folder), self.draft.write_model(folder, **mask)
+        models = Models(
+            *(str(target), str(draft), str(self.target.write_eagle3(folder))),
+            common=self._common(),
+            parse_flags=(*parse_settings(**self.of_parse), *self.parse_flags),
+            standalone_steps=STEPS,
+            eagle3_steps=STEPS,
+            judge=LIKELIHOOD,
+        )
+        head = str(self.target.write_judge(folder, target, draft))
+        compiled = {} if self.device == "cpu" else COMPILED
+        block = {BLOCK_ENV_VAR: f"{self.block_tokens:g}"} if self.block_tokens else {}
+        more = (*compiled.items(), *block.items())
+        found = []
+        for name in self.servers:
+            judge = head if kind_of(name) == PARSE_HEAD else LIKELIHOOD
+            (spec,) = server_specs(replace(models, judge=judge), (name,))
+            found.append(replace(spec, environment=(*spec.environment, *more)))
+        return found
 
-        def spec(name: str, kind: str, **changes: Any) -> ServerSpec:
-            (found,) = server_specs(replace(models, **changes), (kind,))
-            return replace(found, name=name, environment=(*found.environment, *compiled))
-
-        def parse_spec(name: str, fraction: float, drafting: str) -> ServerSpec:
-            flags = (*parse_settings(**self.of_parse, drafting=drafting), *self.parse_flags)
-            return spec(name, server_at(fraction), parse_flags=flags)
-
-        return [
-            *(
-                spec(name, PLAIN, common=self._common(backend))
-                for name, backend in zip(self.plain_names, self.baselines, strict=True)
-            ),
-            spec(DRAFT, DRAFT),
-            *([parse_spec(ALWAYS, 1, "always")] if self.cost_server == ALWAYS else ()),
-            *(parse_spec(server_at(one), one, self.drafting) for one in self.fractions[::-1]),
-        ]
-
-    def _common(self, backend: str) -> tuple[str, ...]:
+    def _common(self) -> tuple[str, ...]:
         """SGLang's flags for every server."""
+        most = self.concurrencies[-1]
         # Else SGLang captures graphs of batch sizes that never occur: minutes per server.
-        graphs = ("--cuda-graph-max-bs-decode", str(self.concurrencies[-1]))
+        graphs = ("--cuda-graph-max-bs-decode", str(most), "--cuda-graph-bs-prefill", *self.buckets)
         return (
-            *("--device", self.device, "--attention-backend", backend),
+            *("--device", self.device, "--attention-backend", self.attention_backend),
             *(graphs if self.device == "cuda" else ()),
             *("--dtype", self.dtype, "--load-format", "dummy"),
             *("--host", "127.0.0.1", "--served-model-name", MODEL_NAME),
             *("--max-total-tokens", str(self.kv_slots)),
-            *("--max-running-requests", str(max(2, self.concurrencies[-1])), "--enable-metrics"),
+            *("--max-running-requests", str(max(2, most)), "--enable-metrics"),
             *self.flags,
         )
 
-
-def has_fa3() -> bool:
-    """Whether SGLang runs FlashAttention 3 here: on a Hopper GPU, by a library of sglang-kernel's
-    that smaller builds leave out."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return False
-    spec = importlib.util.find_spec("sgl_kernel")
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    return any(any(Path(folder).glob("flash_ops*.so")) for folder in folders)
-
-
-def server_at(fraction: float) -> str:
-    """Returns the name of the PARSE server with this simulated acceptance."""
-    return f"{PARSE}@{fraction:g}"
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """Sizes of prefill graphs that whole passes of 1, 2, 4, 8, 12 ... requests fill."""
+        counts = [count for count in PASSES if count <= self.concurrencies[-1]]
+        return tuple(str(16 * -(-count * self.rows // 16)) for count in counts)
 
 
 add_arguments = LimitSettings.add_arguments

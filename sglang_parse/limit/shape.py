@@ -1,19 +1,22 @@
-"""Shapes of models: a config.json without weights."""
+"""Shapes of models: a config.json without weights; heads for them."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sglang_parse.client.demo_pair import demo_path
+from sglang_parse.client.program import write_json
 from sglang_parse.client.records import BenchError
+from sglang_parse.core.judge import FILE, WEIGHTS
 
 SHAPES = Path(__file__).resolve().parent / "shapes"
-QUESTION = SHAPES / "question.json"
-"""With the tokenizer below it has as many tokens as a question in Qwen3's template."""
+EAGLE3_VOCAB = 32_000
+"""Words that EAGLE-3 heads of large vocabularies propose."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -73,8 +76,12 @@ class Shape:
         is_quantized = getattr(self.config, "quantization_config", None) is not None
         return self.num_weights * (1 if is_quantized else item_bytes)
 
-    def write_model(self, folder: Path) -> Path:
+    def write_model(self, folder: Path, **changes: Any) -> Path:
         """Writes a folder for ``--load-format dummy``: config and tokenizer.
+
+        Args:
+            folder: of all models.
+            changes: keys of the config.
 
         Raises:
             BenchError: the tokenizer is not there.
@@ -82,6 +89,44 @@ class Shape:
         tokenizer = demo_path("target")  # token ids beyond its vocabulary decode to nothing
         model = folder / self.name
         model.mkdir(parents=True, exist_ok=True)
-        for path in (self.folder / "config.json", *(tokenizer / name for name in TOKENIZER_FILES)):
-            shutil.copy(path, model)
+        for name in TOKENIZER_FILES:
+            shutil.copy(tokenizer / name, model)
+        write_json(model / "config.json", {**self._config, **changes})
         return model
+
+    def write_eagle3(self, folder: Path) -> Path:
+        """Writes the folder of an EAGLE-3 head for this target: a layer of its width."""
+        head = replace(self, name=f"{self.name}-eagle3")
+        return head.write_model(
+            folder,
+            architectures=["LlamaForCausalLMEagle3"],
+            model_type="llama",
+            num_hidden_layers=1,
+            draft_vocab_size=min(EAGLE3_VOCAB, self.vocab),
+            tie_word_embeddings=False,
+            mlp_bias=False,
+            quantization_config=None,
+        )
+
+    def write_judge(self, folder: Path, target: Path, draft: Path) -> Path:
+        """Writes the folder of a verdict head for these models: it reads one layer, with random
+        weights."""
+        import torch
+        from safetensors.torch import save_file
+
+        from sglang_parse.startup.certificates import model_digest
+
+        trained = json.loads((demo_path("judge") / FILE).read_text(encoding="utf-8"))
+        models = {"target": model_digest(str(target)), "draft": model_digest(str(draft))}
+        trained["fingerprint"] |= models
+        width = self.config.hidden_size
+        layers = [self.config.num_hidden_layers // 2]
+        judge = folder / f"{self.name}-judge"
+        write_json(judge / FILE, {**trained, "layers": layers, "hidden_size": width})
+        weights = {"weights": torch.randn(2, width), "scalars": torch.ones(2)}
+        save_file({**weights, "bias": torch.zeros(1)}, judge / WEIGHTS)
+        return judge
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))

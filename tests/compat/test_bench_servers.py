@@ -19,23 +19,24 @@ MOE = ("--target", "qwen3_235b_a22b_fp8", "--flags", "--tp-size 4")
 def test_sglang_takes_every_server_at_real_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], tp_size: int
 ):
-    """A small tokenizer beneath large embeddings; room for exactly the pass that is measured."""
+    """A small tokenizer beneath large embeddings; heads of shapes that fit."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
 
+    from sglang_parse.core.block import Masks, lookahead_rows
     from sglang_parse.core.config import ENV_VAR, ParseConfig
     from sglang_parse.limit.settings import LimitSettings, add_arguments
 
     monkeypatch.setenv(ENV_VAR, "")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    words = (*words, "--acceptance", "0.5", "--output", str(tmp_path))
+    names = "plain,draft,eagle3@3,standalone@3,parse-eagle3@0.5,parse-head@every:32"
+    words = (*words, "--servers", names, "--block-tokens", "4.9", "--output", str(tmp_path))
     settings = LimitSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
-    assert list(specs) == ["plain", "draft", "parse-always", "parse@0.5"]
     for spec in specs.values():
         for name, value in spec.environment:
             monkeypatch.setenv(name, value)
@@ -43,7 +44,8 @@ def test_sglang_takes_every_server_at_real_shapes(
         args.resolve_once()
         view = resolved_view(args)
         found = view.load_format, view.max_running_requests, view.tp_size
-        assert found == ("dummy", 64, tp_size)
+        assert found == ("dummy", 16, tp_size)
     config = ParseConfig.from_env()  # the last server's
-    assert (config.draft_tokens, config.segment, config.drafting) == (512, "tokens:32", "auto")
-    assert view.speculative_num_draft_tokens == settings.num_rows
+    assert (config.draft_tokens, config.segment, config.drafting) == (128, "tokens:1", "auto")
+    assert config.head.layers == [settings.target.config.num_hidden_layers // 2]
+    assert view.speculative_num_draft_tokens == settings.rows + lookahead_rows(8, Masks.EVERY)

@@ -31,7 +31,7 @@ from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.core.judge import read_judge
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support.client import Client
-from support.pages import PAGES, ROOT, documented_keys, report_keys
+from support.pages import PAGES, ROOT, documented_keys
 from support.random_pair import PairShape, make_pair
 from support.warm import Nursery
 
@@ -162,31 +162,41 @@ def test_make_demo_runs_a_small_demo(
 def test_bench(
     tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    """Real servers with tiny shapes and dummy weights accept the simulated fraction."""
+    """A rehearsal of a GPU's: real servers with tiny shapes and dummy weights, accepted lengths as
+    simulated."""
     monkeypatch.setattr(servers, "start_process", nursery.start)
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     words = shlex.split(find_block("-m sglang_parse.cli bench ").replace("\\\n", " "))
     assert cli.main([*words[3:], "--output", str(tmp_path)]) == 0
     assert "simulated acceptance" in capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
-    one, two = content["speeds"]
-    for row in (one, two):  # 32 tokens after the first: all drafted, half of them accepted
-        assert (row["accepted"], row["drafted"]) == pytest.approx((16 / 33, 32 / 33), abs=1e-3)
-        cost = row["r"] + row["v"] + 0.5
-        assert row["limit"] == pytest.approx(1 / cost, rel=1e-3)
-        assert row["speedup"] == pytest.approx(row["limit_fraction"] * row["limit"], rel=1e-3)
-    verify = content["verify"]
-    assert verify["rows"] == 1 + 32 + 16 * verify["question_tokens"]
-    assert 0 < verify["prefill_ms"] < verify["ms"]
-    log = (tmp_path / "logs" / "parse@0.5.log").read_text()
-    assert "PARSE: simulated acceptance (SGLANG_PARSE_SIMULATE_ACCEPTANCE=0.5)" in log
-    assert "simulated acceptance" in (tmp_path / "bench.html").read_text()
+    rows = {row["server"]: row for row in content["speeds"]}
+    assert list(rows) == ["plain", "eagle3@3", "standalone@2.5", "parse@every:8", "parse-head@1"]
+    assert not content["conditions"]["failed"]
+    assert rows["eagle3@3"]["per_request"]["spec_accept_length"] == pytest.approx(3, rel=0.1)
+    assert rows["standalone@2.5"]["per_request"]["spec_accept_length"] == pytest.approx(
+        2.5, rel=0.25
+    )
+    for name in ("parse@every:8", "parse-head@1"):
+        assert set(rows[name]["over"]) == {"plain", "eagle3@3", "standalone@2.5"}
+        # 3.5 tokens a block; after a refused candidate a block of one row of masks adds one.
+        assert 1.5 < rows[name]["per_request"]["tokens_per_draft_forward"] < 3.6
+        assert rows[name]["limit"] > 0
+    refused, accepted = (rows[name]["per_request"] for name in ("parse@every:8", "parse-head@1"))
+    assert accepted["accepted_tokens"] == 32
+    assert accepted["rounds"] == 1
+    assert 1 < refused["rounds"] < 12
+    assert refused["target_tokens"] == pytest.approx(33 - refused["accepted_tokens"])
+    log = (tmp_path / "logs" / "parse@every:8.log").read_text()
+    assert "PARSE: simulated acceptance (SGLANG_PARSE_SIMULATE_ACCEPTANCE=every:8)" in log
+    assert "PARSE: simulated blocks (SGLANG_PARSE_SIMULATE_BLOCK=3.5)" in log
     assert_bench_keys_are_documented(content)
 
 
 def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
     conditions = content.pop("conditions")
-    keys = {f"conditions.{key}" for key in conditions} | set(report_keys(content))
+    keys = {f"conditions.{key}" for key in conditions}
+    keys |= {f"speeds.{key}" for row in content["speeds"] for key in row}
     assert documented_keys("bench keys") == keys
 
 

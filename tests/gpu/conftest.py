@@ -5,6 +5,7 @@ Imported piece by piece: ``test_kernels`` runs where neither SGLang nor an HTTP 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,21 @@ def random_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )
 
 
+def has_fa3() -> bool:
+    """Whether SGLang runs FlashAttention 3 here: on a Hopper GPU, by a library of sglang-kernel's
+    that smaller builds leave out."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        return False
+    spec = importlib.util.find_spec("sgl_kernel")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return any(any(Path(folder).glob("flash_ops*.so")) for folder in folders)
+
+
 @pytest.fixture
 def setup(request: pytest.FixtureRequest) -> Any:
     """The way to run PARSE that a test asks for (``support.gpu_setups.Setup``)."""
-    from sglang_parse.limit.settings import has_fa3
-
     if request.param.backend == "fa3" and not has_fa3():
         pytest.skip("fa3 wants a Hopper GPU and sglang-kernel's build of it (flash_ops)")
     return request.param

@@ -18,12 +18,14 @@ def test_shapes_have_the_sizes_in_their_names():
     assert Shape.read("qwen3_32b").num_weights == pytest.approx(32.8e9, rel=0.01)
     assert Shape.read("qwen3_1_7b").num_weights == pytest.approx(1.72e9, rel=0.01)
     assert Shape.read("qwen3_235b_a22b_fp8").num_weights == pytest.approx(235e9, rel=0.01)
+    assert Shape.read("qwen3_14b").num_weights == pytest.approx(14.8e9, rel=0.01)
+    assert Shape.read("qwen3_0_6b").num_weights == pytest.approx(0.6e9, rel=0.01)
     vocabularies = {Shape.read(name).vocab for name in shape_names() if name.startswith("qwen3")}
     assert vocabularies == {151_936}
 
 
 def test_every_shape_is_one():
-    others = {"qwen3_32b", "qwen3_1_7b", "tiny_target", "tiny_draft"}
+    others = {"qwen3_32b", "qwen3_14b", "qwen3_0_6b", "qwen3_1_7b", "tiny_target", "tiny_draft"}
     assert others | {"qwen3_235b_a22b_fp8"} == set(shape_names())
     assert all(Shape.read(name).num_weights > 0 for name in shape_names())
 
@@ -39,7 +41,7 @@ def test_bytes_by_hand():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "is no shape; use qwen3_1_7b, .*, or a folder with a config.json"),
+        (None, "is no shape; use qwen3_0_6b, .*, or a folder with a config.json"),
         ({"hidden_size": 8}, "is no decoder's: .*; use another shape"),
         ({"model_type": "bert"}, "is no decoder's: .*num_key_value_heads.*; use another shape"),
     ],

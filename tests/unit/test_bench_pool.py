@@ -88,6 +88,19 @@ def test_all_end_at_once(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     assert not meeting.broken
 
 
+def test_a_server_that_was_starting_when_another_failed_is_awaited(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+):
+    with pool:
+        pool._specs = {name: pool._specs[name] for name in ("a", "broken", "c")}
+        with pytest.raises(RuntimeError, match="never ready"):
+            pool.start_all()
+        awaited: list[str] = []
+        monkeypatch.setattr(Sleeper, "wait_ready", lambda server: awaited.append(server.name))
+        with pool.awake("a"), pool.awake("c"):
+            assert awaited == ["c"]
+
+
 def test_all_start_few_at_a_time(pool: Pool, started: list[Sleeper]):
     with pytest.raises(RuntimeError, match="never ready"), pool:
         pool.start_all()

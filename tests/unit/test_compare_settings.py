@@ -104,6 +104,8 @@ def test_a_server_for_each_simulated_acceptance():
     specs = server_specs(found.models, found.own_servers)
     assert [dict(spec.environment).get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]
     assert title_of("parse@0.3") == "PARSE, 30% accepted"
+    assert title_of("parse@every:32:7") == "PARSE, a refusal every 32 tokens"
+    assert title_of("eagle3@2.5") == "EAGLE3, accept length 2.5"
 
 
 def test_runs_share_no_problem():
