@@ -144,6 +144,26 @@ def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
     assert [state.draft.candidates for state in states] == [(DRAFTED,) * DRAFTED] * 2
 
 
+@pytest.mark.parametrize(
+    ("allocated", "budget", "blocks"),
+    [(200, 512, 16), (BLOCKS * SIZE + 15, 512, BLOCKS + 1), (BLOCKS * SIZE + 15, 30, 15)],
+    ids=["slots for more", "slots for the chunk", "slots for the draft"],
+)
+def test_as_many_blocks_as_the_tokens_are_expected_to_take(
+    count: Count, allocated: int, budget: int, blocks: int
+):
+    """But none that might have to begin behind the slots, which are a chunk's tokens and a block,
+    before the draft is over."""
+    req = drafting(0)
+    req.kv.kv_allocated_len = PROMPT + allocated
+    req.sampling_params.max_new_tokens = 1 + budget
+    batch, engine = in_blocks(req)
+    (cost,) = (c for x, c in engine.controller.layouts.costs.items() if x.masks.value == "last")
+    cost.num_tokens, cost.num_forwards = 20.0, 10.0
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
+
+
 def test_a_chunk_that_measures_its_layout(count: Count):
     """It is short, and the next chunk may have another layout."""
     reqs = [drafting(0), drafting(1)]

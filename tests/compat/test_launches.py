@@ -117,7 +117,7 @@ def test_blocks_after_blocks_in_flight(
     """Nothing waits within a chunk, nor between two; all have the same rows, wherever they are."""
     reqs = [
         request(0, Phase.DRAFTING, Action.DRAFT, allocated=WIDTH),
-        request(1, Phase.DRAFTING, Action.DRAFT, draft=2, top_k=5, allocated=WIDTH - 10),
+        request(1, Phase.DRAFTING, Action.DRAFT, draft=2, top_k=5, allocated=WIDTH),
     ]
     reqs[1].parse_state.draft_kv_len = PROMPT + 2
     for req in reqs:
@@ -145,14 +145,30 @@ def test_blocks_after_blocks_in_flight(
         layout, mask = forward.spec_info.layout, forward.spec_info.custom_mask
         assert [part.num_rows for part in layout.requests] == [width] * num_reqs
         assert len(forward.input_ids) == len(forward.out_cache_loc) == width * num_reqs
-        # The longest they can be behind three tokens more for each block, and within their slots.
-        longest = [PROMPT + 4 * number, PROMPT + 2 + 4 * number][-num_reqs:]
-        owned = [WIDTH, WIDTH - 10][-num_reqs:]
-        bounds = [min(n, own - width) for n, own in zip(longest, owned, strict=True)]
+        # The longest they can be behind three tokens more for each block.
+        bounds = [PROMPT + 4 * number, PROMPT + 2 + 4 * number][-num_reqs:]
         assert [part.prefix_len for part in layout.requests] == bounds
         assert forward.extend_prefix_lens_cpu == bounds
         assert (mask is not None) == (is_masked and masks == "every")
     assert len(forwards) == 5
+
+
+@pytest.mark.parametrize(("masks", "width"), [("every", 16), ("last", 7)])
+def test_blocks_behind_the_end_of_a_draft_stay_in_its_slots(
+    masks: str, width: int, monkeypatch: pytest.MonkeyPatch
+):
+    """One token per block is expected, and each may bring four: the draft is over then."""
+    req = request(0, Phase.DRAFTING, Action.DRAFT, allocated=PROMPT + 12 + width)
+    req.sampling_params.max_new_tokens = 1000
+    batch, config = batch_of(req), ParseConfig(draft_tokens=12, draft_chunk=12)
+    engine = engine_for(batch, block_size=4, config=config)
+    costs = engine.controller.layouts.costs
+    (plan,) = (plan for plan in costs if plan.masks.value == masks)
+    costs[plan].num_tokens = costs[plan].num_forwards = 1.0
+    monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
+    launched(batch, engine)
+    starts = [f.extend_prefix_lens_cpu for f in engine.drafter.model.draft_runner.forwards]
+    assert starts == [[PROMPT + min(4 * number, 12)] for number in range(12)]
 
 
 def test_blocks_where_attention_plans_on_the_host():

@@ -96,6 +96,7 @@ class DraftChunk(ABC):
             # As many forwards as tokens are expected to take, one at least: a draft that begins
             # with a carry-over may be complete.
             num_forwards = math.ceil(min(num_tokens, wanted) / self._tokens_per_forward)
+            num_forwards = min(self._num_possible(req, num_forwards) for req in reqs)
             self._launch(self.rows, max(1, num_forwards), before)
             return
         ends = {row: num_drafted(self.batch.reqs[row]) + num_tokens for row in self.rows}
@@ -160,6 +161,11 @@ class DraftChunk(ABC):
     @abstractmethod
     def _receive(self, state: RequestState, values: Sequence[Any], budget: int) -> None:
         """Adds what arrived of one request to its draft."""
+
+    def _num_possible(self, req: Req, num_forwards: int) -> int:
+        """Those of ``num_forwards`` that its KV slots hold, whatever each of them adds."""
+        del req
+        return num_forwards
 
     # -- helpers ----------------------------------------------------------------
 

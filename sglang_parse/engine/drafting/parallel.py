@@ -80,6 +80,14 @@ class ParallelChunk(DraftChunk):
         for req in reqs:
             req.parse_state.launch_draft(self.layout.size * num_blocks)
 
+    def _num_possible(self, req: Req, num_forwards: int) -> int:
+        # A block that does not fit starts at the last place where one does. That is wrong unless
+        # the draft is over there: the planner may have granted slots for the chunk's tokens only.
+        first, last = length(req) - 1, req.kv.kv_allocated_len - self.layout.rows(0).num_rows
+        if last >= req.parse_state.committed_len + self._budget(req) - 1:
+            return num_forwards
+        return min(num_forwards, (last - first) // self.layout.size + 1)
+
     def state_of(self, reqs: Sequence[Req]) -> ChainState:
         """Returns the state after its blocks for some of its requests."""
         assert self._state is not None
