@@ -95,7 +95,7 @@ class Pool:
         server = self._alive.pop(spec.name, None)
         if server is not None:
             self._alive[spec.name] = server
-            if not server.is_suspended:  # it was starting when another one failed
+            if not server.is_ready:  # it was starting when another one failed
                 _settle(server)
             return server
         self._make_room()

@@ -102,7 +102,7 @@ class Server:
         start: StartProcess | None = None,
     ) -> None:
         self.name, self.port, self.log = spec.name, port, log
-        self.is_suspended = False
+        self.is_suspended = self.is_ready = False
         command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
             environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
@@ -122,6 +122,7 @@ class Server:
                 self.check_alive()
                 with contextlib.suppress(httpx.HTTPError):
                     if client.get(f"{self.url}/health_generate").status_code == 200:
+                        self.is_ready = True
                         return
                 time.sleep(0.5)
         raise self._error(f"was not ready after {limit_s:.0f} s")

@@ -18,12 +18,13 @@ class Sleeper:
 
     def __init__(self, spec: ServerSpec, port: int, log: Path) -> None:
         self.name, self.port, self.log = spec.name, port, log
-        self.is_suspended, self.stopped_within = False, None
+        self.is_suspended, self.is_ready, self.stopped_within = False, False, None
         self.num_starting = 0  # servers that start when it does
 
     def wait_ready(self) -> None:
         if self.name == "broken":
             raise RuntimeError("never ready")
+        self.is_ready = True
 
     def suspend(self) -> None:
         self.is_suspended = True
@@ -99,6 +100,12 @@ def test_a_server_that_was_starting_when_another_failed_is_awaited(
         monkeypatch.setattr(Sleeper, "wait_ready", lambda server: awaited.append(server.name))
         with pool.awake("a"), pool.awake("c"):
             assert awaited == ["c"]
+
+
+def test_a_server_that_is_awake_stays_awake(pool: Pool):
+    """Whoever asks for it again."""
+    with pool, pool.awake("a"):
+        assert not pool.server(SPECS[0]).is_suspended
 
 
 def test_all_start_few_at_a_time(pool: Pool, started: list[Sleeper]):
