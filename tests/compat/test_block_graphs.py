@@ -95,13 +95,22 @@ def planned(
     return accept_blocks(layout.masks, state, torch.stack(choices), MASK_ID)
 
 
-@pytest.mark.parametrize("few_rows", [10_000, 0], ids=["all rows", "rows that matter"])
+@pytest.mark.parametrize(
+    ("few_rows", "logits_rows"),
+    [(10_000, 10_000), (10_000, 5), (0, 10_000), (0, 5)],
+    ids=["all rows", "all rows in parts", "rows that matter", "in parts"],
+)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_replays_are_the_planned_blocks(
-    layout: DraftLayout, few_rows: int, table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    layout: DraftLayout,
+    few_rows: int,
+    logits_rows: int,
+    table: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Three blocks after one another, of three requests in a graph of four, then of another."""
     monkeypatch.setattr(block_graphs, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(block_graphs, "LOGITS_ROWS", logits_rows)
     model, body = Model(3), body_of(layout, table)
     replay = graph_of(body, model, 4)
     for pools, seed in (([4, 9, 2], 1), ([7], 2), ([1, 2, 3, 4], 3)):

@@ -37,6 +37,8 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Requests of the graphs, at most."""
 FEW_ROWS = 256
 """Up to so many rows one product with the LM head costs less than a second read of its weights."""
+LOGITS_ROWS = 512
+"""Rows whose logits exist at a time in a graph, whose memory stays: 0.5 GB at 152,000 tokens."""
 _COUNTS, _STATE = 6, 4
 """Columns before the candidates: of a block's input, and of the state after it."""
 LogitsOf = Callable[[torch.Tensor], torch.Tensor]
@@ -139,7 +141,7 @@ class BlockBody:
         if self._layout.masks is Masks.EVERY and len(hidden) > FEW_ROWS:
             choices = self._sparse_choices(state, hidden, logits_of)
         else:
-            choices = _greedy(logits_of(hidden)).view(size, self.width)
+            choices = _greedy(hidden, logits_of).view(size, self.width)
         after, record = accept_blocks(self._layout.masks, state, choices, self._mask_id)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
@@ -158,11 +160,11 @@ class BlockBody:
         size, num_reqs = self._layout.size, len(state.starts)
         rows = hidden.view(num_reqs, self.width, -1)
         choices = torch.zeros(num_reqs, self.width, dtype=torch.int64, device=hidden.device)
-        choices[:, :size] = _greedy(logits_of(rows[:, :size].flatten(0, 1))).view(num_reqs, size)
+        choices[:, :size] = _greedy(rows[:, :size].flatten(0, 1), logits_of).view(num_reqs, size)
         first = size + matched_candidates(state, choices) * self._num_masks
         masks = first[:, None] + self._columns[: self._num_masks]
         picked = rows.gather(1, masks[:, :, None].expand(-1, -1, rows.shape[2]))
-        proposed = _greedy(logits_of(picked.flatten(0, 1))).view(num_reqs, self._num_masks)
+        proposed = _greedy(picked.flatten(0, 1), logits_of).view(num_reqs, self._num_masks)
         return choices.scatter(1, masks, proposed)
 
 
@@ -289,8 +291,12 @@ def block_sizes(width: int, captured: Sequence[int]) -> list[int]:
     return [n for n in SIZES if n * width <= MAX_ROWS and n <= max(captured)]
 
 
-def _greedy(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [n] the rows' most likely tokens, ``NO_TOKEN`` where a row holds a NaN."""
+def _greedy(hidden: torch.Tensor, logits_of: LogitsOf) -> torch.Tensor:
+    """int64 [n] the rows' most likely tokens, ``NO_TOKEN`` where a row's logits hold a NaN."""
+    return torch.cat([_most_likely(logits_of(part)) for part in hidden.split(LOGITS_ROWS)])
+
+
+def _most_likely(logits: torch.Tensor) -> torch.Tensor:
     # The most likely token of a row with a NaN is a NaN: one look at the chosen logits.
     tokens = logits.argmax(dim=-1)
     chosen = logits.gather(1, tokens[:, None])[:, 0]
