@@ -179,8 +179,8 @@ def test_bench(
     )
     for name in ("parse@every:8", "parse-head@1"):
         assert set(rows[name]["over"]) == {"plain", "eagle3@3", "standalone@2.5"}
-        # 3.5 tokens a block; after a refused candidate a block of one row of masks adds one.
-        assert 1.5 < rows[name]["per_request"]["tokens_per_draft_forward"] < 3.6
+        # 3.5 tokens a block, or one where single tokens are faster.
+        assert 1 <= rows[name]["per_request"]["tokens_per_draft_forward"] < 3.6
         assert rows[name]["limit"] > 0
     refused, accepted = (rows[name]["per_request"] for name in ("parse@every:8", "parse-head@1"))
     assert accepted["accepted_tokens"] == 32
