@@ -8,7 +8,7 @@ import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 from sglang_parse.core.block import DraftLayout
-from sglang_parse.core.mask import qlen_only_mask
+from sglang_parse.core.mask import entries_of_rows, qlen_only_mask
 
 
 class BlockTritonBackend(TritonAttnBackend):
@@ -29,7 +29,6 @@ class BlockTritonBackend(TritonAttnBackend):
         self._width = rows.num_rows
         self._mask: torch.Tensor | None = None
         self._tail = None if rows.is_causal else qlen_only_mask(rows, runner.device).to(torch.uint8)
-        self._columns = torch.arange(self._width, device=runner.device)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, *_: Any, **__: Any) -> None:
         """Allocates what graphs of up to ``max_bs`` requests read; no buffers of decode steps."""
@@ -60,7 +59,4 @@ class BlockTritonBackend(TritonAttnBackend):
         )
         if self._mask is not None and self._tail is not None:
             # The kernel does not read the context's part of the mask.
-            lens = (starts + self._width)[:, None, None]
-            first = (self.mask_indptr[:size] + starts)[:, None, None]
-            entries = first + self._columns[:, None] * lens + self._columns
-            self._mask[entries] = self._tail
+            self._mask[entries_of_rows(starts, self._width)] = self._tail

@@ -1,4 +1,4 @@
-"""Acceptance of a block: which candidates the draft model confirms, and which come next.
+"""A block on the device: its rows, which candidates the draft model confirms, and which come next.
 
 It runs on the device, so that the next block can be launched before the host has seen this one.
 All blocks of a layout have the same rows. Text without draft KV runs through a block as
@@ -11,6 +11,7 @@ row the choices of unused places are ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,38 @@ class ChainState(NamedTuple):
     def pick(self, index: torch.Tensor | slice) -> ChainState:
         """Selects some of the requests."""
         return ChainState(*(part[index] for part in self))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """The rows of a layout's blocks, wherever they start.
+
+    Attributes:
+        offsets: int64 [width] positions behind the block's start.
+        columns: int64 [width] slots behind the block's start.
+        mask_id: the mask token.
+        last_position: the last position of the model's context.
+    """
+
+    offsets: torch.Tensor
+    columns: torch.Tensor
+    mask_id: int
+    last_position: int
+
+    def ids(self, state: ChainState) -> torch.Tensor:
+        """int64 [n, width]: the last token, candidates, masks."""
+        real = torch.cat((state.last[:, None], state.candidates), 1)
+        num_masks = len(self.columns) - real.shape[1]
+        return torch.nn.functional.pad(real, (0, num_masks), value=self.mask_id)
+
+    def positions(self, state: ChainState) -> torch.Tensor:
+        """int64 [n, width], within the model's context."""
+        return (state.starts[:, None] + self.offsets).clamp_(max=self.last_position)
+
+    def slots(self, state: ChainState, table: torch.Tensor, pools: torch.Tensor) -> torch.Tensor:
+        """int64 [n, width]; ``pools`` int64 [n] are the requests' rows of ``req_to_token``."""
+        columns = state.starts[:, None] + self.columns
+        return table[pools[:, None], columns].to(torch.int64)
 
 
 def matched_candidates(state: ChainState, choices: torch.Tensor) -> torch.Tensor:

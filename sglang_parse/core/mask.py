@@ -96,13 +96,18 @@ def flat_mask_at(
     Returns:
         bool [layout.mask_size] that starts with ``flat_mask(layout.at(starts))``.
     """
-    num_rows = len(qlen_mask)
     flat = torch.ones(layout.mask_size, dtype=torch.bool, device=qlen_mask.device)
-    row = torch.arange(num_rows, device=qlen_mask.device)
+    entries = entries_of_rows(starts, len(qlen_mask))
+    return flat.index_put_((entries,), qlen_mask.expand_as(entries))
+
+
+def entries_of_rows(starts: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """int64 [num_requests, num_rows, num_rows]: where a ``flat_mask`` has what new rows see of one
+    another, ``num_rows`` of each request behind its context of ``starts``."""
+    row = torch.arange(num_rows, device=starts.device)
     kv_lens = starts + num_rows
     first = (num_rows * kv_lens).cumsum(0) - num_rows * kv_lens + starts
-    columns = first[:, None, None] + row[:, None] * kv_lens[:, None, None] + row
-    return flat.index_put_((columns,), qlen_mask.expand_as(columns))
+    return first[:, None, None] + row[:, None] * kv_lens[:, None, None] + row
 
 
 def split_flat_mask(flat: torch.Tensor, layout: VerifyLayout) -> list[torch.Tensor]:

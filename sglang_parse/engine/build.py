@@ -99,7 +99,6 @@ def build_engine(
         drafter = Drafter(
             draft,
             controller.layouts,
-            mask_id=parallel.mask_id,
             is_masked=is_masked,
             plans_on_device=SUPPORT[args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,

@@ -274,6 +274,7 @@ def engine_for(
         runs_ahead=True,
         graph_reqs=8,
         _block_graphs={},
+        mask_id=VOCAB - 1,
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
     )
@@ -283,7 +284,6 @@ def engine_for(
         drafter=Drafter(
             draft,
             controller.layouts,
-            mask_id=VOCAB - 1,
             is_masked=is_masked,
             plans_on_device=plans_on_device,
             draft_tokens=config.draft_tokens,

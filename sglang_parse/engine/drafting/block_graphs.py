@@ -29,7 +29,12 @@ from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 
 from sglang_parse.attention.triton_blocks import BlockTritonBackend
 from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
-from sglang_parse.core.block_accept import ChainState, accept_blocks, matched_candidates
+from sglang_parse.core.block_accept import (
+    BlockRows,
+    ChainState,
+    accept_blocks,
+    matched_candidates,
+)
 
 MAX_ROWS = 2048
 """Rows of the largest graph: above, a draft model of 0.6B is bound by its operations."""
@@ -82,13 +87,12 @@ class BlockBody:
         last_position: int,
         hidden: torch.Tensor,
     ) -> None:
-        self._layout, self._mask_id = layout, mask_id
-        self._req_to_token, self._last_position = req_to_token, last_position
-        rows = layout.rows(0)
+        self._layout, self._req_to_token, rows = layout, req_to_token, layout.rows(0)
         self.width, self._num_masks = rows.num_rows, layout.size - 1
         max_rows, device = max_reqs * self.width, req_to_token.device
-        self._offsets = torch.tensor(rows.positions(), device=device)
+        offsets = torch.tensor(rows.positions(), device=device)
         self._columns = torch.arange(self.width, device=device)
+        self._rows = BlockRows(offsets, self._columns, mask_id, last_position)
         record_len = 2 + layout.size + self._num_masks
         with torch.device(device):
             self._input = torch.zeros(max_reqs, _COUNTS + self._num_masks, dtype=torch.int64)
@@ -117,15 +121,10 @@ class BlockBody:
 
     def load(self, size: int) -> None:
         """Fills the rows of ``size`` requests."""
-        state, pools = self._state(size)
-        real = torch.cat((state.last[:, None], state.candidates), 1)
-        num_masks = self.width - self._layout.size
-        ids = torch.nn.functional.pad(real, (0, num_masks), value=self._mask_id)
-        positions = (state.starts[:, None] + self._offsets).clamp(max=self._last_position)
-        columns, rows = state.starts[:, None] + self._columns, size * self.width
-        self.ids[:rows] = ids.flatten()
-        self.positions[:rows] = positions.flatten()
-        self.slots[:rows] = self._req_to_token[pools[:, None], columns].flatten()
+        (state, pools), num_rows = self._state(size), size * self.width
+        self.ids[:num_rows] = self._rows.ids(state).flatten()
+        self.positions[:num_rows] = self._rows.positions(state).flatten()
+        self.slots[:num_rows] = self._rows.slots(state, self._req_to_token, pools).flatten()
         self.pools[:size], self.starts[:size] = pools, state.starts
 
     def accept(self, hidden: torch.Tensor, logits_of: LogitsOf) -> None:
@@ -142,7 +141,7 @@ class BlockBody:
             choices = self._sparse_choices(state, hidden, logits_of)
         else:
             choices = _greedy(hidden, logits_of).view(size, self.width)
-        after, record = accept_blocks(self._layout.masks, state, choices, self._mask_id)
+        after, record = accept_blocks(self._layout.masks, state, choices, self._rows.mask_id)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
 
@@ -238,17 +237,12 @@ class BlockGraphs(DecodeCudaGraphRunner):
     def capture_prepare(self, size: int, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """The batch reads tensors that only these graphs write: SGLang's runners share theirs."""
         forward_batch, backend, proxy = super().capture_prepare(size, *args, **kwargs)
-        body, rows = self.body, size * self.body.width
-        forward_batch.input_ids = body.ids[:rows]
-        forward_batch.positions, forward_batch.out_cache_loc = (
-            body.positions[:rows],
-            body.slots[:rows],
-        )
-        forward_batch.req_pool_indices, forward_batch.seq_lens = (
-            body.pools[:size],
-            body.starts[:size],
-        )
-        forward_batch.orig_seq_lens = forward_batch.seq_lens
+        body, rows = self.body, slice(size * self.body.width)
+        forward_batch.input_ids = body.ids[rows]
+        forward_batch.positions = body.positions[rows]
+        forward_batch.out_cache_loc = body.slots[rows]
+        forward_batch.req_pool_indices = body.pools[:size]
+        forward_batch.seq_lens = forward_batch.orig_seq_lens = body.starts[:size]
         forward_batch.next_token_logits_buffer = None
         self.model_runner.kv_index_translator.bind_runner_slots(forward_batch)
         return forward_batch, backend, proxy

@@ -36,13 +36,19 @@ def prefill_missing(model: DraftModel, reqs: Sequence[Req]) -> list[int]:
         missing = _missing(req.parse_state)
         counts.append(min(free_rows, missing) if missing > MAX_PENDING else 0)
         free_rows -= counts[-1]
-    filled = [(req, n) for req, n in zip(reqs, counts, strict=True) if n]
+    filled = [
+        (req, req.parse_state.draft_kv_len + n) for req, n in zip(reqs, counts, strict=True) if n
+    ]
     if filled:
-        ends = [req.parse_state.draft_kv_len + n for req, n in filled]
-        forward_missing(model, [req for req, _ in filled], ends)
-        for (req, _), end in zip(filled, ends, strict=True):
-            req.parse_state.set_draft_kv_len(end)
+        prefill_up_to(model, filled)
     return counts
+
+
+def prefill_up_to(model: DraftModel, ends: Sequence[tuple[Req, int]]) -> None:
+    """Computes draft KV of requests, each up to so many tokens of its sequence, by one forward."""
+    forward_missing(model, [req for req, _ in ends], [end for _, end in ends])
+    for req, end in ends:
+        req.parse_state.set_draft_kv_len(end)
 
 
 def is_prefilled(req: Req) -> bool:

@@ -28,7 +28,6 @@ class Drafter:
     Args:
         model: the draft model.
         layouts: chooses the layout of each chunk.
-        mask_id: the draft's mask token, if a layout has any.
         is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
         plans_on_device: whether attention plans a forward from lengths on the device.
         draft_tokens: most tokens of any draft.
@@ -39,14 +38,13 @@ class Drafter:
         model: DraftModel,
         layouts: Layouts,
         *,
-        mask_id: int,
         is_masked: bool,
         plans_on_device: bool,
         draft_tokens: int,
     ) -> None:
         self.model, self._layouts = model, layouts
-        self._mask_id, self._is_masked = mask_id, is_masked
-        self._plans_on_device, self._draft_tokens = plans_on_device, draft_tokens
+        self._is_masked, self._plans_on_device = is_masked, plans_on_device
+        self._draft_tokens = draft_tokens
         self._logged: DraftLayout | None = None
         self._log_from = 0
 
@@ -90,7 +88,6 @@ class Drafter:
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
             tokens_per_forward=cost.num_tokens / cost.num_forwards if cost.num_forwards else 0.0,
-            mask_id=self._mask_id,
             is_masked=self._is_masked,
         )
 

@@ -13,16 +13,16 @@ each block. On a GPU a block is one CUDA graph (``block_graphs``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
 from sglang_parse.core.block import DraftLayout
-from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
+from sglang_parse.core.block_accept import BlockRows, ChainState, accept_blocks, accepted_block
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
 from sglang_parse.core.request import RequestState
@@ -32,7 +32,7 @@ from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DraftModel, extend_batch
-from sglang_parse.engine.drafting.draft_prefill import forward_missing
+from sglang_parse.engine.drafting.draft_prefill import prefill_up_to
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.requests import is_adjusted, sequence_slice
@@ -44,14 +44,13 @@ class ParallelChunk(DraftChunk):
     """A draft chunk of blocks.
 
     Args:
-        mask_id: the draft's mask token.
         is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
         others: as for ``DraftChunk``.
     """
 
-    def __init__(self, *others: Any, mask_id: int, is_masked: bool, **more: Any) -> None:
+    def __init__(self, *others: Any, is_masked: bool, **more: Any) -> None:
         super().__init__(*others, **more)
-        self._mask_id, self._is_masked = mask_id, is_masked
+        self._is_masked = is_masked
         self._state: ChainState | None = None
         self._blocks: _Blocks | None = None
 
@@ -60,11 +59,7 @@ class ParallelChunk(DraftChunk):
         records: list[torch.Tensor] = []
         if blocks is None or blocks.rows != rows:
             state = before.state_of(reqs) if isinstance(before, ParallelChunk) else None
-            blocks = _Blocks(
-                *(self.model, self.layout, self.batch, rows),
-                mask_id=self._mask_id,
-                is_masked=self._is_masked,
-            )
+            blocks = _Blocks(self.model, self.layout, self.batch, rows, is_masked=self._is_masked)
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
         state = state or blocks.known_state()
@@ -124,7 +119,7 @@ class _Blocks:
         layout: layout of the blocks.
         batch: the scheduler's batch.
         rows: [n] the requests' rows of the batch.
-        mask_id, is_masked: as for ``ParallelChunk``.
+        is_masked: as for ``ParallelChunk``.
     """
 
     def __init__(
@@ -134,23 +129,23 @@ class _Blocks:
         batch: ScheduleBatch,
         rows: Sequence[int],
         *,
-        mask_id: int,
         is_masked: bool,
     ) -> None:
-        self._model, self._layout, self._mask_id = model, layout, mask_id
+        self._model, self._layout = model, layout
         self._batch, self.rows, device = batch, rows, batch.device
         self._reqs = [batch.reqs[row] for row in rows]
         self._graphs = model.graphs_of(layout, len(rows))
         self._wide = layout.rows(0)
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
-        self._last_position = model.draft_runner.model_config.context_len - 1
         self.start_here()
         self._limits_cpu = [req.kv.kv_allocated_len - width for req in self._reqs]
         pools = [req.kv.req_pool_idx for req in self._reqs]
         self._pools, self._limits = on_device([pools, self._limits_cpu], device).unbind()
-        self._offsets = on_device(self._wide.positions(), device)
         self._columns = torch.arange(width, device=device)
+        offsets = on_device(self._wide.positions(), device)
+        last_position = model.draft_runner.model_config.context_len - 1
+        self._block_rows = BlockRows(offsets, self._columns, model.mask_id, last_position)
         self._has_seeds = batch.sampling_info.sampling_seed is not None
         num_sampled = width if self._has_seeds else layout.size
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
@@ -185,7 +180,7 @@ class _Blocks:
             first, *text = _tokens(req, start, end + 1)
             self._num_known[place] = len(text)
             candidates = [*text, *req.parse_state.draft.candidates][:num_masks]
-            padded = [*candidates, *[self._mask_id] * (num_masks - len(candidates))]
+            padded = [*candidates, *[self._model.mask_id] * (num_masks - len(candidates))]
             known.append([start, first, len(candidates), len(text), *padded])
             marks.append((req, start, end + 1))
         self._model.kv.mark(marks)
@@ -200,26 +195,27 @@ class _Blocks:
             if end - req.parse_state.draft_kv_len >= self._layout.size
         ]
         if gaps:
-            forward_missing(self._model, [req for req, _ in gaps], [end for _, end in gaps])
-            for req, end in gaps:
-                req.parse_state.set_draft_kv_len(end)
+            prefill_up_to(self._model, gaps)
 
     def run(self, state: ChainState, number: int) -> tuple[ChainState, torch.Tensor]:
         """Runs block ``number`` of each request; returns as ``accept_blocks``."""
-        # No block goes past its slots: the draft is over there, and what follows is dropped.
-        state = state._replace(starts=torch.minimum(state.starts, self._limits))
-        logits_of: Callable[[_Span], torch.Tensor]
-        if self._graphs is None:
-            logits_of = partial(self._forward, self._longest(number), state)
-        else:
+        if self._graphs is not None:
             done = self._graphs.run(state, self._pools, self._limits)
             self._model.replays = True
             if self._is_greedy:
                 return done
-            graphs = self._graphs
-            logits_of = lambda span: graphs.logits_of(span.place)  # noqa: E731
-        choices = [self._choices(span, state, logits_of(span)) for span in self._spans]
-        return accept_blocks(self._layout.masks, state, torch.cat(choices), self._mask_id)
+        # No block goes past its slots: the draft is over there, and what follows is dropped.
+        state = state._replace(starts=torch.minimum(state.starts, self._limits))
+        choices = [
+            self._choices(span, state, self._logits(span, state, number)) for span in self._spans
+        ]
+        return accept_blocks(self._layout.masks, state, torch.cat(choices), self._model.mask_id)
+
+    def _logits(self, span: _Span, state: ChainState, number: int) -> torch.Tensor:
+        """float [n * width, vocab] logits of block ``number``: of its replay, or of a forward."""
+        if self._graphs is not None:
+            return self._graphs.logits_of(span.place)
+        return self._forward(self._longest(number), state, span)
 
     @property
     def _is_greedy(self) -> bool:
@@ -249,7 +245,7 @@ class _Blocks:
         the position, the token sampled there."""
         if span.sampled.is_argmax:
             return logits.argmax(dim=-1)
-        positions = self._positions(state)
+        positions = self._block_rows.positions(state)
         if self._has_seeds:
             return span.sampled.sample(logits, positions.flatten())[0]
         size = self._layout.size
@@ -267,15 +263,13 @@ class _Blocks:
         state, pools, longest = state.pick(span.place), self._pools[span.place], most[span.place]
         layout = VerifyLayout.of([self._wide.at(start) for start in longest])
         mask = flat_mask_at(layout, state.starts, self._tail) if self._has_mask else None
-        real = torch.cat((state.last[:, None], state.candidates), 1)
-        num_masks = self._width - real.shape[1]
-        columns = state.starts[:, None] + self._columns
+        rows = self._block_rows
         forward_batch = self._model.new_batch(
             VERIFY_MODE,
             pools=pools,
-            ids=torch.nn.functional.pad(real, (0, num_masks), value=self._mask_id).flatten(),
-            positions=self._positions(state).flatten(),
-            slots=self._model.req_to_token[pools[:, None], columns].flatten().to(torch.int64),
+            ids=rows.ids(state).flatten(),
+            positions=rows.positions(state).flatten(),
+            slots=rows.slots(state, self._model.req_to_token, pools).flatten(),
             seq_lens=state.starts + self._width,
             seq_lens_cpu=[part.kv_len for part in layout.requests],
             spec_info=ParseVerifyInput(
@@ -292,10 +286,6 @@ class _Blocks:
     @cached_property
     def _tail(self) -> torch.Tensor:
         return qlen_only_mask(self._wide, self._columns.device)
-
-    def _positions(self, state: ChainState) -> torch.Tensor:
-        """int64 [n, width] of a block's rows, within the model's context."""
-        return (state.starts[:, None] + self._offsets).clamp_(max=self._last_position)
 
 
 def _tokens(req: Req, start: int, end: int) -> list[int]:
