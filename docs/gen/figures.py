@@ -287,7 +287,7 @@ def results() -> str:
     figures = Figures("demo")
     rows = [
         [TITLES[one], *(rate(figures.speed(one, c), PLAIN) for c in figures.concurrencies)]
-        for one in (PLAIN, EAGLE3, STANDALONE, PARSE_TOKEN, PARSE)
+        for one in (PLAIN, EAGLE3, STANDALONE, PARSE_TOKEN, PARSE, PARSE_EAGLE3)
         if figures.find(one)
     ]
     rows += [[row[0] + ", same run", *row[1:]] for row in ratios(figures, _over_stock(figures, {}))]
@@ -301,18 +301,6 @@ def _over_stock(
     if stock is None:
         return []
     return [(f"PARSE over {TITLES[stock]}", partial(over, PARSE, stock), "at least", marks)]
-
-
-def accuracy() -> str:
-    """Returns the demo's accuracy in a sentence."""
-    graded = [one for one in Figures("demo").loads if one["quality"]]
-    scores = ", ".join(
-        f"{TITLES[one['server']]} {percent(one['quality']['score'])}" for one in graded
-    )
-    return (
-        f"Exact answers to {graded[0]['quality']['problems']} held-out problems (`make demo`): "
-        f"{scores}."
-    )
 
 
 def demo() -> str:
@@ -499,7 +487,6 @@ def off_ratios() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     **{f"conditions of {name}": partial(conditions, name) for name in ("demo", "load", "compare")},
     "results": results,
-    "accuracy": accuracy,
     "demo": demo,
     "demo stages": demo_stages,
     "demo ratios": demo_ratios,

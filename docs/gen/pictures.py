@@ -1,7 +1,10 @@
-"""Pictures of the documentation, drawn by the code: the masks of a verify pass."""
+"""Pictures of the documentation, drawn by the code: the masks of a verify pass, and speeds."""
 
 from __future__ import annotations
 
+from figures import TITLES, Figures
+
+from sglang_parse.client.records import EAGLE3, PARSE, PLAIN, STANDALONE
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import may_attend
 
@@ -11,6 +14,9 @@ LAYOUT = RequestLayout(prefix_len=1, num_draft_rows=4, visible_lens=(2, 4), ques
 """Two segments of two tokens, questions of two tokens; the prompt is one column."""
 WITHOUT = RequestLayout(prefix_len=1, num_draft_rows=4, visible_lens=(), question_lens=())
 """The same draft under a verdict head."""
+BAR, GAP, WIDEST = 18, 14, 420
+BARS = {PARSE: "draft", EAGLE3: "question", STANDALONE: "prompt", PLAIN: "prompt"}
+"""Servers in the picture of speeds, and their colours."""
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
 .note { text-anchor: start }
@@ -91,4 +97,31 @@ def causal() -> str:
     return draw(WITHOUT, notes)
 
 
-PICTURES = {"mask": mask, "causal": causal}
+def speed() -> str:
+    """Draws the demo's output tokens/s: a group of bars for each number of concurrent requests."""
+    figures = Figures("demo")
+    rates = {
+        (one, at_once): figures.speed(one, at_once)["tokens_per_s"]
+        for at_once in figures.concurrencies
+        for one in BARS
+    }
+    scale, left, y, parts = WIDEST / max(rates.values()), 2 * LEFT, 0, list[str]()
+    for at_once in figures.concurrencies:
+        title = f"{at_once} request{'s' if at_once > 1 else ' '} at a time"
+        y += BAR + GAP
+        parts.append(label(0, y - 6, title, "note"))
+        for one, style in BARS.items():
+            rate = rates[one, at_once]
+            width = round(rate * scale)
+            text = f"{rate:,.0f} tokens/s, {rate / rates[PLAIN, at_once]:.1f}x"
+            parts += [
+                label(10, y + BAR - 5, TITLES[one], "note"),
+                f'<rect class="{style}" x="{left}" y="{y}" width="{width}" height="{BAR - 2}"/>',
+                label(left + width + 8, y + BAR - 5, text, "note"),
+            ]
+            y += BAR
+    size = f'viewBox="0 0 {left + WIDEST + 180} {y + GAP}" width="{left + WIDEST + 180}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
+
+
+PICTURES = {"mask": mask, "causal": causal, "speed": speed}

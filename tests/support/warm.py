@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, Process, start_process
@@ -59,6 +59,7 @@ PRELOADED = (
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",
 )
+SPEC_UTILS = "sglang.srt.speculative.spec_utils"
 READ_ON_IMPORT = {
     "SGLANG_TEST_RETRACT_INTERVAL": (
         "sglang.srt.managers.scheduler",
@@ -70,11 +71,13 @@ READ_ON_IMPORT = {
         "CLIP_MAX_NEW_TOKENS",
         int,
     ),
+    "SGLANG_SIMULATE_ACC_LEN": (SPEC_UTILS, "SIMULATE_ACC_LEN", float),
+    "SGLANG_SIMULATE_ACC_METHOD": (SPEC_UTILS, "SIMULATE_ACC_METHOD", str),
 }
 """Variables SGLang reads only once, where it keeps each, and of what type."""
 READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT")
-NUM_SPARES = 3
-"""Two schedulers (tensor parallel) and a detokenizer; more are started by multiprocessing."""
+NUM_SPARES = 5
+"""Two schedulers (tensor parallel), a detokenizer and two tokenizers; more are started anew."""
 IMPORT_LIMIT_S = 180
 """A nursery that does not answer for so long has ended."""
 SPAWN = re.compile(r"spawn_main\((.*)\)")
@@ -344,7 +347,18 @@ def _take_environment(env: dict[str, str]) -> None:
     for name, (module, constant, kind) in READ_ON_IMPORT.items():
         if name in env:
             assert hasattr(sys.modules[module], constant), f"SGLang keeps {name} elsewhere now"
-            setattr(sys.modules[module], constant, kind(int(env[name])))
+            _set_constant(sys.modules[module], constant, kind(env[name]))
+
+
+def _set_constant(module: ModuleType, name: str, value: object) -> None:
+    """Also where the module's functions have the constant as a default."""
+    old = getattr(module, name)
+    setattr(module, name, value)
+    for function in vars(module).values():
+        if isinstance(function, FunctionType) and function.__defaults__:
+            function.__defaults__ = tuple(
+                value if default is old else default for default in function.__defaults__
+            )
 
 
 def _leave_spares() -> bool:

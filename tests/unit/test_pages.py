@@ -65,9 +65,9 @@ def test_every_part_has_a_place():
 
 
 def test_an_old_part_is_replaced_and_the_prose_around_it_is_not():
-    page = "Before.\n\n<!-- generated: accuracy -->\nold\n<!-- end -->\n\nAfter.\n"
+    page = "Before.\n\n<!-- generated: demo stages -->\nold\n<!-- end -->\n\nAfter.\n"
     filled = generate.fill(page)
-    assert filled.startswith("Before.\n\n<!-- generated: accuracy -->\n\nExact answers to ")
+    assert filled.startswith("Before.\n\n<!-- generated: demo stages -->\n\nOne request at a time")
     assert filled.endswith("\n\n<!-- end -->\n\nAfter.\n")
     assert generate.fill(filled) == filled
 
@@ -76,7 +76,7 @@ def test_an_old_part_is_replaced_and_the_prose_around_it_is_not():
     ("page", "error"),
     [
         ("<!-- generated: unknown -->\n<!-- end -->\n", KeyError),
-        ("<!-- generated: accuracy -->\n", ValueError),
+        ("<!-- generated: demo stages -->\n", ValueError),
     ],
 )
 def test_a_part_that_cannot_be_made(page: str, error: type[Exception]):
@@ -300,4 +300,4 @@ def test_paths_in_code_exist():
 
 
 def test_sizes():
-    assert len(PAGES[README].splitlines()) <= 180
+    assert len(PAGES[README].splitlines()) <= 120
