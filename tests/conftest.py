@@ -173,6 +173,12 @@ def restored_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def nursery() -> Nursery:
+    """Starts servers and programs by fork, without importing SGLang again."""
+    return Nursery()
+
+
+@pytest.fixture(scope="session")
 def problems() -> list:
     """Held-out problems of the question pair, as prompts through its chat template."""
     from support.demo_pair import held_out

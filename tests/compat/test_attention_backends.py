@@ -36,6 +36,7 @@ def test_torch_native(is_masked: bool, layout: VerifyLayout):
     given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
 
 
+@pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
 def test_backends_of_gpus():
     """Triton's kernels in its interpreter, FlashInfer's and FlashAttention's plans."""
     done = subprocess.run(

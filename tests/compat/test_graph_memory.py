@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.warm import Nursery
 
 pytestmark = pytest.mark.compat
 
@@ -41,18 +40,10 @@ def sizes_of(recipe: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, dict[str, list[int]]]:
-    """Recipe -> backend -> bytes: one process for all, because it imports SGLang."""
-    done = subprocess.run(
-        [sys.executable, "-m", "support.graph_memory", json.dumps([*map(sizes_of, RECIPES)])],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return dict(zip(RECIPES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+def measured(nursery: Nursery) -> dict[str, dict[str, list[int]]]:
+    """Recipe -> backend -> bytes, from a process of their own: it changes SGLang."""
+    printed = nursery.run("-m", "support.graph_memory", json.dumps([*map(sizes_of, RECIPES)]))
+    return dict(zip(RECIPES, json.loads(printed.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.nightly("tests/compat/test_attention_backends.py")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.demo_pair import DEMO
+from support.warm import Nursery
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 PARSE = ("--speculative-algorithm", "PARSE", "--device", "cpu")
@@ -151,10 +152,11 @@ def test_a_registration_that_fails_is_named(words: tuple[str, ...], monkeypatch)
 @pytest.mark.nightly(
     "tests/compat/test_start_errors.py::test_only_errors_of_parse_are_shown_without_traceback"
 )
-def test_a_refused_start_ends_with_its_line():
+def test_a_refused_start_ends_with_its_line(nursery: Nursery, tmp_path: Path):
     flags = ("--model-path", str(DEMO / "target"), *PARSE, "--enable-pdmux")
     command = [sys.executable, "-m", "sglang.launch_server", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("PARSE: --enable-pdmux is True. Fix: ")
+    with (tmp_path / "log").open("wb") as log:
+        assert nursery.start(command, os.environ, log).wait(300) == 1
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith("PARSE: --enable-pdmux is True. Fix: ")

@@ -19,6 +19,7 @@ from sglang_parse.client.servers import awake
 from support.client import Client
 from support.demo_pair import DEMO
 from support.models import load_model
+from support.programs import forked
 from support.random_pair import PairShape, make_pair, parallel_draft
 from support.servers import (
     AHEAD,
@@ -45,16 +46,16 @@ os.environ.update(CHECKS)
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Nursery:
-    """Starts servers by fork, without importing SGLang again."""
-    return Nursery()
-
-
-@pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Start]:
     """Returns ``start(name, *flags)``, which starts a suspended server; stops all at the end."""
     with shared_servers(tmp_path_factory.mktemp("logs"), nursery.start) as start:
         yield start
+
+
+@pytest.fixture
+def programs(nursery: Nursery) -> Iterator[None]:
+    with forked(nursery):
+        yield
 
 
 @pytest.fixture(scope="session")

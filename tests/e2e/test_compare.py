@@ -14,7 +14,6 @@ from goals import goals_of
 from rich.console import Console
 
 from sglang_parse import cli
-from sglang_parse.client import servers
 from sglang_parse.client.program import run_program
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.servers import Remote
@@ -22,6 +21,8 @@ from sglang_parse.compare.run import run
 from sglang_parse.compare.settings import CompareSettings, add_arguments
 from support.client import Client
 from support.pages import ROOT
+from support.programs import forked
+from support.warm import Nursery
 
 SMALL = (
     *("--runs", "1", "--requests", "1", "--concurrency", "1,2", "--thresholds", "0,1.5"),
@@ -36,12 +37,16 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 @pytest.fixture(scope="module")
-def results(wordings: Client, wordings_plain: Client, nursery, tmp_path_factory) -> dict:
+def results(
+    wordings: Client,
+    wordings_plain: Client,
+    nursery: Nursery,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict:
     output = tmp_path_factory.mktemp("compare")
     urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
     words = ("--servers", "plain,eagle3,parse", *urls, *SMALL, "--output", str(output))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(servers, "start_process", nursery.start)
+    with forked(nursery):
         run(parsed(*words), Console(quiet=True))
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<th>over EAGLE3</th>" in page

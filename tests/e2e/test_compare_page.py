@@ -40,6 +40,7 @@ def looks_right(page: Path, width: int) -> dict:
     return found
 
 
+@MORE
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_calibrations_page(calibration_page: Path, width: int):
     found = looks_right(calibration_page, width)

@@ -50,6 +50,7 @@ def doctor(
     return code, found, printed.err
 
 
+@pytest.mark.nightly("tests/compat/test_doctor.py")
 def test_doctor_looks_at_a_running_server(
     demo: Client, demo_folder: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from sglang_parse import cli
-from sglang_parse.client import servers
 from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.core.judge import read_judge
@@ -136,12 +135,9 @@ def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
 
 
 @pytest.mark.nightly("tests/unit/test_compare_run.py")
-def test_make_demo_runs_a_small_demo(
-    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
+@pytest.mark.usefixtures("programs")
+def test_make_demo_runs_a_small_demo(tmp_path: Path, capsys: Any):
     """Runs the command of `make demo` with few problems, on real servers."""
-    monkeypatch.setattr(servers, "start_process", nursery.start)
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     flags = ["--requests", "2", "--runs", "1", "--concurrency", "1"]
     flags += ["--warmup", "1", "--traced", "1"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
@@ -159,13 +155,10 @@ def test_make_demo_runs_a_small_demo(
 
 
 @pytest.mark.nightly("tests/unit/test_bench_speed.py")
-def test_bench(
-    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+@pytest.mark.usefixtures("programs")
+def test_bench(tmp_path: Path, capsys: Any):
     """A rehearsal of a GPU's: real servers with tiny shapes and dummy weights, accepted lengths as
     simulated."""
-    monkeypatch.setattr(servers, "start_process", nursery.start)
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     words = shlex.split(find_block("-m sglang_parse.cli bench ").replace("\\\n", " "))
     assert cli.main([*words[3:], "--output", str(tmp_path)]) == 0
     assert "simulated acceptance" in capsys.readouterr().out
@@ -201,12 +194,9 @@ def assert_bench_keys_are_documented(content: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly("tests/unit/test_train_judge.py")
-def test_train_judge(
-    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
+@pytest.mark.usefixtures("programs")
+def test_train_judge(tmp_path: Path, capsys: Any):
     """Few drafts of the demo, which starts a server of its own."""
-    monkeypatch.setattr(servers, "start_process", nursery.start)
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     words = shlex.split(find_block("-m sglang_parse.cli train-judge "))
     assert cli.main([*words[3:], "--requests", "24", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -247,12 +237,9 @@ def test_parallel_draft(tmp_path: Path, nursery: Nursery):
 @pytest.mark.nightly(
     "tests/e2e/test_drafting_pays.py::test_drafting_is_suspended_where_it_does_not_pay"
 )
-def test_untrained_draft(
-    wordings_plain: Client, tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("programs")
+def test_untrained_draft(wordings_plain: Client, tmp_path: Path, nursery: Nursery):
     """Drafting takes less time than decoding; none if the warm-up already suspended it."""
-    monkeypatch.setattr(servers, "start_process", nursery.start)
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     first, second = find_block("examples/demo_pair/untrained.py").replace("\\\n", " ").splitlines()
     draft, output = tmp_path / "untrained", tmp_path / "load"
     _, program, place = shlex.split(first)
@@ -316,9 +303,9 @@ def test_metrics(server: Server):
 
 
 @pytest.mark.nightly("tests/unit/test_calibrate_run.py")
-def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+@pytest.mark.usefixtures("programs")
+def test_calibrate(server: Server, tmp_path: Path, capsys: Any):
     """Runs with few requests, then again with another alpha, which resumes from disk."""
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     words = shlex.split(find_block("-m sglang_parse.cli calibrate ").replace("\\\n", " "))
     few = ["--requests", "24", "--pilot", "8", "--served", "6", "--concurrency", "8"]
     own = ["--url", server.url, "--model-name", "default", "--output", str(tmp_path)]
@@ -348,12 +335,12 @@ def test_calibrate(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.nightly("tests/unit/test_calibrate_run.py")
+@pytest.mark.usefixtures("programs")
 def test_calibrate_with_math_verify(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     """Makes the task file of two problems and calibrates on it."""
     pytest.importorskip("math_verify")
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     # The block's grader is "python ...": the one that has math_verify.
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     install, make, calibrate = find_block("examples/grade_math.py").splitlines()
@@ -434,7 +421,7 @@ def run_program(server: Server, words: list[str]) -> int:
         return cli.main([word.replace(PORT, str(server.port)) for word in words[1:]])
 
 
-@pytest.mark.nightly("tests/e2e/test_doctor_and_explain.py::test_doctor_looks_at_a_running_server")
+@pytest.mark.nightly("tests/compat/test_doctor.py")
 def test_doctor(server: Server, capsys: pytest.CaptureFixture[str]):
     block = find_block("sglang-parse doctor").replace("\\\n", " ")
     before, running = (shlex.split(line, comments=True) for line in block.splitlines())
@@ -453,8 +440,8 @@ def test_explain(server: Server, tmp_path: Path):
     assert f"Judge: head, threshold {served:g}" in page
 
 
-def test_roofline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+@pytest.mark.usefixtures("programs")
+def test_roofline(capsys: pytest.CaptureFixture[str]):
     program, *words = shlex.split(find_block("sglang-parse roofline"))
     assert (program, cli.main(words)) == ("sglang-parse", 0)
     assert "Speedup by acceptance" in capsys.readouterr().out

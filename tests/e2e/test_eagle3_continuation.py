@@ -130,6 +130,7 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
         assert 0 < spent_ms < answer["meta_info"]["e2e_latency"] * 1e3
 
 
+@MORE
 def test_drafts_and_head_together(eagle: Client, problems: list):
     """The head accelerates the decode steps behind the first rejected draft."""
     problems = problems[:24]
@@ -276,6 +277,7 @@ def test_streaming(eagle: Client, prompts: list, expected: list):
         assert len(set(texts)) > 10
 
 
+@MORE
 def test_later_turns_reuse_the_heads_kv(eagle: Client, demo_plain: Client, prompts: list):
     """The radix cache's KV equals a prefill's, for tokens of draft, head, target or prefill."""
     limit = {"max_new_tokens": 72}

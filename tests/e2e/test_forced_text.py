@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from support.client import EXACT, Client, assert_same, parse_info
 from support.hostile_grammars import GRAMMARS
 
@@ -22,6 +24,7 @@ def asked(client: Client, wishes: list[dict], ways: tuple[dict | None, ...]) -> 
         return [[job.result() for job in made] for made in jobs]
 
 
+@pytest.mark.nightly("tests/e2e/test_hostile_grammars.py")
 def test_hostile_grammars_under_a_head(wordings: Client, wordings_plain: Client):
     """The head verifies at every token: each is an end that may lie inside forced text."""
     grammars = [GRAMMARS[name] for name in ("a million", "no end", "scripts", "fixed text")]

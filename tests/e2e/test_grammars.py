@@ -106,11 +106,11 @@ def expected(plain: Client) -> Answers:
 @pytest.mark.parametrize(
     ("server", "concurrency", "count"),
     [
-        *(("token", 8, 44), ("overlap", 8, 26), ("blocks", 8, 26)),
+        *(("token", 8, 22), ("overlap", 8, 26), ("blocks", 8, 26)),
         *(
             pytest.param(*case, marks=MORE)
             for case in (
-                *(("token", 1, 4), ("token", 8, 132)),
+                *(("token", 1, 4), ("token", 8, 88)),
                 *(("semantic", 8, 26), ("overlap", 1, 3)),
             )
         ),

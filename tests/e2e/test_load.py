@@ -13,15 +13,14 @@ from support.client import Client
 
 
 @pytest.mark.nightly("tests/unit/test_compare_serving.py")
+@pytest.mark.usefixtures("programs")
 def test_load(
     wordings: Client,
     wordings_plain: Client,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ):
     """Eight requests, four at a time: the plain server's, PARSE's, and half of those without."""
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     urls = ("--url", f"plain={wordings_plain.url}", "--url", f"parse={wordings.url}")
     flags = (
         *("--concurrency", "4", "--requests", "8", "--waves", "2", "--runs", "1", "--warmup", "2"),

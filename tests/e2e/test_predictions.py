@@ -161,6 +161,7 @@ def test_no_prediction_changes_the_answer(texts: Client, answers: list, kind: st
         assert info["prediction"]["accepted_tokens"] == len(answer["output_ids"]) - 1
 
 
+@pytest.mark.nightly("tests/e2e/test_predictions.py::test_changed_lines_change_nothing")
 def test_many_at_once(texts: Client, answers: list):
     jobs = [
         (place % len(PROBLEMS), text)
@@ -604,6 +605,7 @@ def test_an_abort_of_a_request_that_waits_for_text(trusting: Client, endpoint: F
     trusting.assert_nothing_lost()
 
 
+@pytest.mark.nightly("tests/e2e/test_memory.py::test_texts_survive_the_pressure")
 def test_retractions_of_requests_that_wait_for_text(
     trusting: Client, endpoint: FakeEndpoint, judged: list
 ):

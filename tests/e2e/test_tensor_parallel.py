@@ -49,6 +49,7 @@ def test_semantic_accepted_lengths(two_ranks: Client, semantic: Client):
     assert 0 < accepted < sum(info["drafted_tokens"] for info in infos[0])
 
 
+@MORE
 def test_sampled_requests_and_grammars_next_to_drafting_ones(two_ranks: Client, plain: Client):
     """The ranks have different random numbers; a grammar needs the same tokens on both, in drafts,
     too."""

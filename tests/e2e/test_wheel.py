@@ -226,22 +226,28 @@ def test_help(installation: Installation):
     done = installation.run("sglang-parse", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: sglang-parse ")
-    names = (*COMMANDS, "doctor", "explain", "roofline")
-    found = installation.run_each(*((name, "--help") for name in names))
-    for name, (code, printed, errors) in zip(names, found, strict=True):
-        assert (code, errors) == (0, "")
-        assert printed.startswith(f"usage: sglang-parse {name} ")
 
 
 @pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
-def test_without_the_demo_pair_a_command_names_its_place(installation: Installation):
-    found = installation.run_each(*((name, *flags) for name, flags in NEED_THE_PAIR.items()))
-    for name, (code, printed, errors) in zip(NEED_THE_PAIR, found, strict=True):
+def test_every_command_in_an_empty_folder(installation: Installation):
+    """Help; the place of the demo pair, where that is missing; and the doctor finds the plugin."""
+    names = (*COMMANDS, "doctor", "explain", "roofline")
+    helps, pairs = ((name, "--help") for name in names), NEED_THE_PAIR.items()
+    missing = ((name, *flags) for name, flags in pairs)
+    found = installation.run_each(*helps, *missing, ("doctor", "--json"))
+    for name, (code, printed, errors) in zip(names, found, strict=False):
+        assert (code, errors) == (0, "")
+        assert printed.startswith(f"usage: sglang-parse {name} ")
+    for name, (code, printed, errors) in zip(NEED_THE_PAIR, found[len(names) : -1], strict=True):
         assert (code, printed) == (1, "")
         (line,) = errors.splitlines()
         assert line.startswith(f"sglang-parse {name}: ")
         assert "a checkout of the repository" in line
     assert not any(installation.elsewhere.iterdir())
+    code, printed, errors = found[-1]
+    assert code == 0, errors
+    checks = {line["check"]: line["status"] for line in json.loads(printed)["findings"]}
+    assert checks == dict.fromkeys(("versions", "plugin", "SGLang API", "patches"), "ok")
 
 
 @pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
@@ -252,14 +258,6 @@ def test_without_its_extra_a_command_names_the_package(installation: Installatio
     assert done.stderr == (
         "sglang-parse compare: plotly is not installed; fix: pip install 'sglang-parse[compare]'\n"
     )
-
-
-@pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
-def test_the_doctor_finds_the_plugin_of_a_wheel(installation: Installation):
-    done = installation.run("sglang-parse", "doctor", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {line["check"]: line["status"] for line in json.loads(done.stdout)["findings"]}
-    assert found == dict.fromkeys(("versions", "plugin", "SGLang API", "patches"), "ok")
 
 
 @pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")

@@ -58,6 +58,7 @@ PRELOADED = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",
+    "sglang.benchmark.serving",
 )
 SPEC_UTILS = "sglang.srt.speculative.spec_utils"
 READ_ON_IMPORT = {
