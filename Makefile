@@ -73,13 +73,13 @@ lint: setup
 check: lint  ## ruff, mypy, import-linter, unit and compat tests: no server
 	$(call WITH_MYPY,$(PYTEST) --tier fast tests/unit tests/compat $(PYTEST_FLAGS))
 
-test: lint docs  ## what a change can break: check, the documents, and tests on servers
+test: lint  ## what a change can break: check, and tests on servers
 	$(call WITH_MYPY,$(PYTEST) --tier fast $(PYTEST_FLAGS))
 
 test-changed: setup  ## tests on servers that what changed since BASE can break (BASE=main)
 	$(PYTEST) --tier fast $(PYTEST_FLAGS) $$($(RUN) tests/affected.py $(BASE))
 
-test-nightly: setup  ## the second tier of tests
+test-nightly: docs  ## the second tier: the documents, and more tests
 	$(PYTEST) --tier nightly $(PYTEST_FLAGS)
 
 test-all: test test-nightly  ## both tiers, as CI runs them
