@@ -191,11 +191,7 @@ class Committer:
         judge = self._judge_of(req.parse_state)
         if judge is not None:
             decides = self._simulated is None
-            judge.observe(
-                *(req, verdicts, result.target_tokens),
-                decides=decides,
-                reject_end=outcome.reject_end,
-            )
+            judge.observe(req, verdicts, result.target_tokens, outcome, decides=decides)
         self.sources.observe(req, outcome)
         return outcome.has_failed
 
@@ -228,6 +224,8 @@ class Committer:
 
     def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
         state = req.parse_state
+        if state.in_segment and self.judge is not None:
+            self.judge.note_step(state)
         if state.in_segment and not self._is_in_segment(state, tokens):
             state.end_segment()
         if state.phase is Phase.DECODING and self._may_resume(state, tokens):

@@ -16,9 +16,10 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Phase, Questions
+from sglang_parse.core.phases import Phase, Questions, VerifyOutcome
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.rival import Rival
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
 from sglang_parse.core.selection import (
     contradicts_target,
@@ -88,6 +89,7 @@ class Judge:
         self.question, self.head, self.segments = question, head, segments
         self.layers, self.counters, self.drift = layers, counters, drift
         self._num_matched = self._num_rejected = 0
+        self._rival = Rival()
         self._reported: set[str] = set()
 
     @property
@@ -173,16 +175,15 @@ class Judge:
         req: Req,
         verdicts: Verdicts,
         target_tokens: Sequence[int],
+        outcome: VerifyOutcome,
         *,
         decides: bool = True,
-        reject_end: int | None = None,
     ) -> None:
         """Watches the verdicts on a draft.
 
         Args:
             target_tokens: the target's choice after each token.
             decides: acceptance depends on the verdicts.
-            reject_end: end of the first prefix that is not accepted, if any.
         """
         state = req.parse_state
         self._watch_mass(verdicts.mass)
@@ -191,7 +192,7 @@ class Judge:
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
         threshold, refusal = state.policy.threshold, verdicts.refusal
-        if decides and refusal and threshold <= 1 and refusal.place < (reject_end or 0):
+        if decides and refusal and threshold <= 1 and refusal.place < (outcome.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
             state.count_refusal(refusal.name)
         if decides and is_greedy(req) and threshold <= 1:  # above 1 is to reject everything
@@ -202,6 +203,11 @@ class Judge:
             state.count_matched_prefixes(*matched)
             if threshold == self.threshold:  # a request's own says nothing about the server's
                 self._watch_matched(*matched)
+                self._watch_rival(outcome, num_matched)
+
+    def note_step(self, state: RequestState) -> None:
+        """The target decodes a token of a rejected segment."""
+        self._rival.steps += state.policy.threshold == self.threshold
 
     # -- helpers ----------------------------------------------------------------
 
@@ -246,6 +252,25 @@ class Judge:
                 *(self.name, rejected, matched, 100 * rejected / matched),
             )
         self._num_matched = self._num_rejected = 0
+
+    def _watch_rival(self, outcome: VerifyOutcome, num_matched: int) -> None:
+        """Warns if the exact token check would be faster on this traffic."""
+        rival, is_rejected = self._rival, outcome.reject_end is not None
+        rival.add(outcome.num_output + 1, num_matched + 1, is_rejected=is_rejected)
+        if not rival.is_complete:
+            return
+        if rival.wins:
+            rejections = max(rival.rejections, 1)
+            self._warn_once(
+                "PARSE: the exact token check would be faster here than the %s: a refusal every "
+                "%.0f tokens costs %.1f decode steps, so a target forward outputs %.1f tokens, "
+                "where --parse-verification token would output %.1f of the same drafts. Fix: "
+                "--parse-verification token; or verdicts on every token (--parse-judge likelihood "
+                "or a head, without --parse-segment), whose refusals cost no step.",
+                *(self.name, rival.tokens / rejections, rival.steps / rejections),
+                *(rival.per_forward, rival.exact_per_forward),
+            )
+        self._rival = Rival()
 
     def _warn_once(self, text: str, *values: object) -> None:
         if text not in self._reported:

@@ -24,10 +24,12 @@ from sglang_parse.core.phases import (
     Phase,
     Questions,
     RequestPolicy,
+    VerifyOutcome,
 )
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.rival import WINDOW as RIVAL_WINDOW
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.selection import Selection
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
@@ -49,6 +51,7 @@ pytestmark = pytest.mark.compat
 OUTPUT = [1, 2]
 QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
 NOT_THE_DRAFTS, STOP = 77, 0
+REJECTED = VerifyOutcome(2, 2, 0, reject_end=2, is_finished=False)
 
 
 class Tokens:
@@ -387,7 +390,7 @@ def test_a_question_that_contradicts_the_target_is_reported_once(
     one.ask()
     for count in range(2 * WINDOW):
         assert len(caplog.records) == warnings * (count >= WINDOW)
-        one.verdicts.observe(one.req, Verdicts([verdict], [1.0]), [11, 12])
+        one.verdicts.observe(one.req, Verdicts([verdict], [1.0]), [11, 12], REJECTED)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warnings
     assert all("16 of 16 prefixes (100 %)" in text for text in texts)
@@ -400,9 +403,30 @@ def test_a_clients_threshold_says_nothing_about_the_servers(caplog: pytest.LogCa
     one.ask()
     one.state.policy = replace(one.state.policy, threshold=1.0)
     for _ in range(2 * WINDOW):
-        one.verdicts.observe(one.req, Verdicts([0.9], [1.0]), [11, 12])
+        one.verdicts.observe(one.req, Verdicts([0.9], [1.0]), [11, 12], REJECTED)
     assert not caplog.records
     assert prefixes_of(one) == (2 * WINDOW, 2 * WINDOW)
+
+
+@pytest.mark.parametrize(("num_steps", "warnings"), [(8, 1), (0, 0)])
+def test_a_judge_that_loses_to_the_token_check_is_reported_once(
+    num_steps: int, warnings: int, caplog: pytest.LogCaptureFixture
+):
+    """Both keep four tokens of eight and one of the target's. Then lines are left to the target."""
+    caplog.set_level(logging.WARNING, logger="sglang_parse")
+    one = Round([11, 12, 13, 14, 15, 16, 17, 18])
+    one.ask()
+    outcome = VerifyOutcome(8, 8, 4, reject_end=6, is_finished=False)
+    for count in range(2 * RIVAL_WINDOW):
+        assert len(caplog.records) == warnings * (count >= RIVAL_WINDOW)
+        for _ in range(num_steps):
+            one.verdicts.note_step(one.state)
+        verdicts = Verdicts([0.9, 0.9, 0.1, 0.1], [1.0] * 4)
+        one.verdicts.observe(one.req, verdicts, [11, 12, 13, 14, NOT_THE_DRAFTS], outcome)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == warnings
+    said = "a refusal every 5 tokens costs 8.0 decode steps, so a target forward outputs 1.4 tokens"
+    assert all(said in text and "token would output 5.0 of the same" in text for text in texts)
 
 
 # -- traces ------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ QUOTED = {
     "question file": "sglang_parse/core/question.py",
     "chat template": "sglang_parse/core/question.py",
     "the verdict tokens get only": "sglang_parse/engine/verdicts.py",
+    "the exact token check would be faster here": "sglang_parse/engine/verdicts.py",
     "verify passes use the layout": "sglang_parse/engine/build.py",
     "NaN in the target model's logits": "sglang_parse/core/request.py",
     "the draft model": "sglang_parse/engine/faults.py",
