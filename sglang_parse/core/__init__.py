@@ -11,6 +11,7 @@
     mask           attention masks of a verify pass
     block          rows of a draft forward that drafts several tokens
     block_accept   acceptance of such tokens on the device
+    rival          whether the exact token check would be faster than the judge
     selection      accepted prefix from the verdicts
     simulation     simulated acceptance for benchmarks
     phases         records of a request's state machine: phases, actions, plans, outcomes
