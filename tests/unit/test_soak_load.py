@@ -112,6 +112,8 @@ def test_an_aborted_answer_is_a_prefix():
     assert faults_of(request, _answer(output_ids=[1, 2], meta=aborted), _answer()) == []
     wrong = faults_of(request, _answer(output_ids=[1, 9], meta=aborted), _answer())
     assert "wrong bytes: token 1" in wrong[0]
+    dummy = aborted | {"prompt_tokens": 1}  # SGLang's prompt while the grammar compiled
+    assert faults_of(request, _answer(output_ids=[9], meta=dummy), _answer()) == []
 
 
 def test_a_stop_string_may_have_begun_in_the_text():
