@@ -13,6 +13,7 @@ pytestmark = pytest.mark.compat
 MOE = ("--target", "qwen3_235b_a22b_fp8", "--flags", "--tp-size 4")
 
 
+@pytest.mark.nightly("tests/unit/test_bench_speed.py")
 @pytest.mark.parametrize(
     ("words", "tp_size"), [(("--device", "cpu"), 1), (MOE, 4)], ids=["dense", "experts"]
 )

@@ -18,6 +18,7 @@ PROMPTS = random_prompts(12, 91)
 LONG = {"max_new_tokens": 120, "ignore_eos": True}
 OFF = {"enabled": False}
 """No refusal costs a decode step: whoever switches PARSE off has them."""
+PREFILLS_AND_STEPS = ("target-prefill", "draft-prefill", "target-decode")
 NUM_ABORTS = 48
 CONCURRENCY = 16
 MORE = pytest.mark.nightly("tests/e2e/test_aborts.py::test_random_aborts")
@@ -45,7 +46,11 @@ def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["target-prefill", "draft-prefill", "draft-chunk", "target-verify", "target-decode"]
+    "place",
+    [
+        *("draft-chunk", "target-verify"),
+        *(pytest.param(place, marks=MORE) for place in PREFILLS_AND_STEPS),
+    ],
 )
 def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
     """Aborts during a forward of that kind; other requests in the batch continue."""

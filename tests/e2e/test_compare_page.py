@@ -51,6 +51,7 @@ def test_a_calibrations_page(calibration_page: Path, width: int):
         assert text in found["text"]
 
 
+@MORE
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_calibrations_certified_column_is_seen_without_scrolling(
     calibration_page: Path, width: int

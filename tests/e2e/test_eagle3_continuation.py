@@ -155,6 +155,7 @@ ADJUSTED = (
 )
 
 
+@MORE
 def test_all_kinds_of_requests_share_a_batch(
     eagle: Client, demo_plain: Client, prompts: list, expected: list
 ):
@@ -395,7 +396,7 @@ def test_abort_while(eagle: Client, prompts: list, expected: list, place: str):
     eagle.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("place", ["head-draft", "head-extend"])
+@pytest.mark.parametrize("place", ["head-draft", pytest.param("head-extend", marks=MORE)])
 def test_a_failing_head_ends_drafting_requests_only(
     eagle: Client, prompts: list, expected: list, place: str
 ):

@@ -158,6 +158,7 @@ def test_chats_are_asked_with_roles_and_texts(target: Client, answers: list, fak
         assert answer["role"] == "assistant"  # the prefill's token
 
 
+@pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
 def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
     recover(target, fake)
     right = fake.draft

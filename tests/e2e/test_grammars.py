@@ -348,7 +348,7 @@ def chat(client: Client, choice: Any, thinks: bool, options: dict | None) -> dic
 
 
 @pytest.mark.parametrize(("server", "options"), SERVERS)
-@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("thinks", [pytest.param(False, marks=MORE), True])
 def test_tool_calls(
     request: pytest.FixtureRequest, plain: Client, server: str, options: dict, thinks: bool
 ):

@@ -57,7 +57,10 @@ class Tight(NamedTuple):
         )
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(
+    scope="module",
+    params=["tight-semantic", "tight-token", pytest.param("tight-likelihood", marks=MORE)],
+)
 def server(
     request: pytest.FixtureRequest, start_server: Start, block_pair: tuple[Path, Path]
 ) -> Iterator[Tight]:

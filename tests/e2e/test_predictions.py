@@ -26,6 +26,7 @@ from support.servers import PARSE, QUESTION, SEED, Start, served
 
 PROBLEMS = held_out(6)
 LENGTH = 80
+MORE = pytest.mark.nightly("tests/e2e/test_predictions.py::test_an_endpoints_lines_are_judged")
 USERS = [{"role": "user", "content": one.problem.text} for one in PROBLEMS]
 
 
@@ -553,7 +554,13 @@ def test_a_judge_that_refuses_ends_a_wrong_draft(trusting: Client, judged: list)
 
 
 @pytest.mark.parametrize(
-    ("fraction", "part_s"), [(0.0, 0.01), (0.0, 0.0), (0.3, 0.01)], ids=["right", "fast", "wrong"]
+    ("fraction", "part_s"),
+    [
+        pytest.param(0.0, 0.01, marks=MORE),
+        (0.0, 0.0),
+        pytest.param(0.3, 0.01, marks=MORE),
+    ],
+    ids=["right", "fast", "wrong"],
 )
 def test_an_endpoints_lines_are_judged(
     trusting: Client, endpoint: FakeEndpoint, judged: list, fraction: float, part_s: float

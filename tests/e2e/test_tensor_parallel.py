@@ -44,6 +44,7 @@ def test_semantic_accepted_lengths(two_ranks: Client, semantic: Client):
         for record, other in zip(ours["trace"], theirs["trace"], strict=True):
             assert record.pop("verdicts") == pytest.approx(other.pop("verdicts"), abs=1e-4)
             assert record.pop("verdict_mass") == pytest.approx(other.pop("verdict_mass"), abs=1e-4)
+            record["plan"].pop("speedup"), other["plan"].pop("speedup")  # of measured times
             assert record == other
     accepted = sum(info["accepted_tokens"] for info in infos[0])
     assert 0 < accepted < sum(info["drafted_tokens"] for info in infos[0])

@@ -21,8 +21,8 @@ def faults_of(
     is_partial = reason is None or reason["type"] == "abort"
     if is_partial and request.fate not in ("abort", "abort stream", "disconnect"):
         found.append(f"ended by itself with {reason}")
-    # SGLang gives a request that is aborted while its grammar compiles another prompt, of one token,
-    # and outputs what that samples (docs/upstream.md).
+    # Aborted while its grammar compiles, SGLang gives a request another prompt, of one token, and
+    # outputs what that samples (docs/upstream.md).
     is_dummy = is_partial and answer["meta_info"]["prompt_tokens"] == 1
     if expected is not None and not is_dummy:
         found += _wrong_bytes(answer, expected, is_partial=is_partial)
