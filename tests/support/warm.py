@@ -77,8 +77,8 @@ READ_ON_IMPORT = {
 }
 """Variables SGLang reads only once, where it keeps each, and of what type."""
 READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT")
-NUM_SPARES = 5
-"""Two schedulers (tensor parallel), a detokenizer and two tokenizers; more are started anew."""
+NUM_SPARES = 3
+"""Two schedulers (tensor parallel) and a detokenizer; more are started by multiprocessing."""
 IMPORT_LIMIT_S = 180
 """A nursery that does not answer for so long has ended."""
 SPAWN = re.compile(r"spawn_main\((.*)\)")
