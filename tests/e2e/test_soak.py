@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sglang_parse.client.servers import free_ports
-from sglang_parse.core.phases import ANSWERS, ENDPOINT, GRAMMAR, MODEL, PREDICTION
+from sglang_parse.core.phases import ANSWERS, ENDPOINT, MODEL, PREDICTION
 from soak.drive import drive, leaks_of, plain_answers
 from soak.endpoint import dying_endpoint
 from soak.run import make_load, soak_settings, summarise
@@ -26,7 +26,7 @@ SEED = 12
 CONCURRENCY = 64
 (PORT,) = free_ports(1)
 """Of the server that drafts."""
-SOURCES = {MODEL, PREDICTION, ANSWERS, ENDPOINT, GRAMMAR}
+SOURCES = {MODEL, PREDICTION, ANSWERS, ENDPOINT}
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,11 @@ def test_soak(demo_plain: Client, soaked: Client):
         seconds = time.monotonic() - started
     report = summarise(load, outcomes, leaks_of(soaked.url), seconds)
     assert report.is_clean, report
-    # Not vacuous: every end, PARSE and its fallback, and drafts of every source occurred.
+    # Not vacuous: every end, PARSE and its fallback, and drafts of every source occurred. Forced
+    # text is a draft only while the model's do not pay: test_predictions.py has it.
     assert set(report.ends) == {"finished", "aborted", "disconnected", "hung up", "refused"}
     assert {"parse", "plain"} <= set(report.modes)
-    assert {source for source, count in report.drafted.items() if count} == SOURCES
+    assert {source for source, count in report.drafted.items() if count} >= SOURCES
     soaked.assert_nothing_lost()
 
 
