@@ -45,6 +45,7 @@ from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.text import TextSource
 from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
+from support.watched import Watched
 
 pytestmark = pytest.mark.compat
 
@@ -501,6 +502,21 @@ def test_no_draft_begins_inside_forced_text(monkeypatch: pytest.MonkeyPatch):
     is_free = True
     one.decode()
     assert one.state.phase is Phase.DRAFTING
+
+
+@pytest.mark.parametrize("segment", ["line", "sentence", "tokens:2"])
+def test_a_step_reads_the_newest_tokens_only(segment: str):
+    """Its work does not grow with the answer, where no segment ends, either."""
+    one = Round([11, 12, 13, 14], segment=segment, limit=20_000)
+    one.state.policy = replace(one.state.policy, strict=("numbers",))
+    output = one.state.output_ids = Watched([1] * 16_000)
+    one.judge([0.1] * (2 if segment == "tokens:2" else 1))
+    one.controller.mode = "never"
+    one.state.phase = Phase.DECODING
+    for _ in range(5):
+        one.decode()
+    assert len(output) == 16_006
+    assert 0 < output.num_read < 200
 
 
 @pytest.mark.parametrize("fails", ["verdicts", "_bonus_tokens"])

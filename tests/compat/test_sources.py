@@ -39,6 +39,7 @@ from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
 from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextSource
+from support.watched import Watched
 
 pytestmark = pytest.mark.compat
 
@@ -208,6 +209,22 @@ def test_answers_of_a_scope(monkeypatch: pytest.MonkeyPatch):
         assert server.start(req, "A")
     server.chain.flush()
     assert server.start(server.request("question", cache_salt="tenant"), "A")
+
+
+def test_a_step_reads_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch):
+    """Its work does not grow with the answer, whether the answer follows the text or not."""
+    server = Server(monkeypatch, reuse_answers="9")
+    req = server.request(prediction="Answer: 42" * 9, cache_salt="tenant")
+    output = req.parse_state.output_ids = Watched()
+    assert server.start(req, "A") == ""
+    write(req, "A" + "x" * 16_000)
+    server.start(req, "x")  # what is new is read once
+    write(req, "x")
+    output.num_read = 0
+    for text in ("y", "Answer: 4", "2"):
+        server.start(req, text)
+        write(req, text)
+    assert 0 < output.num_read < 60
 
 
 def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyPatch):

@@ -108,8 +108,8 @@ class TextSource:
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
         match = state.texts[self.name].match
-        pending = len(state.output_ids) + len(new_ids) - match.num_seen
-        match.follow([*state.output_ids, *new_ids][-pending:] if pending else ())
+        num_new_seen = max(0, match.num_seen - len(state.output_ids))
+        match.follow([*state.output_ids[match.num_seen :], *new_ids[num_new_seen:]])
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
