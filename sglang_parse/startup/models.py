@@ -150,7 +150,7 @@ def check_generation(args: Any, target: Any, _draft: Any) -> None:
 def check_weights(args: Any, _target: Any, _draft: Any) -> None:
     """SGLang finds out after the target is loaded, and does not say that it is the draft."""
     path = args.speculative_draft_model_path
-    if Path(path).is_dir() and args.load_format == "auto":
+    if Path(path).is_dir() and (args.speculative_draft_load_format or args.load_format) == "auto":
         has_some = any(
             file.suffix in (".safetensors", ".bin", ".pt") for file in Path(path).iterdir()
         )

@@ -14,6 +14,7 @@ import pytest
 
 from support.demo_pair import DEMO
 from support.launch import changed, launch
+from support.models import load_tokenizer
 from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
@@ -231,6 +232,16 @@ def test_a_draft_with_a_damaged_file(pair, tmp_path: Path):
     file.unlink()
     with pytest.raises(Exception, match=r"draft': the folder has no weights. Fix: copy it"):
         launch(pair, "--speculative-draft-model-path", str(draft))
+    launch((pair[0], draft), "--speculative-draft-load-format", "dummy")
+
+
+def test_without_tokenizers(pair):
+    """SGLang's processes have none then; its settings, as a scheduler gets them, name no path."""
+    from sglang_parse.startup.models import tokenizer_of
+
+    args = launch(pair, "--skip-tokenizer-init")
+    assert args.tokenizer_path is None
+    assert tokenizer_of(args).get_vocab() == load_tokenizer(pair[0]).get_vocab()
 
 
 def test_a_target_that_generates_no_text(pair, tmp_path: Path):
