@@ -7,23 +7,33 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from support.client import DRAFTS, Client, ids_of, parse_info, random_prompts
 from support.random_pair import PairShape, make_pair
 from support.servers import SEED, Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+KINDS = {
+    "qwen3": (partial(Qwen3MoeConfig, num_experts=4, **EXPERTS), Qwen3MoeForCausalLM),
+    # As GLM-4.5-Air's: a dense layer first, a shared expert, half of each head is rotated.
+    "glm45": (
+        partial(Glm4MoeConfig, n_routed_experts=4, num_nextn_predict_layers=1, **EXPERTS),
+        Glm4MoeForCausalLM,
+    ),
+}
 
 
-@pytest.fixture(scope="module")
-def moe(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A Qwen3-MoE model and its noisy copy as draft, on a server without tokenizers."""
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    moe = (partial(Qwen3MoeConfig, **sizes), Qwen3MoeForCausalLM)
-    pair = make_pair(tmp_path_factory.mktemp("moe"), PairShape(seed=2, noise=0.01), kind=moe)
+@pytest.fixture(scope="module", params=KINDS)
+def moe(
+    request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """A model with experts and its noisy copy as draft, on a server without tokenizers."""
+    shape, folder = PairShape(seed=2, noise=0.01), tmp_path_factory.mktemp(request.param)
+    pair = make_pair(folder, shape, kind=KINDS[request.param])
     flags = parse_flags(pair, "--parse-verification", "token", "--skip-tokenizer-init", *SEED)
-    yield from served(start_server, "moe", *flags)
+    yield from served(start_server, f"moe_{request.param}", *flags)
 
 
 @pytest.mark.nightly("tests/compat/test_draft_models.py")
