@@ -10,6 +10,7 @@ import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -100,6 +101,34 @@ def test_ranks_use_rank_0s_times(two_ranks: Client, records: Path):
     # The last line of one rank may be missing.
     assert all(ours == theirs for ours, theirs in zip(first, second, strict=False))
     assert sum("Stage.DRAFT" in line for line in second) > 10
+
+
+@pytest.mark.nightly("tests/e2e/test_tensor_parallel.py::test_ranks_take_the_same_actions")
+def test_adaptive_drafting_beside_texts_and_plain_requests(
+    two_ranks: Client, plain: Client, records: Path
+):
+    """Whether a draft pays, and who waits for whom, is decided by rank 0's times alone."""
+    auto, prompts = replace(two_ranks, options={}), random_prompts(9, 77)
+    expected = plain.generate_all(prompts, 9, **LENGTH)
+    texts, exact = [answer["text"] for answer in expected], [n for n in range(9) if n % 3]
+
+    def ask(number: int) -> dict:
+        ways = {}, {"enabled": False}, {"threshold": 1.5, "draft": texts[number]}
+        return auto.generate(prompts[number], parse=ways[number % 3], **LENGTH)
+
+    sources: list[set[str]] = [set(), set(), set()]
+    for _ in range(3):  # at first nothing is known of what costs how much
+        with ThreadPoolExecutor(9) as pool:
+            answers = [*pool.map(ask, range(9))]
+        for number in exact:
+            assert answers[number]["output_ids"] == expected[number]["output_ids"]
+        for number, answer in enumerate(answers):
+            sources[number % 3].update(parse_info(answer)["sources"])
+    assert "model" in sources[0]
+    assert not sources[1]
+    assert "prediction" in sources[2]
+    assert decisions(records, 0) == decisions(records, 1)
+    two_ranks.assert_nothing_lost()
 
 
 def _has_fault(values: list) -> bool:
