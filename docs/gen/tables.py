@@ -27,7 +27,7 @@ from sglang_parse.core.question import SHORT, QuestionWording, built_in_question
 from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
-from sglang_parse.limit import report as limit
+from sglang_parse.limit import figures as limit
 from sglang_parse.roofline.run import speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
@@ -258,10 +258,10 @@ def compare_keys() -> str:
         **under("variants", "client.records.Variant"),
         **under("variants", "compare.figures.VariantFigures"),
         **under("variants.speeds", "compare.figures.SpeedAt"),
-        **under("variants.quality", "compare.quality.Quality", ("problems", "score", "interval")),
-        **under("variants.quality.test", "compare.quality.PairedTest"),
+        **under("variants.quality", "compare.figures.Quality", ("problems", "score", "interval")),
+        **under("variants.quality.test", "client.statistics.PairedTest"),
         **under("variants.time", "compare.figures.WhereTimeGoes"),
-        **under("noise", "compare.quality.PairedTest"),
+        **under("noise", "client.statistics.PairedTest"),
         **under("serving_runs", "client.records.ServingRun"),
     }
     return table(("key", "meaning"), rows_of(texts))
@@ -279,7 +279,7 @@ def calibrate_keys() -> str:
         **certificate,
         **CALIBRATE_KEYS,
         **under("results", "calibrate.figures.Calibration"),
-        **under("results.separation", "calibrate.certify.Separation"),
+        **under("results.separation", "client.statistics.Separation"),
         **under("results.selections.<selection>", "calibrate.figures.AtThreshold"),
         **under("results.served", "calibrate.figures.ServedFigures"),
         **under("results.bins", "calibrate.figures.Bin"),

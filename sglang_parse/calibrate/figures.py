@@ -20,10 +20,10 @@ from statistics import fmean
 
 import numpy as np
 
-from sglang_parse.calibrate.certify import (
+from sglang_parse.calibrate.certify import learn_then_test
+from sglang_parse.client.statistics import (
     Proportion,
     Separation,
-    learn_then_test,
     paired_difference,
     upper_bound,
 )

@@ -1,15 +1,22 @@
-"""Figures in words: calibration.json, the terminal, and the sentences that the page shows too."""
+"""A calibration described once: calibration.json, the terminal, and report.html with its plots."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import plotly.graph_objects as go
 from rich.console import Console
+from scipy import special
 
-from sglang_parse.calibrate.certify import CHANCE, Proportion
+from sglang_parse.calibrate.certify import EDGE
 from sglang_parse.calibrate.figures import AtThreshold, Calibration, loosest_certified
-from sglang_parse.client.tables import make_table
+from sglang_parse.client.page import PALETTE, error_bars, render_report
+from sglang_parse.client.sections import Cell, Facts, Grid, Plot, Text, with_interval
+from sglang_parse.client.statistics import CHANCE, Proportion
+from sglang_parse.client.tables import grid_table
 from sglang_parse.core.certificate import Certificate
 
 GUARANTEE = (
@@ -18,6 +25,8 @@ GUARANTEE = (
     "and at every stricter one. Not covered: later rounds of an answer (the check by whole answers "
     "bounds those), other data, other models, other judges."
 )
+COLOURS = ("blue", "orange", "green")
+TICKS = (1e-5, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 EVENTS = {
     "token": "have their first wrong token accepted",
     "answer": "are accepted whole with a wrong answer",
@@ -39,15 +48,48 @@ def guarantee(certificate: Certificate) -> str:
     return GUARANTEE.format(confidence=confidence, alpha=certificate.alpha, event=event)
 
 
-def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
-    """A selection at the thresholds that matter: the served ones, and its certified one."""
-    rows = figures.selections[selection]
-    served = {figures.served_threshold, *(one.threshold for one in figures.served)}
-    return [row for row in rows if row.threshold in served or row is loosest_certified(rows)]
+def show(console: Console, figures: Calibration, certificate: Certificate) -> None:
+    """Prints the thresholds that matter, at most 80 characters wide, and the summary."""
+    selection = certificate.fingerprint.selection
+    grid = threshold_grid(figures, {selection: chosen(figures, selection)})
+    console.print(grid_table(f"first drafts, {selection}", grid, (1, 2, 3, 4, 6)))
+    answers = [
+        f"Whole answers at {one.threshold:g}: {one.accuracy.ratio:.1%} right, the plain target's "
+        f"{one.plain_accuracy.ratio:.1%}; at most {one.regression_bound:.2%} of requests regress."
+        for one in figures.served
+    ]
+    for sentence in (*answers, *summary(figures, certificate)):
+        console.print(sentence, highlight=False)
+
+
+def render(figures: Calibration, certificate: Certificate, conditions: dict[str, Any]) -> str:
+    """Returns report.html: one file without references to others."""
+    own, selections = certificate.fingerprint.selection, figures.selections
+    summed_up = [Text(text, "result") for text in summary(figures, certificate)]
+    note = "Filled: certified. Dashed: alpha. Bars: exact 95 % intervals."
+    sections: dict[str, Sequence[Any]] = {
+        "": [*summed_up, Text(guarantee(certificate))],
+        "Error rate by threshold": [Plot("risk", risk_plot(figures, certificate.alpha), note)],
+        "Cost of a threshold": [threshold_grid(figures, {own: selections[own]})],
+        "Selections": [
+            threshold_grid(figures, {name: chosen(figures, name) for name in selections})
+        ],
+        "Whole answers": [served_grid(figures)],
+    }
+    if figures.bins:
+        note = "Prefixes of one draft are nested, so the bars understate the uncertainty."
+        plot = Plot("reliability", reliability_plot(figures), note)
+        sections["Reliability of a verdict"] = [plot]
+    facts = certificate.model_dump(exclude={"fingerprint", "first_verdicts"})
+    sections["Conditions"] = [Facts(facts | conditions | certificate.fingerprint.model_dump())]
+    return render_report("Calibration", sections)
+
+
+# -- sentences ----------------------------------------------------------------------------
 
 
 def summary(figures: Calibration, certificate: Certificate) -> list[str]:
-    """States the result: the certified threshold, the served one, the verdicts; bad news first."""
+    """States the result, bad news first."""
     results = [_certified(figures, certificate), _served(figures, certificate)]
     separation = _separation(figures)
     return [separation, *results] if figures.separation.is_at_chance else [*results, separation]
@@ -103,25 +145,126 @@ def _separation(figures: Calibration) -> str:
     )
 
 
-def show(console: Console, figures: Calibration, certificate: Certificate) -> None:
-    """Prints the thresholds that matter, at most 80 characters wide, and the summary."""
-    selection = certificate.fingerprint.selection
-    headings = ("threshold", "certified", "accepted tokens", "error rate", "refused if right")
-    table = make_table(f"first drafts, {selection}", headings)
-    for row in chosen(figures, selection):
-        rates = _percent(row.error_rate, "drafts"), _percent(row.false_rejects, "right")
+# -- tables and plots ---------------------------------------------------------------------
+
+
+def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
+    """A selection at the thresholds that matter: the served ones, and its certified one."""
+    rows = figures.selections[selection]
+    served = {figures.served_threshold, *(one.threshold for one in figures.served)}
+    return [row for row in rows if row.threshold in served or row is loosest_certified(rows)]
+
+
+def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThreshold]]) -> Grid:
+    """Costs of thresholds by selection."""
+
+    def cells(row: AtThreshold) -> list[Cell]:
+        whose = "the server's" if row.threshold == figures.served_threshold else ""
         certified = "yes" if row.certified else "no"
-        table.add_row(f"{row.threshold:.6g}", certified, f"{row.accept_ratio:.1%}", *rates)
-    console.print(table)
-    answers = [
-        f"Whole answers at {one.threshold:g}: {one.accuracy.ratio:.1%} right, the plain target's "
-        f"{one.plain_accuracy.ratio:.1%}; at most {one.regression_bound:.2%} of requests regress."
+        return [
+            *((f"{row.threshold:.6g}", whose), certified, f"{row.accept_ratio:.1%}"),
+            *(_rate(row.error_rate, "drafts"), _rate(row.false_accepts, "wrong")),
+            *(_rate(row.false_rejects, "right"), _rate(row.wrong_answers, "drafts")),
+        ]
+
+    costs = ("error rate", "false accepts", "false rejects", "wrong answers")
+    rows = [[name, *cells(row)] for name, found in selections.items() for row in found]
+    note = (
+        "Accepted: of the drafted tokens. False accepts: drafts with an accepted error, of those "
+        "with an error. False rejects: drafts without one that are not accepted whole. Wrong "
+        "answers: drafts accepted whole with a wrong answer."
+    )
+    return Grid(("", "threshold", "certified", "accepted", *costs), rows, note)
+
+
+def served_grid(figures: Calibration) -> Grid:
+    rows = [
+        [
+            *(f"{one.threshold:.6g}", _rate(one.accuracy), _rate(one.plain_accuracy)),
+            *(_rate(one.regressions), f"{one.regression_bound:.2%}"),
+            _percent(one.difference, one.difference_low, one.difference_high),
+        ]
         for one in figures.served
     ]
-    for sentence in (*answers, *summary(figures, certificate)):
-        console.print(sentence, highlight=False)
+    headings = ("threshold", "accuracy", "plain target's", "regressions", "bound", "difference")
+    note = (
+        "Regressions: wrong, of the answers that the plain target gets right. Bound: of all "
+        "requests, with confidence 1 - delta. Difference: paired, 95 % interval."
+    )
+    return Grid(headings, rows, note)
 
 
-def _percent(found: Proportion, of: str) -> str:
-    interval = f"{100 * found.low:.2f} to {100 * found.high:.2f}"
-    return f"{found.ratio:.2%}\n{interval}\n{found.count} of {found.total} {of}"
+def _rate(found: Proportion, of: str = "") -> Cell:
+    ratio, interval = _percent(found.ratio, found.low, found.high)
+    return ratio, f"{interval}\n{found.count} of {found.total} {of}".rstrip()
+
+
+def _percent(*values: float) -> tuple[str, str]:
+    return with_interval(*(100 * value for value in values), unit=" %")
+
+
+def _logit(value: float) -> float:
+    return float(special.logit(min(max(value, EDGE), 1 - EDGE)))
+
+
+def _make_plot(values: Sequence[float], x_title: str, y_title: str) -> go.Figure:
+    """An empty plot with a logit axis for these values."""
+    low, high = _logit(min(values)), _logit(max(values))
+    ticks = [tick for tick in TICKS if low - 0.5 <= _logit(tick) <= high + 0.5]
+    plot, places = go.Figure(), [_logit(tick) for tick in ticks]
+    plot.update_xaxes(title=x_title, tickvals=places, ticktext=[f"{tick:g}" for tick in ticks])
+    plot.update_yaxes(title=y_title, rangemode="tozero")
+    return plot
+
+
+def _add(
+    plot: go.Figure,
+    name: str,
+    colour: str,
+    points: Sequence[tuple[float, Proportion]],
+    **words: Any,
+) -> None:
+    """Adds proportions over verdicts or thresholds, with their intervals."""
+    bars = [(100 * one.low, 100 * one.ratio, 100 * one.high) for _, one in points]
+    plot.add_scatter(
+        name=name,
+        x=[_logit(value) for value, _ in points],
+        y=[middle for _, middle, _ in bars],
+        error_y=error_bars(bars),
+        marker={"color": PALETTE[colour], "size": 9, "symbol": words.pop("symbol", "circle")},
+        hovertemplate="%{text}<br>%{y:.2f} %<extra>%{fullData.name}</extra>",
+        **words,
+    )
+
+
+def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
+    """Error rate over threshold, a line per selection."""
+    thresholds = [row.threshold for rows in figures.selections.values() for row in rows]
+    title = "first drafts with an accepted error, %"
+    plot = _make_plot(thresholds, "threshold, logit scale", title)
+    for colour, (selection, rows) in zip(COLOURS, figures.selections.items(), strict=True):
+        _add(
+            *(plot, selection, colour, [(row.threshold, row.error_rate) for row in rows]),
+            mode="lines+markers",
+            symbol=["circle" if row.certified else "circle-open" for row in rows],
+            text=[f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows],
+        )
+    plot.add_hline(y=100 * alpha, line={"color": PALETTE["grey"], "dash": "dash"})
+    return plot
+
+
+def reliability_plot(figures: Calibration) -> go.Figure:
+    """Fraction of right prefixes over verdict, with the line of perfect calibration."""
+    low, high = figures.bins[0].low, figures.bins[-1].high
+    plot = _make_plot([low, high], "verdict, logit scale", "prefixes without an error, %")
+    xs, grey = np.linspace(_logit(low), _logit(high), 61), {"color": PALETTE["light grey"]}
+    plot.add_scatter(
+        name="verdict = fraction right",
+        x=xs.tolist(),
+        y=(100 * special.expit(xs)).tolist(),
+        **{"mode": "lines", "marker": grey, "line": {**grey, "dash": "dash"}},
+    )
+    points = [(one.mean, one.right) for one in figures.bins]
+    texts = [f"verdicts {one.low:.6g} to {one.high:.6g}" for one in figures.bins]
+    _add(plot, "verified prefixes", "blue", points, mode="markers", text=texts)
+    return plot

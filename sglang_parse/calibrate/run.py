@@ -10,8 +10,7 @@ from rich.console import Console
 
 from sglang_parse.calibrate import figures as f
 from sglang_parse.calibrate.certify import errors_allowed, fewest_requests, make_grid
-from sglang_parse.calibrate.page import render
-from sglang_parse.calibrate.report import content, show
+from sglang_parse.calibrate.report import content, render, show
 from sglang_parse.calibrate.settings import CalibrateSettings
 from sglang_parse.client import conditions
 from sglang_parse.client.program import ProgressLog, write_json

@@ -28,7 +28,8 @@ from sglang_parse.client.servers import MODEL_NAME, Endpoint
 from sglang_parse.client.traced import Traced
 
 MAX_TOKENS = 256
-REQUEST_LIMIT_S = 180.0
+REQUEST_LIMIT_S, LONG_LIMIT_S = 180.0, 1800.0
+"""The second one for servers that are kept busy."""
 
 Result = TypeVar("Result")
 

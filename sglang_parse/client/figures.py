@@ -5,17 +5,22 @@
     v  ms of verification per output token / t
     a  draft tokens that are output, accepted or matched / output tokens
 The limit 1 / (r + v + 1 - a) is the speedup if nothing but drafting, verification and the target's
-own tokens took time. Each program documents how it measures r, v and a.
+own tokens took time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Iterable
 from typing import Any
 
-from sglang_parse.client.records import STAGES, BenchError, BenchRun, ServingRun, Variant
+from sglang_parse.client.records import BenchError, BenchRun, ServingRun, Variant
+
+
+def costs_of(run: BenchRun, t: float) -> tuple[float, float, float]:
+    """r, v and a of a run of PARSE, by the server's own stage times and tokens."""
+    accepted = run.per_token("accepted_tokens") + run.per_token("matched_tokens")
+    return run.per_token("draft_ms") / t, run.per_token("verify_ms") / t, accepted
 
 
 def limit_of(r: float, v: float, a: float) -> float:
@@ -37,21 +42,6 @@ def speedups(
         for run in runs
         if (variant, run) in rates and (other, run) in rates
     ]
-
-
-def per_token(runs: Sequence[BenchRun], counter: str) -> float:
-    """Median over the runs of a counter per output token."""
-    return median(run.per_token(counter) for run in runs)
-
-
-def per_request(runs: Sequence[BenchRun], counter: str) -> float:
-    """Median over the runs of a counter per request."""
-    return median(run.per_request(counter) for run in runs)
-
-
-def stage_ms(runs: Sequence[BenchRun]) -> dict[str, float]:
-    """Stage -> ms per request on the server; medians over the runs."""
-    return {stage: per_request(runs, f"{stage}_ms") for stage in STAGES}
 
 
 def rounded(value: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+from sglang_parse.client.sections import Plot, Sections
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,13 +31,23 @@ _HERE = "sglang_parse.client"
 _CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
 
 
-def render(package: str, template: str, plots: Mapping[str, go.Figure], **values: Any) -> str:
-    """Renders a page.
+def render_report(title: str, sections: Sections) -> str:
+    """A page of sections; the first one's heading is "" where the title is heading enough."""
+    parts = [part for parts in sections.values() for part in parts]
+    plots = {part.name: _div(part) for part in parts if isinstance(part, Plot)}
+    script = ""
+    if plots:  # a page without plots needs no Plotly, which comes with an extra
+        from plotly.offline import get_plotlyjs
 
-    Args:
-        package: its folder ``templates`` holds the template; this one has the shared style.
-        plots: in the template ``plots.<name>``.
-    """
+        script = get_plotlyjs()
+    plotly = Markup(script)  # noqa: S704 - the library's own
+    return render(
+        *(_HERE, "report.html.j2"), title=title, sections=sections, plots=plots, plotly=plotly
+    )
+
+
+def render(package: str, template: str, **values: Any) -> str:
+    """Renders a template of a package's folder ``templates``; this one's has the shared style."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(name, "templates") for name in (package, _HERE)]),
         autoescape=True,
@@ -45,15 +57,7 @@ def render(package: str, template: str, plots: Mapping[str, go.Figure], **values
     )
     # Globals, so that the template's macros see them too.
     environment.globals |= values
-    script = ""
-    if plots:  # a page without plots needs no Plotly, which comes with an extra
-        from plotly.offline import get_plotlyjs
-
-        script = get_plotlyjs()
-    return environment.get_template(template).render(
-        plots={name: _div(name, plot) for name, plot in plots.items()},
-        plotly=Markup(script),  # noqa: S704 - the library's own
-    )
+    return environment.get_template(template).render()
 
 
 def error_bars(points: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
@@ -68,7 +72,8 @@ def error_bars(points: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
     }
 
 
-def _div(name: str, plot: go.Figure) -> Markup:
+def _div(part: Plot) -> Markup:
+    plot = part.figure
     plot.update_layout(
         template="plotly_white",
         margin={"l": 56, "r": 12, "t": 12, "b": 48},
@@ -80,7 +85,7 @@ def _div(name: str, plot: go.Figure) -> Markup:
         full_html=False,
         include_plotlyjs=False,
         config=_CONFIG,
-        div_id=f"plot-{name}",
+        div_id=f"plot-{part.name}",
         default_height=plot.layout.height or 420,
     )
     return _legend(plot) + Markup(html)  # noqa: S704 - made by the library from our numbers

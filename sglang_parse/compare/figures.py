@@ -8,15 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import fmean, median
 
-from sglang_parse.client.figures import (
-    limit_of,
-    per_request,
-    per_token,
-    speedups,
-    stage_ms,
-)
+from sglang_parse.client.figures import costs_of, limit_of, speedups
 from sglang_parse.client.records import (
     LATENCIES,
     PERCENTILES,
@@ -27,18 +21,13 @@ from sglang_parse.client.records import (
     Variant,
     has_parse,
 )
-from sglang_parse.compare.quality import PairedTest, Quality, paired_test, quality_of
+from sglang_parse.client.statistics import PairedTest, Proportion, is_binary, paired_test
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a comparison collects.
-
-    Attributes:
-        serving: runs of ``bench_serving``.
-        traced: answers one at a time with their ``meta_info``, for stage times.
-        graded: answers with scores; run 1 is the baseline's second time.
-    """
+    """Runs of ``bench_serving``; answers one at a time with their ``meta_info``, for stage times;
+    answers with scores, where run 1 is the baseline's second time."""
 
     serving: list[ServingRun] = field(default_factory=list)
     traced: list[BenchRun] = field(default_factory=list)
@@ -54,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Over the runs."""
+    """Median and range of the runs."""
 
     median: float
     low: float
@@ -88,6 +77,23 @@ class SpeedAt:
     stages: dict[str, float]
     rows_per_pass: float | None = None
     ms_per_pass: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Scores of one variant.
+
+    Attributes:
+        problems: graded answers, or all where none could be graded.
+        score: mean, 0 to 1: the fraction of right answers for most tasks; None if not graded.
+        interval: exact 95 % (Clopper and Pearson), for right and wrong answers only.
+        test: against the baseline's first pass.
+    """
+
+    problems: int
+    score: float | None
+    interval: tuple[float, float] | None
+    test: PairedTest | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +141,7 @@ class VariantFigures(Variant):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything the page shows.
-
-    Attributes:
-        noise: the baseline against itself, answered twice.
-    """
+    """Everything the page shows. ``noise``: the baseline against itself, answered twice."""
 
     variants: tuple[VariantFigures, ...]
     noise: PairedTest | None
@@ -153,12 +155,7 @@ class Comparison:
 
 
 def make_comparison(measured: Measured, servers: Sequence[str], baseline: str) -> Comparison:
-    """All figures of a comparison.
-
-    Args:
-        servers: in the order of the page.
-        baseline: the server that answers are compared with.
-    """
+    """All figures, of servers in the order of the page; answers are compared with ``baseline``."""
     found = {run.variant for run in measured.serving}
     found |= {run.variant for run in (*measured.traced, *measured.graded)}
     variants = sorted(found, key=lambda one: _place(one, servers))
@@ -187,6 +184,22 @@ def _figures_of(
         accept_length=_accept_length(variant, measured),
         time=_where_time_goes(traced, measured.at(1), Variant(baseline)) if traced else None,
     )
+
+
+def quality_of(graded: BenchRun, baseline: BenchRun | None) -> Quality:
+    """Scores of a run, tested against the baseline's unless they are its own."""
+    scores = [score for score in graded.scores if score is not None]
+    if not scores:
+        return Quality(len(graded.scores), None, None, None)
+    interval = None
+    if is_binary(scores):
+        right = Proportion.of(round(sum(scores)), len(scores))
+        interval = (right.low, right.high)
+    test = None
+    if baseline is not None and baseline.variant != graded.variant:
+        # A sweep may answer only the first of the problems.
+        test = paired_test(graded.scores, baseline.scores[: len(graded.scores)])
+    return Quality(len(scores), fmean(scores), interval, test)
 
 
 def _speed_at(
@@ -239,20 +252,15 @@ def _where_time_goes(
     traced: Sequence[BenchRun], serving: Sequence[ServingRun], plain: Variant
 ) -> WhereTimeGoes:
     plain_ms = {run.run: 1e3 / run.tokens_per_s for run in serving if run.variant == plain}
-    limits = [run_limit(run, plain_ms[run.run]) for run in traced if run.run in plain_ms]
+    known = [(run, plain_ms[run.run]) for run in traced if run.run in plain_ms]
+
+    def per_request(key: str) -> float:
+        return median(run.per_request(key) for run in traced)
+
     return WhereTimeGoes(
-        ms_per_request=stage_ms(traced),
-        draft_fraction=per_token(traced, "accepted_tokens"),
-        matched_fraction=per_token(traced, "matched_tokens"),
-        rounds_per_request=per_request(traced, "rounds"),
-        limit=_median(limits),
-    )
-
-
-def run_limit(parse: BenchRun, plain_ms: float) -> float:
-    """The limit of ``client.figures`` in one run; ``plain_ms`` per token of the plain target."""
-    return limit_of(
-        r=parse.per_token("draft_ms") / plain_ms,
-        v=parse.per_token("verify_ms") / plain_ms,
-        a=parse.per_token("accepted_tokens") + parse.per_token("matched_tokens"),
+        ms_per_request={stage: per_request(f"{stage}_ms") for stage in STAGES},
+        draft_fraction=median(run.per_token("accepted_tokens") for run in traced),
+        matched_fraction=median(run.per_token("matched_tokens") for run in traced),
+        rounds_per_request=per_request("rounds"),
+        limit=_median(limit_of(*costs_of(run, t)) for run, t in known),
     )

@@ -1,46 +1,166 @@
-"""The comparison's page and its plots."""
+"""The comparison in sections, and its plots: report.html, and what the terminal shows of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import plotly.graph_objects as go
 
-from sglang_parse.client import page
-from sglang_parse.client.page import PALETTE, error_bars
+from sglang_parse.client.page import PALETTE, error_bars, render_report
 from sglang_parse.client.records import PERCENTILES, STAGES, TITLES, kind_of, title_of
-from sglang_parse.compare.figures import Comparison, Spread, VariantFigures
+from sglang_parse.client.sections import Cell, Facts, Grid, Plot, Sections, Text, with_interval
+from sglang_parse.client.statistics import PairedTest
+from sglang_parse.compare.figures import (
+    Comparison,
+    Quality,
+    SpeedAt,
+    Spread,
+    VariantFigures,
+    WhereTimeGoes,
+)
 
 _NAMES = (
     *("grey", "orange", "green", "sky", "teal", "blue", "red", "brown", "light grey"),
     *("purple", "yellow"),
 )
 COLOURS = {kind: PALETTE[name] for kind, name in zip(TITLES, _NAMES, strict=True)}
-LATENCY_TITLES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "inter-token latency",
-    "max_itl": "longest of a request",
-    "e2e": "whole request",
+LATENCIES = {
+    "ttft": ("time to first token", 0),
+    "tpot": ("time per output token", 1),
+    "itl": ("inter-token latency", 1),
+    "max_itl": ("longest of a request", 1),
+    "e2e": ("whole request", 0),
 }
+"""Latency -> its name for people, and decimal places of its ms."""
+TABLES = ("Throughput against accuracy", "Speedup", "Latency", "Where the time goes")
 
 
 def render(figures: Comparison, facts: dict[str, Any]) -> str:
     """report.html: one file that needs nothing else."""
-    plots = {"speed": speed_plot(figures, facts["baseline"]), "trade": trade_plot(figures)}
-    return page.render(
-        "sglang_parse.compare",
-        "report.html.j2",
-        {name: plot for name, plot in plots.items() if plot.data},
-        figures=figures,
-        facts=facts,
-        kinds=LATENCY_TITLES,
-        percentiles=PERCENTILES,
-        stages=STAGES,
-        has_stages=any(speed.stages for one in figures.variants for speed in one.speeds),
-        title_of=title_of,
+    return render_report("PARSE versus stock SGLang", sections(figures, facts))
+
+
+def sections(figures: Comparison, facts: dict[str, Any]) -> Sections:
+    """Everything that a reader is told, by heading."""
+    speed = [Plot("speed", plot)] if (plot := speed_plot(figures, facts["baseline"])).data else []
+    parts = (
+        _quality(figures),
+        [*speed, _speedup(figures, facts)],
+        [_latency(figures)],
+        [*_stage_times(figures)] or [Text("No server with PARSE took part.")],
     )
+    found = {heading: part for heading, part in zip(TABLES, parts, strict=True) if part}
+    lead = Text(f"{facts['date']}. {facts['task']}. {facts['minutes']} minutes.", "low")
+    return {"": [lead], **found, "Conditions": [Facts({**facts, **facts["servers"]})]}
+
+
+def _quality(figures: Comparison) -> list[Plot | Grid]:
+    graded = [one for one in figures.variants if one.quality]
+    if not graded:
+        return []
+    points = 'A point per threshold: "PARSE at 0.9" accepts prefixes with verdicts of 0.9 or more.'
+    bars = "Bars: smallest to largest run; exact 95 % interval of the score."
+    plot = trade_plot(figures)
+    shown = [Plot("trade", plot, f"{points} {bars}")] if plot.data else []
+    headings = ("", "score", "against plain, paired", "tokens/s, 1 request", "accept length")
+    rows = [
+        [
+            *(one.variant.label, *_score(one.quality)),
+            _range(speed.tokens_per_s, 0) if (speed := one.speed_at(1)) else "",
+            _known(one.accept_length, "{:.2f}"),
+        ]
+        for one in graded
+    ]
+    note = "Accept length: tokens per verify pass, the bonus token included."
+    if test := figures.noise:
+        note += f" Noise floor, the plain target against itself: {_tested(test)}; {test.method}."
+    return [*shown, Grid(headings, rows, note)]
+
+
+def _score(quality: Quality | None) -> tuple[Cell, Cell]:
+    """The score, and its test against the baseline."""
+    if quality is None or quality.score is None:
+        return "not graded", ""
+    count, score = f"n = {quality.problems}", f"{100 * quality.score:.1f} %"
+    if quality.interval:
+        low, high = (100 * bound for bound in quality.interval)
+        count = f"{low:.1f} to {high:.1f}, {count}"
+    return (score, count), _tested(quality.test) if quality.test else "baseline"
+
+
+def _tested(test: PairedTest) -> str:
+    return f"{test.better} better, {test.worse} worse, p = {test.p_value:.2g}"
+
+
+def _range(spread: Spread, digits: int, unit: str = "") -> Cell:
+    return with_interval(spread.median, spread.low, spread.high, digits, unit)
+
+
+def _known(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _by_load(figures: Comparison, row: Callable[[SpeedAt], Sequence[Cell]]) -> list[list[Cell]]:
+    """A row for each server and concurrency, at the servers' own thresholds."""
+    return [
+        [one.variant.label, f"{speed.concurrency}", *cells]
+        for one in figures.variants
+        if one.threshold is None
+        for speed in one.speeds
+        if (cells := row(speed))
+    ]
+
+
+def _speedup(figures: Comparison, facts: dict[str, Any]) -> Grid:
+    def row(speed: SpeedAt) -> Sequence[Cell]:
+        over = (speed.over.get(other) for other in facts["stock"])
+        return [
+            _range(speed.tokens_per_s, 0),
+            *(_range(one, 2, "x") if one else "" for one in over),
+        ]
+
+    headings = ("", "at a time", "tokens/s", *(f"over {title_of(one)}" for one in facts["stock"]))
+    return Grid(headings, _by_load(figures, row), "Medians over the runs; smallest to largest.")
+
+
+def _latency(figures: Comparison) -> Grid:
+    def row(speed: SpeedAt) -> Sequence[Cell]:
+        found = [(speed.latency_ms[kind], places) for kind, (_, places) in LATENCIES.items()]
+        return ["/".join(f"{one[p]:.{places}f}" for p in PERCENTILES) for one, places in found]
+
+    small = f"{'/'.join(PERCENTILES)}, ms"
+    headings = ("", "at a time", *((title, small) for title, _ in LATENCIES.values()))
+    note = (
+        "By bench_serving, streaming. PARSE's tokens arrive in chunks, a whole accepted draft at a "
+        "time: inter-token latency is the time between two chunks."
+    )
+    return Grid(headings, _by_load(figures, row), note)
+
+
+def _stage_times(figures: Comparison) -> Iterator[Grid]:
+    def of_load(speed: SpeedAt) -> Sequence[Cell]:
+        passes = _known(speed.rows_per_pass, "{:.0f}"), _known(speed.ms_per_pass, "{:.1f}")
+        return speed.stages and [*(f"{speed.stages[s]:.1%}" for s in STAGES), *passes]
+
+    def of_request(label: str, time: WhereTimeGoes) -> Sequence[Cell]:
+        spent = (f"{time.ms_per_request[stage]:.0f}" for stage in STAGES)
+        tokens = f"{time.draft_fraction:.0%}", f"{time.matched_fraction:.0%}"
+        limit = _known(time.limit, "{:.2f}x")
+        return [label, *spent, *tokens, f"{time.rounds_per_request:.2f}", limit]
+
+    if rows := [of_request(one.variant.label, one.time) for one in figures.variants if one.time]:
+        headings = ("", *(f"{s}, ms" for s in STAGES), "accepted", "matched", "rounds", "limit")
+        note = (
+            "Per request, one at a time; medians over the runs. Accepted by a verdict, and matched "
+            "after a rejection: of the output tokens. Limit: 1 / (r + v + 1 - a) over the plain "
+            "target, with a the sum of both."
+        )
+        yield Grid(headings, rows, note)
+    if rows := _by_load(figures, of_load):
+        note = "Of the time, all requests together, by the server's metrics; medians over the runs."
+        yield Grid(("", "at a time", *STAGES, "rows per pass", "ms per pass"), rows, note)
 
 
 def trade_plot(figures: Comparison) -> go.Figure:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from sglang_parse.client.ask import Asking, ask, graded, run_together, trace_answers
+from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask, graded, run_together, trace_answers
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import (
@@ -32,18 +32,17 @@ from sglang_parse.client.records import (
     title_of,
 )
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
+from sglang_parse.client.tables import show_sections
 from sglang_parse.client.targets import server_specs
 from sglang_parse.client.traced import Traced, explain_answer
 from sglang_parse.client.traced_table import answer_table
 from sglang_parse.compare.figures import Measured, make_comparison
-from sglang_parse.compare.page import render
-from sglang_parse.compare.report import conditions, results
+from sglang_parse.compare.page import TABLES, render, sections
+from sglang_parse.compare.report import NEXT, conditions, demo_summary, results
 from sglang_parse.compare.serving import Load, bench, command_of
 from sglang_parse.compare.settings import CompareSettings
-from sglang_parse.compare.show import show_demo, show_figures, show_load
 from sglang_parse.tasks.assignment import make_assignment
 
-REQUEST_LIMIT_S = 1800.0
 MAX_TRACES = 5
 
 
@@ -74,17 +73,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     figures = make_comparison(measured, settings.servers, settings.baseline)
     command = command_of(runner.load(Variant(settings.baseline), 0, settings.concurrencies[0]))
     facts = conditions(settings, specs, task.title, command, log.seconds)
-    write_json(settings.output / "results.json", results(figures, measured, facts), indent=1)
-    (settings.output / "report.html").write_text(render(figures, facts), encoding="utf-8")
-    if preset == "load":
-        show_load(console, figures, settings.baseline)
-    show_figures(console, figures, settings.baseline, settings.output)
+    files = settings.output / "results.json", settings.output / "report.html"
+    write_json(files[0], results(figures, measured, facts), indent=1)
+    files[1].write_text(render(figures, facts), encoding="utf-8")
+    tables = [name for name in TABLES if preset == "load" or name != "Latency"]
+    show_sections(console, sections(figures, facts), tables)
+    console.print(*files, sep="\n")
     if traced is not None:
         decode = partial(tokenizer_of(settings.tokenizer).decode_batch, skip_special_tokens=True)
         answer = explain_answer(traced, decode)
         console.print(answer_table(answer, "One answer, segment by segment"))
     if preset == "demo":
-        show_demo(console, figures)
+        console.print(*demo_summary(figures), NEXT, sep="\n", highlight=False, markup=False)
     return 0
 
 
@@ -198,7 +198,7 @@ class Runner:
     @cached_property
     def _asking(self) -> Asking:
         name, most = self._settings.model_name, self._task.max_tokens
-        return Asking(model=name, max_tokens=most, limit_s=REQUEST_LIMIT_S)
+        return Asking(model=name, max_tokens=most, limit_s=LONG_LIMIT_S)
 
     def load(self, variant: Variant, run: int, concurrency: int) -> Load:
         """The requests of one run of ``bench_serving``."""

@@ -19,7 +19,7 @@ import httpx
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.client.ask import REQUEST_LIMIT_S, Asking, ask
-from sglang_parse.client.figures import limit_of
+from sglang_parse.client.figures import costs_of, limit_of
 from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Item, Variant
 from sglang_parse.client.servers import Remote
@@ -329,8 +329,7 @@ class Served:
         if not self.plain:
             not_checked("no prompt was answered without PARSE")
         t = _ms_per_token(self.plain)
-        r, v = run.per_token("draft_ms") / t, run.per_token("verify_ms") / t
-        a = run.per_token("accepted_tokens") + run.per_token("matched_tokens")
+        r, v, a = costs_of(run, t)
         speedup = t / _ms_per_token(self.with_parse[: len(self.plain)])
         shorter = "fewer prefixes (--parse-max-prefixes), a shorter question, longer drafts"
         cost, stage, fix = max(

@@ -43,7 +43,6 @@ def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
     return page.render(
         "sglang_parse.explain",
         "explain.html.j2",
-        {},
         position=position,
         level=level,
         visible=visible,

@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from statistics import median
-from typing import Any
 
 import httpx
 
-from sglang_parse.client.ask import timed
+from sglang_parse.client.ask import LONG_LIMIT_S, timed
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, has_parse
 from sglang_parse.client.servers import Endpoint, ServerSpec
 from sglang_parse.core.policy.constants import DEFAULTS
@@ -20,7 +19,6 @@ from sglang_parse.limit.settings import LimitSettings
 
 WARM_UP = -1
 """The run that is not timed: a server's first requests are its slowest."""
-REQUEST_LIMIT_S = 1800.0
 MIN_REQUESTS = 2
 WAVES = 3
 """Requests per slot of the concurrency, one after another, where starts are staggered."""
@@ -43,15 +41,19 @@ class Sender:
         Raises:
             BenchError: a request failed, or PARSE did not serve it as asked.
         """
-        is_warm_up = run == WARM_UP
-        is_adaptive = self.settings.drafting == "auto" and has_parse(self.endpoint.name)
-        warm_up = ADAPTIVE_WARM_UP if is_adaptive else 1
-        least = warm_up if is_warm_up else MIN_REQUESTS
-        is_staggered = self.settings.staggered and not is_warm_up
-        count = max(least, concurrency * (WAVES if is_staggered else 1))
-        prompts = [self._tokens(self.settings.input_len) for _ in range(count)]
-        apart_s = self._answer_s / concurrency if is_staggered else 0.0
-        with self._client() as client:
+        settings, words = self.settings, range(3, self.settings.target.vocab)
+        is_adaptive = settings.drafting == "auto" and has_parse(self.endpoint.name)
+        waves, apart_s, least = 1, 0.0, MIN_REQUESTS
+        if run == WARM_UP:
+            least = ADAPTIVE_WARM_UP if is_adaptive else 1
+        elif settings.staggered:
+            waves, apart_s = WAVES, self._answer_s / concurrency
+        prompts = [
+            self._rng.choices(words, k=settings.input_len)
+            for _ in range(max(least, waves * concurrency))
+        ]
+        limits = httpx.Limits(max_connections=None)
+        with httpx.Client(timeout=LONG_LIMIT_S, limits=limits) as client:
             calls = [
                 partial(self._ask, client, i, prompt, apart_s * i if i < concurrency else 0.0)
                 for i, prompt in enumerate(prompts)
@@ -63,38 +65,26 @@ class Sender:
     def _ask(
         self, client: httpx.Client, index: int, prompt: Sequence[int], wait_s: float
     ) -> Answer:
+        name, wanted = self.endpoint.name, self.settings.max_new_tokens
+        params = {"temperature": 0, "max_new_tokens": wanted, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": params}
         time.sleep(wait_s)
         started = time.perf_counter()
-        meta = self._generate(client, prompt, self.settings.max_new_tokens)
+        try:
+            response = client.post(f"{self.endpoint.url}/generate", json=body).raise_for_status()
+        except httpx.HTTPError as error:
+            self.endpoint.check_alive()  # a dead server raises with its log
+            raise BenchError(f"a request to {name} failed: {error!r}") from error
         wall_ms = 1e3 * (time.perf_counter() - started)
-        if meta["completion_tokens"] != self.settings.max_new_tokens:
-            raise BenchError(f"{self.endpoint.name} generated {meta['completion_tokens']} tokens")
-        answer = Answer(index, "", meta["completion_tokens"], wall_ms, meta)
+        meta = response.json()["meta_info"]
+        if meta["completion_tokens"] != wanted:
+            raise BenchError(f"{name} generated {meta['completion_tokens']} tokens")
+        answer = Answer(index, "", wanted, wall_ms, meta)
         if self._is_simulated and not (
             answer.parse["mode"] == "parse" and "simulated" in answer.parse
         ):
             raise BenchError(
-                f"{self.endpoint.name} should serve with PARSE and simulate acceptance, its "
-                f"meta_info['parse'] is {answer.parse!r}"
+                f"{name} should serve with PARSE and simulate acceptance, its meta_info['parse'] "
+                f"is {answer.parse!r}"
             )
         return answer
-
-    def _generate(
-        self, client: httpx.Client, prompt: Sequence[int], max_new_tokens: int
-    ) -> dict[str, Any]:
-        """Returns ``meta_info``. Raises: BenchError."""
-        params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
-        body = {"input_ids": list(prompt), "sampling_params": params}
-        try:
-            response = client.post(f"{self.endpoint.url}/generate", json=body)
-            response.raise_for_status()
-        except httpx.HTTPError as error:
-            self.endpoint.check_alive()  # a dead server raises with its log
-            raise BenchError(f"a request to {self.endpoint.name} failed: {error!r}") from error
-        return response.json()["meta_info"]
-
-    def _tokens(self, count: int) -> list[int]:
-        return self._rng.choices(range(3, self.settings.target.vocab), k=count)
-
-    def _client(self) -> httpx.Client:
-        return httpx.Client(timeout=REQUEST_LIMIT_S, limits=httpx.Limits(max_connections=None))

@@ -18,9 +18,8 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import BenchError, BenchRun
 from sglang_parse.client.servers import ServerSpec
-from sglang_parse.limit.figures import speeds
+from sglang_parse.limit.figures import content, speeds, table
 from sglang_parse.limit.load import WARM_UP, Sender
-from sglang_parse.limit.report import RESULTS, report, show
 from sglang_parse.limit.settings import LimitSettings
 
 
@@ -40,17 +39,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     gpus = [torch.cuda.mem_get_info(gpu)[1] for gpu in range(torch.cuda.device_count())]
     is_cpu = settings.device == "cpu"
     at_once = settings.servers_at_once(psutil.virtual_memory().total if is_cpu else sum(gpus))
+    results = settings.output / "results.json"
     specs, runs, failed = settings.specs(), list[BenchRun](), dict[str, str]()
     for start in range(0, len(specs), at_once):
-        for name, found in _measure(specs[start : start + at_once], settings, log):
-            if isinstance(found, BenchError):
-                failed[name] = str(found)
-                log(f"{name} failed: {found}")
+        for name, outcome in _measure(specs[start : start + at_once], settings, log):
+            if isinstance(outcome, BenchError):
+                failed[name] = str(outcome)
+                log(f"{name} failed: {outcome}")
             else:
-                runs += found
-            content = report(settings, specs, speeds(runs), failed, log.seconds)
-            write_json(settings.output / RESULTS, content, indent=1)
-    show(console, settings, speeds(runs))
+                runs += outcome
+            found = content(settings, specs, speeds(runs), failed, log.seconds)
+            write_json(results, found, indent=1)
+    console.print(table(speeds(runs)), str(results), sep="\n", highlight=False)
     return 1 if failed else 0
 
 

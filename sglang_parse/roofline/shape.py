@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from sglang_parse.client.records import BenchError
+from sglang_parse.limit.shape import SHAPES
 
 GPUS = {
     "h100": (3.35, 989, 80),
@@ -18,16 +19,7 @@ GPUS = {
     "rtx4090": (1.008, 165, 24),
 }
 """TB/s, TFLOP/s in bf16 without sparsity, GB of memory: the makers' data sheets."""
-QWEN3 = {
-    "0.6b": (28, 1024, 3072, 16),
-    "1.7b": (28, 2048, 6144, 16),
-    "4b": (36, 2560, 9728, 32),
-    "8b": (36, 4096, 12288, 32),
-    "14b": (40, 5120, 17408, 40),
-    "32b": (64, 5120, 25600, 64),
-}
-"""The first numbers of ``Shape``; the others are its defaults."""
-TIED = ("0.6b", "1.7b", "4b")
+QWEN3 = ("0.6b", "1.7b", "4b", "8b", "14b", "32b")
 BF16_BYTES = 2
 NOT_DENSE = ("quantization_config", "num_experts", "num_local_experts", "n_routed_experts")
 
@@ -40,10 +32,10 @@ class Shape:
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    vocab_size: int = 151936
-    tie_word_embeddings: bool = False
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
 
     @classmethod
     def read(cls, name: str) -> Self:
@@ -52,23 +44,21 @@ class Shape:
         Raises:
             BenchError: there is none, or the model is of another kind.
         """
-        if name in QWEN3:
-            return cls(*QWEN3[name], tie_word_embeddings=name in TIED)
-        path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+        path = SHAPES / f"qwen3_{name.replace('.', '_')}" if name in QWEN3 else Path(name)
         try:
-            config = json.loads(path.read_text("utf-8"))
+            config = json.loads(
+                (path / "config.json" if path.is_dir() else path).read_text("utf-8")
+            )
             if other := [key for key in NOT_DENSE if config.get(key)]:
                 raise ValueError(f"{other[0]} is set")
             heads = config["num_attention_heads"]
             return cls(
-                config["num_hidden_layers"],
-                config["hidden_size"],
-                config["intermediate_size"],
-                heads,
-                config.get("num_key_value_heads") or heads,
-                config.get("head_dim") or config["hidden_size"] // heads,
-                config["vocab_size"],
-                bool(config.get("tie_word_embeddings")),
+                *(config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]),
+                num_attention_heads=heads,
+                num_key_value_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+                vocab_size=config["vocab_size"],
+                tie_word_embeddings=bool(config.get("tie_word_embeddings")),
             )
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             fix = f"use {', '.join(QWEN3)}, or the config.json of a dense model in bf16"

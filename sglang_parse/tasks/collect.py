@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoTokenizer
 
-from sglang_parse.client.ask import Asking, ask
+from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError, Item
@@ -32,7 +32,6 @@ from sglang_parse.tasks.settings import GradedSettings
 ACCEPT_ALL = {"threshold": 0.0, "strict": "none", "trace": True}
 PROBE_TOKENS = 16
 """Answer length of the request that asks what the server serves."""
-REQUEST_LIMIT_S = 1800.0
 WAVES = 8
 """Requests between two saves, as a multiple of the concurrency."""
 Parse = Mapping[str, Any]
@@ -100,7 +99,7 @@ class Collector:
             model=self.settings.model_name,
             max_tokens=max_tokens,
             custom_params={"parse": options},
-            limit_s=REQUEST_LIMIT_S,
+            limit_s=LONG_LIMIT_S,
             **asking_more,
         )
         return ask(

@@ -20,7 +20,7 @@ threshold has, because an answer has several drafts."""
 KEPT, RISKS = (90, 95, 99), (SERVED_RISK, 1, RANKED_RISK, 5)
 """Percent of right units that are kept, and of drafts with an accepted error."""
 RESAMPLES = 400
-CHANCE = 0.5
+
 TINY = 1e-9
 """Against rounding of counts that are whole numbers."""
 Scores = Sequence[Sequence[float]]

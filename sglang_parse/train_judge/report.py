@@ -1,180 +1,28 @@
-"""A training in words: judge.json, the terminal, and the sentences that the page shows too."""
+"""A training described once: the terminal, and report.html with its plots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import plotly.graph_objects as go
 from rich.console import Console
-from safetensors.numpy import save_file
 
-from sglang_parse.client.program import write_json
-from sglang_parse.client.tables import make_table
-from sglang_parse.core.certificate import Fingerprint, spread_out
-from sglang_parse.core.judge import FILE, WEIGHTS, sigmoid
-from sglang_parse.core.segment import SegmentRule
-from sglang_parse.train_judge.drafts import TrainingSet
-from sglang_parse.train_judge.figures import (
-    CHANCE,
-    SERVED_RISK,
-    Comparison,
-    Estimate,
-    ReaderFigures,
-    Scores,
-    threshold_at,
-)
-from sglang_parse.train_judge.training import (
-    Trained,
-    likelihood_scores,
-    smallest_logprobs,
-)
+from sglang_parse.client.page import PALETTE, error_bars, render_report
+from sglang_parse.client.sections import Cell, Facts, Grid, Plot, Text, with_interval
+from sglang_parse.client.statistics import CHANCE
+from sglang_parse.client.tables import grid_table
+from sglang_parse.core.certificate import Fingerprint
+from sglang_parse.train_judge.figures import Estimate, ReaderFigures
+from sglang_parse.train_judge.result import COMPLETE, LOGPROB, QUESTION, SMALLEST, JudgeReport
 
-QUESTION, LOGPROB, SMALLEST = "question", "logprob", "smallest_logprob"
 TITLES = {
     QUESTION: "the question",
     LOGPROB: "the likelihood",
     SMALLEST: "the smallest log-probability",
 }
-"""Readers that need no training -> their names for people."""
 HEAD = "the head"
-EVERY_TOKEN = str(SegmentRule("tokens", 1))
-
-
-@dataclass(frozen=True)
-class JudgeReport:
-    """A trained head beside the readers that need no training, on the same drafts.
-
-    Attributes:
-        head: by verdicts out of fold.
-        segment: where drafts are verified when the head serves: at every token if it needs no
-            segments, else as the drafts that trained it.
-        threshold: of verdicts there, at which ``SERVED_RISK`` percent of the drafts have an error
-            accepted.
-        others: by key of judge.json; None without a question, which is asked about first drafts.
-        gains: AUROC of the head minus theirs, paired.
-        curve: (drafts that trained a fold's head, AUROC).
-    """
-
-    data: TrainingSet
-    trained: Trained
-    head: ReaderFigures
-    segment: str | None
-    threshold: float
-    others: dict[str, ReaderFigures | None]
-    gains: dict[str, Estimate]
-    curve: Sequence[tuple[int, Estimate]]
-
-    @classmethod
-    def of(cls, data: TrainingSet, trained: Trained) -> JudgeReport:
-        """Compares a trained head."""
-        drafts, compared = data.drafts, Comparison(data.drafts)
-        scores: dict[str, Scores] = {
-            LOGPROB: [likelihood_scores(draft) for draft in drafts],
-            SMALLEST: [smallest_logprobs(draft) for draft in drafts],
-        }
-        others = {key: compared.figures(one) for key, one in scores.items()}
-        gains = {key: compared.gain(trained.scores, one) for key, one in scores.items()}
-        asked = [place for place, draft in enumerate(drafts) if draft.asked]
-        if asked:
-            first = Comparison([drafts[place] for place in asked])
-            answers = [drafts[place].asked for place in asked]
-            others = {QUESTION: first.figures(answers), **others}
-            same = [trained.scores[place] for place in asked]
-            gains = {QUESTION: first.gain(same, answers), **gains}
-        served, at = drafts, trained.scores
-        if trained.token_scores is not None:
-            served, at = [draft.by_token for draft in drafts], trained.token_scores
-        return cls(
-            data=data,
-            trained=trained,
-            head=compared.figures(trained.scores),
-            segment=EVERY_TOKEN if trained.token_scores is not None else None,
-            threshold=sigmoid(threshold_at(served, at, SERVED_RISK)),
-            others={QUESTION: None, **others},
-            gains=gains,
-            curve=[(count, compared.auroc(one)) for count, one in trained.curve],
-        )
-
-    @property
-    def unit(self) -> str:
-        """What AUROC compares."""
-        if any(len(draft.labeled) > 1 for draft in self.data.drafts):
-            return "prefixes up to the first wrong one of each draft"
-        return "complete drafts"
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Drafts, prompts, and what is right or wrong of the units."""
-        drafts = self.data.drafts
-        right = [draft.right[place] for draft in drafts for place in draft.labeled]
-        return {
-            "num_drafts": len(drafts),
-            "num_prompts": len({draft.prompt for draft in drafts}),
-            "num_wrong_drafts": sum(False in draft.right for draft in drafts),
-            "num_right_units": right.count(True),
-            "num_wrong_units": right.count(False),
-        }
-
-    @property
-    def is_useless(self) -> bool:
-        """Whether the head may know nothing."""
-        return self.head.auroc.low is None or self.head.auroc.low <= CHANCE
-
-    @property
-    def knows_prompts_only(self) -> bool:
-        """Whether the head may tell hard prompts from easy ones instead of wrong drafts from right
-        ones."""
-        within = self.head.auroc_within_prompt
-        return within.low is not None and within.low <= CHANCE
-
-    @property
-    def unbeaten(self) -> list[str]:
-        """Readers that the head may be no better than."""
-        return [key for key, gain in self.gains.items() if gain.low is None or gain.low <= 0]
-
-
-def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]) -> dict[str, Any]:
-    """``judge.json`` as plain data."""
-    data, chosen = report.data, report.trained.candidate
-    lowest = [sigmoid(min(scores)) for scores in report.trained.scores]
-    return {
-        "version": 1,
-        "pooling": chosen.pooling,
-        "layers": list(chosen.layers),
-        "hidden_size": data.hidden_size,
-        "fingerprint": fingerprint.model_dump(),
-        "threshold": report.threshold,
-        "segment": report.segment,
-        "first_verdicts": spread_out(lowest),
-        "unit": report.unit,
-        **report.counts,
-        **asdict(report.head),
-        **{key: one and asdict(one) for key, one in report.others.items()},
-        "auroc_gain": {key: asdict(gain) for key, gain in report.gains.items()},
-        "learning_curve": [
-            {"num_drafts": count, "auroc": asdict(area)} for count, area in report.curve
-        ],
-        "uses_scalars": chosen.uses_scalars,
-        "strength": chosen.strength,
-        "candidates": [{**asdict(one), "rank": list(rank)} for one, rank in report.trained.tried],
-        "conditions": facts,
-    }
-
-
-def write(folder: Path, report: JudgeReport, values: dict[str, Any]) -> None:
-    """Writes judge.json and judge.safetensors."""
-    head = report.trained.head
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        "weights": np.ascontiguousarray(head.weights, np.float32),
-        "scalars": np.ascontiguousarray(head.scalars, np.float32),
-        "bias": np.array([head.bias], np.float32),
-    }
-    save_file(tensors, folder / WEIGHTS)
-    write_json(folder / FILE, values)
+COLOURS = ("blue", "orange", "green", "purple")
 
 
 def summary(report: JudgeReport) -> list[str]:
@@ -213,13 +61,56 @@ def _listed(keys: Sequence[str], report: JudgeReport) -> str:
     )
 
 
-def shown(one: Estimate, percent: bool = False) -> str:
-    """A number with its interval, for people."""
+def show(console: Console, report: JudgeReport) -> None:
+    """Prints the readers side by side and the summary."""
+    title = "verdicts on held-out prompts, 95 % intervals"
+    console.print(grid_table(title, readers_grid(report), (0, 1, 4)))
+    console.print(grid_table("draft tokens kept", kept_grid(report), (0, 1, 2)))
+    for sentence in summary(report):
+        console.print(sentence, highlight=False)
+
+
+def render(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]) -> str:
+    """Returns report.html: one file without references to others."""
+    counts = report.counts
+    origin = (
+        f"{counts['num_drafts']} labeled drafts of {counts['num_prompts']} prompts, "
+        f"{counts['num_wrong_drafts']} of them with an error. Every verdict of the head below is "
+        "from a head that saw no draft of the same prompt. Its pooling, layers and strength were "
+        "chosen by the same verdicts, which flatters it slightly."
+    )
+    more = "If it still rises on the right, more labeled drafts help."
+    kept = [Plot("risk", risk_plot(report)), kept_grid(report)]
+    sections: dict[str, Sequence[Any]] = {
+        "": [*(Text(text, "result") for text in summary(report)), Text(origin, "low")],
+        "Head, question and likelihood on the same drafts": [readers_grid(report)],
+        "Draft tokens kept at a risk": kept,
+        "Learning curve": [Plot("curve", curve_plot(report), more)],
+        "Candidates": [candidates_grid(report)],
+        "Conditions": [Facts(facts | fingerprint.model_dump())],
+    }
+    return render_report("Verdict head", sections)
+
+
+# -- tables and plots ---------------------------------------------------------------------
+
+
+def shown(one: Estimate) -> str:
+    """A number with its interval, in a sentence."""
+    value, interval = _cell(one)
+    return f"{value} ({interval})" if interval else value
+
+
+def _cell(one: Estimate, percent: bool = False) -> tuple[str, str]:
     if one.value is None or one.low is None or one.high is None:
-        return "unknown"
+        return "unknown", ""
     if percent:
-        return f"{100 * one.value:.1f} % ({100 * one.low:.1f} to {100 * one.high:.1f})"
-    return f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f})"
+        return with_interval(100 * one.value, 100 * one.low, 100 * one.high, 1, " %")
+    return with_interval(one.value, one.low, one.high, 3)
+
+
+def _percents(found: Mapping[str, Estimate]) -> list[Cell]:
+    return [_cell(one, percent=True) for one in found.values()]
 
 
 def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
@@ -228,20 +119,82 @@ def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
     return [(HEAD, report.head), *others]
 
 
-def show(console: Console, report: JudgeReport) -> None:
-    """Prints the readers side by side and the summary."""
-    risks = str(SERVED_RISK), "1"
-    kept_at = f"tokens kept\nat {risks[0]} % risk", f"at {risks[1]} %"
-    headings = ("", "AUROC", "wrong refused\nat 95 % kept", *kept_at)
-    table = make_table("verdicts on held-out prompts, 95 % intervals", headings)
-    for name, found in rows(report):
-        kept = [_two_lines(found.kept_at_risk[risk]) for risk in risks]
-        refused = _two_lines(found.refused_at_kept["95"])
-        table.add_row(name, shown(found.auroc).replace(" (", "\n("), refused, *kept)
-    console.print(table)
-    for sentence in summary(report):
-        console.print(sentence, highlight=False)
+def readers_grid(report: JudgeReport) -> Grid:
+    cells = [
+        [name, _cell(one.auroc), _cell(one.auroc_within_prompt), *_percents(one.refused_at_kept)]
+        for name, one in rows(report)
+    ]
+    refused = (f"wrong refused at {percent} % kept" for percent in report.head.refused_at_kept)
+    note = (
+        f"Over {report.unit}. AUROC: 1 is perfect, 0.5 a coin toss; over all, and over those of "
+        "one prompt. Refused: of the wrong ones, where so many of the right ones are kept."
+    )
+    return Grid(("", "AUROC", "within a prompt", *refused), cells, note)
 
 
-def _two_lines(one: Estimate) -> str:
-    return shown(one, percent=True).replace(" (", "\n(")
+def kept_grid(report: JudgeReport) -> Grid:
+    error = "a wrong answer" if report.unit == COMPLETE else "an error"
+    note = (
+        f"By first-reject, at the threshold at which so many percent of all drafts have {error} "
+        "accepted. sglang-parse calibrate certifies a threshold; these figures choose it in "
+        "hindsight."
+    )
+    headings = ("", *(f"at {percent} % risk" for percent in report.head.kept_at_risk))
+    return Grid(headings, [[n, *_percents(one.kept_at_risk)] for n, one in rows(report)], note)
+
+
+def candidates_grid(report: JudgeReport) -> Grid:
+    cells = [
+        [
+            *(one.pooling, ", ".join(map(str, one.layers)) or "none"),
+            *("yes" if one.uses_scalars else "no", f"{one.strength}"),
+            *(f"{rank[0]:.0%}", f"{rank[1]:.3f}"),
+        ]
+        for one, rank in report.trained.tried
+    ]
+    columns = ("pooling", "layers", "log-probability and entropy", "strength C")
+    note = "Out of fold; the first one was trained on all drafts and written."
+    return Grid((*columns, "tokens kept at 2 %", "AUROC"), cells, note)
+
+
+def _bar(one: Estimate, factor: float = 1.0) -> tuple[float, float, float]:
+    """Low, value, high."""
+    return tuple(factor * (part or 0.0) for part in (one.low, one.value, one.high))  # type: ignore[return-value]
+
+
+def risk_plot(report: JudgeReport) -> go.Figure:
+    """Tokens kept over the accepted risk, a line per reader."""
+    plot = go.Figure()
+    for colour, (name, found) in zip(COLOURS, rows(report), strict=False):
+        bars = [_bar(one, 100) for one in found.kept_at_risk.values()]
+        plot.add_scatter(
+            name=name,
+            x=[float(risk) for risk in found.kept_at_risk],
+            y=[middle for _, middle, _ in bars],
+            error_y=error_bars(bars),
+            mode="lines+markers",
+            marker={"color": PALETTE[colour], "size": 9},
+            hovertemplate="%{y:.1f} % at %{x} %<extra>%{fullData.name}</extra>",
+        )
+    plot.update_xaxes(title="drafts with an accepted error, %", rangemode="tozero")
+    plot.update_yaxes(title="draft tokens kept, %", rangemode="tozero")
+    return plot
+
+
+def curve_plot(report: JudgeReport) -> go.Figure:
+    """The head's AUROC over the number of drafts that trained it."""
+    bars = [_bar(one) for _, one in report.curve]
+    plot = go.Figure()
+    plot.add_scatter(
+        name=HEAD,
+        x=[count for count, _ in report.curve],
+        y=[middle for _, middle, _ in bars],
+        error_y=error_bars(bars),
+        mode="lines+markers",
+        marker={"color": PALETTE["blue"], "size": 9},
+        hovertemplate="%{x} drafts: %{y:.3f}<extra></extra>",
+    )
+    plot.add_hline(y=CHANCE, line={"color": PALETTE["grey"], "dash": "dash"})
+    plot.update_xaxes(title="labeled drafts that trained it", type="log")
+    plot.update_yaxes(title="AUROC on other prompts")
+    return plot

@@ -38,8 +38,8 @@ from sglang_parse.train_judge.gather import (
     gather_later,
 )
 from sglang_parse.train_judge.labels import label_by_target, labeled
-from sglang_parse.train_judge.page import render
-from sglang_parse.train_judge.report import JudgeReport, content, show, write
+from sglang_parse.train_judge.report import render, show
+from sglang_parse.train_judge.result import JudgeReport, content, write
 from sglang_parse.train_judge.settings import TrainJudgeSettings
 from sglang_parse.train_judge.training import num_steps, train
 

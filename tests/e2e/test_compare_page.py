@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.calibrate.page import render as render_calibration
+from sglang_parse.calibrate.report import render as render_calibration
 from sglang_parse.compare.page import render
 from support import calibration
 from support.comparison import FACTS, six_servers

@@ -16,14 +16,10 @@ from rich.console import Console
 from scipy import stats
 
 from sglang_parse.calibrate.certify import (
-    Proportion,
-    Separation,
     errors_allowed,
     fewest_requests,
     learn_then_test,
     make_grid,
-    paired_difference,
-    upper_bound,
 )
 from sglang_parse.calibrate.figures import (
     accepted_len,
@@ -34,9 +30,14 @@ from sglang_parse.calibrate.figures import (
     reliability,
     separation,
 )
-from sglang_parse.calibrate.page import render
-from sglang_parse.calibrate.report import show, summary
+from sglang_parse.calibrate.report import render, show, summary
 from sglang_parse.client.records import BenchError
+from sglang_parse.client.statistics import (
+    Proportion,
+    Separation,
+    paired_difference,
+    upper_bound,
+)
 from sglang_parse.core.certificate import ANSWER, TOKEN
 from sglang_parse.core.selection import SELECTIONS
 from sglang_parse.tasks.collect import GradedDraft

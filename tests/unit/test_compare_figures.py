@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 from goals import Goal, goals_of
 
-from sglang_parse.client.figures import speedups
+from sglang_parse.client.figures import costs_of, limit_of, speedups
 from sglang_parse.client.records import BenchError, BenchRun, Variant
-from sglang_parse.compare.figures import Measured, accept_length, make_comparison, run_limit
+from sglang_parse.client.statistics import paired_test
+from sglang_parse.compare.figures import Measured, accept_length, make_comparison
 from sglang_parse.compare.page import render
-from sglang_parse.compare.quality import paired_test
-from sglang_parse.compare.report import results
-from sglang_parse.compare.show import demo_summary
+from sglang_parse.compare.report import demo_summary, results
 from support.comparison import (
     ACCEPTED,
     FACTS,
@@ -122,9 +121,9 @@ def test_a_demo_that_beats_its_draft_says_why():
 
 def test_limit_of_one_run_by_hand():
     """10 ms per token of the plain target; PARSE drafts for 1.875 and verifies for 0.625."""
-    assert run_limit(traced(Variant("parse")), 10.0) == pytest.approx(
-        1 / (0.1875 + 0.0625 + 1 - 0.6)
-    )
+    costs = costs_of(traced(Variant("parse")), 10.0)
+    assert costs == pytest.approx((0.1875, 0.0625, 0.6))
+    assert limit_of(*costs) == pytest.approx(1 / (0.1875 + 0.0625 + 1 - 0.6))
     speeds = make_comparison(six_measured(1), SERVERS, "plain")
     r, v = 150 / 80 / 12.5, 50 / 80 / 12.5  # 80 tokens per second
     found = speeds.find(Variant("parse")).time.limit

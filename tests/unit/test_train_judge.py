@@ -27,7 +27,8 @@ from sglang_parse.train_judge.drafts import (
 from sglang_parse.train_judge.figures import Comparison, threshold_at
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
 from sglang_parse.train_judge.labels import ending, label, label_by_target, prompt_numbers
-from sglang_parse.train_judge.report import JudgeReport, summary
+from sglang_parse.train_judge.report import summary
+from sglang_parse.train_judge.result import JudgeReport
 from sglang_parse.train_judge.settings import TrainJudgeSettings
 from sglang_parse.train_judge.training import (
     likelihood_scores,
