@@ -116,9 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.name, help=command.help, description=command.description
         )
         flags = _module(f"{command.package}.settings")
-        flags.add_arguments(subparser)
-        presets = getattr(flags, "PRESETS", {})
-        subparser.set_defaults(chosen=command, **presets.get(command.name, {}))
+        flags.add_arguments(subparser, **getattr(flags, "PRESETS", {}).get(command.name, {}))
+        subparser.set_defaults(chosen=command)
     arguments, others = parser.parse_known_args(argv)
     if others and not arguments.chosen.takes_server_flags:
         parser.error(f"unrecognized arguments: {' '.join(others)}")

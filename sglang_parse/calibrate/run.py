@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from dataclasses import replace
 
 from rich.console import Console
@@ -12,12 +11,10 @@ from sglang_parse.calibrate import figures as f
 from sglang_parse.calibrate.certify import errors_allowed, fewest_requests, make_grid
 from sglang_parse.calibrate.report import content, render, show
 from sglang_parse.calibrate.settings import CalibrateSettings
-from sglang_parse.client import conditions
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import Assignment, BenchError
-from sglang_parse.client.targets import command_of
 from sglang_parse.core.certificate import ANSWER, TOKEN, Certificate, Loss, spread_out
-from sglang_parse.tasks.assignment import make_assignment
+from sglang_parse.tasks.assignment import data_set, make_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 
 NO_SEPARATION = 3
@@ -35,13 +32,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     log(_requirement(settings))
     with open_collector(settings, task, console, log) as collector:
         figures, certificate = calibrate(settings, loss, collector)
-    facts = {
-        **conditions.of_now(("scipy",)),
-        "minutes": round(log.seconds / 60, 1),
-        "server": settings.remote.url if settings.remote else command_of(*settings.server_specs()),
-        "max_tokens": task.max_tokens,
-        **{name: getattr(settings, name) for name in ("pilot", "served", "concurrency")},
-    }
+    facts = settings.conditions("scipy", log.seconds, ("pilot", "served", "concurrency"))
+    facts["max_tokens"] = task.max_tokens
     file, page = settings.output / "calibration.json", settings.output / "report.html"
     write_json(file, content(figures, certificate, facts))
     page.write_text(render(figures, certificate, facts), encoding="utf-8")
@@ -129,15 +121,9 @@ def calibrate(
         loss=loss,
         requests=len(drafts),
         errors=certified.error_rate.count if certified else None,
-        data_set=_data_set(collector.task, total),
+        data_set=data_set(collector.task, total),
         sampling="greedy",
         fingerprint=server,
         first_verdicts=spread_out([min(draft.verdicts) for draft in drafts if draft.verdicts]),
     )
     return figures, certificate
-
-
-def _data_set(task: Assignment, count: int) -> str:
-    """Names a task's first problems, with a digest of their texts."""
-    texts = "\n".join(item.text for item in task.items[:count])
-    return f"{task.title} ({count} problems, {hashlib.sha256(texts.encode()).hexdigest()[:16]})"

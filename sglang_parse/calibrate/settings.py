@@ -33,13 +33,9 @@ class CalibrateSettings(GradedSettings):
         "question, likelihood, or a verdict head's folder; with these two no question is asked "
         "(default: the demo pair's head for its target, else question)",
     )
-    alpha: float = _guarantee(0.01, "bound of the error rate (default %(default)s)", type=_level)
-    delta: float = _guarantee(
-        0.05, "probability that the bound does not hold (default %(default)s)", type=_level
-    )
-    requests: int = _guarantee(
-        2000, "size of the calibration set (default %(default)s)", type=at_least(1)
-    )
+    alpha: float = _guarantee(0.01, "bound of the error rate", type=_level)
+    delta: float = _guarantee(0.05, "probability that the bound does not hold", type=_level)
+    requests: int = _guarantee(2000, "size of the calibration set", type=at_least(1))
     pilot: int = _guarantee(200, "requests that place the thresholds", type=at_least(1))
     served: int = _guarantee(300, "further requests, answered whole; 0: none", type=at_least(0))
     grid: int = _guarantee(40, "number of thresholds to test", type=at_least(2))

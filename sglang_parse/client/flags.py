@@ -11,7 +11,7 @@ from typing import Any, Self
 
 def option(
     default: Any,
-    text: str | None = None,
+    text: str = "",
     *,
     read: Callable[[Any], Any] | None = None,
     group: str = "",
@@ -21,14 +21,14 @@ def option(
 
     Args:
         default: a value, or a function that returns it.
-        text: the help.
+        text: the help; it ends with the default unless it speaks of one.
         read: converts argparse's value; unlike argparse's ``type`` it may raise ``BenchError``.
         group: of flags in the help.
         words: arguments of ``add_argument``; ``name`` replaces the flag, without dashes for a
             positional argument.
     """
     make = default if callable(default) else lambda: default
-    metadata = {"make": make, "read": read, "group": group, "words": {"help": text, **words}}
+    metadata = {"make": make, "read": read, "group": group, "text": text, "words": words}
     return field(default_factory=make, metadata=metadata)
 
 
@@ -36,31 +36,36 @@ class Flags:
     """Base of the dataclasses."""
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds the flags in the order of the fields."""
+    def add_arguments(cls, parser: argparse.ArgumentParser, **defaults: Any) -> None:
+        """Adds the flags in the order of the fields; some with other defaults."""
         groups: dict[str, argparse._ActionsContainer] = {"": parser}
         for setting in fields(cls):  # type: ignore[arg-type]
             group, words = setting.metadata["group"], dict(setting.metadata["words"])
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
             name = words.pop("name", f"--{setting.name}".replace("_", "-"))
-            default = setting.metadata["make"]()
+            default = defaults.get(setting.name, setting.metadata["make"]())
+            text = setting.metadata["text"]
+            if default and "action" not in words and "default" not in text:
+                text = f"{text} (default {_shown(default)})".strip()
             if name.startswith("-"):  # a positional argument is its field by its name
                 words["dest"] = setting.name
-            groups[group].add_argument(name, default=default, **words)
+            groups[group].add_argument(name, default=default, help=text, **words)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:
-        """Reads a parsed command line.
-
-        Raises:
-            BenchError: settings that do not fit together.
-        """
+        """Reads a parsed command line. Raises: BenchError, when settings do not fit together."""
         values = {}
         for setting in fields(cls):  # type: ignore[arg-type]
             value, read = getattr(arguments, setting.name), setting.metadata["read"]
             values[setting.name] = value if read is None else read(value)
         return cls(**values)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def split_names(text: str) -> tuple[str, ...]:

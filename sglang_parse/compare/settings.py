@@ -12,12 +12,7 @@ from typing import Any
 import psutil
 
 from sglang_parse.client.demo_pair import judge_of, short_path
-from sglang_parse.client.flags import (
-    at_least,
-    fraction,
-    numbers,
-    split_names,
-)
+from sglang_parse.client.flags import at_least, fraction, numbers, split_names
 from sglang_parse.client.records import (
     DRAFT,
     OTHER_JUDGES,
@@ -118,8 +113,7 @@ class CompareSettings(TaskSettings):
     )
     max_alive: int = model(
         lambda: max(1, int(psutil.virtual_memory().available / DEMO_SERVER_BYTES)),
-        "servers in memory at a time; 1 where one fills a GPU (default: as many of the demo pair's "
-        "as fit, %(default)s)",
+        "servers in memory at a time; 1 where one fills a GPU; as many of the demo pair's fit",
         type=at_least(1),
     )
     fresh: bool = model(False, "start the servers anew for every run", action="store_true")
@@ -141,16 +135,12 @@ class CompareSettings(TaskSettings):
         type=numbers(fraction),
     )
     runs: int = load(3, "medians are reported", type=at_least(1))
-    requests: int = load(8, "per run, one at a time (default %(default)s)", type=at_least(1))
+    requests: int = load(8, "per run, one at a time", type=at_least(1))
     waves: int = load(3, "requests per run for each of several at a time", type=at_least(1))
     warmup: int = load(8, "requests before the first run of a server", type=at_least(1))
     traced: int = load(4, "requests per run for stage times", type=at_least(0))
-    output: Path = load(Path("build/compare"), "folder (default %(default)s)", type=Path)
-    problems: int = task(
-        200,
-        "graded per server; 0 grades the timed answers (default %(default)s)",
-        type=at_least(0),
-    )
+    output: Path = load(Path("build/compare"), "folder", type=Path)
+    problems: int = task(200, "graded per server; 0 grades the timed answers", type=at_least(0))
     sweep_problems: int = task(50, "per threshold", type=at_least(1))
     noise: bool = task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
 

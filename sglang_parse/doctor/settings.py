@@ -21,15 +21,11 @@ class DoctorSettings(Flags):
         type=Path,
         metavar="FILE",
     )
-    requests: int = option(
-        6, "prompts sent, with PARSE and without (default %(default)s)", type=at_least(1)
-    )
-    max_tokens: int = option(
-        200, "longest answer, in tokens (default %(default)s)", type=at_least(8)
-    )
+    requests: int = option(6, "prompts sent, with PARSE and without", type=at_least(1))
+    max_tokens: int = option(200, "longest answer, in tokens", type=at_least(8))
     budget: int = option(
         50,
-        "seconds for a running server; then it says what it has (default %(default)s)",
+        "seconds for a running server; then it says what it has",
         type=at_least(1),
         metavar="SECONDS",
     )

@@ -37,18 +37,14 @@ class ExplainSettings(Flags):
         type=Path,
         metavar="FILE",
     )
-    requests: int = option(3, "prompts sent at most (default %(default)s)", type=at_least(1))
-    max_tokens: int = option(
-        256, "longest answer, in tokens (default %(default)s)", type=at_least(1)
-    )
+    requests: int = option(3, "prompts sent at most", type=at_least(1))
+    max_tokens: int = option(256, "longest answer, in tokens", type=at_least(1))
     threshold: float | None = option(None, "for these requests (default: the server's)", type=float)
     tokenizer: str = option(
         "", "folder of the target's tokenizer, for files without --url", metavar="PATH"
     )
     output: Path = option(
-        Path("build/explain"),
-        "folder of explain.html and answers.json (default %(default)s)",
-        type=Path,
+        Path("build/explain"), "folder of explain.html and answers.json", type=Path
     )
 
     def __post_init__(self) -> None:

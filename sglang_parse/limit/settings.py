@@ -53,18 +53,14 @@ class LimitSettings(Flags):
         output_len: tokens after the first one, which belongs to the prefill.
     """
 
-    target: Shape = option(
-        "qwen3_32b",
-        f"{_NAMES}, or a folder (default %(default)s)",
-        read=Shape.read,
-    )
-    draft: Shape = option("qwen3_0_6b", "likewise (default %(default)s)", read=Shape.read)
-    device: str = option("cuda", "default %(default)s", choices=sorted(BACKENDS))
+    target: Shape = option("qwen3_32b", f"{_NAMES}, or a folder", read=Shape.read)
+    draft: Shape = option("qwen3_0_6b", "likewise", read=Shape.read)
+    device: str = option("cuda", choices=sorted(BACKENDS))
     attention_backend: str = option(None, f"default: {BACKENDS}")
     dtype: str = option(None, f"default: {DTYPES}", choices=sorted(ITEM_BYTES))
     concurrencies: tuple[int, ...] = option(
         (1, 8, 16),
-        "requests at a time (default 1,8,16)",
+        "requests at a time",
         name="--concurrency",
         metavar="CONCURRENCY",
         type=numbers(at_least(1)),
@@ -74,14 +70,12 @@ class LimitSettings(Flags):
         "parse-head@every:32,parse@0",
         f"of {','.join(KINDS)}; with @VALUE acceptance is simulated: an accept length of the stock "
         "servers; a fraction of every draft or every:N, a refusal every N tokens, of those with "
-        "PARSE, whose judge is the likelihood or a verdict head (default %(default)s)",
+        "PARSE, whose judge is the likelihood or a verdict head",
         metavar="SERVER,...",
         read=split_names,
     )
-    input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
-    output_len: int = option(
-        256, "tokens after the first one (default %(default)s)", type=at_least(1)
-    )
+    input_len: int = option(128, "tokens", type=at_least(1))
+    output_len: int = option(256, "tokens after the first one", type=at_least(1))
     draft_len: int = option(
         None, "--parse-draft-tokens (default: PARSE's; it adapts to refusals)", type=at_least(1)
     )
@@ -97,11 +91,9 @@ class LimitSettings(Flags):
         "and decode steps run in the same iterations",
         action="store_true",
     )
-    runs: int = option(3, "medians are reported (default %(default)s)", type=at_least(1))
+    runs: int = option(3, "medians are reported", type=at_least(1))
     drafting: str = option(
-        "auto",
-        "--parse-drafting of the timed servers (default %(default)s)",
-        choices=("auto", "always"),
+        "auto", "--parse-drafting of the timed servers", choices=("auto", "always")
     )
     flags: tuple[str, ...] = option("", "more flags of SGLang, for every server", read=split_words)
     parse_flags: tuple[str, ...] = option("", "more, for servers with PARSE", read=split_words)

@@ -14,34 +14,31 @@ class RooflineSettings(Flags):
     """The command's settings; the texts are their help."""
 
     target: Shape = option(
-        "14b",
-        f"{', '.join(QWEN3)} (Qwen3), or a model's config.json (default %(default)s)",
-        read=Shape.read,
+        "14b", f"{', '.join(QWEN3)} (Qwen3), or a model's config.json", read=Shape.read
     )
-    draft: Shape = option("0.6b", "likewise (default %(default)s)", read=Shape.read)
-    gpu: str = option("h100", "default %(default)s", choices=[*GPUS])
+    draft: Shape = option("0.6b", "likewise", read=Shape.read)
+    gpu: str = option("h100", choices=[*GPUS])
     concurrencies: tuple[int, ...] = option(
         (1, 8, 16),
-        "requests at a time, which start together (default 1,8,16)",
+        "requests at a time, which start together",
         name="--concurrency",
         metavar="CONCURRENCY",
         type=numbers(at_least(1)),
     )
     acceptances: tuple[float, ...] = option(
         (0.92, 0.97, 0.99, 1.0),
-        "chances that the target accepts a draft token (default 0.92,0.97,0.99,1)",
+        "chances that the target accepts a draft token",
         name="--acceptance",
         metavar="ACCEPTANCE",
         type=numbers(fraction),
     )
     block_acceptance: float = option(
         0.85,
-        "chance that a token which a parallel draft model proposes is its own (default "
-        "%(default)s, the demo draft's)",
+        "chance that a token which a parallel draft model proposes is its own; the demo draft's",
         type=fraction,
     )
-    input_len: int = option(128, "tokens (default %(default)s)", type=at_least(1))
-    output_len: int = option(257, "tokens (default %(default)s)", type=at_least(8))
+    input_len: int = option(128, "tokens", type=at_least(1))
+    output_len: int = option(257, "tokens", type=at_least(8))
 
     def __post_init__(self) -> None:
         if not (self.concurrencies and self.acceptances):

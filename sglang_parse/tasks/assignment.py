@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from types import ModuleType
 
@@ -57,6 +58,13 @@ def prompts_assignment(file: Path | None, count: int, max_tokens: int | None) ->
         title, items = _demo_items(load_problems(), count, is_training=True)
         limit = MAX_TOKENS
     return Assignment(title, items, lambda *_: 0.0, max_tokens or limit)
+
+
+def data_set(task: Assignment, count: int | None = None) -> str:
+    """Names a task, or its first problems, with a digest of their texts."""
+    texts = [item.text for item in task.items[:count]]
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    return f"{task.title} ({len(texts)} problems, {digest})"
 
 
 def _demo_items(module: ModuleType, count: int, is_training: bool) -> tuple[str, list[Item]]:

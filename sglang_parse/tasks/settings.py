@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from sglang_parse.client.conditions import of_now
 from sglang_parse.client.demo_pair import short_path
 from sglang_parse.client.flags import Flags, at_least, option, split_words
 from sglang_parse.client.records import PARSE, BenchError
 from sglang_parse.client.servers import COMMON_FLAGS, MODEL_NAME, Remote, ServerSpec
-from sglang_parse.client.targets import Models, parse_settings, server_specs
+from sglang_parse.client.targets import Models, command_of, parse_settings, server_specs
 from sglang_parse.core.config import ParseConfig
 
 model = partial(option, group="models and servers")
@@ -31,7 +33,7 @@ class TaskSettings(Flags):
     draft: str = model(partial(short_path, "draft"), "path or name")
     question: str = model(partial(short_path, "question.json"), "'' for the built-in one")
     tokenizer: str = model(None, "for token counts and texts (default: the target's)")
-    model_name: str = model(MODEL_NAME, "as it is served (default %(default)s)")
+    model_name: str = model(MODEL_NAME, "as it is served")
     flags: tuple[str, ...] = model(
         shlex.join((*COMMON_FLAGS, "--enable-metrics")),
         "of SGLang, for every server",
@@ -64,7 +66,7 @@ class GradedSettings(TaskSettings):
     """One server with PARSE, and the output folder."""
 
     remote: Remote | None = model("", "a running server", name="--url", read=_remote)
-    concurrency: int = load(16, "requests at a time (default %(default)s)", type=at_least(1))
+    concurrency: int = load(16, "requests at a time", type=at_least(1))
     output: Path = load(Path("build/calibrate"), "folder of results, page and logs", type=Path)
 
     @classmethod
@@ -79,6 +81,15 @@ class GradedSettings(TaskSettings):
         if not (settings.tokenizer or model):
             raise BenchError("the server does not report its model; fix: give --tokenizer")
         return replace(settings, tokenizer=settings.tokenizer or model)
+
+    def conditions(self, package: str, seconds: float, names: Sequence[str]) -> dict[str, Any]:
+        """Of a measurement: of this machine and the server, and some settings."""
+        return {
+            **of_now((package,)),
+            "minutes": round(seconds / 60, 1),
+            "server": self.remote.url if self.remote else command_of(*self.server_specs()),
+            **{name: getattr(self, name) for name in names},
+        }
 
     def server_specs(self) -> list[ServerSpec]:
         """The server to start; none where ``--url`` names one. Raises: BenchError, as ``read``."""

@@ -17,17 +17,16 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from sglang_parse.client import conditions
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT
 from sglang_parse.client.tables import add_bar, make_progress
-from sglang_parse.client.targets import command_of, parse_settings
+from sglang_parse.client.targets import parse_settings
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
 from sglang_parse.core.judge import FILE
 from sglang_parse.core.segment import Segmenter, SegmentRule
-from sglang_parse.tasks.assignment import make_assignment, prompts_assignment
+from sglang_parse.tasks.assignment import data_set, make_assignment, prompts_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 from sglang_parse.train_judge.data import data_assignment
 from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
@@ -62,16 +61,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     except NothingToLearnError as error:
         console.print(f"There is no head: {error}.", highlight=False)
         return 0
-    facts = {
-        **conditions.of_now(("scikit-learn",)),
-        "minutes": round(log.seconds / 60, 1),
-        "server": settings.remote.url if settings.remote else command_of(*settings.server_specs()),
-        "data_set": data_set(task),
-        **{
-            name: getattr(settings, name)
-            for name in ("labels", "drafts", "max_rows", "concurrency")
-        },
-    }
+    facts = settings.conditions("scikit-learn", log.seconds, SHOWN)
+    facts["data_set"] = data_set(task)
     values = content(report, fingerprint, facts)
     write(settings.output, report, values)
     page = settings.output / "report.html"
@@ -216,10 +207,3 @@ def train_head(
         bar = add_bar(progress, "train", num_steps(data))
         trained = train(data, settings.max_rows, lambda: progress.advance(bar))
     return JudgeReport.of(data, trained)
-
-
-def data_set(task: Assignment) -> str:
-    """Names a task, with a digest of its prompts."""
-    texts = "\n".join(item.text for item in task.items)
-    digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
-    return f"{task.title} ({len(task.items)} prompts, {digest})"

@@ -36,18 +36,16 @@ class TrainJudgeSettings(GradedSettings):
         "grader",
         "grader: what the grader, or --data, says about prefixes; answers: what it says about "
         "complete drafts only; target: no grader, a prefix is right if the target's own answer "
-        "ends as it does after this prefix (default %(default)s)",
+        "ends as it does after this prefix",
         choices=get_args(Labels),
     )
     requests: int = _labels(
-        1000,
-        "problems, one first draft each; not with --data (default %(default)s)",
-        type=at_least(1),
+        1000, "problems, one first draft each; not with --data", type=at_least(1)
     )
     drafts: Drafts = _labels(
         "all",
         "all: the head is served, and the drafts that follow the first ones in whole answers train "
-        "it again, too; first: first drafts alone (default %(default)s)",
+        "it again, too; first: first drafts alone",
         choices=get_args(Drafts),
     )
     samples: int = _labels(
@@ -59,11 +57,7 @@ class TrainJudgeSettings(GradedSettings):
         "three quarters, and the last but one)",
         type=numbers(at_least(0)),
     )
-    max_rows: int = _head(
-        32,
-        "most tokens of a draft to train on; bounds memory (default %(default)s)",
-        type=at_least(1),
-    )
+    max_rows: int = _head(32, "most tokens of a draft to train on; bounds memory", type=at_least(1))
 
     @classmethod
     def read(cls, arguments: Namespace) -> Self:

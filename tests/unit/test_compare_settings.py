@@ -22,8 +22,7 @@ pytestmark = pytest.mark.unit
 
 def settings(*words: str, preset: str = "compare") -> CompareSettings:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    parser.set_defaults(**PRESETS.get(preset, {}))
+    add_arguments(parser, **PRESETS.get(preset, {}))
     return CompareSettings.read(parser.parse_args(words))
 
 
