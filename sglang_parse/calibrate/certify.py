@@ -47,9 +47,6 @@ def learn_then_test(
     Args:
         errors: requests with an accepted error, per threshold, strictest first. The thresholds
             were fixed before the errors were counted.
-        requests: size of the calibration set.
-        alpha: bound of the error rate.
-        delta: probability that the bound does not hold.
 
     Returns:
         Per threshold, the p-value of "the error rate is above alpha", and whether it and all

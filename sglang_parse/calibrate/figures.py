@@ -1,14 +1,10 @@
 """First drafts and graded answers to figures. Pure.
 
 A request counts once, by its first draft: the prefixes of a draft are nested, and later rounds
-depend on the threshold. There are two losses:
+depend on the threshold. There are two losses, which can only fall as the threshold rises:
 
     token    the first wrong token of the draft is accepted
-    answer   a finished draft is accepted whole and its answer is wrong (for graders that cannot
-             locate an error)
-
-Each can only fall as the threshold rises. Intervals are exact (Clopper and Pearson), 95 % and
-two-sided, unless stated otherwise.
+    answer   a finished draft is accepted whole and its answer is wrong
 """
 
 from __future__ import annotations
@@ -121,35 +117,27 @@ class Calibration:
 
 
 def loosest_certified(rows: Sequence[AtThreshold]) -> AtThreshold | None:
-    """Returns the certified threshold of a selection; the rows are strictest first."""
+    """The certified threshold of a selection; the rows are strictest first."""
     return next((row for row in reversed(rows) if row.certified), None)
 
 
 def error_len(draft: GradedDraft, loss: Loss) -> float:
-    """Returns the number of accepted tokens from which a loss occurs; infinite without an error."""
+    """Number of accepted tokens from which a loss occurs; infinite without an error."""
     if loss == TOKEN:
         return math.inf if draft.first_wrong is None else draft.prefix_ends[draft.first_wrong]
     return draft.prefix_ends[-1] if draft.is_answer_right is False else math.inf
 
 
 def accepted_len(draft: GradedDraft, selection: str, threshold: float) -> int:
-    """Returns the number of accepted draft tokens."""
-    found = select(
-        *(draft.verdicts, draft.prefix_ends, threshold, selection), is_finished=draft.finished
-    )
-    return found.accepted_len
+    """Number of accepted draft tokens."""
+    verdicts, ends = draft.verdicts, draft.prefix_ends
+    return select(verdicts, ends, threshold, selection, is_finished=draft.finished).accepted_len
 
 
 def make_selections(
     drafts: Sequence[GradedDraft], grid: Sequence[float], loss: Loss, levels: tuple[float, float]
 ) -> dict[str, tuple[AtThreshold, ...]]:
-    """Tests every selection at every threshold.
-
-    Args:
-        drafts: the calibration set's.
-        grid: thresholds, strictest first.
-        levels: alpha and delta.
-    """
+    """Tests every selection at every threshold of the grid; ``levels``: alpha and delta."""
     limits = np.array([error_len(draft, loss) for draft in drafts])
     ends = np.array([draft.prefix_ends[-1] for draft in drafts])
     bad = np.array([draft.is_answer_right is False for draft in drafts])

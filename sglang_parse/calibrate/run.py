@@ -22,11 +22,7 @@ NO_SEPARATION = 3
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Calibrates; writes calibration.json and report.html, prints tables.
-
-    Raises:
-        BenchError: a server or a request failed.
-    """
+    """Calibrates; writes calibration.json and report.html, prints tables."""
     settings, log = CalibrateSettings.read(arguments), ProgressLog(console)
     loss, task = with_loss(_load_task(settings), settings.loss)
     log(_requirement(settings))
@@ -46,7 +42,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _load_task(settings: CalibrateSettings) -> Assignment:
-    """Loads as many different problems as the three sets need. Raises: BenchError."""
+    """Loads as many different problems as the three sets need."""
     total = settings.total
     task = make_assignment(settings.task_file, settings.grader, total, settings.max_tokens)
     if len(task.items) < total:
@@ -58,11 +54,7 @@ def _load_task(settings: CalibrateSettings) -> Assignment:
 
 
 def with_loss(task: Assignment, wanted: Loss | None) -> tuple[Loss, Assignment]:
-    """Chooses the loss; the task is returned without a locator where the loss needs none.
-
-    Raises:
-        BenchError: the loss needs a locator and the task has none.
-    """
+    """Chooses the loss; the task is returned without a locator where the loss needs none."""
     loss: Loss = wanted or (TOKEN if task.locate else ANSWER)
     if loss == TOKEN and task.locate is None:
         raise BenchError(f"--loss is {loss!r}, but {task.title} cannot say where a text goes wrong")

@@ -39,9 +39,6 @@ class Asking:
     """Parameters that all requests of a run share.
 
     Attributes:
-        model: the served model's name.
-        temperature: 0 is greedy.
-        custom_params: of SGLang's requests; empty for none.
         limit_s: a request that takes longer has failed.
         wants_tokens: whether answers come with token ids.
         options_of: index of an item -> more keys of its request's ``custom_params["parse"]``.
@@ -56,7 +53,6 @@ class Asking:
     options_of: Callable[[int], Mapping[str, Any]] | None = None
 
     def extra_body(self, index: int) -> dict[str, Any]:
-        """Request fields beyond the OpenAI API."""
         params = dict(self.custom_params or {})
         if self.options_of:
             params["parse"] = {**params.get("parse", {}), **self.options_of(index)}
@@ -76,15 +72,12 @@ def ask(
     asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
 ) -> BenchRun:
-    """Sends ``items[i] for i in indices``, ``concurrency`` at a time; scores are not filled in.
+    """Sends ``items[i] for i in indices``; scores are not filled in.
 
     Args:
-        server: a server that is awake.
+        server: awake; with PARSE, it is an error where it serves an answer without.
         variant: default: the server without any options.
         on_answer: called after each answer, from any thread.
-
-    Raises:
-        BenchError: a request failed, or a PARSE server did not use PARSE.
     """
     # A client per run: servers close connections while they are suspended. Failures are reported.
     url = f"{server.url}/v1"
@@ -130,14 +123,7 @@ def trace_answers(
     max_tokens: int = MAX_TOKENS,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Traced]:
-    """Answers ``items`` with traces, one at a time.
-
-    Args:
-        options: keys of ``custom_params["parse"]`` beside the trace.
-
-    Raises:
-        BenchError: a request failed.
-    """
+    """Answers ``items`` with traces, one at a time, and with more options."""
     asking = Asking(
         model=model,
         max_tokens=max_tokens,
@@ -175,29 +161,13 @@ def run_together(
 
 
 def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking: Asking) -> Answer:
-    started = time.perf_counter()
-    response = _complete(client, server, item, asking, asking.extra_body(index))
-    wall_ms = (time.perf_counter() - started) * 1e3
-    (choice,), extra = response.choices, response.choices[0].model_extra or {}
-    return Answer(
-        problem=index,
-        text=choice.message.content or "",
-        output_tokens=response.usage.completion_tokens,
-        wall_ms=wall_ms,
-        meta=extra.get("meta_info", {}),
-        token_ids=tuple(extra.get("response_token_ids", ())),
-    )
-
-
-def _complete(
-    client: openai.OpenAI, server: Endpoint, item: Item, asking: Asking, extra: dict[str, Any]
-) -> Any:
-    title = title_of(server.name)
+    title, extra = title_of(server.name), asking.extra_body(index)
     messages: Any = list(item.messages) or [{"role": "user", "content": item.text}]
     if messages[-1]["role"] == "assistant":
-        extra = {**extra, "continue_final_message": True}
+        extra["continue_final_message"] = True
+    started = time.perf_counter()
     try:
-        response = client.chat.completions.create(
+        response: Any = client.chat.completions.create(
             model=asking.model,
             messages=messages,
             temperature=asking.temperature,
@@ -207,7 +177,16 @@ def _complete(
     except openai.OpenAIError as error:
         server.check_alive()  # the log of a server that ended explains more
         raise BenchError(f"a request to the server for {title} failed: {error!r}") from error
-    reason = response.choices[0].finish_reason
-    if reason not in ("stop", "length"):
-        raise BenchError(f"a request to {title} ended with {reason!r}")
-    return response
+    wall_ms = (time.perf_counter() - started) * 1e3
+    (choice,) = response.choices
+    if choice.finish_reason not in ("stop", "length"):
+        raise BenchError(f"a request to {title} ended with {choice.finish_reason!r}")
+    more = choice.model_extra or {}
+    return Answer(
+        problem=index,
+        text=choice.message.content or "",
+        output_tokens=response.usage.completion_tokens,
+        wall_ms=wall_ms,
+        meta=more.get("meta_info", {}),
+        token_ids=tuple(more.get("response_token_ids", ())),
+    )

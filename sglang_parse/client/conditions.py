@@ -22,7 +22,6 @@ def of_now(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def date() -> str:
-    """Returns the current time, to the minute."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -16,11 +16,7 @@ CHECKOUT = "run this from a checkout of the repository"
 
 
 def demo_path(name: str) -> Path:
-    """Path of a file or folder of the demo pair.
-
-    Raises:
-        BenchError: it is not there.
-    """
+    """Path of a file or folder of the demo pair."""
     path = DEMO_PAIR / name
     if not path.exists():
         raise BenchError(f"{path} is missing: {WITHOUT}; fix: {CHECKOUT}")
@@ -34,7 +30,7 @@ def short_path(name: str) -> str:
 
 
 def check_there(paths: Mapping[str, str | None]) -> None:
-    """Raises: BenchError, naming flags whose default, a path of the demo pair, does not exist."""
+    """Refuses flags whose default, a path of the demo pair, does not exist."""
     given = {flag: Path(path).absolute() for flag, path in paths.items() if path}
     missing = [
         flag for flag, path in given.items() if path.is_relative_to(DEMO_PAIR) and not path.exists()
@@ -55,11 +51,7 @@ def judge_of(target: str) -> str:
 
 
 def load_problems() -> ModuleType:
-    """Imports ``examples/demo_pair/problems.py``, which is in no package.
-
-    Raises:
-        BenchError: it is not there.
-    """
+    """Imports ``examples/demo_pair/problems.py``, which is in no package."""
     loader = SourceFileLoader("demo_pair_problems", str(demo_path("problems.py")))
     module = ModuleType(loader.name)
     sys.modules[loader.name] = module  # its dataclasses look themselves up

@@ -24,7 +24,7 @@ def costs_of(run: BenchRun, t: float) -> tuple[float, float, float]:
 
 
 def limit_of(r: float, v: float, a: float) -> float:
-    """The limit in the notation of this module. Raises: BenchError, for values that give none."""
+    """The limit in the notation of this module."""
     cost = r + v + 1 - a
     if not cost > 0:
         raise BenchError(f"stage times give no limit: r {r:.3f}, v {v:.3f}, a {a:.3f}")

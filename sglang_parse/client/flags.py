@@ -54,7 +54,7 @@ class Flags:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:
-        """Reads a parsed command line. Raises: BenchError, when settings do not fit together."""
+        """Reads a parsed command line."""
         values = {}
         for setting in fields(cls):  # type: ignore[arg-type]
             value, read = getattr(arguments, setting.name), setting.metadata["read"]

@@ -31,13 +31,9 @@ class Pool:
     All servers end when the ``with`` block is left.
 
     Args:
-        specs: of the servers to start.
         logs: folder for one log per start.
         remotes: servers that run already; not counted in ``max_alive``.
-        max_alive: servers in memory at a time; default: all.
-        on_start: called with the name of a server before it is started.
         launch: (spec, port, log) -> a server that is starting.
-        stop_limit_s: see ``Server.stop``.
     """
 
     def __init__(
@@ -65,18 +61,14 @@ class Pool:
         self.stop()
 
     def stop(self) -> None:
-        """Ends every server that was started here, all at the same time: each takes seconds."""
+        """Ends what was started here, all at the same time: each takes seconds."""
         servers = [*self._alive.values()]
         self._alive.clear()
         with ThreadPoolExecutor(len(servers) or 1) as threads:
             list(threads.map(lambda server: server.stop(self._stop_limit_s), servers))
 
     def start_all(self) -> None:
-        """Starts every server, ``STARTS_AT_ONCE`` at a time.
-
-        Raises:
-            BenchError: a server does not start.
-        """
+        """Starts every server, ``STARTS_AT_ONCE`` at a time."""
         ports = free_ports(len(self._specs))
         starting: deque[Server] = deque()
         for spec, port in zip(self._specs.values(), ports, strict=True):
@@ -87,11 +79,7 @@ class Pool:
             _settle(server)
 
     def server(self, spec: ServerSpec) -> Server:
-        """Returns the server of that name; starts and suspends it if it does not run.
-
-        Raises:
-            BenchError: it does not start.
-        """
+        """Returns the server of that name; starts and suspends it if it does not run."""
         server = self._alive.pop(spec.name, None)
         if server is not None:
             self._alive[spec.name] = server
@@ -105,11 +93,7 @@ class Pool:
 
     @contextlib.contextmanager
     def awake(self, *names: str) -> Iterator[list[Endpoint]]:
-        """Resumes the named servers for the length of a block.
-
-        Raises:
-            BenchError: a server does not start, or a remote one does not answer.
-        """
+        """Resumes the named servers for the length of a block."""
         endpoints: list[Endpoint] = []
         with contextlib.ExitStack() as stack:
             for name in names:

@@ -1,7 +1,4 @@
-"""Common parts of programs: exit codes, log lines, JSON files.
-
-A program is a module with ``run(arguments, console) -> exit code``.
-"""
+"""Common parts of programs: exit codes, log lines, JSON files."""
 
 from __future__ import annotations
 

@@ -19,16 +19,8 @@ _EVERYDAY = (
 
 
 def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
-    """Returns at most ``count`` prompts.
-
-    Args:
-        path: a file of prompts; None: problems of the demo pair if its target is served, else
-            everyday questions.
-        model_path: of the served model.
-
-    Raises:
-        BenchError: the file cannot be read as prompts.
-    """
+    """At most ``count`` prompts of a file; without one, problems of the demo pair if its target is
+    served, else everyday questions."""
     if path is not None:
         return read_prompts(path)[:count]
     if is_of_demo_pair(model_path):
@@ -43,9 +35,6 @@ def read_prompts(path: Path) -> list[Item]:
 
     An object may have a grader's "reference", a "key" for messages, and more fields of its chat
     request as "request", such as "response_format".
-
-    Raises:
-        BenchError: the file is something else, or empty.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

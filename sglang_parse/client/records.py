@@ -60,7 +60,10 @@ def title_of(server: str) -> str:
 
 
 class BenchError(RuntimeError):
-    """A program cannot continue, or its figures would be wrong."""
+    """A program cannot continue, or its figures would be wrong.
+
+    Nearly everything here may raise it; ``run_program`` prints it and ends with exit code 1.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,9 @@ class Item:
 
     Attributes:
         key: its name in the task's file.
-        text: the user's message.
         reference: what the grader compares with.
-        messages: the conversation; empty for ``text`` alone. One that ends with the assistant's is
-            continued there.
+        messages: the conversation; empty for the user's ``text`` alone. One that ends with the
+            assistant's is continued there.
         request: more fields of its request, such as ``response_format`` or ``regex``.
     """
 
@@ -92,13 +94,7 @@ where nothing is wrong so far."""
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A task's problems and their grader.
-
-    Attributes:
-        title: for people, with what a reader must know.
-        max_tokens: per answer.
-        locate: finds where a text goes wrong, for tasks where that can be found.
-    """
+    """A task's problems and their grader; ``locate`` where errors can be found."""
 
     title: str
     items: Sequence[Item]
@@ -125,7 +121,6 @@ class Variant:
 
     @property
     def custom_params(self) -> dict[str, Any]:
-        """``custom_params`` of its requests."""
         return {} if self.threshold is None else {"parse": {"threshold": self.threshold}}
 
     @property
@@ -144,10 +139,9 @@ class Answer:
     Attributes:
         problem: index into the list of items.
         output_tokens: as the server counts them, the end token included.
-        wall_ms: request sent to answer received.
         meta: ``meta_info``.
-        score: 0 to 1, filled in by ``ask.graded``; None if not graded.
-        token_ids: the answer's, if requested.
+        score: 0 to 1, filled in by ``ask.graded``.
+        token_ids: if requested.
     """
 
     problem: int
@@ -160,18 +154,12 @@ class Answer:
 
     @property
     def parse(self) -> dict[str, Any]:
-        """``meta_info["parse"]``, which SGLang's channel makes a list of one object.
-
-        Empty for a server without PARSE.
-
-        Raises:
-            BenchError: it is something else.
-        """
+        """``meta_info["parse"]``, which SGLang makes a list of one object; {} without PARSE."""
         return one_object(self.meta.get("parse", {}))
 
 
 def one_object(found: Any) -> dict[str, Any]:
-    """A value of ``meta_info["parse"]`` as its one object. Raises: BenchError."""
+    """A value of ``meta_info["parse"]`` as its one object."""
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
     if not isinstance(found, dict):
@@ -184,9 +172,7 @@ class BenchRun:
     """Some items sent to one server in one go.
 
     Attributes:
-        variant: server and requests.
         run: 0, 1, ...; runs of one number send the same items. -1: not timed.
-        concurrency: requests at a time.
         seconds: first request sent to last answer received.
     """
 
@@ -209,11 +195,10 @@ class BenchRun:
         return tuple(answer.score for answer in self.answers)
 
     def per_token(self, key: str) -> float:
-        """A counter of ``meta_info["parse"]``, summed over the answers, per output token."""
+        """A counter of ``meta_info["parse"]``, per output token."""
         return self._sum(key) / self.output_tokens
 
     def per_request(self, key: str) -> float:
-        """The same, per request."""
         return self._sum(key) / len(self.answers)
 
     def _sum(self, key: str) -> float:

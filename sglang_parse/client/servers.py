@@ -49,13 +49,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Command line of a server.
-
-    Attributes:
-        flags: after ``common``.
-        launcher: arguments of Python, before the flags.
-        environment: variables beyond those of this process.
-    """
+    """Command line of a server: ``launcher``, ``common``, ``flags``; and more environment."""
 
     name: str
     flags: tuple[str, ...]
@@ -85,21 +79,10 @@ StartProcess = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Process]
 
 
 class Server:
-    """One running server.
-
-    Args:
-        start: starts its first process; None: ``start_process``.
-
-    Attributes:
-        process: its first process.
-    """
+    """One running server, by its first process; ``start`` instead of ``start_process``."""
 
     def __init__(
-        self,
-        spec: ServerSpec,
-        port: int,
-        log: Path,
-        start: StartProcess | None = None,
+        self, spec: ServerSpec, port: int, log: Path, start: StartProcess | None = None
     ) -> None:
         self.name, self.port, self.log = spec.name, port, log
         self.is_suspended = self.is_ready = False
@@ -114,7 +97,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
-        """Raises: BenchError, with the log's tail, when it dies or takes too long."""
+        """Raises: BenchError, with the log's tail."""
         deadline = time.monotonic() + limit_s
         # One client: each new one reads the system's certificates, 50 ms of CPU.
         with httpx.Client(timeout=20) as client:
@@ -174,7 +157,7 @@ class Remote:
 
     @classmethod
     def read(cls, name: str, url: str) -> Remote:
-        """A server by the ``--url`` of a command line. Raises: BenchError."""
+        """A server by the ``--url`` of a command line."""
         if not url.startswith(("http://", "https://")):
             raise BenchError(f"--url is {url!r}; use http://host:port")
         return cls(name, url.rstrip("/").removesuffix("/v1"))
@@ -211,11 +194,8 @@ def awake(*chosen: Server) -> Iterator[None]:
 
 
 def free_ports(count: int, offsets: Sequence[int] = (0,)) -> list[int]:
-    """Free ports far apart, as SGLang takes more ports near the one that it is given.
-
-    Args:
-        offsets: of the ports that must be free, counted from each port.
-    """
+    """Free ports far apart, each with those at ``offsets`` of it: SGLang takes more ports near the
+    one that it is given."""
     ports: list[int] = []
     # Below the range from which the system picks ports for outgoing connections.
     first = random.randrange(20_000, 24_000)

@@ -79,9 +79,6 @@ def paired_test(
     """Tests scores of the same problems in the same order; None if not graded.
 
     McNemar's exact test is the binomial test of the problems on which the two differ.
-
-    Raises:
-        BenchError: the numbers of problems differ.
     """
     if len(scores) != len(baseline):
         raise BenchError(f"a paired test of {len(scores)} scores with {len(baseline)}")

@@ -38,13 +38,11 @@ class Models:
     """What is served, and the flags that all servers share.
 
     Attributes:
-        eagle3: folder with an EAGLE-3 head for the target; None leaves out the servers with it.
+        eagle3: folder with an EAGLE-3 head for the target, for the servers with it.
         question: PARSE's question file; None asks the built-in one.
-        common: SGLang's flags for every server.
         parse_flags: more flags for the servers with PARSE.
-        standalone_steps, eagle3_steps: draft tokens per verification of the stock servers, and of
-            PARSE's EAGLE-3 continuation.
-        judge: folder with a verdict head for the target, in place of the question; None asks it.
+        standalone_steps, eagle3_steps: draft tokens per verification.
+        judge: folder with a verdict head for the target, in place of the question.
     """
 
     target: str
@@ -58,7 +56,7 @@ class Models:
     judge: str | None = None
 
     def check_local(self) -> None:
-        """A path that is not there is no hub name. Raises: BenchError."""
+        """A path that is not there is no hub name."""
         folders = {"--target": self.target, "--draft": self.draft, "--eagle3": self.eagle3}
         check_there({**folders, "--question": self.question, "--judge": self.judge})
         for flag, path in folders.items():
@@ -74,11 +72,7 @@ class Models:
 
 
 def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
-    """Server specs of the named servers, in that order; KIND@VALUE simulates acceptance.
-
-    Raises:
-        BenchError: a name is unknown, or its model was not given.
-    """
+    """Specs of the named servers, in that order; KIND@VALUE simulates acceptance."""
     return [_server_spec(models, name) for name in names]
 
 
@@ -121,8 +115,7 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
 
 
 def _algorithm(name: str, draft: str) -> tuple[str, ...]:
-    algorithm = ("--speculative-algorithm", name.upper())
-    return (*algorithm, "--speculative-draft-model-path", draft)
+    return ("--speculative-algorithm", name.upper(), "--speculative-draft-model-path", draft)
 
 
 def _steps(num_steps: int) -> tuple[str, ...]:

@@ -32,13 +32,8 @@ CONTRADICTED = " (the target's own)"
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An answer as a server sent it.
-
-    Attributes:
-        prompt: the user's text; "" if unknown.
-        output_ids: the answer's tokens.
-        parse: ``meta_info["parse"]``, with a trace unless plain decoding served the answer.
-    """
+    """An answer as a server sent it: the user's text, "" if unknown; the answer's tokens; and
+    ``meta_info["parse"]``, with a trace unless plain decoding served it."""
 
     prompt: str
     output_ids: Sequence[int]
@@ -48,10 +43,7 @@ class Traced:
 @dataclass(frozen=True, slots=True)
 class Run:
     """Draft tokens in a row that all equal the target's choices in their places, or all differ.
-
-    Attributes:
-        target: the target's choice in place of the first; "" where they are equal, or unknown.
-    """
+    ``target``: its choice in place of the first; "" where they are equal, or unknown."""
 
     text: str
     target: str = ""
@@ -111,12 +103,7 @@ class ExplainedRound:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedAnswer:
-    """An answer by rounds.
-
-    Attributes:
-        text: the whole answer.
-        before: the target's text before the first draft; the whole answer without drafts.
-    """
+    """An answer by rounds; ``before``: the target's text before the first draft."""
 
     prompt: str
     text: str
@@ -156,11 +143,7 @@ class _Batch:
 
 
 def explain_answer(traced: Traced, decode: Decode) -> ExplainedAnswer:
-    """Splits an answer into rounds and segments.
-
-    Raises:
-        BenchError: the trace is missing, or belongs to another answer.
-    """
+    """Splits an answer into rounds and segments."""
     batch, records = _Batch(), _records(traced)
     explain = partial(_explain, traced, records, batch)
     explain()

@@ -1,4 +1,4 @@
-"""Runs of ``bench_serving``, traced runs and graded runs to figures. Statistics only.
+"""Runs of ``bench_serving``, traced runs and graded runs to figures.
 
 A speedup is the quotient of two variants' output tokens per second in the same run: same problems,
 minutes apart. Medians are over the runs; ranges are from the smallest run to the largest.
@@ -236,12 +236,8 @@ def _accept_length(variant: Variant, measured: Measured) -> float | None:
 
 
 def accept_length(answers: Sequence[Answer]) -> float | None:
-    """Tokens per verify pass of PARSE, the bonus token included as in SGLang; None without passes.
-    SGLang's own count takes each iteration of PARSE for a verification.
-
-    Args:
-        answers: counted where they have PARSE's counters.
-    """
+    """Tokens per verify pass of PARSE, the bonus token included as in SGLang, whose own count takes
+    each iteration of PARSE for a verification. Of answers that have PARSE's counters."""
     counted = [answer.parse for answer in answers if answer.parse]
     passes = sum(one["rounds"] for one in counted)
     tokens = sum(one["accepted_tokens"] + one["matched_tokens"] for one in counted)

@@ -47,11 +47,7 @@ MAX_TRACES = 5
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measure, write results.json and report.html, print tables.
-
-    Raises:
-        BenchError: a server or a request failed, or the task file or its grader cannot be used.
-    """
+    """Measure, write results.json and report.html, print tables."""
     settings, log = CompareSettings.read(arguments), ProgressLog(console)
     preset = getattr(arguments, "command", "compare")
     count = max(settings.problems, settings.num_timed, settings.warmup)
@@ -100,11 +96,13 @@ class Runner:
         self._timed: dict[Variant, list[BenchRun]] = defaultdict(list)
 
     def measure(self) -> Measured:
-        """All runs. Raises: BenchError, when a server or a request fails."""
+        """All runs."""
         settings = self._settings
         for run in range(settings.runs):
             if run == 0 or settings.fresh:
-                self._start()
+                self._pool.stop()
+                if len(settings.own_servers) <= settings.max_alive:
+                    self._pool.start_all()  # several at once; else each when its turn comes
             for server in settings.order(run):
                 self._log(f"run {run + 1} of {settings.runs}: {title_of(server)}")
                 with self._pool.awake(server) as (endpoint,):
@@ -116,11 +114,6 @@ class Runner:
             self._measured.graded.extend(map(_joined, self._timed.values()))
         return self._measured
 
-    def _start(self) -> None:
-        self._pool.stop()
-        if len(self._settings.own_servers) <= self._settings.max_alive:
-            self._pool.start_all()  # several at once; else each when its turn comes
-
     def _turn(self, endpoint: Endpoint, run: int) -> None:
         settings = self._settings
         self._warm_up(endpoint)
@@ -131,18 +124,14 @@ class Runner:
                 self._measured.serving.append(found)
                 at = f"{found.variant.label}, {concurrency} at a time"
                 self._log(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
-            if len(runs) == 1:  # the groups of a mixed load have different problems
-                self._grade_timed(load, runs[0], answers)
+            # Of a mixed load the groups have different problems.
+            if len(runs) == 1 and not settings.problems:
+                timed = BenchRun(variant, run, concurrency, runs[0].seconds, tuple(answers))
+                self._timed[variant].append(graded(timed, load.problems, self._task.grade))
         if has_parse(endpoint.name) and settings.traced:
             indices = settings.indices(run, 1, len(self._task.items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):
                 self._measured.traced.append(self._ask(endpoint, variant, indices, run))
-
-    def _grade_timed(self, load: Load, run: ServingRun, answers: Sequence[Answer]) -> None:
-        """Grades what a run of ``bench_serving`` was answered, unless others are graded."""
-        if not self._settings.problems:
-            found = BenchRun(run.variant, run.run, run.concurrency, run.seconds, tuple(answers))
-            self._timed[run.variant].append(graded(found, load.problems, self._task.grade))
 
     def _warm_up(self, endpoint: Endpoint) -> None:
         """A server's first answers are its slowest; PARSE measures stage costs by them."""
@@ -171,7 +160,7 @@ class Runner:
             self._measured.graded.append(graded(one, self._task.items, self._task.grade))
 
     def _graded(self, server: str) -> list[tuple[Variant, int, int]]:
-        """(Variant, its time, number of problems); the baseline answers twice, for the noise."""
+        """(Variant, run, number of problems); the baseline answers twice, for the noise."""
         settings = self._settings
         own, *others = settings.graded_variants(server)
         twice = settings.noise and server == settings.baseline
@@ -188,7 +177,9 @@ class Runner:
     ) -> BenchRun:
         asking = replace(self._asking, custom_params=variant.custom_params)
         return ask(
-            *(endpoint, self._task.items, indices),
+            endpoint,
+            self._task.items,
+            indices,
             variant=variant,
             run=run,
             concurrency=concurrency,
@@ -221,10 +212,8 @@ class Runner:
         most = self._task.max_tokens
         if not self._settings.acceptances or self._settings.task_file:
             return most
-        return min(
-            most,
-            len(tokenizer_of(self._settings.tokenizer).encode(item.reference.solution).ids) + 1,
-        )
+        right = tokenizer_of(self._settings.tokenizer).encode(item.reference.solution)
+        return min(most, len(right.ids) + 1)
 
     def traced_answer(self) -> Traced | None:
         """A PARSE answer whose draft was rejected in part, any answer if none was.
@@ -253,8 +242,7 @@ class Runner:
 
 
 def _joined(runs: Sequence[BenchRun]) -> BenchRun:
-    """A variant's timed answers as one run, with the same problems in the same order as any other
-    variant's; one that was timed at the first concurrency only has the first of them."""
+    """A variant's timed answers as one run, in the same order as any other variant's."""
     in_order = sorted(runs, key=lambda run: (run.concurrency, run.run))
     answers = tuple(answer for run in in_order for answer in run.answers)
     return BenchRun(in_order[0].variant, 0, 0, sum(run.seconds for run in runs), answers)

@@ -48,14 +48,7 @@ _LABELS = {metric.name: metric.label for metric in METRICS}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of one run.
-
-    Attributes:
-        problems: one request each, sent in this order.
-        max_tokens: of each.
-        tokenizer: path or name; used to count prompt tokens.
-        asking: parameters of all requests, but for the length.
-    """
+    """The requests of one run, one per problem, in this order; ``max_tokens`` is of each."""
 
     variant: Variant
     run: int
@@ -89,10 +82,7 @@ class Load:
 
 
 def write_requests(path: Path, load: Load) -> None:
-    """The load in ``bench_serving``'s dataset format ``openai``, one JSON line a request.
-
-    Only the first turn is sent: later turns may depend on the answer.
-    """
+    """The load in ``bench_serving``'s dataset format ``openai``, one JSON line a request."""
     lines = []
     for index, problem in enumerate(load.problems):
         custom = PARSE_OFF if load.is_off(index) else load.variant.custom_params
@@ -110,7 +100,6 @@ def write_requests(path: Path, load: Load) -> None:
 
 
 def flags(url: str, load: Load, requests: Path, output: Path) -> list[str]:
-    """``bench_serving``'s command line."""
     return [
         *("--backend", "sglang-oai-chat", "--base-url", url),
         *("--model", load.tokenizer, "--served-model-name", load.asking.model),
@@ -123,20 +112,13 @@ def flags(url: str, load: Load, requests: Path, output: Path) -> list[str]:
 
 
 def command_of(load: Load) -> str:
-    """The command line as a person would type it."""
     words = flags("URL", load, Path("requests.jsonl"), Path("result.jsonl"))
     return f"python -m {PROGRAM} {shlex.join(words)}"
 
 
 def bench(endpoint: Endpoint, load: Load, folder: Path) -> tuple[list[ServingRun], list[Answer]]:
-    """Runs ``bench_serving`` once; its files and its log stay in ``folder``.
-
-    Returns:
-        A run per group of the load's requests, and the answers to ``load.problems``.
-
-    Raises:
-        BenchError: it failed, or a request did.
-    """
+    """Runs ``bench_serving`` once: a run per group of requests, and the answers to all of them.
+    Its files and its log stay in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     requests, output = folder / f"{load.stem}.requests.jsonl", folder / f"{load.stem}.result.jsonl"
     write_requests(requests, load)
@@ -159,11 +141,7 @@ def bench(endpoint: Endpoint, load: Load, folder: Path) -> tuple[list[ServingRun
 
 def server_totals(endpoint: Endpoint) -> dict[tuple[str, str], float]:
     """(Counter, label value) -> its total since the server's start, of stage times, verify passes
-    and their rows; empty where it publishes no such metric.
-
-    Raises:
-        BenchError: the server does not answer.
-    """
+    and their rows; empty where it publishes none."""
     try:
         response = httpx.get(f"{endpoint.url}/metrics", timeout=60)
     except httpx.HTTPError as error:
@@ -235,27 +213,25 @@ def read_result(
 
 def read_answers(result: Mapping[str, Any]) -> list[Answer]:
     """The answers of a load, in its order; ``bench_serving`` records no ``meta_info``."""
-    texts, lens = result["generated_texts"], result["output_lens"]
-    return [
-        Answer(index, text, lens[index], 1e3 * _e2e_s(result, index), {})
-        for index, text in enumerate(texts)
-    ]
+    found = zip(result["generated_texts"], result["output_lens"], _e2e_s(result), strict=True)
+    return [Answer(index, text, n, 1e3 * s, {}) for index, (text, n, s) in enumerate(found)]
 
 
-def _e2e_s(result: Mapping[str, Any], index: int) -> float:
-    return result["ttfts"][index] + sum(result["itls"][index])
+def _e2e_s(result: Mapping[str, Any]) -> list[float]:
+    return [ttft + sum(itls) for ttft, itls in zip(result["ttfts"], result["itls"], strict=True)]
 
 
 def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, dict[str, float]]:
     """Percentiles over the requests; ``bench_serving``'s own divide the time between two chunks by
     the tokens of the second, which hides that nothing came for a while."""
     ttfts, itls, lens = result["ttfts"], result["itls"], result["output_lens"]
+    e2e_s = _e2e_s(result)
     values = {
         "ttft": [ttfts[i] for i in indices],
         "tpot": [sum(itls[i]) / (lens[i] - 1) for i in indices if lens[i] > 1],
         "itl": [itl for i in indices for itl in itls[i]],
         "max_itl": [max(itls[i], default=0.0) for i in indices],
-        "e2e": [_e2e_s(result, i) for i in indices],
+        "e2e": [e2e_s[i] for i in indices],
     }
     return {
         kind: {p: 1e3 * float(np.percentile(some or [0.0], int(p[1:]))) for p in PERCENTILES}

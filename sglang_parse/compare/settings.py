@@ -74,13 +74,8 @@ class CompareSettings(TaskSettings):
 
     Attributes:
         servers: names, in the order of the page; ``remotes`` are those of them that run already.
-        thresholds: of requests to servers with PARSE, in addition to the server's.
-        requests: per run, one at a time.
         waves: requests per place at higher concurrencies, at least: the beginning and the end of a
             closed loop are the smaller part. The demo has less, to take no more than ten minutes.
-        traced: answers per run and variant whose stage times are read.
-        problems: graded per server, with ``sweep_problems`` at each other threshold; 0: the timed
-            answers are graded.
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
@@ -146,7 +141,6 @@ class CompareSettings(TaskSettings):
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> CompareSettings:
-        """Raises: BenchError, when settings do not fit together."""
         found = super().read(arguments)
         # With URLs only those servers, unless others were asked for too.
         is_default = not isinstance(arguments.servers, str)
@@ -176,7 +170,6 @@ class CompareSettings(TaskSettings):
 
     @property
     def models(self) -> Models:
-        """The models that are served here."""
         return replace(
             super().models,
             eagle3=self.eagle3 or None,
@@ -187,12 +180,10 @@ class CompareSettings(TaskSettings):
 
     @property
     def own_servers(self) -> tuple[str, ...]:
-        """The servers that are started here."""
         return tuple(name for name in self.servers if name not in self.remotes)
 
     @property
     def baseline(self) -> str:
-        """The server that speedups are over."""
         return PLAIN if PLAIN in self.servers else self.servers[0]
 
     @property
@@ -215,7 +206,6 @@ class CompareSettings(TaskSettings):
         return [*found, *((variant, 1) for variant in self.graded_variants(server)[1:])]
 
     def num_requests(self, concurrency: int) -> int:
-        """Requests of one run of ``bench_serving``."""
         return max(self.requests, self.waves * concurrency if concurrency > 1 else 1)
 
     @property

@@ -22,11 +22,7 @@ _LIMIT_S = 60
 
 
 def answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
-    """Loads answers from the files, then from the server.
-
-    Raises:
-        BenchError: a file holds something else, or the server does not answer.
-    """
+    """Loads answers from the files, then from the server."""
     found = [traced for path in settings.traces for traced in read(path)]
     if settings.url and (settings.prompt or settings.prompts or not found):
         found += _asked(settings, on_answer)

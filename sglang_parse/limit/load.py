@@ -36,11 +36,7 @@ class Sender:
         self._answer_s = 0.0  # of the previous run
 
     def send(self, run: int, concurrency: int) -> BenchRun:
-        """Sends one wave of requests at once, or several waves with staggered starts.
-
-        Raises:
-            BenchError: a request failed, or PARSE did not serve it as asked.
-        """
+        """Sends one wave of requests at once, or several waves with staggered starts."""
         settings, words = self.settings, range(3, self.settings.target.vocab)
         is_adaptive = settings.drafting == "auto" and has_parse(self.endpoint.name)
         waves, apart_s, least = 1, 0.0, MIN_REQUESTS

@@ -26,9 +26,6 @@ from sglang_parse.limit.settings import LimitSettings
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measures and writes results.json after each server: a machine may be lent for a short while,
     and a server that fails leaves the others. Prints a table. Returns 1 if one failed.
-
-    Raises:
-        BenchError: this machine cannot run the benchmark.
     """
     settings, log = LimitSettings.read(arguments), ProgressLog(console)
     if settings.device == "cuda" and not torch.cuda.is_available():

@@ -127,7 +127,7 @@ class LimitSettings(Flags):
             self._config(value if has_parse(name) else "")
 
     def _config(self, simulated: str = "") -> ParseConfig:
-        """The settings of a server with PARSE. Raises: BenchError."""
+        """The settings of a server with PARSE."""
         try:
             config = ParseConfig(**self.of_parse)
             SimulatedAcceptance.from_env(config, {ENV_VAR: simulated})
@@ -143,7 +143,7 @@ class LimitSettings(Flags):
         return {"segment": "tokens:1", "drafting": self.drafting, **draft}
 
     def servers_at_once(self, available: int) -> int:
-        """How many servers fit into that many bytes. Raises: BenchError, when none does."""
+        """How many servers fit into that many bytes."""
         needed = self.bytes_needed
         if needed > available:
             raise BenchError(

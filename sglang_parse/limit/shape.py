@@ -43,11 +43,7 @@ class Shape:
 
     @classmethod
     def read(cls, name: str) -> Shape:
-        """A shape of this repository by its name, or the folder of any model.
-
-        Raises:
-            BenchError: there is no such shape, or ``transformers`` cannot build it.
-        """
+        """A shape of this repository by its name, or the folder of any model."""
         folder = SHAPES / name if name in shape_names() else Path(name)
         if not (folder / "config.json").is_file():
             known = ", ".join(shape_names())
@@ -82,9 +78,6 @@ class Shape:
         Args:
             folder: of all models.
             changes: keys of the config.
-
-        Raises:
-            BenchError: the tokenizer is not there.
         """
         tokenizer = demo_path("target")  # token ids beyond its vocabulary decode to nothing
         model = folder / self.name

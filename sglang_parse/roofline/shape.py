@@ -39,11 +39,7 @@ class Shape:
 
     @classmethod
     def read(cls, name: str) -> Self:
-        """A shape by its name, or a model's by its folder or config.json.
-
-        Raises:
-            BenchError: there is none, or the model is of another kind.
-        """
+        """A shape by its name, or a model's by its folder or config.json."""
         path = SHAPES / f"qwen3_{name.replace('.', '_')}" if name in QWEN3 else Path(name)
         try:
             config = json.loads(

@@ -32,9 +32,6 @@ def make_assignment(
         count: number of demo problems to generate.
         max_tokens: answer length; None selects the default.
         is_training: demo problems that no other program grades, instead of held-out ones.
-
-    Raises:
-        BenchError: the file or the grader cannot be used, or the demo pair is not here.
     """
     if file is not None:
         return file_assignment(file, grader, max_tokens or FILE_MAX_TOKENS)

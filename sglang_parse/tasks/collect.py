@@ -111,11 +111,7 @@ class Collector:
 
     @cached_property
     def served(self) -> tuple[Fingerprint, float]:
-        """What the server serves, and its threshold; asks it once.
-
-        Raises:
-            BenchError: it asks no questions, or does not draft.
-        """
+        """What the server serves, and its threshold; asks it once."""
         (answer,) = self.ask([0], {"trace": True}, PROBE_TOKENS)
         found = Fingerprint(**answer.parse["fingerprint"])
         if not found.judge:
@@ -172,7 +168,7 @@ class Collector:
         return [results[str(index)] for index in indices]
 
     def grade(self, problem: int, text: str) -> int:
-        """Grades an answer with 0 or 1. Raises: BenchError, if its score is neither."""
+        """Grades an answer with 0 or 1."""
         score = self.task.grade(self.task.items[problem], text)
         if score not in (0, 1):
             raise BenchError(f"{self.task.title} grades problem {problem} with {score}, not 0 or 1")
@@ -237,7 +233,7 @@ def first_wrong_prefix(
 
 
 def first_record(answer: Answer) -> dict[str, Any]:
-    """Returns the trace of an answer's first draft. Raises: BenchError, if it is not as in use."""
+    """Returns the trace of an answer's first draft."""
     if answer.parse["kv_truncated_drafts"]:
         raise BenchError(
             f"problem {answer.problem}: drafts were truncated for lack of KV slots; fix: a smaller "
@@ -253,7 +249,7 @@ def first_record(answer: Answer) -> dict[str, Any]:
 
 
 def _read_results(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
-    """Reads results by problem. Raises: BenchError, if they were measured otherwise."""
+    """Reads results by problem."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return {}
@@ -274,11 +270,7 @@ def _read_results(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
 def open_collector(
     settings: GradedSettings, task: Assignment, console: Console, log: ProgressLog
 ) -> Iterator[Collector]:
-    """Starts the server, or takes the running one, for the length of a block.
-
-    Raises:
-        BenchError: it does not start or answer.
-    """
+    """Starts the server, or takes the running one, for the length of a block."""
     specs = settings.server_specs()
     os.environ.update(ENVIRONMENT if specs else {})
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)

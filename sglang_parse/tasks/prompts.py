@@ -24,17 +24,13 @@ SETTING = "--grader"
 
 
 def file_assignment(file: Path, grader: str, max_tokens: int) -> Assignment:
-    """Reads the prompts and starts the command, which grades and locates.
-
-    Raises:
-        BenchError: the file holds no prompts, or the command does not start.
-    """
+    """Reads the prompts and starts the command, which grades and locates."""
     items, command = read_prompts(file), GraderCommand(grader)
     return Assignment(file.name, items, command.grade, max_tokens, command.locate)
 
 
 class GraderCommand:
-    """The grader's process. Raises: BenchError, if it cannot be started."""
+    """The grader's process."""
 
     def __init__(self, line: str) -> None:
         if not line:
@@ -48,18 +44,14 @@ class GraderCommand:
             raise BenchError(f"{SETTING} is {line!r}, which does not start: {error}") from error
 
     def grade(self, item: Item, text: str) -> float:
-        """Returns the answer's score. Raises: BenchError, if it is not from 0 to 1."""
+        """Returns the answer's score."""
         score = self._ask(item, text, True).get("score")
         if not isinstance(score, (int, float)) or not 0 <= score <= 1:
             raise BenchError(f"{SETTING} gave {item.key} the score {score!r}; expected 0 to 1")
         return float(score)
 
     def locate(self, item: Item, text: str, finished: bool) -> int | None:
-        """Returns the number of characters before the first error, None without one.
-
-        Raises:
-            BenchError: the command does not locate errors.
-        """
+        """Returns the number of characters before the first error, None without one."""
         reply = self._ask(item, text, finished)
         if "right_chars" not in reply:
             raise BenchError(

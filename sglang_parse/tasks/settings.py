@@ -92,7 +92,7 @@ class GradedSettings(TaskSettings):
         }
 
     def server_specs(self) -> list[ServerSpec]:
-        """The server to start; none where ``--url`` names one. Raises: BenchError, as ``read``."""
+        """The server to start; none where ``--url`` names one."""
         if self.remote:
             return []
         self.models.check_local()

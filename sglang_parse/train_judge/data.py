@@ -50,7 +50,7 @@ class LabeledText(BaseModel):
 
 
 def read_data(path: Path) -> list[LabeledText]:
-    """Reads the file. Raises: BenchError, naming line and field."""
+    """Reads the file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -66,7 +66,7 @@ class HiddenStates:
 
     @classmethod
     def of(cls, collector: Collector, given: Given | None) -> HiddenStates:
-        """Asks the server. Raises: BenchError, if it sends none."""
+        """Asks the server."""
         settings = collector.settings
         more = _given_options(given)
         try:
@@ -108,7 +108,7 @@ class HiddenStates:
         }
 
     def load(self, draft: GradedDraft) -> np.ndarray:
-        """fp32 [1 + n, len(layers) * hidden_size]. Raises: BenchError, if it is not there."""
+        """fp32 [1 + n, len(layers) * hidden_size]."""
         path = self._path(draft)
         try:
             stored = np.load(path)

@@ -47,11 +47,7 @@ SHOWN = "labels", "drafts", "max_rows", "concurrency"
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Trains; writes judge.json, judge.safetensors and report.html, prints the figures.
-
-    Raises:
-        BenchError: a server or a request failed.
-    """
+    """Trains; writes judge.json, judge.safetensors and report.html, prints the figures."""
     settings, log = TrainJudgeSettings.read(arguments), ProgressLog(console)
     task, given = load_task(settings), None
     if settings.data:
@@ -82,10 +78,7 @@ def learn(
     log: ProgressLog,
 ) -> tuple[JudgeReport, Fingerprint]:
     """Trains on first drafts; serves that head, and trains on later drafts, too.
-
-    Raises:
-        BenchError: as ``run``.
-        NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
+    NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
     """
     with open_collector(settings, task, console, log) as collector:
         states, fingerprint = HiddenStates.of(collector, given), collector.served[0]
@@ -104,7 +97,7 @@ def learn(
 
 
 def load_task(settings: TrainJudgeSettings) -> Assignment:
-    """The problems and their labels. Raises: BenchError."""
+    """The problems and their labels."""
     if settings.data:
         digest = hashlib.sha256(settings.data.read_bytes()).hexdigest()[:16]
         task = data_assignment(settings.data, f"{settings.data.name} ({digest})")
@@ -119,11 +112,7 @@ def load_task(settings: TrainJudgeSettings) -> Assignment:
 def with_given_drafts(
     settings: TrainJudgeSettings, task: Assignment
 ) -> tuple[TrainJudgeSettings, Given]:
-    """Tokenizes the drafts of ``--data``; the server that is started takes the longest one.
-
-    Raises:
-        BenchError: a draft is too long, or its characters cannot be counted in tokens.
-    """
+    """Tokenizes the drafts of ``--data``; the server that is started takes the longest one."""
     os.environ.update({} if settings.remote else ENVIRONMENT)
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)
     given = []
@@ -155,7 +144,7 @@ def collect_first(
     given: Given | None,
     log: Callable[[str], None],
 ) -> list[LabeledDraft]:
-    """Requests first drafts, or verifies the given ones, and labels them. Raises: BenchError."""
+    """Requests first drafts, or verifies the given ones, and labels them."""
     task = collector.task
     count = len(task.items) if settings.data else min(settings.requests, len(task.items))
     seen, by_target = gather(collector, range(count), states, given), settings.labels == "target"

@@ -103,11 +103,7 @@ class TrainJudgeSettings(GradedSettings):
 
 
 def default_layers(target: str) -> tuple[int, ...]:
-    """About half and three quarters of a model's layers, and the last one that SGLang captures.
-
-    Raises:
-        BenchError: the model's config cannot be read, or it has a single layer.
-    """
+    """About half and three quarters of a model's layers, and the last one that SGLang captures."""
     try:
         count = AutoConfig.from_pretrained(target).get_text_config().num_hidden_layers
     except (OSError, ValueError, AttributeError) as error:
