@@ -59,21 +59,15 @@ class ParseEndpoint(RuntimeEndpoint):
         super().__init__(url, api_key, verify, chat_template_name)
 
     def with_options(self, **options: Any) -> Self:
-        """Returns the same server with these options changed, for one program.
-
-        Raises:
-            ConfigError: see ``ParseEndpoint``.
-        """
+        """Returns the same server with these options changed, for one program."""
         other = copy.copy(self)
         other.options = _checked({**self.options, **options})
         return other
 
     def generate(self, s: Any, sampling_params: SglSamplingParams) -> Any:
-        """Generates text and ``meta_info`` of one ``gen``."""
         return super().generate(s, self._with_parse(sampling_params))
 
     def generate_stream(self, s: Any, sampling_params: SglSamplingParams) -> Iterator[Any]:
-        """Streams text and ``meta_info`` of one ``gen``."""
         return super().generate_stream(s, self._with_parse(sampling_params))
 
     def _with_parse(self, sampling_params: SglSamplingParams) -> _Sampling:

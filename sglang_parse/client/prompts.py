@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sglang_parse.client.demo_pair import is_of_demo_pair, load_problems
 from sglang_parse.client.records import BenchError, Item
@@ -36,30 +38,33 @@ def read_prompts(path: Path) -> list[Item]:
     An object may have a grader's "reference", a "key" for messages, and more fields of its chat
     request as "request", such as "response_format".
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"{str(path)!r} cannot be read as prompts: {error}") from error
     items = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BenchError(f"{path}:{number} is not JSON ({error}); {_WANTED}") from error
+    for number, found in read_lines(path, _WANTED):
         row = found if isinstance(found, dict) else {"prompt": found}
-        text = row.get("prompt")
+        text, request = row.get("prompt"), row.get("request", {})
         if not isinstance(text, str) or not text:
             raise BenchError(f"{path}:{number} has no prompt; {_WANTED}")
-        request = row.get("request", {})
         if not isinstance(request, dict):
             raise BenchError(f"{path}:{number} has the request {request!r}; fix: use an object")
         key = str(row.get("key", number))
         items.append(Item(key, text, row.get("reference"), request=request))
-    if not items:
-        raise BenchError(f"{path} is empty; {_WANTED}")
     return items
 
 
 _WANTED = 'fix: one text in quotes, or one object with "prompt", per line'
+
+
+def read_lines(path: Path, wanted: str) -> Iterator[tuple[int, Any]]:
+    """Yields number and content of each line of JSON; errors end with what is wanted."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{str(path)!r} cannot be read: {error}; {wanted}") from error
+    if not any(map(str.strip, lines)):
+        raise BenchError(f"{path} is empty; {wanted}")
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BenchError(f"{path}:{number} is not JSON ({error}); {wanted}") from error

@@ -22,11 +22,9 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import (
     PARSE,
-    Answer,
     Assignment,
     BenchRun,
     Item,
-    ServingRun,
     Variant,
     has_parse,
     title_of,

@@ -7,5 +7,6 @@ runs all of them and reports each with its fix.
     machine   this Python: versions, plugin, SGLang API, patches
     start     the server that the given flags would start
     memory    memory of its models
-    served    a running server
+    served    a running server: its settings, and answers to prompts
+    evidence  what the answers tell
 """

@@ -47,7 +47,7 @@ def captured(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> 
 
 
 def words_of(launch_command: str, info: Mapping[str, Any]) -> list[str]:
-    """Returns the words of a running server's command line, which SGLang joins with spaces.
+    """Words of a running server's command line, which SGLang joins with spaces.
 
     Words up to the next known flag are one value. A flag with several values has those that the
     server reports in its /server_info, ``info``, or one per word.

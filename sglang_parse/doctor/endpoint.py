@@ -16,13 +16,7 @@ LIMIT_S = 30
 
 
 def sample_draft(url: str, timeout_s: float, tokenizer: Any) -> str:
-    """Asks for one draft, as the target would.
-
-    Args:
-        url: of the server, with or without ``/v1``.
-        timeout_s: ``--parse-draft-timeout``.
-        tokenizer: the target's.
-    """
+    """Asks for one draft, as the target with this tokenizer would."""
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
     try:
         models = httpx.get(f"{base}/models", timeout=LIMIT_S).raise_for_status().json()

@@ -15,14 +15,7 @@ OK, WARNING, FAILS, NOT_CHECKED = "ok", "warning", "fails", "not checked"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: name of the check.
-        status: "ok", "warning" (works, but badly), "fails" (does not work) or "not checked".
-        found: description.
-        fix: recommended action; "" if none is needed.
-    """
+    """The result of one check: ok, warning (works, but badly), fails, or not checked."""
 
     check: str
     status: str
@@ -31,11 +24,7 @@ class Finding:
 
 
 class Problem(Exception):
-    """A failed check that is not one of ``startup``'s.
-
-    Args:
-        status: ``WARNING``, ``FAILS`` or ``NOT_CHECKED``.
-    """
+    """A failed check that is not one of ``startup``'s."""
 
     def __init__(self, found: str, fix: str, status: str = FAILS) -> None:
         super().__init__(found)

@@ -32,14 +32,8 @@ class Weights:
 
 
 def weights_of(path: str, dtype: torch.dtype, revision: str | None = None) -> Weights | None:
-    """Reads the sizes of a folder's weights, or of a model's in the local Hugging Face cache.
-
-    Args:
-        dtype: of the model's computation.
-
-    Returns:
-        None if there are no safetensors files.
-    """
+    """Weights of a folder, or of a model in the local Hugging Face cache, once they are cast to
+    this dtype; None if there are no safetensors files."""
     if (folder := local_folder(path, revision)) is None:
         return None
     try:
@@ -64,12 +58,8 @@ def device_bytes(device: str) -> int:
 
 
 def fits(args: Any, target: Any, weights: Sequence[Weights]) -> str:
-    """Checks that weights and KV fit, and a request as long as the context.
-
-    Args:
-        target: its ``ModelConfig``.
-        weights: of all models.
-    """
+    """Checks that all models' weights and KV fit, and a request as long as the context of the
+    target (a ``ModelConfig``)."""
     dtypes, ranks = (args.kv_cache_dtype, args.tp_size), args.tp_size
     drafts, draft_dtype = slot_sharers(args), args.speculative_draft_kv_cache_dtype
     per_token = [

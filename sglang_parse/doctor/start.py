@@ -39,10 +39,8 @@ NAMES = (
 class Start:
     """The server of ``python -m sglang.launch_server`` with these flags.
 
-    Args:
-        is_running: the flags are a running server's, as far as they are known; its port is in use.
-
     Attributes:
+        is_running: the flags are a running server's, as far as they are known; its port is in use.
         given: ``ServerArgs`` as given; None until the flags have been read.
         args: resolved, up to the first error.
     """

@@ -32,11 +32,7 @@ LEVELS = ((0.1, "lowest"), (0.5, "low"), (0.9, "middle"), (0.99, "high"), (math.
 
 
 def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
-    """Renders the page.
-
-    Args:
-        facts: ``date`` and ``source``, for its head.
-    """
+    """Renders the page; ``facts``: ``date`` and ``source``, for its head."""
     thresholds = {
         one.record["threshold"] for answer in answers for one in answer.rounds if one.accepted_at
     }
@@ -59,10 +55,8 @@ def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
 
 
 def position(verdict: float) -> float:
-    """Returns the position of a verdict or threshold on its scale, in percent of the width.
-
-    The scale is linear in the logit, as most verdicts are close to 0 or 1.
-    """
+    """Where a verdict or threshold is on its scale, in percent of the width: linear in the logit, as
+    most verdicts are close to 0 or 1."""
     if not 0 < verdict < 1:
         return 0.0 if verdict <= 0 else 100.0
     logit = math.log(verdict / (1 - verdict))
@@ -70,20 +64,19 @@ def position(verdict: float) -> float:
 
 
 def level(verdict: float | None) -> str:
-    """Returns the class of a verdict's colour."""
     if verdict is None:
         return "unasked"
     return next(name for below, name in LEVELS if verdict < below)
 
 
 def visible(text: str) -> str:
-    """Strips line ends from a segment, or shows them as arrows if there is nothing else."""
+    """A segment without line ends, or with arrows for them if there is nothing else."""
     stripped = text.rstrip("\n")
     return stripped if stripped.strip() else stripped + "↵" * (len(text) - len(stripped))
 
 
 def visible_runs(segment: Segment) -> list[Run]:
-    """Returns the runs of a segment with its line ends as in ``visible``."""
+    """A segment's runs, with line ends as in ``visible``."""
     left, runs = len(visible(segment.text)), []
     if not segment.text.strip():
         return [Run(visible(segment.text))]
@@ -95,7 +88,7 @@ def visible_runs(segment: Segment) -> list[Run]:
 
 
 def stages(answer: ExplainedAnswer) -> list[tuple[str, float, float]]:
-    """Returns (stage, ms, percentage of all); empty for an answer without stage times."""
+    """(Stage, ms, percentage of all); empty for an answer without stage times."""
     times = {stage: float(answer.parse.get(f"{stage}_ms", 0.0)) for stage in STAGES}
     total = sum(times.values())
     return [(stage, ms, 100 * ms / total) for stage, ms in times.items()] if total else []

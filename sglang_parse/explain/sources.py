@@ -24,12 +24,8 @@ _LIMIT_S = 60
 def answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
     """Loads answers from the files, then from the server."""
     found = [traced for path in settings.traces for traced in read(path)]
-    if settings.url and (settings.prompt or settings.prompts or not found):
-        found += _asked(settings, on_answer)
-    return found
-
-
-def _asked(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
+    if not settings.url or (found and not settings.prompt and not settings.prompts):
+        return found
     server = Remote("the server", settings.url.rstrip("/"))
     server.check_alive()
     items = [Item(str(number), text, None) for number, text in enumerate(settings.prompt)]
@@ -38,13 +34,9 @@ def _asked(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Tra
     options: dict[str, Any] = {"drafting": "always"}
     if settings.threshold is not None:
         options["threshold"] = settings.threshold
-    return trace_answers(
-        server,
-        items,
-        options=options,
-        model=MODEL,
-        max_tokens=settings.max_tokens,
-        on_answer=on_answer,
+    limit = settings.max_tokens
+    return found + trace_answers(
+        server, items, options=options, model=MODEL, max_tokens=limit, on_answer=on_answer
     )
 
 
@@ -78,7 +70,7 @@ _WANTED = (
 
 
 def as_json(traced: Traced) -> dict[str, Any]:
-    """Returns an answer in the format that ``read`` accepts."""
+    """An answer as ``read`` takes it."""
     return {
         "prompt": traced.prompt,
         "output_ids": list(traced.output_ids),

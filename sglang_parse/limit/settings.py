@@ -47,11 +47,7 @@ _NAMES = ", ".join(shape_names())
 
 @dataclass(frozen=True)
 class LimitSettings(Flags):
-    """Settings of the benchmark; each is the flag of its name.
-
-    Attributes:
-        output_len: tokens after the first one, which belongs to the prefill.
-    """
+    """Settings of the benchmark; each is the flag of its name."""
 
     target: Shape = option("qwen3_32b", f"{_NAMES}, or a folder", read=Shape.read)
     draft: Shape = option("qwen3_0_6b", "likewise", read=Shape.read)
@@ -155,7 +151,7 @@ class LimitSettings(Flags):
 
     @property
     def bytes_needed(self) -> float:
-        """Memory of a PARSE server: both models' weights and KV."""
+        """Of a PARSE server: both models' weights and KV."""
         size, shapes = ITEM_BYTES[self.dtype], (self.target, self.draft)
         kv = size * self.kv_slots * sum(shape.kv_per_token for shape in shapes)
         return OVERHEAD * (kv + sum(shape.weights_bytes(size) for shape in shapes))
@@ -176,8 +172,6 @@ class LimitSettings(Flags):
         block = lookahead_rows(USUAL_BLOCK, Masks.EVERY) if self.block_tokens else 0
         length = self.input_len + self.max_new_tokens
         return self.concurrencies[-1] * (length + self.rows + block + 64)
-
-    # -- servers ----------------------------------------------------------------
 
     def specs(self) -> list[ServerSpec]:
         """Returns all servers, and writes their models."""
@@ -204,7 +198,6 @@ class LimitSettings(Flags):
         return found
 
     def _common(self) -> tuple[str, ...]:
-        """SGLang's flags for every server."""
         most = self.concurrencies[-1]
         # Else SGLang captures graphs of batch sizes that never occur: minutes per server.
         graphs = ("--cuda-graph-max-bs-decode", str(most), "--cuda-graph-bs-prefill", *self.buckets)

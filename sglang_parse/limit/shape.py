@@ -27,13 +27,8 @@ def shape_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder.
-
-    Attributes:
-        config: its configuration as ``transformers`` reads it.
-        vocab: number of words.
-        kv_per_token: numbers in the keys and values of one token, all layers.
-    """
+    """A decoder: its configuration as ``transformers`` reads it, its number of words, and numbers
+    in the keys and values of one token of all layers."""
 
     name: str
     folder: Path
@@ -60,7 +55,6 @@ class Shape:
 
     @cached_property
     def num_weights(self) -> int:
-        """Number of all parameters."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -73,18 +67,15 @@ class Shape:
         return self.num_weights * (1 if is_quantized else item_bytes)
 
     def write_model(self, folder: Path, **changes: Any) -> Path:
-        """Writes a folder for ``--load-format dummy``: config and tokenizer.
-
-        Args:
-            folder: of all models.
-            changes: keys of the config.
-        """
+        """Writes a folder for ``--load-format dummy`` below that of all models: the tokenizer, and
+        the config with changed keys."""
         tokenizer = demo_path("target")  # token ids beyond its vocabulary decode to nothing
         model = folder / self.name
         model.mkdir(parents=True, exist_ok=True)
         for name in TOKENIZER_FILES:
             shutil.copy(tokenizer / name, model)
-        write_json(model / "config.json", {**self._config, **changes})
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        write_json(model / "config.json", {**config, **changes})
         return model
 
     def write_eagle3(self, folder: Path) -> Path:
@@ -102,8 +93,7 @@ class Shape:
         )
 
     def write_judge(self, folder: Path, target: Path, draft: Path) -> Path:
-        """Writes the folder of a verdict head for these models: it reads one layer, with random
-        weights."""
+        """Writes the folder of a verdict head for these models: one layer, random weights."""
         import torch
         from safetensors.torch import save_file
 
@@ -119,7 +109,3 @@ class Shape:
         weights = {"weights": torch.randn(2, width), "scalars": torch.ones(2)}
         save_file({**weights, "bias": torch.zeros(1)}, judge / WEIGHTS)
         return judge
-
-    @property
-    def _config(self) -> dict[str, Any]:
-        return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))

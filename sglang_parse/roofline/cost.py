@@ -32,14 +32,8 @@ DRAFT_LENGTHS = (4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward of a batch.
-
-    Attributes:
-        rows: tokens that it computes; ``num_logits`` of them have logits.
-        kv_tokens: tokens whose KV it reads.
-        host_ms: the host's time where it is not one CUDA graph.
-        more_kernels: beside those of the model.
-    """
+    """A forward of ``rows`` tokens, ``num_logits`` of them with logits, which reads the KV of
+    ``kv_tokens``. ``host_ms``: the host's time where it is not one CUDA graph."""
 
     model: Shape
     gpu: str
@@ -130,18 +124,15 @@ class Load:
         return self._answer(self.forward(self.settings.target, 1).ms, 1)
 
     def eagle3(self, accept_length: float) -> float:
-        """With SGLang's EAGLE-3 at a mean number of tokens per target forward."""
+        """At a mean number of tokens per target forward."""
         target = self.settings.target
         head = replace(target, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB)
         drafting = EAGLE3_STEPS * self.forward(head, 1).ms + EAGLE3_HOST_MS
         return self._answer(self.forward(target, 1 + EAGLE3_STEPS).ms + drafting, accept_length)
 
     def parse(self, acceptance: float, layouts: Iterable[DraftLayout]) -> tuple[float, int]:
-        """With PARSE and the best of some layouts; without any, drafts are texts. Every token is
-        verified: behind a refused one the same pass yields the target's.
-
-        Returns:
-            ms, and the best draft length.
+        """With the best of some layouts and draft lengths, and that length; without layouts, drafts
+        are texts. Every token is verified: behind a refused one the same pass yields the target's.
         """
         drafting = [(self.draft_forward(one).ms, self.tokens_per_forward(one)) for one in layouts]
         prompt = self.prefill(self.settings.draft).ms if drafting else 0.0

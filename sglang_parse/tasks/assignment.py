@@ -24,15 +24,8 @@ def make_assignment(
     *,
     is_training: bool = False,
 ) -> Assignment:
-    """Loads the problems and their grader.
-
-    Args:
-        file: JSONL file of prompts; None selects the demo pair's problems.
-        grader: command that grades the answers to the file's prompts.
-        count: number of demo problems to generate.
-        max_tokens: answer length; None selects the default.
-        is_training: demo problems that no other program grades, instead of held-out ones.
-    """
+    """Loads the file's prompts and their grader, or so many of the demo pair's problems:
+    ``is_training`` ones, which no other program grades, or held-out ones."""
     if file is not None:
         return file_assignment(file, grader, max_tokens or FILE_MAX_TOKENS)
     module = load_problems()
@@ -48,7 +41,7 @@ def make_assignment(
 
 
 def prompts_assignment(file: Path | None, count: int, max_tokens: int | None) -> Assignment:
-    """Loads training problems without a grader: every answer gets 0. Args and errors as above."""
+    """Loads training problems without a grader: every answer gets 0."""
     if file is not None:
         title, items, limit = file.name, read_prompts(file), FILE_MAX_TOKENS
     else:
@@ -65,7 +58,6 @@ def data_set(task: Assignment, count: int | None = None) -> str:
 
 
 def _demo_items(module: ModuleType, count: int, is_training: bool) -> tuple[str, list[Item]]:
-    """Title and items of the demo pair's problems, of one side of their split."""
     draw = module.training_problems if is_training else module.held_out_problems
     items = [Item(str(number), problem.text, problem) for number, problem in enumerate(draw(count))]
     return f"{'training' if is_training else 'held-out'} problems of the demo pair", items

@@ -44,9 +44,7 @@ class GradedDraft:
 
     Attributes:
         problem: index into the list of items.
-        verdicts: one per prefix.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
-        num_drafted: tokens of the draft.
         finished: the draft model ended its answer.
         first_wrong: index of the first prefix with an error; None without an error, or where the
             grader cannot locate one.
@@ -86,12 +84,8 @@ class Collector:
         items: Sequence[Item] | None = None,
         **asking_more: Any,
     ) -> Sequence[Answer]:
-        """Answers these problems, always by drafting; ``parse`` None: by plain decoding.
-
-        Args:
-            items: in place of the task's.
-            asking_more: further fields of ``Asking``.
-        """
+        """Answers these problems, or of other ``items``, always by drafting; ``parse`` None: by
+        plain decoding. ``asking_more``: further fields of ``Asking``."""
         server, options = self.endpoint, {"enabled": True, "drafting": "always", **(parse or {})}
         if parse is None:  # under PARSE's name the client would require drafts
             server, options = Remote(PLAIN, self.endpoint.url), {"enabled": False}
@@ -121,7 +115,7 @@ class Collector:
         return found, first_record(answer)["threshold"]
 
     def first_drafts(self, indices: Sequence[int]) -> list[GradedDraft]:
-        """Returns the graded first drafts of these problems, in their order."""
+        """The graded first drafts of these problems, in their order."""
         limit = min(self.task.max_tokens, self.served[0].draft_tokens + 2)  # ends with the draft
         read = lambda answer: asdict(self.grade_draft(answer))  # noqa: E731
         found = self.collect("first drafts", indices, ACCEPT_ALL, read, limit)
@@ -136,13 +130,12 @@ class Collector:
         max_tokens: int | None = None,
         **asking: Any,
     ) -> list[Any]:
-        """Returns what ``read`` makes of the answer to each problem, plain data; saves it in waves.
+        """What ``read`` makes of the answer to each problem, plain data; saves it in waves.
 
         Args:
             name: of the progress bar and of the file, whose results are not requested again; it has
                 the selection where results depend on it.
             max_tokens: per answer; default: the task's.
-            asking: more arguments of ``ask``.
         """
         limit = max_tokens or self.task.max_tokens
         conditions = {
@@ -182,11 +175,8 @@ class Collector:
         return self._graded(answer, 0, first_record(answer), ())
 
     def grade_later_drafts(self, answer: Answer) -> Iterator[GradedDraft]:
-        """Grades the drafts behind the first one, as long as what is before them is right.
-
-        Args:
-            answer: with its token ids; the task locates errors.
-        """
+        """Grades the drafts behind the first one, as long as what is before them is right; of an
+        answer with token ids, of a task that locates errors."""
         first_record(answer)
         for number, record in enumerate(answer.parse["trace"][1:], start=1):
             before = answer.token_ids[: record["output_start"] - 1]
@@ -226,7 +216,7 @@ class Collector:
 def first_wrong_prefix(
     prefix_ends: Sequence[int], wrong_token: int | None
 ) -> tuple[int | None, int | None]:
-    """Returns the first prefix with an error, and its wrong token; None if it was not verified."""
+    """The first prefix with an error, and its wrong token; None if it was not verified."""
     if wrong_token is None or wrong_token > prefix_ends[-1]:
         return None, None
     return bisect_left(prefix_ends, wrong_token), wrong_token

@@ -51,7 +51,7 @@ class GraderCommand:
         return float(score)
 
     def locate(self, item: Item, text: str, finished: bool) -> int | None:
-        """Returns the number of characters before the first error, None without one."""
+        """Number of characters before the first error, None without one."""
         reply = self._ask(item, text, finished)
         if "right_chars" not in reply:
             raise BenchError(

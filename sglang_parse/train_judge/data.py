@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sglang_parse.client.prompts import read_lines
 from sglang_parse.client.records import Assignment, BenchError, Item
 
 WANTED = (
@@ -50,26 +50,16 @@ class LabeledText(BaseModel):
 
 
 def read_data(path: Path) -> list[LabeledText]:
-    """Reads the file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"--data {str(path)!r} cannot be read: {error}; {WANTED}") from error
+    """Reads the file; errors name line and field."""
     found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path, WANTED):
         try:
-            found.append(LabeledText.model_validate(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise BenchError(f"{path}:{number} is not JSON ({error}); {WANTED}") from error
+            found.append(LabeledText.model_validate(line))
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = "".join(f"{part}: " for part in problem["loc"])
             text = f"{path}:{number}: {place}{problem['msg']}; {WANTED}"
             raise BenchError(text) from error
-    if not found:
-        raise BenchError(f"--data {str(path)!r} is empty; {WANTED}")
     return found
 
 

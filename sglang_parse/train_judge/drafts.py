@@ -30,8 +30,7 @@ class LabeledDraft:
     Attributes:
         prompt: drafts of one prompt have the same number.
         prefix_ends: [K] prefix k is the first ``prefix_ends[k]`` of n draft tokens.
-        right: [K] whether the prefix is right; None where it has no label. After the first wrong
-            prefix there is none.
+        right: [K] None where a prefix has no label, as after the first wrong one.
         wrong_token: the first wrong token, 1..n, or 0 for the anchor; None without one, or where
             errors are not located.
         logprobs, entropies: [n] of the draft's tokens, under the target.
@@ -73,12 +72,7 @@ class LabeledDraft:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Labeled drafts, and what their rows are.
-
-    Attributes:
-        layers: ascending.
-        locates_tokens: wrong drafts have a ``wrong_token``.
-    """
+    """Labeled drafts, and what their rows are; ``locates_tokens``: with a ``wrong_token``."""
 
     drafts: Sequence[LabeledDraft]
     layers: tuple[int, ...]

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+
+from sglang_parse.train_judge.drafts import LabeledDraft
 
 RANKED_RISK, SERVED_RISK = 2, 0.25
 """Percent of drafts with an accepted error: what ranks candidates, and what a server's default
@@ -25,19 +27,6 @@ TINY = 1e-9
 """Against rounding of counts that are whole numbers."""
 Scores = Sequence[Sequence[float]]
 """By draft and prefix; higher is better."""
-
-
-class Labeled(Protocol):
-    """The part of a ``LabeledDraft`` that figures depend on."""
-
-    @property
-    def prompt(self) -> int: ...
-    @property
-    def prefix_ends(self) -> Sequence[int]: ...
-    @property
-    def right(self) -> Sequence[bool | None]: ...
-    @property
-    def labeled(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +68,10 @@ class ReaderFigures:
 
 
 class Comparison:
-    """Computes figures of several readers of the same drafts.
+    """Computes figures of several readers of the same drafts; without ``resamples`` of the
+    bootstrap only the numbers themselves."""
 
-    Args:
-        resamples: of the bootstrap; 0 leaves only the numbers themselves.
-    """
-
-    def __init__(self, drafts: Sequence[Labeled], resamples: int = RESAMPLES) -> None:
+    def __init__(self, drafts: Sequence[LabeledDraft], resamples: int = RESAMPLES) -> None:
         names, prompts = np.unique([draft.prompt for draft in drafts], return_inverse=True)
         count = len(names)
         drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), resamples)
@@ -99,14 +85,10 @@ class Comparison:
         """Of one reader."""
         refused, kept = self._refused_at_kept(scores), self._kept_at_risk(scores)
         return ReaderFigures(
-            auroc=Estimate.of(self._aurocs(scores)),
+            auroc=self.auroc(scores),
             auroc_within_prompt=Estimate.of(self._within_prompt(scores)),
-            refused_at_kept={
-                str(percent): Estimate.of(refused[:, place]) for place, percent in enumerate(KEPT)
-            },
-            kept_at_risk={
-                str(percent): Estimate.of(kept[:, place]) for place, percent in enumerate(RISKS)
-            },
+            refused_at_kept={f"{at}": Estimate.of(refused[:, k]) for k, at in enumerate(KEPT)},
+            kept_at_risk={f"{at}": Estimate.of(kept[:, k]) for k, at in enumerate(RISKS)},
         )
 
     def gain(self, scores: Scores, other: Scores) -> Estimate:
@@ -117,11 +99,8 @@ class Comparison:
         return Estimate.of(self._aurocs(scores))
 
     def rank(self, scores: Scores) -> tuple[float, float]:
-        """Of a candidate: tokens kept at ``RANKED_RISK`` percent, rounded, then AUROC.
-
-        Where only complete drafts have labels, one more or less decides about the tokens kept:
-        AUROC alone ranks.
-        """
+        """Of a candidate: tokens kept at ``RANKED_RISK`` percent, rounded, then AUROC. Where only
+        complete drafts have labels, AUROC alone: one more or less decides about tokens kept."""
         area = float(self._aurocs(scores)[0])
         if len(self._units) <= len(self._drafts):
             return 0.0, area
@@ -198,8 +177,8 @@ class Comparison:
         return np.array([_ratio(times @ wins, times @ pairs) for times in self._resamples])
 
 
-def threshold_at(drafts: Sequence[Labeled], scores: Scores, percent: float) -> float:
-    """Returns the lowest score at which at most so many drafts have an error accepted."""
+def threshold_at(drafts: Sequence[LabeledDraft], scores: Scores, percent: float) -> float:
+    """The lowest score at which at most so many drafts have an error accepted."""
     lowest = [list(accumulate(values, min)) for values in scores]  # first-reject
     found = zip(lowest, drafts, strict=True)
     errors = sorted(one[d.right.index(False)] for one, d in found if False in d.right)
@@ -209,7 +188,7 @@ def threshold_at(drafts: Sequence[Labeled], scores: Scores, percent: float) -> f
     return float(np.nextafter(errors[-1 - allowed], np.inf))
 
 
-def _lengths(draft: Labeled) -> np.ndarray:
+def _lengths(draft: LabeledDraft) -> np.ndarray:
     """[K] tokens that each prefix adds. Those before the first label are of unknown worth alone."""
     lengths, first = np.diff([0, *draft.prefix_ends]), draft.labeled[0]
     lengths[first] = draft.prefix_ends[first]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sglang_parse.client.records import Answer, BenchError
-from sglang_parse.core.judge import QUESTION
 from sglang_parse.core.segment import Segmenter, prefix_ends
 from sglang_parse.tasks.collect import (
     ACCEPT_ALL,
@@ -50,13 +49,7 @@ class SeenDraft:
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """What the server captures, and where it is stored.
-
-    Attributes:
-        judge: the server's, as in a trace.
-        layers: ascending.
-        dtype: of the target.
-    """
+    """What the server captures, and where it is stored; ``judge`` as in a trace."""
 
     judge: str
     layers: tuple[int, ...]
@@ -88,11 +81,6 @@ class HiddenStates:
             dtype=found["dtype"],
             folder=settings.output / f"drafts-layers-{'-'.join(map(str, layers))}",
         )
-
-    @property
-    def asks_question(self) -> bool:
-        """Whether the server's verdicts are the question's."""
-        return self.judge == QUESTION
 
     def store(self, draft: GradedDraft, record: dict[str, Any]) -> dict[str, Any]:
         """Writes the hidden states of a draft's trace record; returns the rest as plain data."""
@@ -128,11 +116,7 @@ class HiddenStates:
 def gather(
     collector: Collector, indices: Sequence[int], states: HiddenStates, given: Given | None
 ) -> list[SeenDraft]:
-    """Returns the first drafts of these problems, in their order; resumes from disk.
-
-    Args:
-        given: drafts to verify instead of the draft model's.
-    """
+    """The first drafts of these problems, or the given ones, in their order; resumes from disk."""
 
     def read(answer: Answer) -> dict[str, Any]:
         return states.store(collector.grade_draft(answer), first_record(answer))
@@ -150,15 +134,8 @@ def gather(
 def gather_later(
     collector: Collector, indices: Sequence[int], states: HiddenStates, segments: Segmenter
 ) -> list[SeenDraft]:
-    """Returns the drafts behind the first ones of whole answers, which the server's judge serves.
-
-    Such drafts follow what the judge accepted and what the target wrote itself, and make other
-    errors than first ones. An answer's are returned up to the first with an error, with prefixes
-    that end as the first drafts' do.
-
-    Args:
-        segments: cuts drafts as first ones are cut.
-    """
+    """The drafts behind the first ones of whole answers, which the server's judge serves: they make
+    other errors. An answer's end with the first error; ``segments`` cuts them as first ones."""
 
     def read(answer: Answer) -> list[dict[str, Any]]:
         records = answer.parse["trace"]

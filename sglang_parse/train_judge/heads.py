@@ -31,13 +31,8 @@ MAX_ITERATIONS = 300
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a head could be.
-
-    Attributes:
-        layers: whose hidden states it reads.
-        uses_scalars: whether it reads log-probabilities and entropies.
-        strength: scikit-learn's C.
-    """
+    """What a head could be: layers that it reads, whether it reads log-probabilities and
+    entropies (scalars), scikit-learn's C."""
 
     pooling: Pooling
     layers: tuple[int, ...]
@@ -52,12 +47,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """A head as ``core.judge`` describes it.
-
-    Attributes:
-        weights: fp32 [2 or 3, width]; ``scalars``: fp32 [2].
-        columns: [width] columns of a row that it reads.
-    """
+    """A head as ``core.judge`` describes it: weights fp32 [2 or 3, width], scalars fp32 [2]; it
+    reads [width] columns of a row."""
 
     pooling: Pooling
     weights: np.ndarray
@@ -113,11 +104,8 @@ class Features:
         self._values = self._scaler.fit_transform(self._values)
 
     def fit_folds(self, candidate: Candidate, size: float = 1.0) -> list[HeadWeights]:
-        """One head per fold, on the others' drafts; empty if one of them has a single class.
-
-        Args:
-            size: fraction of the prompts that train.
-        """
+        """One head per fold, on that fraction of the others' prompts; empty if one of them has a
+        single class."""
         folds, uses = self._data.folds[self._drafts], self._uses(size)[self._drafts]
         rows = [(folds != fold) & uses for fold in range(FOLDS)]
         if any(len({*self.labels[chosen]}) < 2 for chosen in rows):

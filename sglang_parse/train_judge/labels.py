@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from sglang_parse.client.records import Answer, Assignment, Item
+from sglang_parse.core.judge import QUESTION
 from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.drafts import LabeledDraft, labels_up_to
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
@@ -39,11 +40,8 @@ def labeled(
 def label(
     seen: SeenDraft, prompt: int, states: HiddenStates, *, is_located: bool
 ) -> LabeledDraft | None:
-    """Labels a draft's prefixes; None where nothing is known about any.
-
-    Args:
-        is_located: ``first_wrong`` is known; else only complete drafts have a label.
-    """
+    """Labels a draft's prefixes; None where nothing is known about any. Where errors are not
+    located only complete drafts have a label."""
     draft, count = seen.draft, len(seen.draft.prefix_ends)
     right: list[bool | None] = [*[None] * (count - 1), draft.is_answer_right]
     if is_located:
@@ -58,7 +56,7 @@ def label(
         logprobs=seen.logprobs,
         entropies=seen.entropies,
         load=partial(states.load, draft),
-        asked=draft.verdicts if states.asks_question else (),
+        asked=draft.verdicts if states.judge == QUESTION else (),
     )
 
 

@@ -36,7 +36,6 @@ class Trained:
     """The outcome of a training.
 
     Attributes:
-        candidate: the chosen one.
         head: trained on all drafts; its scores are log-odds that a prefix is right.
         scores: of heads that saw no draft of the same prompt, as log-odds.
         token_scores: the same of every token's prefix, if such a head needs no segments.
@@ -64,11 +63,10 @@ def smallest_logprobs(draft: LabeledDraft) -> list[float]:
 
 
 def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda: None) -> Trained:
-    """Chooses, calibrates and trains a head.
+    """Chooses, calibrates and trains a head; calls ``on_step`` ``num_steps`` times.
 
     Args:
         max_rows: most tokens of a draft that train a ``worst-token`` head.
-        on_step: called ``num_steps`` times.
 
     Raises:
         NothingToLearnError: there are not enough labels of both kinds, or the best head's scores
