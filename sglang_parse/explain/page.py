@@ -55,8 +55,8 @@ def render(answers: Sequence[ExplainedAnswer], facts: dict[str, Any]) -> str:
 
 
 def position(verdict: float) -> float:
-    """Where a verdict or threshold is on its scale, in percent of the width: linear in the logit, as
-    most verdicts are close to 0 or 1."""
+    """Where a verdict or threshold is on its scale, in percent of the width. The scale is linear in
+    the logit, as most verdicts are close to 0 or 1."""
     if not 0 < verdict < 1:
         return 0.0 if verdict <= 0 else 100.0
     logit = math.log(verdict / (1 - verdict))

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sglang_parse"
+PACKAGE_FILES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(
     path for folder in ("sglang_parse", "patches") for path in ROOT.glob(f"{folder}/**/*.py")
 )
@@ -105,6 +106,32 @@ def test_the_policy_keeps_its_budget():
     sources = [path.read_text() for path in (PACKAGE / "core/policy").glob("*.py")]
     assert sum(map(lines_of_code, sources)) <= 600
     assert len(fields(PolicyConfig)) <= 25
+
+
+PACKAGE_LINES = 16_300
+MAX_FILE_LINES = 350
+LONGER_FILES = {
+    *("core/config.py", "core/phases.py", "core/policy/controller.py", "core/question.py"),
+    *("core/request.py", "engine/adjust.py", "engine/commit.py", "engine/eagle.py"),
+    *("engine/verify.py", "startup/models.py"),
+}
+
+
+def test_the_package_keeps_its_budget():
+    """Lines of code, as of the policy's. The goal is 22,900 lines with docstrings and blank ones,
+    which is about 14,900 of code: lower the number when the package has become smaller."""
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE_FILES]
+    assert sum(map(lines_of_code, sources)) <= PACKAGE_LINES
+
+
+def test_files_are_short():
+    """A longer one is on the list until it has been split; then it is taken off."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE_FILES
+        if len(path.read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES
+    }
+    assert found == LONGER_FILES
 
 
 def lines_of_code(source: str) -> int:
