@@ -129,7 +129,6 @@ def error_len(draft: GradedDraft, loss: Loss) -> float:
 
 
 def accepted_len(draft: GradedDraft, selection: str, threshold: float) -> int:
-    """Number of accepted draft tokens."""
     verdicts, ends = draft.verdicts, draft.prefix_ends
     return select(verdicts, ends, threshold, selection, is_finished=draft.finished).accepted_len
 

@@ -156,7 +156,6 @@ def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
 
 
 def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThreshold]]) -> Grid:
-    """Costs of thresholds by selection."""
 
     def cells(row: AtThreshold) -> list[Cell]:
         whose = "the server's" if row.threshold == figures.served_threshold else ""

@@ -51,7 +51,6 @@ class CalibrateSettings(GradedSettings):
 
     @property
     def models(self) -> Models:
-        """The models that are served here."""
         found, judge = super().models, self.judge or judge_of(self.target)
         if judge in ("", QUESTION):
             return replace(found, parse_flags=(*FIXED_LENGTH, *found.parse_flags))

@@ -109,7 +109,6 @@ def timed(
 
 
 def graded(bench_run: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRun:
-    """Fills in scores."""
     answers = (replace(a, score=grade(items[a.problem], a.text)) for a in bench_run.answers)
     return replace(bench_run, answers=tuple(answers))
 

@@ -16,7 +16,6 @@ CHECKOUT = "run this from a checkout of the repository"
 
 
 def demo_path(name: str) -> Path:
-    """Path of a file or folder of the demo pair."""
     path = DEMO_PAIR / name
     if not path.exists():
         raise BenchError(f"{path} is missing: {WITHOUT}; fix: {CHECKOUT}")
@@ -41,7 +40,6 @@ def check_there(paths: Mapping[str, str | None]) -> None:
 
 
 def is_of_demo_pair(path: str) -> bool:
-    """Whether this model is the demo pair's."""
     return Path(path).resolve() in [(DEMO_PAIR / name).resolve() for name in ("target", "draft")]
 
 

@@ -33,8 +33,6 @@ def option(
 
 
 class Flags:
-    """Base of the dataclasses."""
-
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, **defaults: Any) -> None:
         """Adds the flags in the order of the fields; some with other defaults."""
@@ -54,7 +52,6 @@ class Flags:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:
-        """Reads a parsed command line."""
         values = {}
         for setting in fields(cls):  # type: ignore[arg-type]
             value, read = getattr(arguments, setting.name), setting.metadata["read"]

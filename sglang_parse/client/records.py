@@ -49,7 +49,6 @@ def has_parse(server: str) -> bool:
 
 
 def title_of(server: str) -> str:
-    """The server's name for people."""
     kind, _, simulated = server.partition("@")
     title, (way, _, every) = TITLES.get(kind, kind), simulated.partition(":")
     if kind in STOCK and simulated:
@@ -125,7 +124,6 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Its name for people."""
         at = "" if self.threshold is None else f" at {self.threshold:g}"
         groups = {ALL: "", DRAFTING: ": drafting", SWITCHED_OFF: ": switched off"}
         group = ": all switched off" if self.off_fraction == 1 else groups[self.group]

@@ -77,7 +77,6 @@ def server_specs(models: Models, names: Sequence[str]) -> list[ServerSpec]:
 
 
 def command_of(spec: ServerSpec) -> str:
-    """The command line of a server, without its port."""
     return shlex.join(["python", *spec.launcher, *spec.common, *spec.flags])
 
 

@@ -143,7 +143,6 @@ class _Batch:
 
 
 def explain_answer(traced: Traced, decode: Decode) -> ExplainedAnswer:
-    """Splits an answer into rounds and segments."""
     batch, records = _Batch(), _records(traced)
     explain = partial(_explain, traced, records, batch)
     explain()
@@ -167,7 +166,6 @@ def _explain(traced: Traced, records: Sequence[TraceRecord], text: ToText) -> Ex
 
 
 def _records(traced: Traced) -> list[TraceRecord]:
-    """Raises: BenchError."""
     parse, output = traced.parse, list(traced.output_ids)
     if parse.get("mode") == "parse" and "trace" not in parse:
         fix = 'send custom_params = {"parse": {"trace": true}}'

@@ -43,8 +43,6 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and range of the runs."""
-
     median: float
     low: float
     high: float

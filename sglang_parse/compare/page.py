@@ -158,9 +158,9 @@ def _stage_times(figures: Comparison) -> Iterator[Grid]:
             "target, with a the sum of both."
         )
         yield Grid(headings, rows, note)
-    if rows := _by_load(figures, of_load):
+    if loads := _by_load(figures, of_load):
         note = "Of the time, all requests together, by the server's metrics; medians over the runs."
-        yield Grid(("", "at a time", *STAGES, "rows per pass", "ms per pass"), rows, note)
+        yield Grid(("", "at a time", *STAGES, "rows per pass", "ms per pass"), loads, note)
 
 
 def trade_plot(figures: Comparison) -> go.Figure:

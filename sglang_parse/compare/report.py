@@ -67,7 +67,6 @@ def conditions(
     bench_command: str,
     seconds: float,
 ) -> dict[str, Any]:
-    """Machine, versions, commands, settings."""
     environment = {**DEFAULTS, **{key: os.environ[key] for key in DEFAULTS if key in os.environ}}
     kinds = dict.fromkeys(map(kind_of, settings.servers))
     return {

@@ -83,8 +83,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 class Runner:
-    """Measures all servers of a comparison."""
-
     def __init__(
         self, settings: CompareSettings, task: Assignment, pool: Pool, log: ProgressLog
     ) -> None:
@@ -94,7 +92,6 @@ class Runner:
         self._timed: dict[Variant, list[BenchRun]] = defaultdict(list)
 
     def measure(self) -> Measured:
-        """All runs."""
         settings = self._settings
         for run in range(settings.runs):
             if run == 0 or settings.fresh:
@@ -190,7 +187,6 @@ class Runner:
         return Asking(model=name, max_tokens=most, limit_s=LONG_LIMIT_S)
 
     def load(self, variant: Variant, run: int, concurrency: int) -> Load:
-        """The requests of one run of ``bench_serving``."""
         settings = self._settings
         indices = settings.indices(run, concurrency, len(self._task.items))
         problems = [self._task.items[index] for index in indices]

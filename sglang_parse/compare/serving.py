@@ -60,7 +60,6 @@ class Load:
 
     @property
     def stem(self) -> str:
-        """Name of the run's files."""
         at = "" if self.variant.threshold is None else f"-at{self.variant.threshold:g}"
         off = f"-off{self.variant.off_fraction:g}" if self.variant.off_fraction else ""
         return f"{self.variant.server}{at}{off}-run{self.run}-c{self.concurrency}"

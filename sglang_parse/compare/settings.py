@@ -192,7 +192,6 @@ class CompareSettings(TaskSettings):
         return tuple(name for name in self.servers if not has_parse(name) and name != DRAFT)
 
     def graded_variants(self, server: str) -> tuple[Variant, ...]:
-        """A server's own threshold, then the others."""
         # Token by token the draft's text is the same, and token mode has no threshold.
         has_others = has_parse(server) and kind_of(server) not in (PARSE_ONE, PARSE_TOKEN)
         others = self.thresholds if has_others else ()
@@ -210,7 +209,6 @@ class CompareSettings(TaskSettings):
 
     @property
     def num_timed(self) -> int:
-        """Problems that all runs send."""
         return self.runs * sum(map(self.num_requests, self.concurrencies))
 
     def indices(self, run: int, concurrency: int, total: int) -> list[int]:

@@ -53,7 +53,6 @@ class Evidence:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """Records of their traces."""
         return [record for answer in self.run.answers for record in answer.parse["trace"]]
 
     @property

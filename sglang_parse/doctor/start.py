@@ -51,7 +51,6 @@ class Start:
         self.args: Any = None
 
     def checks(self) -> Iterator[Check]:
-        """Yields each check when the last one has been made."""
         yield "flags", self.flags
         if self.given is None:
             return
@@ -171,14 +170,12 @@ class Start:
 
     @property
     def draft(self) -> Any:
-        """``ModelConfig`` of the draft model."""
         if self.pair[1] is None:
             not_checked("no draft model: drafts are texts only")
         return self.pair[1]
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The target's."""
         with _reading("the target's tokenizer"):
             return models.tokenizer_of(self.args)
 

@@ -17,7 +17,6 @@ from sglang_parse.explain.settings import ExplainSettings
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Raises: BenchError."""
     settings = ExplainSettings.read(arguments)
     with make_progress(console) as progress:
         bar = progress.add_task("asking", total=None, visible=bool(settings.url))
@@ -37,7 +36,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def summary(answer: ExplainedAnswer) -> str:
-    """Describes how the answer was served, and its stage times."""
     parse = answer.parse
     if parse.get("mode") != "parse":
         return f"  served by plain decoding: {parse.get('reason', 'no reason given')}"

@@ -105,7 +105,6 @@ def content(
 
 
 def table(speeds: Sequence[SpeedAt]) -> Table:
-    """A row per concurrency and server."""
     others = list(dict.fromkeys(row.server for row in speeds if not has_parse(row.server)))
     over = (f"over {name}" for name in others)
     found = make_table(

@@ -97,7 +97,6 @@ class LimitSettings(Flags):
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> LimitSettings:
-        """Raises: BenchError, when settings do not fit together, or with this machine."""
         found = super().read(arguments)
         settings = replace(
             found,
@@ -123,7 +122,6 @@ class LimitSettings(Flags):
             self._config(value if has_parse(name) else "")
 
     def _config(self, simulated: str = "") -> ParseConfig:
-        """The settings of a server with PARSE."""
         try:
             config = ParseConfig(**self.of_parse)
             SimulatedAcceptance.from_env(config, {ENV_VAR: simulated})
@@ -139,7 +137,6 @@ class LimitSettings(Flags):
         return {"segment": "tokens:1", "drafting": self.drafting, **draft}
 
     def servers_at_once(self, available: int) -> int:
-        """How many servers fit into that many bytes."""
         needed = self.bytes_needed
         if needed > available:
             raise BenchError(

@@ -21,7 +21,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 def shape_names() -> tuple[str, ...]:
-    """Names of the shapes in this repository."""
     return tuple(sorted(path.parent.name for path in SHAPES.glob("*/config.json")))
 
 

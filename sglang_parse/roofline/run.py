@@ -21,7 +21,6 @@ MIN_WIDTH = 120
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Raises: BenchError: a shape that cannot be read or does not fit on the GPU."""
     settings = RooflineSettings.read(arguments)
     console.width = max(console.width, MIN_WIDTH)
     console.print(costs(settings), speedups(settings))

@@ -62,7 +62,6 @@ class Shape:
 
     @property
     def body(self) -> int:
-        """Weights of all layers."""
         heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
         of_layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
         return self.num_hidden_layers * of_layer
@@ -73,7 +72,6 @@ class Shape:
 
     @property
     def memory(self) -> int:
-        """Bytes of all weights."""
         return BF16_BYTES * (self.body + self.lm_head * (1 if self.tie_word_embeddings else 2))
 
     @property

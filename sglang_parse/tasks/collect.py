@@ -223,7 +223,6 @@ def first_wrong_prefix(
 
 
 def first_record(answer: Answer) -> dict[str, Any]:
-    """Returns the trace of an answer's first draft."""
     if answer.parse["kv_truncated_drafts"]:
         raise BenchError(
             f"problem {answer.problem}: drafts were truncated for lack of KV slots; fix: a smaller "
@@ -239,7 +238,6 @@ def first_record(answer: Answer) -> dict[str, Any]:
 
 
 def _read_results(path: Path, conditions: dict[str, Any]) -> dict[str, Any]:
-    """Reads results by problem."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return {}

@@ -44,7 +44,6 @@ class GraderCommand:
             raise BenchError(f"{SETTING} is {line!r}, which does not start: {error}") from error
 
     def grade(self, item: Item, text: str) -> float:
-        """Returns the answer's score."""
         score = self._ask(item, text, True).get("score")
         if not isinstance(score, (int, float)) or not 0 <= score <= 1:
             raise BenchError(f"{SETTING} gave {item.key} the score {score!r}; expected 0 to 1")

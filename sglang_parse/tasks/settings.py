@@ -48,7 +48,6 @@ class TaskSettings(Flags):
 
     @property
     def models(self) -> Models:
-        """The models that are served here."""
         return Models(
             *(self.target, self.draft),
             question=self.question or None,
@@ -71,7 +70,6 @@ class GradedSettings(TaskSettings):
 
     @classmethod
     def read(cls, arguments: Namespace) -> Self:
-        """Raises: BenchError, when settings do not fit together."""
         settings = super().read(arguments)
         model = settings.target
         if settings.remote is not None:

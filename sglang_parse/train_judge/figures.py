@@ -82,7 +82,6 @@ class Comparison:
         self._drafts, self._prompts = drafts, prompts
 
     def figures(self, scores: Scores) -> ReaderFigures:
-        """Of one reader."""
         refused, kept = self._refused_at_kept(scores), self._kept_at_risk(scores)
         return ReaderFigures(
             auroc=self.auroc(scores),

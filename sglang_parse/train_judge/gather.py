@@ -59,7 +59,6 @@ class HiddenStates:
 
     @classmethod
     def of(cls, collector: Collector, given: Given | None) -> HiddenStates:
-        """Asks the server."""
         settings = collector.settings
         more = _given_options(given)
         try:

@@ -62,7 +62,6 @@ class JudgeReport:
 
     @classmethod
     def of(cls, data: TrainingSet, trained: Trained) -> JudgeReport:
-        """Compares a trained head."""
         drafts, compared = data.drafts, Comparison(data.drafts)
         scores: dict[str, Scores] = {
             LOGPROB: [likelihood_scores(draft) for draft in drafts],
@@ -158,7 +157,6 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
 
 
 def write(folder: Path, report: JudgeReport, values: dict[str, Any]) -> None:
-    """Writes judge.json and judge.safetensors."""
     head = report.trained.head
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {

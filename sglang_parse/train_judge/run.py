@@ -78,7 +78,9 @@ def learn(
     log: ProgressLog,
 ) -> tuple[JudgeReport, Fingerprint]:
     """Trains on first drafts; serves that head, and trains on later drafts, too.
-    NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
+
+    Raises:
+        NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
     """
     with open_collector(settings, task, console, log) as collector:
         states, fingerprint = HiddenStates.of(collector, given), collector.served[0]
@@ -97,7 +99,6 @@ def learn(
 
 
 def load_task(settings: TrainJudgeSettings) -> Assignment:
-    """The problems and their labels."""
     if settings.data:
         digest = hashlib.sha256(settings.data.read_bytes()).hexdigest()[:16]
         task = data_assignment(settings.data, f"{settings.data.name} ({digest})")

@@ -61,7 +61,6 @@ class TrainJudgeSettings(GradedSettings):
 
     @classmethod
     def read(cls, arguments: Namespace) -> Self:
-        """Raises: BenchError, when settings do not fit together."""
         settings = super().read(arguments)
         if settings.data and (settings.task_file or settings.labels == "target"):
             other = "--task-file" if settings.task_file else "--labels target"
