@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's, for colour-blind readers.
 PALETTE = {
+    "grey": "#5f6368",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "sky": "#56b4e9",
+    "teal": "#2a7f7f",
     "blue": "#0072b2",
     "red": "#d55e00",
-    "green": "#009e73",
-    "purple": "#cc79a7",
-    "orange": "#e69f00",
-    "sky": "#56b4e9",
-    "yellow": "#b8a000",
     "brown": "#7f4f24",
-    "teal": "#2a7f7f",
-    "grey": "#5f6368",
     "light grey": "#9aa0a6",
+    "purple": "#cc79a7",
+    "yellow": "#b8a000",
 }
 _HERE = "sglang_parse.client"
 _CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}

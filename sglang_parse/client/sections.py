@@ -46,7 +46,8 @@ class Facts:
     facts: Mapping[str, Any]
 
 
-Sections = Mapping[str, Sequence[Text | Grid | Plot | Facts]]
+Part = Text | Grid | Plot | Facts
+Sections = Mapping[str, Sequence[Part]]
 """Heading -> what is below it."""
 
 

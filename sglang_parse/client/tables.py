@@ -28,7 +28,7 @@ def grid_table(title: str, grid: Grid, columns: Sequence[int] | None = None) -> 
     """A grid, or some of its columns; small print is below its figure."""
 
     def chosen(cells: Sequence[Cell]) -> list[str]:
-        lines = [cell if isinstance(cell, str) else "\n".join(cell) for cell in cells]
+        lines = [cell if isinstance(cell, str) else "\n".join(filter(None, cell)) for cell in cells]
         return lines if columns is None else [lines[place] for place in columns]
 
     table = make_table(title, chosen(grid.headings))

@@ -10,7 +10,16 @@ import plotly.graph_objects as go
 
 from sglang_parse.client.page import PALETTE, error_bars, render_report
 from sglang_parse.client.records import PERCENTILES, STAGES, TITLES, kind_of, title_of
-from sglang_parse.client.sections import Cell, Facts, Grid, Plot, Sections, Text, with_interval
+from sglang_parse.client.sections import (
+    Cell,
+    Facts,
+    Grid,
+    Part,
+    Plot,
+    Sections,
+    Text,
+    with_interval,
+)
 from sglang_parse.client.statistics import PairedTest
 from sglang_parse.compare.figures import (
     Comparison,
@@ -21,11 +30,7 @@ from sglang_parse.compare.figures import (
     WhereTimeGoes,
 )
 
-_NAMES = (
-    *("grey", "orange", "green", "sky", "teal", "blue", "red", "brown", "light grey"),
-    *("purple", "yellow"),
-)
-COLOURS = {kind: PALETTE[name] for kind, name in zip(TITLES, _NAMES, strict=True)}
+COLOURS = dict(zip(TITLES, PALETTE.values(), strict=True))
 LATENCIES = {
     "ttft": ("time to first token", 0),
     "tpot": ("time per output token", 1),
@@ -45,7 +50,7 @@ def render(figures: Comparison, facts: dict[str, Any]) -> str:
 def sections(figures: Comparison, facts: dict[str, Any]) -> Sections:
     """Everything that a reader is told, by heading."""
     speed = [Plot("speed", plot)] if (plot := speed_plot(figures, facts["baseline"])).data else []
-    parts = (
+    parts: tuple[Sequence[Part], ...] = (
         _quality(figures),
         [*speed, _speedup(figures, facts)],
         [_latency(figures)],
@@ -131,18 +136,18 @@ def _latency(figures: Comparison) -> Grid:
         return ["/".join(f"{one[p]:.{places}f}" for p in PERCENTILES) for one, places in found]
 
     small = f"{'/'.join(PERCENTILES)}, ms"
-    headings = ("", "at a time", *((title, small) for title, _ in LATENCIES.values()))
+    titles: list[Cell] = [(title, small) for title, _ in LATENCIES.values()]
     note = (
         "By bench_serving, streaming. PARSE's tokens arrive in chunks, a whole accepted draft at a "
         "time: inter-token latency is the time between two chunks."
     )
-    return Grid(headings, _by_load(figures, row), note)
+    return Grid(["", "at a time", *titles], _by_load(figures, row), note)
 
 
 def _stage_times(figures: Comparison) -> Iterator[Grid]:
     def of_load(speed: SpeedAt) -> Sequence[Cell]:
         passes = _known(speed.rows_per_pass, "{:.0f}"), _known(speed.ms_per_pass, "{:.1f}")
-        return speed.stages and [*(f"{speed.stages[s]:.1%}" for s in STAGES), *passes]
+        return [*(f"{speed.stages[s]:.1%}" for s in STAGES), *passes] if speed.stages else ()
 
     def of_request(label: str, time: WhereTimeGoes) -> Sequence[Cell]:
         spent = (f"{time.ms_per_request[stage]:.0f}" for stage in STAGES)
