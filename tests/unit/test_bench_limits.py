@@ -19,6 +19,8 @@ def test_shapes_have_the_sizes_in_their_names():
     assert Shape.read("qwen3_1_7b").num_weights == pytest.approx(1.72e9, rel=0.01)
     assert Shape.read("qwen3_235b_a22b_fp8").num_weights == pytest.approx(235e9, rel=0.01)
     assert Shape.read("qwen3_14b").num_weights == pytest.approx(14.8e9, rel=0.01)
+    assert Shape.read("qwen3_8b").num_weights == pytest.approx(8.19e9, rel=0.01)
+    assert Shape.read("qwen3_4b").num_weights == pytest.approx(4.02e9, rel=0.01)
     assert Shape.read("qwen3_0_6b").num_weights == pytest.approx(0.6e9, rel=0.01)
     vocabularies = {Shape.read(name).vocab for name in shape_names() if name.startswith("qwen3")}
     assert vocabularies == {151_936}
@@ -26,6 +28,7 @@ def test_shapes_have_the_sizes_in_their_names():
 
 def test_every_shape_is_one():
     others = {"qwen3_32b", "qwen3_14b", "qwen3_0_6b", "qwen3_1_7b", "tiny_target", "tiny_draft"}
+    others |= {"qwen3_4b", "qwen3_8b"}
     assert others | {"qwen3_235b_a22b_fp8"} == set(shape_names())
     assert all(Shape.read(name).num_weights > 0 for name in shape_names())
 

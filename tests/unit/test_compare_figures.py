@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 from goals import Goal, goals_of
+from markupsafe import escape
+from rich.console import Console
 
 from sglang_parse.client.figures import costs_of, limit_of, speedups
 from sglang_parse.client.records import BenchError, BenchRun, Variant
+from sglang_parse.client.sections import Grid
 from sglang_parse.client.statistics import paired_test
+from sglang_parse.client.tables import show_sections
 from sglang_parse.compare.figures import Measured, accept_length, make_comparison
-from sglang_parse.compare.page import render
+from sglang_parse.compare.page import TABLES, render, sections
 from sglang_parse.compare.report import demo_summary, results
 from support.comparison import (
     ACCEPTED,
@@ -215,6 +220,18 @@ def test_quality_and_noise():
     assert figures.find(Variant("plain")).quality.test is None
     assert (figures.noise.problems, figures.noise.p_value) == (40, 1)
     assert len(figures.variants) == len(RATES)
+
+
+def test_the_terminal_shows_the_tables_of_the_page():
+    shown, console = sections(six_servers(), FACTS), Console(file=io.StringIO(), width=240)
+    show_sections(console, shown, TABLES)
+    printed, page = console.file.getvalue(), render(six_servers(), FACTS)
+    grids = [part for name in TABLES for part in shown[name] if isinstance(part, Grid)]
+    cells = [cell for grid in grids for row in (grid.headings, *grid.rows) for cell in row]
+    lines = [line for cell in cells for line in ([cell] if isinstance(cell, str) else cell)]
+    assert len(lines) > 300
+    assert [line for line in lines if line not in printed or escape(line) not in page] == []
+    assert "250 to 255" in lines
 
 
 def ungraded(variant: Variant) -> BenchRun:

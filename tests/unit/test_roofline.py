@@ -81,10 +81,19 @@ def test_computed_is_measured(name: str):
     assert computed == pytest.approx(measured, rel=0.18)
 
 
-@pytest.mark.parametrize(("folder", "name"), [("qwen3_1_7b", "1.7b"), ("qwen3_32b", "32b")])
-def test_a_config_gives_the_shape_of_its_name(folder: str, name: str):
-    assert Shape.read(str(SHAPES / folder)) == Shape.read(name)
-    assert Shape.read(str(SHAPES / folder / "config.json")) == Shape.read(name)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("1.7b", (28, 2048, 6144, 16, 8, 128, 151936, True)),
+        ("4b", (36, 2560, 9728, 32, 8, 128, 151936, True)),
+        ("8b", (36, 4096, 12288, 32, 8, 128, 151936, False)),
+        ("32b", (64, 5120, 25600, 64, 8, 128, 151936, False)),
+    ],
+)
+def test_a_config_gives_the_shape_of_its_name(name: str, sizes: tuple):
+    folder = SHAPES / f"qwen3_{name.replace('.', '_')}"
+    assert Shape.read(name) == Shape(*sizes)
+    assert Shape.read(str(folder)) == Shape.read(str(folder / "config.json")) == Shape(*sizes)
 
 
 def test_named_shapes_have_as_many_weights_as_their_names_say():
