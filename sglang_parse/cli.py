@@ -35,15 +35,14 @@ COMMANDS = (
         "demo",
         "PARSE, the plain target, stock STANDALONE and EAGLE3 side by side, on the demo pair",
         "A preset of compare: six servers, the same problems; prints speeds, exact answers and "
-        "one answer segment by segment. Exit code 1 when anything failed.",
+        "one answer segment by segment.",
         "compare",
     ),
     Command(
         "bench",
         "real shapes without weights: PARSE versus stock SGLang at simulated acceptance",
         "Starts the plain target, stock EAGLE3 and STANDALONE at an accept length, and PARSE at "
-        "several simulated acceptances, and measures them: results.json after each. Exit code 1 "
-        "when anything failed.",
+        "several simulated acceptances, and measures them: results.json after each.",
         "limit",
     ),
     Command(
@@ -57,23 +56,21 @@ COMMANDS = (
         "load",
         "latencies under load, also of requests that switch PARSE off while others draft",
         "A preset of compare: throughput, time to first token, inter-token latency and stages of "
-        "each server at several concurrencies. Exit code 1 when anything failed.",
+        "each server at several concurrencies.",
         "compare",
     ),
     Command(
         "compare",
         "PARSE versus stock SGLang on one page: speed, latency, accuracy",
         "Starts each server on this machine, or takes running ones; drives it with SGLang's "
-        "bench_serving; grades its answers; writes results.json and report.html. Exit code 1 "
-        "when anything failed.",
+        "bench_serving; grades its answers; writes results.json and report.html.",
         "compare",
     ),
     Command(
         "doctor",
         "check a server before it starts, or one that runs: a line and a fix per problem",
         "Checks this machine and, given the flags of python -m sglang.launch_server, the server "
-        "they would start; with --url a running server, to which it sends a few prompts. Exit "
-        "code 1 when a check fails.",
+        "they would start; with --url a running server, to which it sends a few prompts.",
         "doctor",
         takes_server_flags=True,
     ),
@@ -89,8 +86,8 @@ COMMANDS = (
         "certify a threshold, and measure the cost of every other one",
         "Verifies first drafts of graded problems, tests thresholds on them (Learn-then-Test) and "
         "answers other problems at the certified one; writes report.html and calibration.json "
-        "for --parse-threshold. Exit code 1 when anything failed, 3 when right and wrong drafts "
-        "get the same verdicts; that no threshold qualifies is a result.",
+        "for --parse-threshold. Exit code 3: right and wrong drafts get the same verdicts; that no "
+        "threshold qualifies is a result.",
         "calibrate",
         extra="calibrate",
     ),
@@ -99,8 +96,8 @@ COMMANDS = (
         "train a verdict head: verdicts without a question, from the target's hidden states",
         "Verifies first drafts of graded problems, or given ones, with the target's hidden states; "
         "trains a head that tells right from wrong prefixes, beside the question and the "
-        "likelihood; writes a folder for --parse-judge and report.html. Exit code 1 when anything "
-        "failed; that there is nothing to learn is a result.",
+        "likelihood; writes a folder for --parse-judge and report.html. That there is nothing to "
+        "learn is a result.",
         "train_judge",
         extra="train-judge",
     ),
@@ -112,9 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for command in COMMANDS:
-        subparser = subparsers.add_parser(
-            command.name, help=command.help, description=command.description
-        )
+        description = f"{command.description} Exit code 1: something failed."
+        subparser = subparsers.add_parser(command.name, help=command.help, description=description)
         flags = _module(f"{command.package}.settings")
         flags.add_arguments(subparser, **getattr(flags, "PRESETS", {}).get(command.name, {}))
         subparser.set_defaults(chosen=command)

@@ -63,20 +63,23 @@ class Segment:
         decided: whether this verdict set the accepted length.
         contradicted: the target would have written this prefix itself, which its verdict rejects.
         refused: "a number" and the like, if ``--parse-strict`` refuses one of its tokens.
-        runs: its text again, by whether the target would have chosen the same tokens there.
+        runs: its text, by whether the target would have chosen the same tokens there.
     """
 
-    text: str
     end: int
     num_tokens: int
     status: str
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Run, ...]
     verdict: float | None = None
     mass: float | None = None
     question: str = ""
     decided: bool = False
     contradicted: bool = False
     refused: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(run.text for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,9 @@ class _Batch:
 
     def decode(self, decode: Decode) -> None:
         """An incomplete character is left to the text that completes it."""
-        texts = decode(self._asked)
+        texts = [text.rstrip(_INCOMPLETE) for text in decode(self._asked)]
         pairs = zip(texts[::2], texts[1::2], strict=True)
-        self._found = iter(
-            [
-                after[len(before.rstrip(_INCOMPLETE)) :].rstrip(_INCOMPLETE)
-                for before, after in pairs
-            ]
-        )
+        self._found = iter([after[len(before) :] for before, after in pairs])
 
     def __call__(self, before: Sequence[int], ids: Sequence[int]) -> str:
         if self._found is not None:
@@ -215,15 +213,17 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
                 status = DROPPED if is_rejected else REJECTED
             is_rejected = True
         context = [*before, *draft[:start]]
-        segment = text(context, draft[start:end])
         runs = tuple(_runs(context, draft[start:end], choices[start:end], text))
         if end not in prefixes:
-            yield Segment(segment, end, end - start, status, runs)
+            yield Segment(end, end - start, status, runs)
             continue
         prefix = prefixes[end]
         verdict = record["verdicts"][prefix]
         yield Segment(
-            *(segment, end, end - start, status, runs),
+            end,
+            end - start,
+            status,
+            runs,
             verdict=verdict,
             mass=record["verdict_mass"][prefix],
             question=text([], record["question_token_ids"][prefix]),
@@ -248,7 +248,6 @@ def _by_line(segments: Iterable[Segment]) -> Iterator[Segment]:
         if line is not None and _joins(line, segment):
             segment = replace(
                 segment,
-                text=line.text + segment.text,
                 runs=_joined(line.runs, segment.runs),
                 decided=line.decided or segment.decided,
                 contradicted=line.contradicted or segment.contradicted,

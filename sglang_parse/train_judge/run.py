@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -82,10 +82,24 @@ def learn(
     Raises:
         NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
     """
+    by_target, is_located = settings.labels == "target", task.locate is not None
     with open_collector(settings, task, console, log) as collector:
         states, fingerprint = HiddenStates.of(collector, given), collector.served[0]
-        drafts = collect_first(settings, collector, states, given, log)
-    report = train_head(drafts, states, task, settings, console)
+        count = len(task.items) if settings.data else min(settings.requests, len(task.items))
+        seen = gather(collector, range(count), states, given)
+        found = label_by_target(collector, seen, settings.samples) if by_target else seen
+        drafts = labeled(found, task, states, is_located=by_target or is_located)
+        log(f"{len(drafts)} of {count} drafts have a label")
+
+    def trained() -> JudgeReport:
+        locates_tokens = is_located and not by_target
+        data = TrainingSet(drafts, states.layers, states.hidden_size, locates_tokens)
+        with make_progress(console) as progress:
+            bar = add_bar(progress, "train", num_steps(data))
+            found = train(data, settings.max_rows, lambda: progress.advance(bar))
+        return JudgeReport.of(data, found)
+
+    report = trained()
     reason = settings.why_first_drafts_alone(task)
     if report.is_useless:
         reason = "this head is no judge"
@@ -95,7 +109,7 @@ def learn(
     write(settings.output, report, content(report, fingerprint, {}))
     with open_collector(settings.with_judge(report.segment), task, console, log) as collector:
         drafts += collect_later(settings, collector, states, fingerprint.segment, log)
-    return train_head(drafts, states, task, settings, console), fingerprint
+    return trained(), fingerprint
 
 
 def load_task(settings: TrainJudgeSettings) -> Assignment:
@@ -138,24 +152,6 @@ def with_given_drafts(
     return replace(settings, parse_flags=flags), given.__getitem__
 
 
-def collect_first(
-    settings: TrainJudgeSettings,
-    collector: Collector,
-    states: HiddenStates,
-    given: Given | None,
-    log: Callable[[str], None],
-) -> list[LabeledDraft]:
-    """Requests first drafts, or verifies the given ones, and labels them."""
-    task = collector.task
-    count = len(task.items) if settings.data else min(settings.requests, len(task.items))
-    seen, by_target = gather(collector, range(count), states, given), settings.labels == "target"
-    found = label_by_target(collector, seen, settings.samples) if by_target else seen
-    is_located = by_target or task.locate is not None
-    drafts = labeled(found, task, states, is_located=is_located)
-    log(f"{len(drafts)} of {count} drafts have a label")
-    return drafts
-
-
 def collect_later(
     settings: TrainJudgeSettings,
     collector: Collector,
@@ -163,37 +159,12 @@ def collect_later(
     segment: str,
     log: Callable[[str], None],
 ) -> list[LabeledDraft]:
-    """Requests whole answers of a server with the head, and labels their later drafts.
-
-    Args:
-        segment: of the first drafts.
-    """
+    """Labels the later drafts in whole answers of a server with the head, cut as first ones are."""
     judge = collector.served[0].judge
     later = replace(states, judge=judge, folder=settings.output / f"later-drafts-{judge}")
     count = min(settings.requests, len(collector.task.items))
-    segments = Segmenter(
-        AutoTokenizer.from_pretrained(settings.tokenizer), SegmentRule.parse(segment)
-    )
+    tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
+    segments = Segmenter(tokenizer, SegmentRule.parse(segment))
     seen = gather_later(collector, range(count), later, segments)
     log(f"{len(seen)} drafts follow a first one")
     return labeled(seen, collector.task, later, is_located=True)
-
-
-def train_head(
-    drafts: Sequence[LabeledDraft],
-    states: HiddenStates,
-    task: Assignment,
-    settings: TrainJudgeSettings,
-    console: Console,
-) -> JudgeReport:
-    """Trains on labeled drafts. Raises: NothingToLearnError."""
-    data = TrainingSet(
-        drafts=drafts,
-        layers=states.layers,
-        hidden_size=states.hidden_size,
-        locates_tokens=task.locate is not None and settings.labels != "target",
-    )
-    with make_progress(console) as progress:
-        bar = add_bar(progress, "train", num_steps(data))
-        trained = train(data, settings.max_rows, lambda: progress.advance(bar))
-    return JudgeReport.of(data, trained)
