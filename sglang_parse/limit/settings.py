@@ -137,7 +137,9 @@ class LimitSettings(Flags):
         return {"segment": "tokens:1", "drafting": self.drafting, **draft}
 
     def servers_at_once(self, available: int) -> int:
-        needed = self.bytes_needed
+        size, shapes = ITEM_BYTES[self.dtype], (self.target, self.draft)
+        kv = size * self.kv_slots * sum(shape.kv_per_token for shape in shapes)
+        needed = OVERHEAD * (kv + sum(shape.weights_bytes(size) for shape in shapes))
         if needed > available:
             raise BenchError(
                 f"{self.target.name} and {self.draft.name} need about {needed / 2**30:.1f} GiB "
@@ -145,13 +147,6 @@ class LimitSettings(Flags):
                 "(--target tiny_target --draft tiny_draft), or a smaller --concurrency"
             )
         return int(available // needed)
-
-    @property
-    def bytes_needed(self) -> float:
-        """Of a PARSE server: both models' weights and KV."""
-        size, shapes = ITEM_BYTES[self.dtype], (self.target, self.draft)
-        kv = size * self.kv_slots * sum(shape.kv_per_token for shape in shapes)
-        return OVERHEAD * (kv + sum(shape.weights_bytes(size) for shape in shapes))
 
     @property
     def max_new_tokens(self) -> int:

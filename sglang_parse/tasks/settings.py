@@ -56,15 +56,16 @@ class TaskSettings(Flags):
         )
 
 
-def _remote(url: str) -> Remote | None:
-    return Remote.read(PARSE, url) if url else None
-
-
 @dataclass(frozen=True)
 class GradedSettings(TaskSettings):
     """One server with PARSE, and the output folder."""
 
-    remote: Remote | None = model("", "a running server", name="--url", read=_remote)
+    remote: Remote | None = model(
+        "",
+        "a running server",
+        name="--url",
+        read=lambda url: Remote.read(PARSE, url) if url else None,
+    )
     concurrency: int = load(16, "requests at a time", type=at_least(1))
     output: Path = load(Path("build/calibrate"), "folder of results, page and logs", type=Path)
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from sglang_parse.client.records import Answer, Assignment, Item
 from sglang_parse.core.judge import QUESTION
-from sglang_parse.tasks.collect import Collector, GradedDraft
+from sglang_parse.tasks.collect import Collector
 from sglang_parse.train_judge.drafts import LabeledDraft, labels_up_to
 from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
 
@@ -110,10 +110,12 @@ def label_by_target(
                 lows[place] = prefix + 1
             else:
                 highs[place] = prefix
-    return [
-        None if text is None else replace(one, draft=_with_label(one.draft, num_right))
-        for one, text, num_right in zip(seen, own, lows, strict=True)
-    ]
+    found: list[SeenDraft | None] = []
+    for one, text, num_right in zip(seen, own, lows, strict=True):
+        first_wrong = num_right if num_right < len(one.draft.prefix_ends) else None
+        draft = replace(one.draft, first_wrong=first_wrong, first_wrong_token=None)
+        found.append(None if text is None else replace(one, draft=draft))
+    return found
 
 
 def _continued(
@@ -151,8 +153,3 @@ def _continued(
 def _ended_text(answer: Answer) -> str | None:
     """The answer, unless the length limit cut it off."""
     return None if answer.meta["finish_reason"]["type"] == "length" else answer.text
-
-
-def _with_label(draft: GradedDraft, num_right: int) -> GradedDraft:
-    is_right = num_right == len(draft.prefix_ends)
-    return replace(draft, first_wrong=None if is_right else num_right, first_wrong_token=None)
