@@ -41,9 +41,8 @@ def render_report(title: str, sections: Sections) -> str:
 
         script = get_plotlyjs()
     plotly = Markup(script)  # noqa: S704 - the library's own
-    return render(
-        *(_HERE, "report.html.j2"), title=title, sections=sections, plots=plots, plotly=plotly
-    )
+    values = {"title": title, "sections": sections, "plots": plots, "plotly": plotly}
+    return render(_HERE, "report.html.j2", **values)
 
 
 def render(package: str, template: str, **values: Any) -> str:

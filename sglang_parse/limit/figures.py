@@ -112,10 +112,8 @@ def table(speeds: Sequence[SpeedAt]) -> Table:
         ("at a time", "server", "tokens/s", *over, "limit", *COUNTERS),
     )
     for row in speeds:
-        found.add_row(
-            *(f"{row.concurrency}", row.server, f"{row.tokens_per_s:.1f}"),
-            *(f"{row.over[name]:.2f}x" if name in row.over else "" for name in others),
-            f"{row.limit:.2f}x" if row.limit else "",
-            *(f"{row.per_request[n]:.1f}" if n in row.per_request else "" for n in COUNTERS),
-        )
+        over = (f"{row.over[name]:.2f}x" if name in row.over else "" for name in others)
+        limit, rate = f"{row.limit:.2f}x" if row.limit else "", f"{row.tokens_per_s:.1f}"
+        counts = (f"{row.per_request[n]:.1f}" if n in row.per_request else "" for n in COUNTERS)
+        found.add_row(f"{row.concurrency}", row.server, rate, *over, limit, *counts)
     return found

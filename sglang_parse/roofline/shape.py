@@ -49,7 +49,9 @@ class Shape:
                 raise ValueError(f"{other[0]} is set")
             heads = config["num_attention_heads"]
             return cls(
-                *(config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]),
+                num_hidden_layers=config["num_hidden_layers"],
+                hidden_size=config["hidden_size"],
+                intermediate_size=config["intermediate_size"],
                 num_attention_heads=heads,
                 num_key_value_heads=config.get("num_key_value_heads") or heads,
                 head_dim=config.get("head_dim") or config["hidden_size"] // heads,
