@@ -74,8 +74,9 @@ def render(figures: Calibration, certificate: Certificate, conditions: dict[str,
         "Selections": [
             threshold_grid(figures, {name: chosen(figures, name) for name in selections})
         ],
-        "Whole answers": [served_grid(figures)],
     }
+    if figures.served:
+        sections["Whole answers"] = [served_grid(figures)]
     if figures.bins:
         note = "Prefixes of one draft are nested, so the bars understate the uncertainty."
         plot = Plot("reliability", reliability_plot(figures), note)
