@@ -37,7 +37,7 @@ class Sender:
 
     def send(self, run: int, concurrency: int) -> BenchRun:
         """Sends one wave of requests at once, or several waves with staggered starts."""
-        settings, words = self.settings, range(3, self.settings.target.vocab)
+        settings, words = self.settings, range(3, self.settings.target.vocab_size)
         is_adaptive = settings.drafting == "auto" and has_parse(self.endpoint.name)
         waves, apart_s, least = 1, 0.0, MIN_REQUESTS
         if run == WARM_UP:

@@ -107,10 +107,10 @@ class LimitSettings(Flags):
         return settings
 
     def _check(self) -> None:
-        if self.target.vocab != self.draft.vocab:
+        if self.target.vocab_size != self.draft.vocab_size:
             raise BenchError(
-                f"--draft {self.draft.name} has {self.draft.vocab} words, --target "
-                f"{self.target.name} {self.target.vocab}; use two shapes of one vocabulary"
+                f"--draft {self.draft.name} has {self.draft.vocab_size} words, --target "
+                f"{self.target.name} {self.target.vocab_size}; use two shapes of one vocabulary"
             )
         for name in self.servers:
             kind, _, value = name.partition("@")
@@ -168,7 +168,7 @@ class LimitSettings(Flags):
     def specs(self) -> list[ServerSpec]:
         """Returns all servers, and writes their models."""
         folder = self.output / "models"
-        mask = {"pard_token": self.draft.vocab - 1} if self.block_tokens else {}
+        mask = {"pard_token": self.draft.vocab_size - 1} if self.block_tokens else {}
         target, draft = self.target.write_model(folder), self.draft.write_model(folder, **mask)
         models = Models(
             *(str(target), str(draft), str(self.target.write_eagle3(folder))),

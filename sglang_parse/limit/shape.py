@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from sglang_parse.core.judge import FILE, WEIGHTS
 SHAPES = Path(__file__).resolve().parent / "shapes"
 EAGLE3_VOCAB = 32_000
 """Words that EAGLE-3 heads of large vocabularies propose."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -26,14 +26,47 @@ def shape_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder: its configuration as ``transformers`` reads it, its number of words, and numbers
-    in the keys and values of one token of all layers."""
+    """A decoder with grouped-query attention and gated MLPs; numbers as in its config.json.
 
-    name: str
-    folder: Path
-    config: Any
-    vocab: int
-    kv_per_token: int
+    Attributes:
+        intermediate_size: of an MLP, or of each of ``num_experts``.
+    """
+
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    num_experts: int = 1
+    is_quantized: bool = False
+    name: str = field(default="", compare=False)
+    folder: Path = field(default=Path(), compare=False)
+
+    @classmethod
+    def of(cls, path: Path) -> Shape:
+        """Of a folder, or a config.json. Raises: KeyError, OSError, TypeError, ValueError."""
+        file = path / "config.json" if path.is_dir() else path
+        config = json.loads(file.read_text(encoding="utf-8"))
+        heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+        experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
+        dense_size = config["intermediate_size"]
+        return cls(
+            num_hidden_layers=config["num_hidden_layers"],
+            hidden_size=hidden_size,
+            intermediate_size=config.get("moe_intermediate_size", dense_size),
+            num_attention_heads=heads,
+            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden_size // heads,
+            vocab_size=config["vocab_size"],
+            tie_word_embeddings=bool(config.get("tie_word_embeddings")),
+            num_experts=experts,
+            is_quantized=config.get("quantization_config") is not None,
+            name=file.parent.name,
+            folder=file.parent,
+        )
 
     @classmethod
     def read(cls, name: str) -> Shape:
@@ -42,28 +75,34 @@ class Shape:
         if not (folder / "config.json").is_file():
             known = ", ".join(shape_names())
             raise BenchError(f"{name!r} is no shape; use {known}, or a folder with a config.json")
-        from transformers import AutoConfig
-
         try:
-            one = AutoConfig.from_pretrained(folder)
-            head_dim = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
-            kv = 2 * one.num_hidden_layers * one.num_key_value_heads * head_dim
-            return cls(folder.name, folder, one, one.vocab_size, kv)
-        except (AttributeError, OSError, ValueError) as error:
-            raise BenchError(f"{folder} is no decoder's: {error}; use another shape") from error
+            return cls.of(folder)
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            raise BenchError(f"{folder} is no decoder's: {error!r}; use another shape") from error
 
-    @cached_property
+    @property
+    def body(self) -> int:
+        """Weights of all layers, without norms."""
+        heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
+        mlps = 3 * self.num_experts * self.intermediate_size
+        return self.num_hidden_layers * self.hidden_size * (heads * self.head_dim + mlps)
+
+    @property
+    def lm_head(self) -> int:
+        return self.hidden_size * self.vocab_size
+
+    @property
     def num_weights(self) -> int:
-        import torch
-        from transformers import AutoModelForCausalLM
+        return self.body + self.lm_head * (1 if self.tie_word_embeddings else 2)
 
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.config).num_parameters()
+    @property
+    def kv_per_token(self) -> int:
+        """Numbers in the keys and values of one token, all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
     def weights_bytes(self, item_bytes: int) -> int:
         """Bytes of the weights: of quantized ones one each, as in FP8, else ``item_bytes``."""
-        is_quantized = getattr(self.config, "quantization_config", None) is not None
-        return self.num_weights * (1 if is_quantized else item_bytes)
+        return self.num_weights * (1 if self.is_quantized else item_bytes)
 
     def write_model(self, folder: Path, **changes: Any) -> Path:
         """Writes a folder for ``--load-format dummy`` below that of all models: the tokenizer, and
@@ -85,7 +124,7 @@ class Shape:
             architectures=["LlamaForCausalLMEagle3"],
             model_type="llama",
             num_hidden_layers=1,
-            draft_vocab_size=min(EAGLE3_VOCAB, self.vocab),
+            draft_vocab_size=min(EAGLE3_VOCAB, self.vocab_size),
             tie_word_embeddings=False,
             mlp_bias=False,
             quantization_config=None,
@@ -101,8 +140,7 @@ class Shape:
         trained = json.loads((demo_path("judge") / FILE).read_text(encoding="utf-8"))
         models = {"target": model_digest(str(target)), "draft": model_digest(str(draft))}
         trained["fingerprint"] |= models
-        width = self.config.hidden_size
-        layers = [self.config.num_hidden_layers // 2]
+        width, layers = self.hidden_size, [self.num_hidden_layers // 2]
         judge = folder / f"{self.name}-judge"
         write_json(judge / FILE, {**trained, "layers": layers, "hidden_size": width})
         weights = {"weights": torch.randn(2, width), "scalars": torch.ones(2)}

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sglang_parse.core.block import DraftLayout, Masks
+from sglang_parse.limit.shape import EAGLE3_VOCAB, Shape
 from sglang_parse.roofline.settings import RooflineSettings
-from sglang_parse.roofline.shape import BF16_BYTES, GPUS, Shape
+from sglang_parse.roofline.shape import BF16_BYTES, GPUS
 
 LAYER_KERNELS, OTHER_KERNELS = 12, 8
 """Of a layer: 4 matrix products, 2 norms, norms of q and k, rotary embedding, the write of KV, 2 of
@@ -22,8 +23,8 @@ LOGITS_BYTES = 12
 """Traffic of one logit: bf16 and fp32, written and read."""
 LAYER_HOST_MS, PASS_HOST_MS = 0.36, 4.0
 """Host time of a forward in pieces, as prefills and verify passes are, and of a pass beyond it."""
-EAGLE3_STEPS, EAGLE3_VOCAB, EAGLE3_HOST_MS = 3, 32000, 3.0
-"""``--speculative-num-steps``, the head's vocabulary, time of an iteration beyond its forwards."""
+EAGLE3_STEPS, EAGLE3_HOST_MS = 3, 3.0
+"""``--speculative-num-steps``, time of an iteration beyond its forwards."""
 BLOCK_KERNELS, ALL_LOGITS_ROWS = 50, 256
 """Of a block's state and acceptance; rows up to which all of a block's rows have logits
 (``block_graphs.FEW_ROWS``)."""
@@ -48,7 +49,7 @@ class Forward:
         """Bytes of weights; of KV and logits."""
         logits = self.num_logits * self.model.vocab_size * LOGITS_BYTES
         weights = BF16_BYTES * (self.model.body + self.model.lm_head)
-        return weights, self.kv_tokens * self.model.kv_bytes + logits
+        return weights, self.kv_tokens * BF16_BYTES * self.model.kv_per_token + logits
 
     @property
     def flops(self) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sglang_parse.client.flags import Flags, at_least, fraction, numbers, option
 from sglang_parse.client.records import BenchError
-from sglang_parse.roofline.shape import GPUS, QWEN3, Shape
+from sglang_parse.limit.shape import Shape
+from sglang_parse.roofline.shape import BF16_BYTES, GPUS, QWEN3, read_shape
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,9 @@ class RooflineSettings(Flags):
     """The command's settings; the texts are their help."""
 
     target: Shape = option(
-        "14b", f"{', '.join(QWEN3)} (Qwen3), or a model's config.json", read=Shape.read
+        "14b", f"{', '.join(QWEN3)} (Qwen3), or a model's config.json", read=read_shape
     )
-    draft: Shape = option("0.6b", "likewise", read=Shape.read)
+    draft: Shape = option("0.6b", "likewise", read=read_shape)
     gpu: str = option("h100", choices=[*GPUS])
     concurrencies: tuple[int, ...] = option(
         (1, 8, 16),
@@ -44,7 +45,9 @@ class RooflineSettings(Flags):
         if not (self.concurrencies and self.acceptances):
             raise BenchError("--concurrency and --acceptance need numbers, such as 1,8")
         kv_tokens = max(self.concurrencies) * (self.input_len + self.output_len)
-        needed = sum(one.memory + kv_tokens * one.kv_bytes for one in (self.target, self.draft))
+        shapes = (self.target, self.draft)
+        numbers = sum(one.num_weights + kv_tokens * one.kv_per_token for one in shapes)
+        needed = BF16_BYTES * numbers
         memory = GPUS[self.gpu][2]
         if needed > memory * 1e9:
             text = f"weights and KV take {needed / 1e9:.0f} GB and --gpu {self.gpu} has {memory}"

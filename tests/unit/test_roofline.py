@@ -12,10 +12,11 @@ import pytest
 from sglang_parse import cli
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
+from sglang_parse.limit.shape import Shape
 from sglang_parse.roofline.cost import Load
 from sglang_parse.roofline.run import BLOCKS, costs, speedups
 from sglang_parse.roofline.settings import RooflineSettings
-from sglang_parse.roofline.shape import QWEN3, Shape
+from sglang_parse.roofline.shape import QWEN3, read_shape
 
 pytestmark = pytest.mark.unit
 
@@ -92,30 +93,30 @@ def test_computed_is_measured(name: str):
 )
 def test_a_config_gives_the_shape_of_its_name(name: str, sizes: tuple):
     folder = SHAPES / f"qwen3_{name.replace('.', '_')}"
-    assert Shape.read(name) == Shape(*sizes)
-    assert Shape.read(str(folder)) == Shape.read(str(folder / "config.json")) == Shape(*sizes)
+    assert read_shape(name) == Shape(*sizes)
+    assert read_shape(str(folder)) == read_shape(str(folder / "config.json")) == Shape(*sizes)
 
 
 def test_named_shapes_have_as_many_weights_as_their_names_say():
     for name in QWEN3:
-        assert Shape.read(name).memory / 2e9 == pytest.approx(float(name[:-1]), rel=0.25)
-    assert Shape.read("14b").kv_bytes == 160 * 1024
+        assert read_shape(name).num_weights / 1e9 == pytest.approx(float(name[:-1]), rel=0.25)
+    assert read_shape("14b").kv_per_token == 80 * 1024
 
 
 def test_heads_that_a_config_leaves_out(tmp_path: Path):
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     config = {**dict(zip(names, (2, 64, 128, 4), strict=True)), "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = Shape.read(str(tmp_path))
+    shape = read_shape(str(tmp_path))
     assert (shape.num_key_value_heads, shape.head_dim) == (4, 16)
-    assert shape.memory == 2 * (2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100)
+    assert shape.num_weights == 2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--target", "15b"), "'15b' gives no shape .*No such file.*; use 0.6b, 1.7b"),
-        (("--target", str(SHAPES / "qwen3_235b_a22b_fp8")), "quantization_config is set.*dense"),
+        (("--target", str(SHAPES / "qwen3_235b_a22b_fp8")), "quantized, or a mixture of experts.*dense"),
         (("--draft", str(SHAPES.parent / "shape.py")), "gives no shape .*JSONDecodeError"),
         (("--gpu", "rtx4090"), "take 32 GB and --gpu rtx4090 has 24; use a larger one"),
         (("--concurrency", "1,999"), "take 138 GB and --gpu h100 has 80; use .* fewer requests"),
