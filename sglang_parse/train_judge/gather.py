@@ -6,7 +6,7 @@ Hidden states are one file per draft, as the server sends them: training reads o
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from sglang_parse.tasks.collect import (
 WITH_STATES = {**ACCEPT_ALL, "hidden_states": True}
 _DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """Stored as; NumPy has no bfloat16."""
-Given = Callable[[int], Sequence[int]]
-"""Problem -> the draft's tokens, in place of the draft model's."""
+Given = Callable[[int], Mapping[str, Any]]
+"""Problem -> options of its request, with a draft's tokens in place of the draft model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,8 @@ class HiddenStates:
     @classmethod
     def of(cls, collector: Collector, given: Given | None) -> HiddenStates:
         settings = collector.settings
-        more = _given_options(given)
         try:
-            (answer,) = collector.ask([0], WITH_STATES, PROBE_TOKENS, options_of=more)
+            (answer,) = collector.ask([0], WITH_STATES, PROBE_TOKENS, options_of=given)
         except BenchError as error:
             if settings.remote is None:
                 raise
@@ -124,9 +123,8 @@ def gather(
     limit = collector.served[0].draft_tokens + 2  # ends with the draft
     if given is None:
         limit = min(limit, collector.task.max_tokens)
-    found = collector.collect(
-        *(states.folder.name, indices, WITH_STATES, read, limit), options_of=_given_options(given)
-    )
+    name = states.folder.name
+    found = collector.collect(name, indices, WITH_STATES, read, limit, options_of=given)
     return [_seen(one) for one in found]
 
 
@@ -160,9 +158,3 @@ def _resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
 
 def _seen(stored: dict[str, Any]) -> SeenDraft:
     return SeenDraft(**{**stored, "draft": GradedDraft(**stored["draft"])})
-
-
-def _given_options(given: Given | None) -> Callable[[int], dict[str, Any]] | None:
-    if given is None:
-        return None
-    return lambda problem: {"draft_token_ids": list(given(problem))}

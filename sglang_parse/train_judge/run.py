@@ -149,7 +149,8 @@ def with_given_drafts(
             f"use at most {MAX_DRAFT}"
         )
     flags = (*parse_settings(draft_tokens=num_tokens), *settings.parse_flags)
-    return replace(settings, parse_flags=flags), given.__getitem__
+    options = [{"draft_token_ids": ids} for ids in given]
+    return replace(settings, parse_flags=flags), options.__getitem__
 
 
 def collect_later(
