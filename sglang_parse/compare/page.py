@@ -58,7 +58,8 @@ def sections(figures: Comparison, facts: dict[str, Any]) -> Sections:
     )
     found = {heading: part for heading, part in zip(TABLES, parts, strict=True) if part}
     lead = Text(f"{facts['date']}. {facts['task']}. {facts['minutes']} minutes.", "low")
-    return {"": [lead], **found, "Conditions": [Facts({**facts, **facts["servers"]})]}
+    others = {name: fact for name, fact in facts.items() if name != "servers"}
+    return {"": [lead], **found, "Conditions": [Facts(others | facts["servers"])]}
 
 
 def _quality(figures: Comparison) -> list[Plot | Grid]:
