@@ -2,5 +2,5 @@
 
 ``settings`` parses the command line and ``run`` is the order of events; ``tasks.collect`` requests
 first drafts and whole answers. ``certify`` (the test) and ``figures`` are pure statistics.
-``report`` writes calibration.json and the terminal's output, ``page`` report.html.
+``report`` describes them: calibration.json, the terminal, report.html.
 """

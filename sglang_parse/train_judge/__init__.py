@@ -3,6 +3,6 @@
 ``settings`` parses the command line and ``run`` is the order of events. ``labels`` says where the
 labels come from and ``gather`` requests drafts with the target's hidden states. ``drafts`` (labeled
 ones), ``heads`` (candidates and their weights), ``training`` (which one, on what) and ``figures``
-(how well it tells right from wrong) are pure. ``report`` writes judge.json and the terminal's
-output, ``page`` report.html.
+(how well it tells right from wrong) are pure. ``result`` is judge.json and the head's weights,
+``report`` describes it on the terminal and in report.html.
 """
