@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -157,41 +157,43 @@ def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
 
 
 def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThreshold]]) -> Grid:
+    def threshold(_: str, row: AtThreshold) -> Cell:
+        is_served = row.threshold == figures.served_threshold
+        return f"{row.threshold:.6g}", "the server's" if is_served else ""
 
-    def cells(row: AtThreshold) -> list[Cell]:
-        whose = "the server's" if row.threshold == figures.served_threshold else ""
-        certified = "yes" if row.certified else "no"
-        return [
-            *((f"{row.threshold:.6g}", whose), certified, f"{row.accept_ratio:.1%}"),
-            *(_rate(row.error_rate, "drafts"), _rate(row.false_accepts, "wrong")),
-            *(_rate(row.false_rejects, "right"), _rate(row.wrong_answers, "drafts")),
-        ]
-
-    costs = ("error rate", "false accepts", "false rejects", "wrong answers")
-    rows = [[name, *cells(row)] for name, found in selections.items() for row in found]
+    columns: dict[Cell, Callable[..., Cell]] = {
+        "": lambda selection, _: selection,
+        "threshold": threshold,
+        "certified": lambda _, row: "yes" if row.certified else "no",
+        "accepted": lambda _, row: f"{row.accept_ratio:.1%}",
+        "error rate": lambda _, row: _rate(row.error_rate, "drafts"),
+        "false accepts": lambda _, row: _rate(row.false_accepts, "wrong"),
+        "false rejects": lambda _, row: _rate(row.false_rejects, "right"),
+        "wrong answers": lambda _, row: _rate(row.wrong_answers, "drafts"),
+    }
     note = (
         "Accepted: of the drafted tokens. False accepts: drafts with an accepted error, of those "
         "with an error. False rejects: drafts without one that are not accepted whole. Wrong "
         "answers: drafts accepted whole with a wrong answer."
     )
-    return Grid(("", "threshold", "certified", "accepted", *costs), rows, note)
+    rows = [(name, row) for name, found in selections.items() for row in found]
+    return Grid.of(rows, columns, note)
 
 
 def served_grid(figures: Calibration) -> Grid:
-    rows = [
-        [
-            *(f"{one.threshold:.6g}", _rate(one.accuracy), _rate(one.plain_accuracy)),
-            *(_rate(one.regressions), f"{one.regression_bound:.2%}"),
-            _percent(one.difference, one.difference_low, one.difference_high),
-        ]
-        for one in figures.served
-    ]
-    headings = ("threshold", "accuracy", "plain target's", "regressions", "bound", "difference")
+    columns: dict[Cell, Callable[..., Cell]] = {
+        "threshold": lambda one: f"{one.threshold:.6g}",
+        "accuracy": lambda one: _rate(one.accuracy),
+        "plain target's": lambda one: _rate(one.plain_accuracy),
+        "regressions": lambda one: _rate(one.regressions),
+        "bound": lambda one: f"{one.regression_bound:.2%}",
+        "difference": lambda one: _percent(one.difference, one.difference_low, one.difference_high),
+    }
     note = (
         "Regressions: wrong, of the answers that the plain target gets right. Bound: of all "
         "requests, with confidence 1 - delta. Difference: paired, 95 % interval."
     )
-    return Grid(headings, rows, note)
+    return Grid.of([(one,) for one in figures.served], columns, note)
 
 
 def _rate(found: Proportion, of: str = "") -> Cell:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,14 @@ class Grid:
     headings: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+
+    @classmethod
+    def of(
+        cls, items: Iterable[tuple], columns: Mapping[Cell, Callable[..., Cell]], note: str = ""
+    ) -> Grid:
+        """A row for each item; columns: heading -> makes a cell of an item's parts."""
+        rows = [[make(*item) for make in columns.values()] for item in items]
+        return cls([*columns], rows, note)
 
 
 @dataclass(frozen=True, slots=True)

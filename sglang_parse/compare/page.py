@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -27,7 +28,6 @@ from sglang_parse.compare.figures import (
     SpeedAt,
     Spread,
     VariantFigures,
-    WhereTimeGoes,
 )
 
 COLOURS = dict(zip(TITLES, PALETTE.values(), strict=True))
@@ -62,45 +62,53 @@ def sections(figures: Comparison, facts: dict[str, Any]) -> Sections:
     return {"": [lead], **found, "Conditions": [Facts(others | facts["servers"])]}
 
 
-def _quality(figures: Comparison) -> list[Plot | Grid]:
-    graded = [one for one in figures.variants if one.quality]
+def _quality(figures: Comparison) -> list[Part]:
+    graded = [(one, one.quality) for one in figures.variants if one.quality]
     if not graded:
         return []
     points = 'A point per threshold: "PARSE at 0.9" accepts prefixes with verdicts of 0.9 or more.'
     bars = "Bars: smallest to largest run; exact 95 % interval of the score."
     plot = trade_plot(figures)
     shown = [Plot("trade", plot, f"{points} {bars}")] if plot.data else []
-    headings = ("", "score", "against plain, paired", "tokens/s, 1 request", "accept length")
-    rows = [
-        [
-            *(one.variant.label, *_score(one.quality)),
-            _range(speed.tokens_per_s, 0) if (speed := one.speed_at(1)) else "",
-            _known(one.accept_length, "{:.2f}"),
-        ]
-        for one in graded
-    ]
+    columns: dict[Cell, Callable[..., Cell]] = {
+        "": lambda one, _: one.variant.label,
+        "score": lambda _, quality: _score(quality),
+        "against plain, paired": lambda _, quality: _tested(quality),
+        "tokens/s, 1 request": lambda one, _: _range(one.speed_at(1)),
+        "accept length": lambda one, _: _known(one.accept_length, "{:.2f}"),
+    }
     note = "Accept length: tokens per verify pass, the bonus token included."
     if test := figures.noise:
-        note += f" Noise floor, the plain target against itself: {_tested(test)}; {test.method}."
-    return [*shown, Grid(headings, rows, note)]
+        note += f" Noise floor, the plain target against itself: {_said(test)}; {test.method}."
+    return [*shown, Grid.of(graded, columns, note)]
 
 
-def _score(quality: Quality | None) -> tuple[Cell, Cell]:
-    """The score, and its test against the baseline."""
-    if quality is None or quality.score is None:
-        return "not graded", ""
-    count, score = f"n = {quality.problems}", f"{100 * quality.score:.1f} %"
+def _score(quality: Quality) -> Cell:
+    if quality.score is None:
+        return "not graded"
+    count = f"n = {quality.problems}"
     if quality.interval:
         low, high = (100 * bound for bound in quality.interval)
         count = f"{low:.1f} to {high:.1f}, {count}"
-    return (score, count), _tested(quality.test) if quality.test else "baseline"
+    return f"{100 * quality.score:.1f} %", count
 
 
-def _tested(test: PairedTest) -> str:
+def _tested(quality: Quality) -> str:
+    if quality.test is None:
+        return "" if quality.score is None else "baseline"
+    return _said(quality.test)
+
+
+def _said(test: PairedTest) -> str:
     return f"{test.better} better, {test.worse} worse, p = {test.p_value:.2g}"
 
 
-def _range(spread: Spread, digits: int, unit: str = "") -> Cell:
+def _range(of: SpeedAt | None, other: str = "") -> Cell:
+    """Tokens per second, or the speedup over another server."""
+    spread = of and (of.over.get(other) if other else of.tokens_per_s)
+    if spread is None:
+        return ""
+    digits, unit = (2, "x") if other else (0, "")
     return with_interval(spread.median, spread.low, spread.high, digits, unit)
 
 
@@ -108,65 +116,66 @@ def _known(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def _by_load(figures: Comparison, row: Callable[[SpeedAt], Sequence[Cell]]) -> list[list[Cell]]:
+def _by_load(
+    figures: Comparison, columns: dict[Cell, Callable[[SpeedAt], Cell]], note: str
+) -> Grid:
     """A row for each server and concurrency, at the servers' own thresholds."""
-    return [
+    rows = [
         [one.variant.label, f"{speed.concurrency}", *cells]
         for one in figures.variants
         if one.threshold is None
         for speed in one.speeds
-        if (cells := row(speed))
+        if any(cells := [make(speed) for make in columns.values()])
     ]
+    return Grid(["", "at a time", *columns], rows, note)
 
 
 def _speedup(figures: Comparison, facts: dict[str, Any]) -> Grid:
-    def row(speed: SpeedAt) -> Sequence[Cell]:
-        over = (speed.over.get(other) for other in facts["stock"])
-        return [
-            _range(speed.tokens_per_s, 0),
-            *(_range(one, 2, "x") if one else "" for one in over),
-        ]
-
-    headings = ("", "at a time", "tokens/s", *(f"over {title_of(one)}" for one in facts["stock"]))
-    return Grid(headings, _by_load(figures, row), "Medians over the runs; smallest to largest.")
+    over = {f"over {title_of(name)}": partial(_range, other=name) for name in facts["stock"]}
+    note = "Medians over the runs; smallest to largest."
+    return _by_load(figures, {"tokens/s": _range, **over}, note)
 
 
 def _latency(figures: Comparison) -> Grid:
-    def row(speed: SpeedAt) -> Sequence[Cell]:
-        found = [(speed.latency_ms[kind], places) for kind, (_, places) in LATENCIES.items()]
-        return ["/".join(f"{one[p]:.{places}f}" for p in PERCENTILES) for one, places in found]
+    def shown(speed: SpeedAt, kind: str, places: int) -> Cell:
+        return "/".join(f"{speed.latency_ms[kind][p]:.{places}f}" for p in PERCENTILES)
 
     small = f"{'/'.join(PERCENTILES)}, ms"
-    titles: list[Cell] = [(title, small) for title, _ in LATENCIES.values()]
+    columns: dict[Cell, Callable[[SpeedAt], Cell]] = {
+        (title, small): partial(shown, kind=kind, places=places)
+        for kind, (title, places) in LATENCIES.items()
+    }
     note = (
         "By bench_serving, streaming. PARSE's tokens arrive in chunks, a whole accepted draft at a "
         "time: inter-token latency is the time between two chunks."
     )
-    return Grid(["", "at a time", *titles], _by_load(figures, row), note)
+    return _by_load(figures, columns, note)
 
 
 def _stage_times(figures: Comparison) -> Iterator[Grid]:
-    def of_load(speed: SpeedAt) -> Sequence[Cell]:
-        passes = _known(speed.rows_per_pass, "{:.0f}"), _known(speed.ms_per_pass, "{:.1f}")
-        return [*(f"{speed.stages[s]:.1%}" for s in STAGES), *passes] if speed.stages else ()
-
-    def of_request(label: str, time: WhereTimeGoes) -> Sequence[Cell]:
-        spent = (f"{time.ms_per_request[stage]:.0f}" for stage in STAGES)
-        tokens = f"{time.draft_fraction:.0%}", f"{time.matched_fraction:.0%}"
-        limit = _known(time.limit, "{:.2f}x")
-        return [label, *spent, *tokens, f"{time.rounds_per_request:.2f}", limit]
-
-    if rows := [of_request(one.variant.label, one.time) for one in figures.variants if one.time]:
-        headings = ("", *(f"{s}, ms" for s in STAGES), "accepted", "matched", "rounds", "limit")
+    if traced := [(one.variant.label, one.time) for one in figures.variants if one.time]:
+        columns: dict[Cell, Callable[..., Cell]] = {
+            "": lambda label, _: label,
+            **{f"{s}, ms": lambda _, time, s=s: f"{time.ms_per_request[s]:.0f}" for s in STAGES},
+            "accepted": lambda _, time: f"{time.draft_fraction:.0%}",
+            "matched": lambda _, time: f"{time.matched_fraction:.0%}",
+            "rounds": lambda _, time: f"{time.rounds_per_request:.2f}",
+            "limit": lambda _, time: _known(time.limit, "{:.2f}x"),
+        }
         note = (
             "Per request, one at a time; medians over the runs. Accepted by a verdict, and matched "
             "after a rejection: of the output tokens. Limit: 1 / (r + v + 1 - a) over the plain "
             "target, with a the sum of both."
         )
-        yield Grid(headings, rows, note)
-    if loads := _by_load(figures, of_load):
+        yield Grid.of(traced, columns, note)
+    if any(speed.stages for one in figures.variants for speed in one.speeds):
+        by_load: dict[Cell, Callable[[SpeedAt], Cell]] = {
+            **{s: lambda speed, s=s: _known(speed.stages.get(s), "{:.1%}") for s in STAGES},
+            "rows per pass": lambda speed: _known(speed.rows_per_pass, "{:.0f}"),
+            "ms per pass": lambda speed: _known(speed.ms_per_pass, "{:.1f}"),
+        }
         note = "Of the time, all requests together, by the server's metrics; medians over the runs."
-        yield Grid(("", "at a time", *STAGES, "rows per pass", "ms per pass"), loads, note)
+        yield _by_load(figures, by_load, note)
 
 
 def trade_plot(figures: Comparison) -> go.Figure:

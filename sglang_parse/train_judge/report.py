@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -144,17 +144,16 @@ def kept_grid(report: JudgeReport) -> Grid:
 
 
 def candidates_grid(report: JudgeReport) -> Grid:
-    cells = [
-        [
-            *(one.pooling, ", ".join(map(str, one.layers)) or "none"),
-            *("yes" if one.uses_scalars else "no", f"{one.strength}"),
-            *(f"{rank[0]:.0%}", f"{rank[1]:.3f}"),
-        ]
-        for one, rank in report.trained.tried
-    ]
-    columns = ("pooling", "layers", "log-probability and entropy", "strength C")
+    columns: dict[Cell, Callable[..., Cell]] = {
+        "pooling": lambda one, _: one.pooling,
+        "layers": lambda one, _: ", ".join(map(str, one.layers)) or "none",
+        "log-probability and entropy": lambda one, _: "yes" if one.uses_scalars else "no",
+        "strength C": lambda one, _: f"{one.strength}",
+        "tokens kept at 2 %": lambda _, rank: f"{rank[0]:.0%}",
+        "AUROC": lambda _, rank: f"{rank[1]:.3f}",
+    }
     note = "Out of fold; the first one was trained on all drafts and written."
-    return Grid((*columns, "tokens kept at 2 %", "AUROC"), cells, note)
+    return Grid.of(report.trained.tried, columns, note)
 
 
 def _bar(one: Estimate, factor: float = 1.0) -> tuple[float, float, float]:
