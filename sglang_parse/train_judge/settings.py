@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self, get_args
 
-from transformers import AutoConfig
-
 from sglang_parse.client.flags import at_least, numbers, option
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.targets import Models, parse_settings
@@ -103,6 +101,8 @@ class TrainJudgeSettings(GradedSettings):
 
 def default_layers(target: str) -> tuple[int, ...]:
     """About half and three quarters of a model's layers, and the last one that SGLang captures."""
+    from transformers import AutoConfig  # slow to import, and every --help reads these flags
+
     try:
         count = AutoConfig.from_pretrained(target).get_text_config().num_hidden_layers
     except (OSError, ValueError, AttributeError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +122,14 @@ def test_the_commands_are_there(command: str, capsys: pytest.CaptureFixture[str]
     assert end.value.code == 0
     output = PRESETS.get(command, {}).get("output", "build/compare")
     assert f"(default {output})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_is_there_at_once():
+    """It imports nothing that takes long."""
+    code = "import sys; from sglang_parse import cli\ntry: cli.main(['--help'])\n"
+    code += "except SystemExit: print({'sglang', 'torch', 'transformers', 'scipy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
 
 
 def test_a_list_of_numbers(capsys: pytest.CaptureFixture[str]):
