@@ -21,7 +21,9 @@ def test_shapes_have_the_sizes_in_their_names():
     assert Shape.read("qwen3_8b").num_weights == pytest.approx(8.19e9, rel=0.01)
     assert Shape.read("qwen3_4b").num_weights == pytest.approx(4.02e9, rel=0.01)
     assert Shape.read("qwen3_0_6b").num_weights == pytest.approx(0.6e9, rel=0.01)
-    vocabularies = {Shape.read(name).vocab_size for name in shape_names() if name.startswith("qwen3")}
+    vocabularies = {
+        Shape.read(name).vocab_size for name in shape_names() if name.startswith("qwen3")
+    }
     assert vocabularies == {151_936}
 
 

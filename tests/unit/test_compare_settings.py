@@ -127,7 +127,9 @@ def test_the_commands_are_there(command: str, capsys: pytest.CaptureFixture[str]
 def test_help_is_there_at_once():
     """It imports nothing that takes long."""
     code = "import sys; from sglang_parse import cli\ntry: cli.main(['--help'])\n"
-    code += "except SystemExit: print({'sglang', 'torch', 'transformers', 'scipy'} & {*sys.modules})"
+    code += (
+        "except SystemExit: print({'sglang', 'torch', 'transformers', 'scipy'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("set()\n")
 

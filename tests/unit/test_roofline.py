@@ -116,7 +116,7 @@ def test_heads_that_a_config_leaves_out(tmp_path: Path):
     ("words", "message"),
     [
         (("--target", "15b"), "'15b' gives no shape .*No such file.*; use 0.6b, 1.7b"),
-        (("--target", str(SHAPES / "qwen3_235b_a22b_fp8")), "quantized, or a mixture of experts.*dense"),
+        (("--target", str(SHAPES / "qwen3_235b_a22b_fp8")), "a mixture of experts.*dense"),
         (("--draft", str(SHAPES.parent / "shape.py")), "gives no shape .*JSONDecodeError"),
         (("--gpu", "rtx4090"), "take 32 GB and --gpu rtx4090 has 24; use a larger one"),
         (("--concurrency", "1,999"), "take 138 GB and --gpu h100 has 80; use .* fewer requests"),
