@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from scipy import special
 from sglang_parse.calibrate.certify import EDGE
 from sglang_parse.calibrate.figures import AtThreshold, Calibration, loosest_certified
 from sglang_parse.client.page import PALETTE, error_bars, render_report
-from sglang_parse.client.sections import Cell, Facts, Grid, Plot, Text, with_interval
+from sglang_parse.client.sections import Cell, Columns, Facts, Grid, Plot, Text, with_interval
 from sglang_parse.client.statistics import CHANCE, Proportion
 from sglang_parse.client.tables import grid_table
 from sglang_parse.core.certificate import Certificate
@@ -161,7 +161,7 @@ def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThr
         is_served = row.threshold == figures.served_threshold
         return f"{row.threshold:.6g}", "the server's" if is_served else ""
 
-    columns: dict[Cell, Callable[..., Cell]] = {
+    columns: Columns = {
         "": lambda selection, _: selection,
         "threshold": threshold,
         "certified": lambda _, row: "yes" if row.certified else "no",
@@ -181,7 +181,7 @@ def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThr
 
 
 def served_grid(figures: Calibration) -> Grid:
-    columns: dict[Cell, Callable[..., Cell]] = {
+    columns: Columns = {
         "threshold": lambda one: f"{one.threshold:.6g}",
         "accuracy": lambda one: _rate(one.accuracy),
         "plain target's": lambda one: _rate(one.plain_accuracy),

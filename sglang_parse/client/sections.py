@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 Cell = str | tuple[str, str]
 """A figure; with small print, such as its interval."""
+Columns = dict[Cell, Callable[..., Cell]]
+"""Heading -> makes the cell of a row's item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,8 @@ class Grid:
     note: str = ""
 
     @classmethod
-    def of(
-        cls, items: Iterable[tuple], columns: Mapping[Cell, Callable[..., Cell]], note: str = ""
-    ) -> Grid:
-        """A row for each item; columns: heading -> makes a cell of an item's parts."""
+    def of(cls, items: Iterable[tuple], columns: Columns, note: str = "") -> Grid:
+        """A row for each item, of whose parts cells are made."""
         rows = [[make(*item) for make in columns.values()] for item in items]
         return cls([*columns], rows, note)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -13,6 +13,7 @@ from sglang_parse.client.page import PALETTE, error_bars, render_report
 from sglang_parse.client.records import PERCENTILES, STAGES, TITLES, kind_of, title_of
 from sglang_parse.client.sections import (
     Cell,
+    Columns,
     Facts,
     Grid,
     Part,
@@ -70,7 +71,7 @@ def _quality(figures: Comparison) -> list[Part]:
     bars = "Bars: smallest to largest run; exact 95 % interval of the score."
     plot = trade_plot(figures)
     shown = [Plot("trade", plot, f"{points} {bars}")] if plot.data else []
-    columns: dict[Cell, Callable[..., Cell]] = {
+    columns: Columns = {
         "": lambda one, _: one.variant.label,
         "score": lambda _, quality: _score(quality),
         "against plain, paired": lambda _, quality: _tested(quality),
@@ -105,10 +106,11 @@ def _said(test: PairedTest) -> str:
 
 def _range(of: SpeedAt | None, other: str = "") -> Cell:
     """Tokens per second, or the speedup over another server."""
-    spread = of and (of.over.get(other) if other else of.tokens_per_s)
-    if spread is None:
+    if of is None or (other and other not in of.over):
         return ""
-    digits, unit = (2, "x") if other else (0, "")
+    spread, digits, unit = of.tokens_per_s, 0, ""
+    if other:
+        spread, digits, unit = of.over[other], 2, "x"
     return with_interval(spread.median, spread.low, spread.high, digits, unit)
 
 
@@ -116,9 +118,7 @@ def _known(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def _by_load(
-    figures: Comparison, columns: dict[Cell, Callable[[SpeedAt], Cell]], note: str
-) -> Grid:
+def _by_load(figures: Comparison, columns: Columns, note: str) -> Grid:
     """A row for each server and concurrency, at the servers' own thresholds."""
     rows = [
         [one.variant.label, f"{speed.concurrency}", *cells]
@@ -131,7 +131,9 @@ def _by_load(
 
 
 def _speedup(figures: Comparison, facts: dict[str, Any]) -> Grid:
-    over = {f"over {title_of(name)}": partial(_range, other=name) for name in facts["stock"]}
+    over: Columns = {
+        f"over {title_of(name)}": partial(_range, other=name) for name in facts["stock"]
+    }
     note = "Medians over the runs; smallest to largest."
     return _by_load(figures, {"tokens/s": _range, **over}, note)
 
@@ -141,7 +143,7 @@ def _latency(figures: Comparison) -> Grid:
         return "/".join(f"{speed.latency_ms[kind][p]:.{places}f}" for p in PERCENTILES)
 
     small = f"{'/'.join(PERCENTILES)}, ms"
-    columns: dict[Cell, Callable[[SpeedAt], Cell]] = {
+    columns: Columns = {
         (title, small): partial(shown, kind=kind, places=places)
         for kind, (title, places) in LATENCIES.items()
     }
@@ -154,7 +156,7 @@ def _latency(figures: Comparison) -> Grid:
 
 def _stage_times(figures: Comparison) -> Iterator[Grid]:
     if traced := [(one.variant.label, one.time) for one in figures.variants if one.time]:
-        columns: dict[Cell, Callable[..., Cell]] = {
+        columns: Columns = {
             "": lambda label, _: label,
             **{f"{s}, ms": lambda _, time, s=s: f"{time.ms_per_request[s]:.0f}" for s in STAGES},
             "accepted": lambda _, time: f"{time.draft_fraction:.0%}",
@@ -169,7 +171,7 @@ def _stage_times(figures: Comparison) -> Iterator[Grid]:
         )
         yield Grid.of(traced, columns, note)
     if any(speed.stages for one in figures.variants for speed in one.speeds):
-        by_load: dict[Cell, Callable[[SpeedAt], Cell]] = {
+        by_load: Columns = {
             **{s: lambda speed, s=s: _known(speed.stages.get(s), "{:.1%}") for s in STAGES},
             "rows per pass": lambda speed: _known(speed.rows_per_pass, "{:.0f}"),
             "ms per pass": lambda speed: _known(speed.ms_per_pass, "{:.1f}"),

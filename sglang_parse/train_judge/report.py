@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from rich.console import Console
 
 from sglang_parse.client.page import PALETTE, error_bars, render_report
-from sglang_parse.client.sections import Cell, Facts, Grid, Plot, Text, with_interval
+from sglang_parse.client.sections import Cell, Columns, Facts, Grid, Plot, Text, with_interval
 from sglang_parse.client.statistics import CHANCE
 from sglang_parse.client.tables import grid_table
 from sglang_parse.core.certificate import Fingerprint
@@ -144,7 +144,7 @@ def kept_grid(report: JudgeReport) -> Grid:
 
 
 def candidates_grid(report: JudgeReport) -> Grid:
-    columns: dict[Cell, Callable[..., Cell]] = {
+    columns: Columns = {
         "pooling": lambda one, _: one.pooling,
         "layers": lambda one, _: ", ".join(map(str, one.layers)) or "none",
         "log-probability and entropy": lambda one, _: "yes" if one.uses_scalars else "no",
