@@ -201,8 +201,8 @@ def _rate(found: Proportion, of: str = "") -> Cell:
     return ratio, f"{interval}\n{found.count} of {found.total} {of}".rstrip()
 
 
-def _percent(*values: float) -> tuple[str, str]:
-    return with_interval(*(100 * value for value in values), unit=" %")
+def _percent(value: float, low: float, high: float) -> tuple[str, str]:
+    return with_interval(100 * value, 100 * low, 100 * high, unit=" %")
 
 
 def _logit(value: float) -> float:

@@ -110,12 +110,12 @@ def label_by_target(
                 lows[place] = prefix + 1
             else:
                 highs[place] = prefix
-    found: list[SeenDraft | None] = []
+    results: list[SeenDraft | None] = []
     for one, text, num_right in zip(seen, own, lows, strict=True):
         first_wrong = num_right if num_right < len(one.draft.prefix_ends) else None
         draft = replace(one.draft, first_wrong=first_wrong, first_wrong_token=None)
-        found.append(None if text is None else replace(one, draft=draft))
-    return found
+        results.append(None if text is None else replace(one, draft=draft))
+    return results
 
 
 def _continued(
