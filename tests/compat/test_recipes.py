@@ -1,4 +1,5 @@
-"""The recipes in examples/serve_*.sh: shell syntax, flags, headers, and SGLang's own checks.
+"""The recipes in examples/serve_*.sh: shell syntax, flags, headers, and SGLang's own checks; and
+what starts servers as they do: the container, and the page for SGLang's documentation.
 
 A recipe is run with a stand-in for Python that prints its arguments; SGLang then parses them with
 folders that have the models' shapes and their family's chat template, but no weights.
@@ -9,10 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
-from pathlib import Path
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import save_file
 
 from support.chat_families import FAMILIES
@@ -266,3 +272,132 @@ def test_flags_after_a_recipe_override_it(tmp_path: Path):
     arguments = run_recipe("serve_qwen3_32b.sh", tmp_path, models, "--tp-size", "2")
     assert arguments[-2:] == ["--tp-size", "2"]
     assert arguments[arguments.index("--model-path") + 1] == "target"
+
+
+# -- the container ----------------------------------------------------------------
+
+DOCKER = EXAMPLES / "docker"
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+
+
+def copied() -> list[tuple[list[str], str]]:
+    """Returns sources and destination of each COPY."""
+    lines = [line.split()[1:] for line in DOCKERFILE.splitlines() if line.startswith("COPY ")]
+    return [(words[:-1], words[-1]) for words in lines]
+
+
+def inline(name: str) -> Any:
+    return yaml.safe_load(COMPOSE["configs"][name]["content"])
+
+
+def mounted(service: str) -> dict[str, PurePosixPath]:
+    """Config -> where the service reads it."""
+    configs = COMPOSE["services"][service]["configs"]
+    return {config["source"]: PurePosixPath(config["target"]) for config in configs}
+
+
+def test_the_image_is_of_the_supported_version():
+    from sglang_parse.startup.compat import pinned_version
+
+    assert f"\nARG SGLANG_IMAGE=lmsysorg/sglang:v{pinned_version()}\nFROM " in DOCKERFILE
+    assert DOCKERFILE.count("HEALTHCHECK") + ("healthcheck" in str(COMPOSE)) == 1
+
+
+def test_the_wheel_builds_from_what_the_image_copies(tmp_path: Path):
+    for sources, target in copied()[:-1]:
+        folder = tmp_path / PurePosixPath(target).relative_to("/tmp/parse")
+        for name in sources:
+            source = EXAMPLES.parent / name
+            if source.is_dir():
+                shutil.copytree(source, folder, symlinks=True)
+            else:
+                shutil.copy(source, folder)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = subprocess.check_output(
+        [sys.executable, "-m", "zipfile", "-l", *(tmp_path / "dist").glob("*.whl")], text=True
+    )
+    assert "sglang_parse/patches/parse/" in names
+    assert "sglang_parse/core/questions/llama3.json" in names
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_container_starts_a_recipe(recipe: str, tmp_path: Path, known_flags: set[str]):
+    server = COMPOSE["services"]["parse"]
+    variables = {"RECIPE": recipe, "FLAGS": "--tp-size 2", "HEAD": "head"}
+
+    def value(text: str) -> str:
+        return re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: variables.get(*found.groups()), text)
+
+    program, *flags = shlex.split(value(server["command"]))
+    assert copied()[-1] == (["examples/serve_*.sh"], "/opt/parse/")
+    assert program == f"/opt/parse/{recipe}"
+    models = {name: value(server["environment"][name]) for name in ("TARGET", "DRAFT", "HEAD")}
+    arguments = run_recipe(recipe, tmp_path, models, *flags)
+    assert {word for word in arguments if word.startswith("--")} <= known_flags
+    assert [*arguments[arguments.index("--host") :]] == [
+        *("--host", "0.0.0.0", "--enable-metrics", "--tp-size", "2")
+    ]
+    assert arguments[arguments.index("--port") + 1] == "30000"
+    assert server["ports"] == ["127.0.0.1:30000:30000"]
+
+
+def test_the_default_recipe_is_one():
+    command = COMPOSE["services"]["parse"]["command"]
+    assert re.search(r"\{RECIPE:-(.*?)\}", command)[1] in RECIPES
+
+
+def test_the_files_of_the_container_exist():
+    build = COMPOSE["services"]["parse"]["build"]
+    context = (DOCKER / build["context"]).resolve()
+    assert (context / build["dockerfile"]).samefile(DOCKER / "Dockerfile")
+    for sources, _ in copied():
+        assert all(list(context.glob(name)) for name in sources)
+    assert (DOCKER / COMPOSE["configs"]["dashboard"]["file"]).is_file()
+
+
+def test_prometheus_and_grafana_are_provisioned():
+    for service in ("prometheus", "grafana"):
+        assert COMPOSE["services"][service]["profiles"] == ["metrics"]
+        assert set(mounted(service)) <= set(COMPOSE["configs"])
+    scraped = inline("prometheus")
+    (job,) = scraped["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["parse:30000"]}]
+    (source,) = inline("datasource")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    # $__rate_interval is made of it.
+    assert source["jsonData"]["timeInterval"] == scraped["global"]["scrape_interval"]
+    (provider,) = inline("dashboards")["providers"]
+    assert provider["options"]["path"] == str(mounted("grafana")["dashboard"].parent)
+
+
+# -- the page for SGLang's documentation ----------------------------------------------
+
+
+def test_the_page_for_sglangs_documentation(tmp_path: Path, known_flags: set[str]):
+    """Its only block starts a server; its names exist, with the defaults that it says."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    from sglang_parse.core.config import ParseConfig, flag
+    from sglang_parse.core.setting import settings_of
+    from sglang_parse.telemetry.metrics import METRICS
+
+    page = (EXAMPLES.parent / "docs/parse.mdx").read_text()
+    (block,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert page.count("```") == 2
+    _, _, module, *argv = shlex.split(block.replace("\\\n", " "))
+    assert module == "sglang.launch_server"
+    models = write_models(tmp_path, "serve_qwen3_32b.sh")
+    for name, word in (("TARGET", "--model-path"), ("DRAFT", "--speculative-draft-model-path")):
+        argv[argv.index(word) + 1] = models[name]
+    view = resolved_view(parse_like_the_launcher([*argv, "--device", "cuda"]))
+    assert view.speculative_draft_model_path == models["DRAFT"]
+    assert set(re.findall(r"--[a-z0-9]+(?:-[a-z0-9]+)+", page)) <= known_flags
+    metrics = {metric.name for metric in METRICS}
+    assert set(re.findall(r"sglang:parse_(\w+)", page)) <= metrics
+    defaults = {flag(setting.name): str(setting.default) for setting in settings_of(ParseConfig)}
+    rows = re.findall(r"^\| `(--parse-[a-z-]+)` \| `(.*?)` \|", page, re.MULTILINE)
+    assert len(rows) == 6
+    assert all(defaults[name] == default for name, default in rows)

@@ -22,6 +22,7 @@ from sglang_parse.telemetry.drift import WINDOW
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from support import calibration
 from support.client import DRAFTS, HTTP, Client, parse_info, random_prompts, recorded_iterations
+from support.dashboard import selectors
 from support.servers import (
     EVERY_LINE,
     QUESTION,
@@ -237,6 +238,21 @@ def test_metrics_carry_sglangs_labels(watched: Watched):
     ours = labels("parse_rounds_total")
     assert ours == labels("max_total_num_tokens")
     assert {"model_name", "tp_rank"} <= set(ours)
+
+
+@pytest.mark.usefixtures("seen")
+def test_the_dashboard_finds_its_metrics(watched: Watched):
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page(watched.client)):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    unseen = {PREFIX + metric.name for metric in METRICS if metric.is_gauge}
+    unseen |= {"sglang:num_retracted_requests_total", "sglang:num_aborted_requests_total"}
+    missing = {found.series for found in selectors()} - set(labels)
+    assert missing <= unseen
+    for found in selectors():
+        if found.series not in missing:
+            assert found.labels - {"priority"} <= labels[found.series], found.series
 
 
 def test_counters_equal_the_sums_of_the_responses(seen: Seen):
