@@ -24,6 +24,7 @@ NOT_OURS = {
     *("--silent", "--fail", "--header", "--data"),  # curl
     *("--base-url", "--num-examples", "--out-dir", "--from-dataset"),  # sgl-eval
     *("--dataset", "--backend", "--greedy", "--model"),  # EvalPlus
+    "--profile",  # docker compose
 }
 
 # Words of the pages on trouble -> the file that has them in a text, under sglang_parse or SGLang.
