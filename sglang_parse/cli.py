@@ -75,6 +75,13 @@ COMMANDS = (
         takes_server_flags=True,
     ),
     Command(
+        "models",
+        "which models PARSE serves, what drafts for them, and how each was seen to run",
+        "Prints the families of models; given one model, whether it is served, by its config.json, "
+        "and if not, why. Exit code 1 when it is refused as target.",
+        "models",
+    ),
+    Command(
         "explain",
         "an answer's drafts and verdicts on one page: what was accepted or rejected, and why",
         "Sends prompts to a running PARSE server, or reads answers saved with their traces; prints "

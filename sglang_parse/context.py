@@ -51,6 +51,7 @@ class Pipeline(Protocol):
         ``slots_required``, ``plan``       patches/parse/kv_by_phase.py
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
         ``forward_batch_generation``       ``engine.worker.ParseWorker``
+        logits of a pass                   patches/parse/pass_logits.py
         ``finish``, by the result's event  ``engine.overlap``
         stops                              patches/parse/stops.py
         which requests have news           patches/parse/empty_events.py

@@ -30,6 +30,7 @@ from sglang_parse.explain import settings as explain
 from sglang_parse.limit import figures as limit
 from sglang_parse.roofline.run import speedups
 from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.startup import families as startup_families
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
 from support import question_rows  # tests: the chat-template families they know
 
@@ -359,6 +360,11 @@ def layers(package_name: str) -> str:
     return table(("package" if package_name == "sglang_parse" else "module", "purpose"), rows)
 
 
+def families() -> str:
+    """Returns which models are served, and how each was seen."""
+    return table(startup_families.HEADINGS, map(startup_families.row, startup_families.FAMILIES))
+
+
 def patches() -> str:
     """Returns what every patch changes, and how. Imports SGLang."""
     from sglang_parse.patches import PATCHES
@@ -415,6 +421,7 @@ TABLES = {
     "explain flags": partial(program_flags, explain),
     "roofline": roofline,
     "plain reasons": plain_reasons,
+    "families": families,
     "packages": partial(layers, "sglang_parse"),
     "engine modules": partial(layers, "sglang_parse.engine"),
     "patches": patches,

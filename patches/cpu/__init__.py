@@ -9,6 +9,7 @@ from sglang_parse.patches.cpu import (
     guard_cpu,
     kv_copy_cpu,
     lora_cpu,
+    mla_cpu,
     req_to_token_cpu,
     rotary_cpu,
     tree_cpu,
@@ -16,7 +17,7 @@ from sglang_parse.patches.cpu import (
 )
 
 MODULES = (
-    *(draft_steps_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, req_to_token_cpu),
-    *(rotary_cpu, tree_cpu, verify_sampling_cpu),
+    *(draft_steps_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, mla_cpu),
+    *(req_to_token_cpu, rotary_cpu, tree_cpu, verify_sampling_cpu),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

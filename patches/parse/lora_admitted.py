@@ -22,7 +22,7 @@ def _check(original: Callable, server_args: Any) -> None:
 def _prepare(original: Callable, self: Any, forward_batch: Any) -> None:
     if not isinstance(forward_batch.spec_info, ParseVerifyInput):
         original(self, forward_batch)
-    elif any(forward_batch.lora_ids):
+    elif any(forward_batch.lora_ids) or self.can_use_prefill_cuda_graph(forward_batch):
         rows = copy.copy(forward_batch)
         rows.forward_mode = ForwardMode.EXTEND
         # The last rows of each request from a start on go through the LM head: as many as do here.
@@ -39,11 +39,12 @@ PATCH = Patch(
         "sglang.srt.lora.lora_manager.LoRAManager.prepare_lora_batch": around(_prepare),
     },
     why="SGLang admits LoRA adapters only with the speculative algorithms on its own list, whose "
-    "verify rows all have one width. Rows of a PARSE verify pass are ragged, and their forward "
-    "mode, `DRAFT_EXTEND_V2`, is one that no adapter is prepared for.",
+    "verify rows all have one width. Rows of a PARSE verify pass are ragged, other rows than a "
+    "prefill's have logits, and a pass with questions has a forward mode, `DRAFT_EXTEND_V2`, that "
+    "no adapter is prepared for.",
     how="skips the check for PARSE, and prepares a verify pass as a prefill of the same rows with "
     "log probabilities of as many rows as have logits; without adapters in the pass, the adapter "
-    "layers take their plain path.",
+    "layers take their plain path unless a graph that was captured with adapters may run it.",
     removed_when="an algorithm can state that it supports adapters, and "
     "`generate_sequence_lengths` and `get_lm_head_pruned_lens` know `DRAFT_EXTEND_V2`.",
 )

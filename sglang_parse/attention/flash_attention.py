@@ -1,4 +1,4 @@
-"""SGLang's FlashAttention 3 takes no mask: PARSE's verify pass runs as pseudo-sequences."""
+"""SGLang's FlashAttention 3 takes no mask: passes with questions run as pseudo-sequences."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sglang_parse.attention.support import BackendError
 
 
 class ParseFlashAttentionBackend(FlashAttentionBackend):
-    """``FlashAttentionBackend`` that runs a verify pass without a mask, page size 1."""
+    """``FlashAttentionBackend`` that asks questions without a mask, with pages of one slot."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         spec_info = forward_batch.spec_info
-        if not isinstance(spec_info, ParseVerifyInput):
+        if not isinstance(spec_info, ParseVerifyInput) or spec_info.is_stock:
             return
         sequences, starts = spec_info.layout.pseudo_sequences(), spec_info.starts
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]

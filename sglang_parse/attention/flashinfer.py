@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, PrefillMetadata
+from sglang.srt.layers.attention.flashinfer_mla_backend import FlashInferMLAAttnBackend
 
 from sglang_parse.attention.alias import indptr, paged_rows
 from sglang_parse.attention.spec_input import ParseVerifyInput
@@ -51,7 +52,9 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
 
     def _plan(self, forward_batch: Any) -> None:
         spec_info = forward_batch.spec_info
-        if not isinstance(spec_info, ParseVerifyInput):
+        is_ours = isinstance(spec_info, ParseVerifyInput)
+        # Windows need a plan of their own, as the stock backend makes it for prefills.
+        if not is_ours or (spec_info.is_stock and self.num_wrappers > 1):
             super().init_forward_metadata(forward_batch)
             return
         if spec_info.custom_mask is None:
@@ -105,6 +108,9 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         )
 
 
-def create_backend(runner: Any) -> ParseFlashInferBackend:
-    """Like ``attention_registry.create_flashinfer_backend``."""
+def create_backend(runner: Any) -> Any:
+    """Like ``attention_registry.create_flashinfer_backend``; latent attention is another class's,
+    whose passes are causal."""
+    if runner.use_mla_backend:
+        return FlashInferMLAAttnBackend(runner)
     return ParseFlashInferBackend(runner, init_new_workspace=runner.init_new_workspace)

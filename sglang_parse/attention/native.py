@@ -50,14 +50,19 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         # The stock backend's extends compute all rows of a sequence and drop the old ones: almost
         # all of them in a draft model's or a head's extend by a few tokens.
-        is_narrow = model_runner.is_draft_worker and model_runner.sliding_window_size is None
-        self._narrow_extends = is_narrow
+        self._has_windows = model_runner.sliding_window_size is not None
+        self._narrow_extends = model_runner.is_draft_worker and not self._has_windows
         self._parts: Sequence[AttentionPart] = ()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        table = self.req_to_token_pool.req_to_token
-        self._parts = _masked_parts(forward_batch, table, self._narrow_extends)
+        table, spec_info = self.req_to_token_pool.req_to_token, forward_batch.spec_info
+        is_stock = isinstance(spec_info, ParseVerifyInput) and spec_info.is_stock
+        self._parts = (
+            ()
+            if self._has_windows and is_stock
+            else _masked_parts(forward_batch, table, self._narrow_extends)
+        )
 
     def attend_in(self, parts: Sequence[AttentionPart]) -> None:
         """Sets the parts of the next forward pass, whatever its batch."""

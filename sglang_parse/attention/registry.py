@@ -1,6 +1,7 @@
 """PARSE's attention backends in SGLang's registry, under the stock names.
 
-Each derives from the stock backend and differs in PARSE's verify passes only.
+Each derives from the stock backend and differs in PARSE's verify passes only. Backends without one
+here run causal passes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sglang.srt.layers.attention.attention_registry import (
     register_attention_backend,
 )
 
-from sglang_parse.attention.support import SUPPORT, BackendError, check_kv
+from sglang_parse.attention.support import CAUSAL, SUPPORT, BackendError, check_kv
 
 _PACKAGE = __package__
 
@@ -39,10 +40,10 @@ def is_registered(name: str) -> bool:
     return ATTENTION_BACKENDS.get(name) is _FACTORIES[name]
 
 
-def assert_used(runner: Any, model: str = "target") -> None:
-    """Raises BackendError if a model's attention would not run PARSE's verify passes."""
+def assert_used(runner: Any, layout: str, model: str = "target") -> None:
+    """Raises BackendError if a model's attention would not run PARSE's passes in this layout."""
     backend = runner.attn_backend
-    if not type(backend).__module__.startswith(_PACKAGE):
+    if layout != CAUSAL and not type(backend).__module__.startswith(_PACKAGE):
         found = f"the {model}'s attention backend is {type(backend).__name__}"
         found = f"{found}, which ignores the layout of PARSE's verify passes"
         raise BackendError(found, f"--attention-backend {', '.join(SUPPORT)}")

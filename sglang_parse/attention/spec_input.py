@@ -1,8 +1,8 @@
 """PARSE's speculative inputs, as members of SGLang's ``SpecInputType``.
 
 The enum is closed and SGLang dispatches on its members. Between iterations PARSE is an EAGLE draft;
-its verify pass is EAGLE's draft extend, whose ``select_index`` makes the logits processor compute
-the selected rows only: a pass of 1,000 rows over a vocabulary of 150,000 would take 0.6 GB.
+its verify pass has the ``select_index`` of EAGLE's draft extend, which makes the logits processor
+compute the selected rows only: a pass of 1,000 rows over a vocabulary of 150,000 would take 0.6 GB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.device import on_device
 
-VERIFY_MODE = ForwardMode.DRAFT_EXTEND_V2
+LAID_OUT = ForwardMode.DRAFT_EXTEND_V2
+"""The mode of a forward whose rows are not causal: PARSE's attention backends plan it."""
+
+
+def forward_mode_of(layout: VerifyLayout) -> ForwardMode:
+    """A causal pass is a chunk of a prefill, which every attention backend and layer knows; many
+    give draft extends a fixed width, or leave a layer out."""
+    return ForwardMode.EXTEND if layout.is_causal else LAID_OUT
 
 
 class ParseDraftInput(SpecInput):
@@ -68,6 +75,11 @@ class ParseVerifyInput(SpecInput):
                 f"mask has {self.custom_mask.numel()} entries, "
                 f"the layout needs {self.layout.mask_size}"
             )
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether stock backends plan it right, as a prefill: causal, with lengths on the host."""
+        return self.layout.is_causal and self.starts is None
 
     def generate_attn_arg_prefill(
         self,

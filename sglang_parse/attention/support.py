@@ -1,5 +1,7 @@
-"""The attention backends that run verify passes, with their layouts.
+"""The attention backends of verify passes, with their layouts.
 
+A pass without questions is ``causal``: a chunk of a prefill, which every backend of SGLang runs.
+Questions, and the masks of a parallel draft, need one of the backends and layouts below.
 ``--parse-layout auto`` takes the first possible layout of the backend.
 """
 
@@ -7,10 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 
-MASK, ALIAS = "mask", "alias"
+CAUSAL, MASK, ALIAS = "causal", "mask", "alias"
+ALL_CAUSAL = "no pass asks a question: each is a chunk of a prefill to the attention backend"
+
+
+class Attention(StrEnum):
+    """How a model's layers attend, and where their KV is."""
+
+    FULL = "full attention"
+    LATENT = "latent attention (MLA)"
+    WINDOWS = "sliding windows"
+    SPARSE = "sparse attention"
+    STATES = "linear attention or Mamba layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +89,35 @@ class BackendError(ValueError):
         super().__init__(f"PARSE: {found}. Fix: {fix}")
 
 
-def check_backends(
+def check_device(
     device: str | None, attention: str | None, others: Mapping[str, str | None]
 ) -> None:
-    """Checks the attention backends of a server's models.
+    """Raises BackendError for a backend that does not run on a CPU; see ``check_backends``."""
+    for setting, value in {"--attention-backend": attention or "unset", **others}.items():
+        if device == "cpu" and value not in (None, ON_CPU):
+            found = f"{setting} is {value!r} with --device cpu"
+            raise BackendError(found, f"use {ON_CPU}, the only one that runs there")
+
+
+def check_backends(attention: str | None, others: Mapping[str, str | None]) -> None:
+    """Checks the attention backends of a server whose passes are not all causal.
 
     Args:
-        device: ``--device``.
         attention: ``--attention-backend``.
         others: flag -> backend of a single phase or model; None if unset.
 
     Raises:
-        BackendError: one of them cannot run verify passes, or they differ.
+        BackendError: one of them cannot run these passes, or they differ.
     """
     found, known = f"--attention-backend is {attention!r}", ", ".join(SUPPORT)
-    if device == "cpu" and attention != ON_CPU:
-        fix = f"use {ON_CPU}, the only one that runs there"
-        raise BackendError(f"{found} with --device cpu", fix)
     if attention not in SUPPORT:
-        raise BackendError(found, f"set it to one that can run PARSE's verify passes: {known}")
+        fix = f"set it to one that can run questions and drafts in blocks ({known}), or use neither"
+        raise BackendError(found, fix)
     for setting, value in others.items():
         if value not in (None, attention):
             found = f"{setting} is {value!r} with --attention-backend {attention}"
-            raise BackendError(found, "leave it unset; PARSE uses one for everything")
+            fix = "leave it unset: questions and drafts in blocks need one backend for everything"
+            raise BackendError(found, fix)
 
 
 def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
@@ -118,7 +138,7 @@ def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
 
 
 def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]:
-    """Returns the layout of a server's verify passes, and the reason.
+    """Returns the layout of a server's passes that are not causal, and the reason.
 
     Args:
         setting: ``--parse-layout``: "auto", "mask" or "alias".
@@ -129,17 +149,20 @@ def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]
         BackendError: ``backend`` cannot run it.
     """
     support = SUPPORT[backend]
-    possible = [name for name in support.layouts if not _obstacle(support, name, page_size)]
+    obstacles = {name: _obstacle(support, name, page_size) for name in support.layouts}
+    possible = [name for name, obstacle in obstacles.items() if not obstacle]
     if setting in possible:
         return setting, "--parse-layout asks for it"
     if setting == "auto" and possible:
         return possible[0], support.why
     wanted = support.layouts[0] if setting == "auto" else setting
-    obstacle = _obstacle(support, wanted, page_size) or support.why
-    fix = f"use --parse-layout {possible[0]}" if possible else "use --page-size 1"
     found = f"--parse-layout is {setting!r} with --attention-backend {backend}"
-    found = f"{found} and --page-size {page_size}: {obstacle}"
-    raise BackendError(found, f"{fix}, or another --attention-backend")
+    found = f"{found} and --page-size {page_size}: {obstacles.get(wanted) or support.why}"
+    if possible:
+        fix = f"use --parse-layout {possible[0]}, or"
+    else:
+        fix = "use --page-size 1, or" if support.alias_page_sizes else "use"
+    raise BackendError(found, f"{fix} another --attention-backend")
 
 
 def _obstacle(support: Support, layout: str, page_size: int) -> str:

@@ -23,7 +23,7 @@ class ParseTritonBackend(TritonAttnBackend):
         # The stock backend plans the pass causally, as a prefill.
         super().init_forward_metadata(forward_batch)
         spec_info = forward_batch.spec_info
-        if not isinstance(spec_info, ParseVerifyInput):
+        if not isinstance(spec_info, ParseVerifyInput) or spec_info.is_stock:
             return
         if spec_info.custom_mask is None:
             self._plan_alias(spec_info, forward_batch)

@@ -139,8 +139,9 @@ class ParseConfig(BaseModel):
     """JSON file with constants of adaptive drafting that replace the built-in ones, by name (see
     ``core.policy.constants``)."""
     layout: Literal["auto", "mask", "alias"] = "auto"
-    """Attention layout of the verify pass: a custom 'mask', or pseudo-sequences that 'alias' the
-    request's KV slots. 'auto' chooses by attention backend."""
+    """Attention layout of passes with questions, or of drafts in blocks: a custom 'mask', or
+    pseudo-sequences that 'alias' the request's KV slots. 'auto' chooses by attention backend; other
+    passes are causal on any."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Overlap schedule: process an iteration's results while the next one runs. 'auto' enables it
     on a GPU unless --disable-overlap-schedule is set."""

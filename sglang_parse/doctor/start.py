@@ -21,6 +21,7 @@ from sglang_parse.doctor import command, endpoint, memory
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.startup import checks, compat, models
 from sglang_parse.startup.certificates import certified_server
+from sglang_parse.startup.families import family_of
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.questions import question_for
 
@@ -138,7 +139,9 @@ class Start:
 
     def attention(self) -> str:
         args, config = self.args, self.config
-        layout, why = checks.pass_layout(args, config)
+        target, draft = self.pair
+        block = models.parallel_draft(config, draft)
+        layout, why = checks.pass_layout(args, config, target, block.size)
         compat.check_backend(args.attention_backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
         found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"
@@ -153,7 +156,8 @@ class Start:
             f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" if m else "none"
             for m in pair
         ]
-        return f"target {kinds[0]}; draft {kinds[1]}"
+        family = family_of(pair[0])
+        return f"target {kinds[0]}; draft {kinds[1]} (can draft for {family.name}: {family.draft})"
 
     # -- read once, for several checks ----------------------------------------------
 

@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.tp_worker import TpModelWorker
 
 from sglang_parse.attention import registry
-from sglang_parse.attention.support import MASK, SUPPORT
+from sglang_parse.attention.support import CAUSAL, MASK, SUPPORT
 from sglang_parse.core.block import DraftLayout, layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
@@ -66,7 +66,6 @@ def build_engine(
     registry.register_backends()
     models = (server_args, gpu_id, nccl_port, target_worker)
     args = resolved_view(server_args)
-    is_masked = _is_masked(args, config)
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
@@ -78,6 +77,7 @@ def build_engine(
     if draft is not None:
         draft.mask_id, draft.block_layouts = parallel.mask_id, layouts
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
+    layout = _layout(args, config, target.runner.model_config, parallel.size)
     controller = _controller(config, args, max_question_len, layouts)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
@@ -99,8 +99,8 @@ def build_engine(
         drafter = Drafter(
             draft,
             controller.layouts,
-            is_masked=is_masked,
-            plans_on_device=SUPPORT[args.attention_backend].plans_on_device,
+            is_masked=layout == MASK,
+            plans_on_device=layout != CAUSAL and SUPPORT[args.attention_backend].plans_on_device,
             draft_tokens=config.draft_tokens,
         )
     sources = _sources(
@@ -115,13 +115,14 @@ def build_engine(
         draft_guard=guard,
         eagle=eagle,
         judge=judge,
-        verifier=Verifier(target, judge, is_masked=is_masked),
+        verifier=Verifier(target, judge, is_masked=layout == MASK),
         committer=Committer(config, judge, counters, sources),
         schedule=Schedule(config, controller, max_question_len, parallel.size),
         sources=sources,
         controller=controller,
         counters=counters,
         certified=certified,
+        layout=layout,
     )
 
 
@@ -202,13 +203,13 @@ def _controller(
     return Controller(limits, mode, config.policy, layouts if is_timed else layouts[:1])
 
 
-def _is_masked(server_args: Any, config: ParseConfig) -> bool:
-    layout, reason = checks.pass_layout(server_args, config)
+def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int) -> str:
+    layout, reason = checks.pass_layout(server_args, config, target, block_size)
     logger.info(
         "PARSE: verify passes use the layout '%s' on %s: %s",
         *(layout, server_args.attention_backend, reason),
     )
-    return layout == MASK
+    return layout
 
 
 def _parallel_draft(config: ParseConfig, draft: DraftModel) -> ParallelDraft:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
-from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
+from sglang_parse.attention.spec_input import ParseVerifyInput, forward_mode_of
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
 from sglang_parse.device import on_device
@@ -178,6 +178,6 @@ def _batch_view(
     view.extend_num_tokens = layout.num_rows
     # For adapters of the LM head: how many of a request's rows have logits.
     view.extend_logprob_start_lens = [p.layout.num_rows - len(p.logits_rows) for p in parts]
-    view.forward_mode = VERIFY_MODE
+    view.forward_mode = forward_mode_of(layout)
     view.spec_info = spec_info
     return view

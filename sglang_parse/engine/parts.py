@@ -40,6 +40,7 @@ class Engine:
     controller: Controller
     counters: Counters
     certified: Certified
+    layout: str
     timer: StageTimer = field(init=False)
 
     def __post_init__(self) -> None:

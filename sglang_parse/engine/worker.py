@@ -96,10 +96,10 @@ class ParseWorker(BaseSpecWorker):
         super().init_attention_backends()
         if self.engine.eagle is not None:
             self.engine.eagle.init_attention_backends()
-        registry.assert_used(self.engine.verifier.target.runner)
+        registry.assert_used(self.engine.verifier.target.runner, self.engine.layout)
         if self.engine.drafter is not None and self.engine.schedule.block_size > 1:
             runner = self.engine.drafter.model.draft_runner
-            registry.assert_used(runner, "draft")
+            registry.assert_used(runner, self.engine.layout, "draft")
             check_kv(get_exec().kernel.attention_backend, runner.kv_cache_dtype, "draft")
 
     def init_cuda_graphs(self) -> None:

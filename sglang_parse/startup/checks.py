@@ -15,12 +15,21 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.utils import is_confidential_compute
 from sglang.srt.utils.network import try_bind_socket
 
-from sglang_parse.attention.support import check_backends, choose_layout
+from sglang_parse.attention.support import (
+    ALL_CAUSAL,
+    CAUSAL,
+    Attention,
+    BackendError,
+    check_backends,
+    check_device,
+    choose_layout,
+)
 from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
 from sglang_parse.startup import compat
+from sglang_parse.startup.families import attention_of, family_of
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
@@ -29,6 +38,7 @@ from sglang_parse.startup.models import (
     check_no_head,
     flag_of,
     parallel_draft,
+    read_pair,
     refuse,
     require,
     tokenizer_of,
@@ -93,17 +103,22 @@ def validate_server_args(server_args: Any) -> None:
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
     block_tokens()
-    check_resolved(server_args)
-    compat.check_backend(server_args.attention_backend)
+    check_settings(server_args)
     tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
     block = parallel_draft(config, draft)
+    if block.size > 1:
+        _check_block_draft(server_args, draft)
+    pass_layout(server_args, config, target, block.size)
+    compat.check_backend(server_args.attention_backend)
     has_head = config.uses_eagle3
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        logger.info("PARSE: no draft model (%s): drafts are texts only", DRAFT)
+        family = family_of(target)
+        text = "PARSE: no draft model (%s): drafts are texts only. What can draft for %s: %s"
+        logger.info(text, DRAFT, family.name, family.draft)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
     draft_rows = 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
@@ -116,20 +131,23 @@ def validate_server_args(server_args: Any) -> None:
         envs.SGLANG_HTTP_SERVER_APP_PATH.set("sglang_parse.startup.tokenizer_worker:app")
 
 
+def _check_block_draft(args: Any, draft: Any) -> None:
+    attention, fix = attention_of(draft), f"use {flag('draft_parallel_tokens')} 1 with it"
+    path, why = args.speculative_draft_model_path, f"a draft in blocks, with {attention}"
+    require(attention is Attention.FULL, DRAFT, path, fix, why=why)
+
+
 def check_resolved(args: Any) -> None:
-    """Checks what does not depend on the models: in ``validate_server_args``, and again when SGLang
-    has resolved all settings."""
+    """Checks again what SGLang may have changed since ``validate_server_args``."""
     config = ParseConfig.from_env()
     check_settings(args)
-    pass_layout(args, config)
+    target, draft = read_pair(args)
+    pass_layout(args, config, target, parallel_draft(config, draft).size)
 
 
 def check_settings(args: Any) -> None:
     """Raises AdmissionError or BackendError for the first unsupported setting of SGLang."""
-    phases = ("prefill", "decode", "speculative_draft")
-    names = [f"{phase}_attention_backend" for phase in phases]
-    others = {flag_of(name): getattr(args, name) for name in names}
-    check_backends(args.device, args.attention_backend, others)
+    check_device(args.device, args.attention_backend, _backends_of_phases(args))
     # With these it would run verify passes in unplanned kernels.
     is_wrong = args.attention_backend == "triton" and args.enable_deterministic_inference
     where, fix = "--enable-deterministic-inference with triton", "use flashinfer or fa3 with it"
@@ -169,9 +187,33 @@ def longest_pass(config: ParseConfig, question: Question | None) -> int:
     return 1 + config.draft_tokens + config.max_questions * question_len
 
 
-def pass_layout(args: Any, config: ParseConfig) -> tuple[str, str]:
-    """Returns the layout of a server's verify passes, and the reason."""
-    return choose_layout(config.layout, args.attention_backend, args.page_size or 1)
+def pass_layout(args: Any, config: ParseConfig, target: Any, block_size: int) -> tuple[str, str]:
+    """Returns the layout of a server's verify passes, and the reason.
+
+    Args:
+        target: its ``ModelConfig``.
+        block_size: tokens per forward of its draft model.
+
+    Raises:
+        BackendError: the attention backend cannot run them.
+    """
+    backend, is_set = args.attention_backend, config.layout != "auto"
+    if not (is_set or config.max_questions or config.uses_eagle3 or block_size > 1):
+        return CAUSAL, ALL_CAUSAL
+    attention = attention_of(target)
+    if attention is not Attention.FULL:
+        what = f"questions, drafts in blocks, an EAGLE-3 head or {flag('layout')}"
+        found = f"{what} with a target of {attention}"
+        fix = f"use {flag('judge')} likelihood or {flag('verification')} token, and none of these"
+        raise BackendError(found, fix)
+    check_backends(backend, _backends_of_phases(args))
+    return choose_layout(config.layout, backend, args.page_size or 1)
+
+
+def _backends_of_phases(args: Any) -> dict[str, str | None]:
+    phases = ("prefill", "decode", "speculative_draft")
+    names = [f"{phase}_attention_backend" for phase in phases]
+    return {flag_of(name): getattr(args, name) for name in names}
 
 
 def overlaps(args: Any, config: ParseConfig) -> bool:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from sglang_parse.core.config import ParseConfig, flag, parse_layers
 from sglang_parse.core.judge import WEIGHTS, JudgeFile
 from sglang_parse.startup.certificates import pair_digests
+from sglang_parse.startup.families import ANY, family_of
 from sglang_parse.startup.models import refuse, require
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def check_judge(args: Any, config: ParseConfig, target: Any) -> None:
         _check_layers(SETTING, head.layers, target)
         _check_weights(config.judge, head)
         _check_models(args, config.judge, head)
-    if config.captured_layers:
+    if config.captures_hidden_states:
         _check_capture(target)
 
 
@@ -77,8 +78,11 @@ def _check_capture(target: Any) -> None:
     """Raises AdmissionError for a target whose layers SGLang cannot capture."""
     from sglang.srt.models.registry import ModelRegistry
 
-    names = target.hf_config.architectures
+    names, family = target.hf_config.architectures, family_of(target)
     model, _ = ModelRegistry.resolve_model_cls(names)
     fix = f"use {SETTING} question or likelihood, which read no hidden states"
     has_method = hasattr(model, "set_eagle3_layers_to_capture")
+    why = f"with {family.attention}, SGLang captures layers under other numbers"
+    where = "architecture of the target with a head or captured layers"
+    require(family.judges == ANY, where, names[0], fix, why=why)
     require(has_method, "architecture of the target with captured layers", names[0], fix)

@@ -16,6 +16,7 @@ from sglang.srt.arg_groups.model_override_base import model_config_of
 
 from sglang_parse.core.block import USUAL_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.startup.families import Attention, attention_of, refusal
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
 MAIN = "main"
@@ -103,42 +104,15 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
 
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
-    """Raises AdmissionError for attention that verify passes or drafts do not support."""
+    """Raises AdmissionError for a model whose attention PARSE does not serve."""
     fix = (
-        "use a model with multi-head or grouped-query attention in every layer, such as Qwen3, "
-        "Llama 3 or GLM-4.5, or start without --speculative-algorithm PARSE"
+        "use a model that `sglang-parse models` lists as seen, or start without "
+        "--speculative-algorithm PARSE"
     )
-    models = [(TARGET, args.model_path, target)]
-    if draft is not None:
-        models.append((DRAFT, args.speculative_draft_model_path, draft))
-    for setting, path, model in models:
-        if kind := _special_attention(model):
-            refuse(setting, path, fix, why=f"a {model.hf_config.architectures[0]} with {kind}")
-    window = getattr(target.hf_text_config, "sliding_window", None)
-    uses_window = getattr(target.hf_text_config, "use_sliding_window", window is not None)
-    has_windows = target.is_hybrid_swa or (window and uses_window)
-    fix = "use a target with full attention; custom masks are wrong upstream with windows"
-    require(not has_windows, "sliding_window of the target model", window, fix)
-
-
-def _special_attention(model: Any) -> str:
-    """Describes what SGLang runs with other KV than one entry per token; "" for none."""
-    from sglang.srt.configs import model_config as sglang
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-
-    config, latent = model.hf_config, sglang.AttentionArch.MLA
-    is_sparse = (sglang.is_deepseek_dsa, sglang.is_deepseek_v4, sglang.is_minimax_sparse)
-    text = model.hf_text_config
-    named = (getattr(text, name, None) for name in ("layer_types", "layers_block_type"))
-    layers = {layer for layers in named for layer in layers or ()}
-    is_ssm = mambaish_config(model) or model.attention_arch is sglang.AttentionArch.SSM
-    if is_ssm or layers & {"linear_attention", "mamba"}:  # transformers' names
-        return "linear attention or Mamba layers, whose state cannot return to an earlier token"
-    if any(is_kind(config) for is_kind in is_sparse):
-        return "sparse attention, which selects other tokens for a question than for the answer"
-    if getattr(config, "has_minicpm_sparse_attention", False):
-        return "sparse attention"
-    return "latent attention (MLA)" if model.attention_arch is latent else ""
+    if why := refusal(target, is_draft=False):
+        refuse(TARGET, args.model_path, fix, why=why)
+    if draft is not None and (why := refusal(draft, is_draft=True)):
+        refuse(DRAFT, args.speculative_draft_model_path, fix, why=why)
 
 
 def check_generation(args: Any, target: Any, _draft: Any) -> None:
@@ -171,15 +145,16 @@ PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts, 
 def kv_bytes_per_token(
     model: Any, kv_dtype: str, tp_size: int, draft_kv_dtype: str | None = None
 ) -> int:
-    """Returns the bytes of one token's KV on one rank, by SGLang's formula for draft models.
+    """Returns the bytes of one token's KV on one rank, by SGLang's formulas.
 
     Args:
-        model: a ``ModelConfig`` with ordinary attention.
+        model: a ``ModelConfig``.
         kv_dtype: ``--kv-cache-dtype``. "auto" is the model's dtype, also for a checkpoint with
             FP8 KV: the result is then twice as much.
         tp_size: ranks that the KV heads are split over.
         draft_kv_dtype: ``--speculative-draft-kv-cache-dtype``, for a draft; None if unset.
     """
+    from sglang.srt.mem_cache.kv_cache_configurator import calculate_mla_kv_cache_dim
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
     from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
 
@@ -192,6 +167,9 @@ def kv_bytes_per_token(
         speculative_draft_attention_backend=None,
         speculative_draft_kv_cache_dtype=draft_kv_dtype,
     )
+    if attention_of(model) is Attention.LATENT:  # one head, on every rank
+        size = calculate_mla_kv_cache_dim(model_config=model, kv_cache_dtype=dtype)
+        return size * model.num_hidden_layers * dtype.itemsize
     return dflash_draft_cell_size_per_token(
         draft_model_config=model,
         draft_num_layers=model.num_hidden_layers,
@@ -329,6 +307,7 @@ def _config_of_draft(args: Any, path: str, revision: str) -> Any:
         quantization=args.speculative_draft_model_quantization,
         sampling_defaults=args.sampling_defaults,
         is_draft_model=True,
+        disable_hybrid_swa_memory=args.disable_hybrid_swa_memory,
         model_config_parser=args.model_config_parser,
         speculative_algorithm=args.speculative_algorithm,
     )

@@ -134,9 +134,9 @@ def server_symbols() -> list[Symbol]:
 
 
 def backend_symbols(attention_backend: str) -> list[Symbol]:
-    """Returns what one attention backend uses beyond ``server_symbols``."""
-    methods = BACKEND_METHODS.get(attention_backend, {})
-    return [*symbols_in([BACKEND_FILES[attention_backend]]), *_methods(methods)]
+    """Returns what one attention backend uses beyond ``server_symbols``: a stock one, nothing."""
+    files = [file for name, file in BACKEND_FILES.items() if name == attention_backend]
+    return [*symbols_in(files), *_methods(BACKEND_METHODS.get(attention_backend, {}))]
 
 
 def symbols_in(files: Iterable[Path]) -> list[Symbol]:

@@ -28,12 +28,48 @@ def test_torch_native(is_masked: bool, layout: VerifyLayout):
     runner = SimpleNamespace(
         device="cpu",
         is_draft_worker=False,
+        sliding_window_size=None,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
     )
     backend = MaskedTorchNativeBackend(runner)
     backend.init_forward_metadata(given.forward_batch)
     given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
+
+
+CAUSAL = VerifyLayout.of([RequestLayout(length, 3) for length in (5, 3, 0, 9)])
+
+
+def test_a_causal_pass_is_planned_as_a_prefill(monkeypatch: pytest.MonkeyPatch):
+    """By the stock backend, which knows windows and pages."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    from sglang_parse.attention.triton import ParseTritonBackend
+
+    def plan(backend: object, _batch: object) -> None:
+        backend.forward_metadata = "stock"
+
+    monkeypatch.setattr(TritonAttnBackend, "init_forward_metadata", plan)
+    backend = object.__new__(ParseTritonBackend)
+    backend.init_forward_metadata(PagedPass(is_masked=False, layout=CAUSAL).forward_batch)
+    assert backend.forward_metadata == "stock"
+
+
+@pytest.mark.parametrize(("window", "is_ours"), [(None, True), (8, False)])
+def test_torch_native_leaves_windows_to_prefills(window: int | None, is_ours: bool):
+    from sglang_parse.attention.native import MaskedTorchNativeBackend
+
+    given = PagedPass(is_masked=False, layout=CAUSAL)
+    runner = SimpleNamespace(
+        device="cpu",
+        is_draft_worker=True,
+        sliding_window_size=window,
+        req_to_token_pool=SimpleNamespace(req_to_token=given.table),
+        token_to_kv_pool=given.pool,
+    )
+    backend = MaskedTorchNativeBackend(runner)
+    backend.init_forward_metadata(given.forward_batch)
+    assert bool(backend._parts) is is_ours
 
 
 @pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
@@ -75,7 +111,12 @@ def test_parses_backends_replace_the_stock_ones():
         ATTENTION_BACKENDS.update(stock)
     runner = SimpleNamespace(attn_backend=SimpleNamespace())
     with pytest.raises(BackendError, match="attention backend is SimpleNamespace.*Fix"):
-        registry.assert_used(runner)
+        registry.assert_used(runner, "mask")
+    runner.kv_index_translator = SimpleNamespace(reads_are_translated=False)
+    registry.assert_used(runner, "causal")
+    runner.kv_index_translator.reads_are_translated = True
+    with pytest.raises(BackendError, match="unified memory pool"):
+        registry.assert_used(runner, "causal")
 
 
 def test_a_target_whose_checkpoint_has_fp8_kv(monkeypatch: pytest.MonkeyPatch):

@@ -61,11 +61,11 @@ def manager_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def verify_pass(adapters: tuple[str | None, ...]) -> Any:
-    from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
+    from sglang_parse.attention.spec_input import LAID_OUT, ParseVerifyInput
 
     sizes = [layout.num_rows for layout in LAYOUTS]
     return SimpleNamespace(
-        forward_mode=VERIFY_MODE,
+        forward_mode=LAID_OUT,
         spec_info=ParseVerifyInput(
             layout=VerifyLayout.of(LAYOUTS), custom_mask=None, select_index=torch.zeros(1)
         ),
@@ -122,3 +122,21 @@ def test_a_pass_without_adapters_is_the_base_models(name: str, monkeypatch: pyte
     prepare(manager, verify_pass(ADAPTERS))
     prepare(manager, verify_pass((None,) * len(LAYOUTS)))
     assert manager.lora_backend.batch_info is None
+
+
+def test_a_pass_without_adapters_that_replays_a_graph(monkeypatch: pytest.MonkeyPatch):
+    """The graph reads a buffer, in which the adapters of the pass before it would be left."""
+    manager = manager_of("triton", monkeypatch)
+    monkeypatch.setattr(type(manager), "can_use_prefill_cuda_graph", lambda *_: True)
+    prepared = []
+    monkeypatch.setattr(type(manager.lora_backend), "prepare_lora_batch", prepare_of(prepared))
+    prepare(manager, verify_pass((None,) * len(LAYOUTS)))
+    assert prepared == [[0] * len(LAYOUTS)]
+
+
+def prepare_of(prepared: list[list[int]]) -> Any:
+    def prepare_lora_batch(backend: Any, _batch: Any, slots: list[int], *_: Any, **__: Any) -> None:
+        prepared.append(slots)
+        backend.batch_info = SimpleNamespace()
+
+    return prepare_lora_batch

@@ -57,6 +57,7 @@ RUN_BY = {
     "AutoModelForCausalLM": "test_recomputed_verdicts",
     "sglang-parse doctor": "test_doctor",
     "sglang-parse explain": "test_explain",
+    "sglang-parse models": "test_models",
     "sglang-parse roofline": "test_roofline",
     "examples/parallel_draft.py": "test_parallel_draft",
     "examples/demo_pair/untrained.py": "test_untrained_draft",
@@ -438,6 +439,14 @@ def test_explain(server: Server, tmp_path: Path):
     served = read_judge(str(ROOT / "examples/demo_pair/judge")).threshold
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
     assert f"Judge: head, threshold {served:g}" in page
+
+
+@pytest.mark.usefixtures("programs")
+def test_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(ROOT)
+    program, *words = shlex.split(find_block("sglang-parse models"), comments=True)
+    assert (program, cli.main(words)) == ("sglang-parse", 0)
+    assert "as target: served" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("programs")

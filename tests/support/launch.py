@@ -11,8 +11,8 @@ from support.demo_pair import DEMO
 QUESTION = str(DEMO / "question.json")
 
 
-def launch(pair: tuple[Path, Path], *flags: str):
-    """The launcher's checks before it starts processes."""
+def launch(pair: tuple[Path, Path], *flags: str, ask: bool = True):
+    """The launcher's checks before it starts processes; ``ask``: the question pair's question."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -24,9 +24,9 @@ def launch(pair: tuple[Path, Path], *flags: str):
     for name, value in (
         ("--attention-backend", "torch_native"),
         ("--speculative-draft-model-path", str(draft)),
-        ("--parse-question", QUESTION),
+        ("--parse-question", QUESTION if ask else ""),
     ):
-        if name not in flags:
+        if value and name not in flags:
             argv += [name, value]
     args = prepare_server_args([*argv, *flags])
     args.resolve_once()

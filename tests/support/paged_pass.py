@@ -85,7 +85,7 @@ class PagedPass:
     def _forward_batch(self, is_masked: bool) -> Any:
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-        from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
+        from sglang_parse.attention.spec_input import LAID_OUT, ParseVerifyInput
 
         requests = self.layout.requests
         lens = torch.tensor([r.kv_len for r in requests])
@@ -103,7 +103,7 @@ class PagedPass:
         )
         known = torch.tensor([r.kv_len for r in on_host.requests])
         batch = ForwardBatch(
-            forward_mode=VERIFY_MODE,
+            forward_mode=LAID_OUT,
             batch_size=len(requests),
             input_ids=torch.zeros(self.layout.num_rows, dtype=torch.int64),
             req_pool_indices=self.pool_indices,

@@ -39,26 +39,27 @@ def make_pair(
     shape: PairShape = PairShape(),
     tokenizer: Any = None,
     kind: tuple[Callable[..., Any], Callable[..., Any]] = (Qwen3Config, Qwen3ForCausalLM),
+    **sizes: object,
 ) -> tuple[Path, Path]:
     """Write ``target`` and ``draft`` folders (weights in fp32, by default the question pair's
-    tokenizer); ``kind``: their configuration and model."""
+    tokenizer); ``kind``: their configuration, which ``sizes`` adds to, and model."""
     tokenizer = tokenizer or load_tokenizer(DEMO / "target")
     torch.manual_seed(shape.seed)
-    config = kind[0](
-        vocab_size=len(tokenizer),
-        hidden_size=shape.hidden,
-        intermediate_size=2 * shape.hidden,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_positions,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = kind[1](config)
+    config = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": shape.hidden,
+        "intermediate_size": 2 * shape.hidden,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_positions,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    model = kind[1](kind[0](**config | sizes))
     paths = []
     for name, noise in (("target", 0.0), ("draft", shape.noise)):
         with torch.no_grad():

@@ -7,6 +7,7 @@ from sglang_parse.attention.support import (
     SUPPORT,
     BackendError,
     check_backends,
+    check_device,
     check_kv,
     choose_layout,
 )
@@ -48,22 +49,25 @@ def test_what_cannot_be_run_is_refused(setting: str, page_size: int, message: st
 
 
 @pytest.mark.parametrize(
-    ("device", "attention", "others", "message"),
+    ("attention", "others", "message"),
     [
-        ("cuda", None, {}, "--attention-backend is None.*torch_native, flashinfer, triton, fa3"),
-        ("cuda", "aiter", {}, "--attention-backend is 'aiter'"),
-        ("cpu", "flashinfer", {}, "'flashinfer' with --device cpu. Fix: use torch_native"),
-        ("cuda", "fa3", {"--x": "triton"}, "--x is 'triton' with --attention-backend fa3"),
+        (None, {}, "--attention-backend is None.*torch_native, flashinfer, triton, fa3"),
+        ("aiter", {}, "--attention-backend is 'aiter'"),
+        ("fa3", {"--x": "triton"}, "--x is 'triton' with --attention-backend fa3"),
     ],
 )
-def test_backends_that_are_refused(device, attention, others, message):
+def test_backends_that_are_refused(attention, others, message):
     with pytest.raises(BackendError, match=message):
-        check_backends(device, attention, others)
+        check_backends(attention, others)
 
 
 def test_backends_that_are_not():
-    check_backends("cuda", "flashinfer", {"--x": None, "--y": "flashinfer"})
-    check_backends("cpu", "torch_native", {})
+    check_backends("flashinfer", {"--x": None, "--y": "flashinfer"})
+    check_device("cuda", "any", {})
+    check_device("cpu", "torch_native", {"--x": None})
+    for backend, others in (("fa4", {}), ("torch_native", {"--x": "fa4"})):
+        with pytest.raises(BackendError, match="'fa4' with --device cpu. Fix: use torch_native"):
+            check_device("cpu", backend, others)
 
 
 def test_kv_that_a_pass_cannot_read():

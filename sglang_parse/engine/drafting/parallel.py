@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.attention.spec_input import VERIFY_MODE, ParseVerifyInput
+from sglang_parse.attention.spec_input import LAID_OUT, ParseVerifyInput
 from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.block_accept import BlockRows, ChainState, accept_blocks, accepted_block
 from sglang_parse.core.layout import VerifyLayout
@@ -265,7 +265,7 @@ class _Blocks:
         mask = flat_mask_at(layout, state.starts, self._tail) if self._has_mask else None
         rows = self._block_rows
         forward_batch = self._model.new_batch(
-            VERIFY_MODE,
+            LAID_OUT,
             pools=pools,
             ids=rows.ids(state).flatten(),
             positions=rows.positions(state).flatten(),

@@ -1,0 +1,1 @@
+"""``sglang-parse models``: which models PARSE serves, and whether it serves a given one."""

@@ -1,0 +1,42 @@
+"""``sglang-parse models``: prints families, or the one of a model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sglang_parse.client.records import BenchError
+from sglang_parse.models.settings import ModelsSettings
+from sglang_parse.startup.families import FAMILIES, HEADINGS, refusal, row
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Returns the exit code: 1 for a model that is refused as target."""
+    name = ModelsSettings.read(arguments).model
+    alike = [one for one in FAMILIES if name.lower() in one.name.lower()]
+    if alike and not Path(name).is_dir():
+        shown = Table(*HEADINGS)
+        for family in alike:
+            shown.add_row(*row(family))
+        console.print(shown)
+        return 0
+    model = _read(name)
+    why = refusal(model, is_draft=False)
+    console.print(f"as target: {why or 'served'}")
+    console.print(f"as draft: {refusal(model, is_draft=True) or 'served'}")
+    return int(bool(why))
+
+
+def _read(name: str) -> Any:
+    """Returns the ``ModelConfig`` of a model, which only its config.json is read for."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    try:
+        return ModelConfig(model_path=name)
+    except (OSError, ValueError, KeyError) as error:
+        fix = "give a folder with config.json, a name on the Hugging Face hub, or a family's"
+        raise BenchError(f"{name!r} cannot be read as a model ({error}); fix: {fix}") from error

@@ -1,0 +1,138 @@
+"""Families with other attention than full: plain answers, and the verdicts of transformers.
+
+Random weights of their real classes, as target and, with noise, as draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_parse.core.judge import LIKELIHOOD_BIAS, LIKELIHOOD_SCALARS, sigmoid
+from support.client import Client, ids_of, parse_info, random_prompts
+from support.families import TINY
+from support.heads import rows_of
+from support.models import load_model
+from support.servers import ALWAYS, SEED, SMALL_CHUNKS, Start, parse_flags, served
+
+LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
+TRACE = {"drafting": "always", "trace": True}
+PLAIN = {"enabled": False}
+FAST = ("deepseek-v2",)
+SECOND = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
+NAMES = [name if name in FAST else pytest.param(name, marks=SECOND) for name in TINY]
+JUDGED = [pytest.param(name, marks=SECOND) for name in TINY]
+
+
+@pytest.fixture(scope="module")
+def folders() -> dict[str, tuple[Path, Path]]:
+    return {}
+
+
+def pair_of(name: str, folders: dict, tmp_path_factory: pytest.TempPathFactory):
+    if name not in folders:
+        folders[name] = TINY[name].pair(tmp_path_factory.mktemp(name))
+    return folders[name]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(
+    request: pytest.FixtureRequest,
+    start_server: Start,
+    folders: dict,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Client, Path]]:
+    """In token mode, and its target's folder; prompts are prefilled in chunks."""
+    name = request.param
+    pair = pair_of(name, folders, tmp_path_factory)
+    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SMALL_CHUNKS)
+    flags = parse_flags(pair, *flags, *SEED, *ALWAYS, *TINY[name].flags)
+    for client in served(start_server, f"family-{name}", *flags):
+        yield client, pair[0]
+
+
+@pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 6)])
+def test_token_mode(family: tuple[Client, Path], concurrency: int, count: int):
+    client, target = family
+    prompts = [random_prompts(1, 61 + i)[0] * (1 + 4 * (i % 2)) for i in range(count)]
+    expected = client.generate_all(prompts, concurrency, **LIMIT, parse=PLAIN)
+    client.flush()
+    answers = client.generate_all(prompts, concurrency, **LIMIT, parse=TRACE)
+    assert ids_of(answers) == ids_of(expected)
+    if concurrency > 1:
+        records = [record for answer in answers for record in parse_info(answer)["trace"]]
+        whole = [record["accepted_len"] == len(record["draft_token_ids"]) for record in records]
+        kept = [bool(record["accepted_len"]) for record in records]
+        found = {*zip(kept, whole, strict=True)}
+        assert found >= {(True, True), (True, False), (False, False)}, "whole, in part, not at all"
+    if concurrency == 1:
+        ids = prompts[0] + answers[0]["output_ids"]
+        with torch.no_grad():
+            chosen = load_model(target)(torch.tensor([ids])).logits[0].argmax(-1)
+        assert chosen[len(prompts[0]) - 1 : -1].tolist() == answers[0]["output_ids"]
+
+
+def test_turns_hit_the_prefix_cache(family: tuple[Client, Path]):
+    """The second turn reads KV that drafts' passes have written."""
+    client, _ = family
+    prompt, tail = random_prompts(2, 71)
+    for options in (PLAIN, TRACE):
+        client.flush()
+        first = client.generate(prompt, **LIMIT, parse=options)
+        second = client.generate([*prompt, *first["output_ids"], *tail], **LIMIT, parse=options)
+        assert second["meta_info"]["cached_tokens"] >= len(prompt) + 30
+        if options is PLAIN:
+            expected = ids_of([first, second])
+    assert ids_of([first, second]) == expected
+
+
+def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
+    client, _ = family
+    prompt = random_prompts(1, 81)[0]
+    with (
+        client.probe.fault("target-verify", "slow", seconds=0.4) as slow,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = pool.submit(client.generate, prompt, parse=TRACE, top={"rid": "gone"}, **LIMIT)
+        slow.wait_fired()
+        client.abort("gone")
+        assert job.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    client.assert_nothing_lost()
+
+
+@pytest.fixture(scope="module", params=JUDGED)
+def judged(
+    request: pytest.FixtureRequest,
+    start_server: Start,
+    folders: dict,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Client, Path]]:
+    """With the likelihood, which verifies causal passes."""
+    name = request.param
+    pair = pair_of(name, folders, tmp_path_factory)
+    flags = ("--parse-judge", "likelihood", "--parse-segment", "tokens:3")
+    flags = (*flags, "--parse-draft-tokens", "12", *SEED, *TINY[name].flags)
+    flags = parse_flags(pair, *flags)
+    for client in served(start_server, f"judged-{name}", *flags):
+        yield client, pair[0]
+
+
+def test_verdicts_are_those_of_transformers(judged: tuple[Client, Path]):
+    client, target = judged
+    model, compared = load_model(target), 0
+    for prompt in random_prompts(3, 91):
+        answer = client.generate(prompt, **LIMIT, parse=TRACE)
+        for record in parse_info(answer)["trace"]:
+            before = [*prompt, *answer["output_ids"][: record["output_start"]]]
+            ends = record["prefix_ends"]
+            rows = rows_of(model, before, record["draft_token_ids"][: ends[-1]], ())
+            on_logprob, on_entropy = LIKELIHOOD_SCALARS
+            scores = on_logprob * rows.logprobs + on_entropy * rows.entropies + LIKELIHOOD_BIAS
+            expected = [sigmoid(scores[:end].min()) for end in ends]
+            assert record["verdicts"] == pytest.approx(expected, abs=1e-4)
+            compared += len(ends)
+    assert compared > 10

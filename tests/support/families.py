@@ -1,0 +1,64 @@
+"""Tiny models with random weights of the real classes of families with other attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from support.random_pair import PairShape, make_pair
+
+MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
+MOE |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+MOE |= {"routed_scaling_factor": 1.0, "moe_layer_freq": 1}
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+LATENT |= {"v_head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 3, **MOE}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0}
+YARN |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 1024}
+YARN |= {"beta_fast": 32, "beta_slow": 1}
+TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
+"""As SGLang loads Gemma. Larger embeddings would make it repeat its input: its layers' outputs are
+normalized, so that they do not depend on this."""
+UNFUSED = ("--disable-shared-experts-fusion",)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A family's classes in transformers (``nameConfig`` and ``nameForCausalLM``), its sizes, and
+    flags that its servers need. ``config``: the name of its configuration if it is another."""
+
+    name: str
+    sizes: dict[str, Any]
+    flags: tuple[str, ...] = ()
+    config: str = ""
+
+    def pair(self, folder: Path) -> tuple[Path, Path]:
+        """A target and a noisy copy as its draft."""
+        names = (f"{self.config or self.name}Config", f"{self.name}ForCausalLM")
+        kind = tuple(getattr(transformers, name) for name in names)
+        return make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+
+
+TINY = {
+    "deepseek-v2": Tiny(
+        "DeepseekV2",
+        LATENT
+        | {"q_lora_rank": None, "rope_parameters": YARN, "scoring_func": "softmax"}
+        | {"topk_method": "greedy", "norm_topk_prob": False},
+        UNFUSED,
+    ),
+    "gemma-3": Tiny(
+        "Gemma3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 16,
+            **TIED,
+        },
+        config="Gemma3Text",
+    ),
+    "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
+}
