@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.attention.support import ALIAS, MASK
 from sglang_parse.core.block import layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Draft, Phase, RequestPolicy
@@ -304,6 +305,7 @@ def engine_for(
         controller=controller,
         counters=SimpleNamespace(count=lambda *_: None),
         certified=SimpleNamespace(),
+        layout=MASK if is_masked else ALIAS,
     )
 
 
