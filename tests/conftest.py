@@ -31,6 +31,8 @@ SHARED_SERVERS = (
 )
 """Fixtures of tests/e2e/conftest.py. Those of the first ones run first: no process of tests works
 alone at the end."""
+LONGEST_FILE = "test_wheel"
+"""Of those without such servers: it would be alone at the end of the second tier."""
 TIERS = ("fast", "nightly")
 LARGEST_GROUP = {"overlap", "blocks"}
 """Files that use these are a group apart: the random pair's would take half of a run in one
@@ -66,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not tier or tier_of(item) == tier]
     shared = shared_servers(items)
     groups = groups_of_files(shared)
-    places = {name: place for place, name in enumerate((*SHARED_SERVERS, *ORDER))}
+    places = {name: place for place, name in enumerate((*SHARED_SERVERS, LONGEST_FILE, *ORDER))}
 
     def rank(item: pytest.Item) -> tuple[int, str, list[str]]:
         group, folder = groups[item.path], item.path.parent.name
