@@ -107,7 +107,7 @@ def speed() -> str:
     }
     scale, left, y, parts = WIDEST / max(rates.values()), 2 * LEFT, 0, list[str]()
     for at_once in figures.concurrencies:
-        title = f"{at_once} request{'s' if at_once > 1 else ' '} at a time"
+        title = f"{at_once} request{'s' * (at_once > 1)} at a time"
         y += BAR + GAP
         parts.append(label(0, y - 6, title, "note"))
         for one, style in BARS.items():
