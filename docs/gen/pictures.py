@@ -100,20 +100,23 @@ def causal() -> str:
 def speed() -> str:
     """Draws the demo's output tokens/s: a group of bars for each number of concurrent requests."""
     figures = Figures("demo")
-    rates = {
-        (one, at_once): figures.speed(one, at_once)["tokens_per_s"]
+    speeds = {
+        (one, at_once): figures.speed(one, at_once)
         for at_once in figures.concurrencies
         for one in BARS
     }
-    scale, left, y, parts = WIDEST / max(rates.values()), 2 * LEFT, 0, list[str]()
+    scale = WIDEST / max(speed["tokens_per_s"] for speed in speeds.values())
+    left, y, parts = 2 * LEFT, 0, list[str]()
     for at_once in figures.concurrencies:
         title = f"{at_once} request{'s' * (at_once > 1)} at a time"
         y += BAR + GAP
         parts.append(label(0, y - 6, title, "note"))
         for one, style in BARS.items():
-            rate = rates[one, at_once]
-            width = round(rate * scale)
-            text = f"{rate:,.0f} tokens/s, {rate / rates[PLAIN, at_once]:.1f}x"
+            found = speeds[one, at_once]
+            width = round(found["tokens_per_s"] * scale)
+            text = f"{found['tokens_per_s']:,.0f} tokens/s"
+            if one != PLAIN:
+                text += f", {found['over'][PLAIN]:.1f}x"
             parts += [
                 label(10, y + BAR - 5, TITLES[one], "note"),
                 f'<rect class="{style}" x="{left}" y="{y}" width="{width}" height="{BAR - 2}"/>',
