@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -78,12 +79,19 @@ def test_drafting_is_suspended_where_it_does_not_pay(
 
 
 def test_metrics_show_the_decision(slow: Client, prompts: list[str]):
-    slow.generate_all(prompts[: STARTS + 2], 1, **LIMIT)
-    page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
-    (speedup,) = re.findall(r"^sglang:parse_drafting_speedup\{.*\} (\S+)", page, re.MULTILINE)
-    (skipped,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)
-    assert 0 < float(speedup) < 1
-    assert float(skipped) > 0
+    """The gauge is the last estimate: one of several may be of a busy moment."""
+    slow.generate_all(prompts[:STARTS], 1, **LIMIT)
+    speedups, skipped = [], 0.0
+    for prompt in prompts[:5]:
+        slow.generate(prompt, **LIMIT)
+        page = HTTP.get(f"{slow.url}/metrics", timeout=60).text
+        (speedup,) = re.findall(r"^sglang:parse_drafting_speedup\{.*\} (\S+)", page, re.MULTILINE)
+        (count,) = re.findall(r"^sglang:parse_skipped_drafts_total\{.*\} (\S+)", page, re.MULTILINE)
+        speedups.append(float(speedup))
+        assert float(count) >= skipped
+        skipped = float(count)
+    assert 0 < median(speedups) < 1
+    assert skipped > 0
 
 
 @pytest.mark.nightly("tests/unit/test_controller.py")
