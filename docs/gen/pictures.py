@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from figures import TITLES, Figures
 
 from sglang_parse.client.records import EAGLE3, PARSE, PLAIN, STANDALONE
@@ -43,6 +45,11 @@ def label(x: float, y: float, text: str, style: str = "") -> str:
     return f'<text class="{style}" x="{x}" y="{y}">{text}</text>'
 
 
+def svg(width: int, height: int, parts: Iterable[str]) -> str:
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
+
+
 def draw(layout: RequestLayout, notes: dict[int, str]) -> str:
     """Draws a request's rows of a verify pass, which attend to the filled columns.
 
@@ -69,8 +76,7 @@ def draw(layout: RequestLayout, notes: dict[int, str]) -> str:
         label(width + 16, TOP + (row + 0.65) * CELL, text, "note") for row, text in notes.items()
     ]
     parts = [*columns, *rows, *cells, *lines, *texts, label(LEFT, 20, "p: the prompt", "note")]
-    size = f'viewBox="0 0 {width + 250} {height + 10}" width="{width + 250}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
+    return svg(width + 250, height + 10, parts)
 
 
 def mask() -> str:
@@ -123,8 +129,7 @@ def speed() -> str:
                 label(left + width + 8, y + BAR - 5, text, "note"),
             ]
             y += BAR
-    size = f'viewBox="0 0 {left + WIDEST + 180} {y + GAP}" width="{left + WIDEST + 180}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
+    return svg(left + WIDEST + 180, y + GAP, parts)
 
 
 PICTURES = {"mask": mask, "causal": causal, "speed": speed}

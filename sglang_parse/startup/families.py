@@ -139,9 +139,8 @@ def attention_of(model: Any) -> Attention:
     is_ssm = mambaish_config(model) or model.attention_arch is sglang.AttentionArch.SSM
     if is_ssm or layers & {"linear_attention", "mamba"}:  # transformers' names
         return Attention.STATES
-    if any(is_kind(config) for is_kind in is_sparse):
-        return Attention.SPARSE
-    if getattr(config, "has_minicpm_sparse_attention", False):
+    of_minicpm = getattr(config, "has_minicpm_sparse_attention", False)
+    if of_minicpm or any(is_kind(config) for is_kind in is_sparse):
         return Attention.SPARSE
     if model.attention_arch is sglang.AttentionArch.MLA:
         return Attention.LATENT

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,21 +20,27 @@ pytestmark = pytest.mark.compat
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, BLOCKS, ON_DEVICE], ids=["pass", "blocks", "on-device"])
-@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
-def test_torch_native(is_masked: bool, layout: VerifyLayout):
+def torch_native(given: PagedPass, *, is_draft_worker: bool, window: int | None = None) -> Any:
+    """The backend of a CPU, which has planned a pass."""
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
-    given = PagedPass(is_masked, layout)
     runner = SimpleNamespace(
         device="cpu",
-        is_draft_worker=False,
-        sliding_window_size=None,
+        is_draft_worker=is_draft_worker,
+        sliding_window_size=window,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
     )
     backend = MaskedTorchNativeBackend(runner)
     backend.init_forward_metadata(given.forward_batch)
+    return backend
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, BLOCKS, ON_DEVICE], ids=["pass", "blocks", "on-device"])
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+def test_torch_native(is_masked: bool, layout: VerifyLayout):
+    given = PagedPass(is_masked, layout)
+    backend = torch_native(given, is_draft_worker=False)
     given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
 
 
@@ -57,18 +64,8 @@ def test_a_causal_pass_is_planned_as_a_prefill(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("window", "is_ours"), [(None, True), (8, False)])
 def test_torch_native_leaves_windows_to_prefills(window: int | None, is_ours: bool):
-    from sglang_parse.attention.native import MaskedTorchNativeBackend
-
     given = PagedPass(is_masked=False, layout=CAUSAL)
-    runner = SimpleNamespace(
-        device="cpu",
-        is_draft_worker=True,
-        sliding_window_size=window,
-        req_to_token_pool=SimpleNamespace(req_to_token=given.table),
-        token_to_kv_pool=given.pool,
-    )
-    backend = MaskedTorchNativeBackend(runner)
-    backend.init_forward_metadata(given.forward_batch)
+    backend = torch_native(given, is_draft_worker=True, window=window)
     assert bool(backend._parts) is is_ours
 
 

@@ -5,8 +5,9 @@ Random weights of their real classes, as target and, with noise, as draft.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,30 +30,26 @@ JUDGED = [pytest.param(name, marks=SECOND) for name in TINY]
 
 
 @pytest.fixture(scope="module")
-def folders() -> dict[str, tuple[Path, Path]]:
-    return {}
+def serve(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Iterator]:
+    """Returns ``serve(kind, name, *flags)``: a server of a family, and its target's folder."""
+    pair_of = cache(lambda name: TINY[name].pair(tmp_path_factory.mktemp(name)))
 
+    def start(kind: str, name: str, *flags: str) -> Iterator[tuple[Client, Path]]:
+        pair = pair_of(name)
+        flags = parse_flags(pair, *flags, *SEED, *TINY[name].flags)
+        for client in served(start_server, f"{kind}-{name}", *flags):
+            yield client, pair[0]
 
-def pair_of(name: str, folders: dict, tmp_path_factory: pytest.TempPathFactory):
-    if name not in folders:
-        folders[name] = TINY[name].pair(tmp_path_factory.mktemp(name))
-    return folders[name]
+    return start
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def family(
-    request: pytest.FixtureRequest,
-    start_server: Start,
-    folders: dict,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, serve: Callable[..., Iterator]
 ) -> Iterator[tuple[Client, Path]]:
-    """In token mode, and its target's folder; prompts are prefilled in chunks."""
-    name = request.param
-    pair = pair_of(name, folders, tmp_path_factory)
-    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SMALL_CHUNKS)
-    flags = parse_flags(pair, *flags, *SEED, *ALWAYS, *TINY[name].flags)
-    for client in served(start_server, f"family-{name}", *flags):
-        yield client, pair[0]
+    """In token mode; prompts are prefilled in chunks."""
+    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8")
+    yield from serve("family", request.param, *flags, *SMALL_CHUNKS, *ALWAYS)
 
 
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 6)])
@@ -106,19 +103,11 @@ def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
 
 @pytest.fixture(scope="module", params=JUDGED)
 def judged(
-    request: pytest.FixtureRequest,
-    start_server: Start,
-    folders: dict,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, serve: Callable[..., Iterator]
 ) -> Iterator[tuple[Client, Path]]:
     """With the likelihood, which verifies causal passes."""
-    name = request.param
-    pair = pair_of(name, folders, tmp_path_factory)
     flags = ("--parse-judge", "likelihood", "--parse-segment", "tokens:3")
-    flags = (*flags, "--parse-draft-tokens", "12", *SEED, *TINY[name].flags)
-    flags = parse_flags(pair, *flags)
-    for client in served(start_server, f"judged-{name}", *flags):
-        yield client, pair[0]
+    yield from serve("judged", request.param, *flags, "--parse-draft-tokens", "12")
 
 
 def test_verdicts_are_those_of_transformers(judged: tuple[Client, Path]):

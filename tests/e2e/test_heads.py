@@ -238,10 +238,8 @@ for line in sys.stdin:
 """
 
 
-def test_calibrate_certifies_a_threshold_of_this_head(
-    head: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+@pytest.mark.usefixtures("programs")
+def test_calibrate_certifies_a_threshold_of_this_head(head: Client, folder: Path, tmp_path: Path):
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out"
     rows = (json.dumps({"prompt": f"What is {n} + {n * n}?"}) for n in range(48))
     prompts.write_text("\n".join(rows))
@@ -258,10 +256,8 @@ def test_calibrate_certifies_a_threshold_of_this_head(
     assert 0 < found["threshold"] == certified.accept_threshold < max(found["first_verdicts"])
 
 
-def test_explain_shows_verdicts_without_a_question(
-    head: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
+@pytest.mark.usefixtures("programs")
+def test_explain_shows_verdicts_without_a_question(head: Client, tmp_path: Path):
     words = ("--url", head.url, "--requests", "1", "--output", str(tmp_path))
     assert cli.main(["explain", *words]) == 0
     text = (tmp_path / "explain.html").read_text(encoding="utf-8")
