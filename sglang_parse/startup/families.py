@@ -13,6 +13,7 @@ from sglang_parse.attention.support import Attention
 
 TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
+TOKEN_MODE = f"{ON_CPU}, token mode only"
 ANY, UNASKED = "all", "likelihood, none"
 """Who verifies; "none" is token mode. Other attention has no head: SGLang was seen to capture other
 layers of such models than it is told."""
@@ -65,10 +66,10 @@ FAMILIES = (
         "Qwen3-MoE, Qwen3-Coder",
         ("Qwen3MoeForCausalLM",),
         Attention.FULL,
-        ON_CPU,
+        TOKEN_MODE,
         "Qwen3-0.6B to 4B, Qwen3-30B-A3B",
     ),
-    Family("GLM-4.5, GLM-4.6", ("Glm4MoeForCausalLM",), Attention.FULL, READ, "GLM-4.5-Air"),
+    Family("GLM-4.5, GLM-4.6", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
     Family(
         "Qwen2.5 and others with full attention",
         (),
