@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import grade_code
 import grade_math  # examples is on pytest's pythonpath
 import pytest
 
@@ -141,3 +142,35 @@ def test_gsm8k_from_its_own_file(tmp_path: Path):
     (item,) = task.items
     assert item.text.startswith(GSM8K["question"])
     assert [task.grade(item, f"\\boxed{{{n}}}") for n in (1234, 1235)] == [1, 0]
+
+
+# -- examples/grade_code.py ------------------------------------------------------------
+
+DOUBLE = {
+    "task_id": "Code/0",
+    "prompt": 'def double(x: int) -> int:\n    """Twice x."""\n',
+    "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(2) == 4",
+}
+RIGHT = "Here:\n```python\ndef double(x):\n    return 2 * x\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (RIGHT, 1),
+        (RIGHT.removesuffix("```\n"), 1),
+        ("def double(x):\n    return x + x", 1),
+        (RIGHT.replace("2 *", "3 *"), 0),
+        (RIGHT.replace("return 2 * x", "return 2 *"), 0),
+        ("```python\nraise SystemExit(0)\n```", 0),
+        ("```python\ndef double(x):\n    while True: pass\n```", 0),
+        ("```python\ndef double(x):\n    return [0] * 10**10 and 4\n```", 0),
+        ("I do not know.", 0),
+    ],
+)
+def test_functions_pass_their_tests(answer: str, score: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grade_code, "SECONDS", 1)
+    row = grade_code.make_prompt(DOUBLE)
+    assert DOUBLE["prompt"] in row["prompt"]
+    assert grade_code.score(row["reference"], answer) == score
