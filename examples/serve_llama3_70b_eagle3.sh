@@ -1,6 +1,6 @@
 #!/bin/sh
 # PARSE with Llama-3.3-70B-Instruct, Llama-3.2-1B-Instruct as draft, and an EAGLE-3 head that
-# speeds up what the target writes itself: after a cut, and for requests served plainly.
+# speeds up what the question leaves to the target: the rest of a rejected line, plain requests.
 #
 #   TARGET=/models/Llama-3.3-70B-Instruct DRAFT=/models/Llama-3.2-1B-Instruct \
 #     HEAD=/models/EAGLE3-LLaMA3.3-Instruct-70B examples/serve_llama3_70b_eagle3.sh
@@ -12,7 +12,7 @@
 #
 # Memory:   the head's weights, about 3 GB in bf16, spread over the GPUs; its KV, 4 KiB a token.
 #
-# --parse-decode-accelerator eagle3  What writes after a cut: the target with the head.
+# --parse-decode-accelerator eagle3  What ends a rejected line: the target with the head.
 # --parse-eagle3-path          The head.
 set -eu
 

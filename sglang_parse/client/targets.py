@@ -108,7 +108,9 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
         return (*found, *parse_settings(draft_parallel_tokens=1))
     if kind == PARSE_EAGLE3:
-        head = parse_settings(decode_accelerator="eagle3", eagle3_path=_head(models))
+        head = parse_settings(eagle3_path=_head(models))
+        if not models.judge:  # a question leaves lines to the target
+            head += parse_settings(decode_accelerator="eagle3")
         return (*found, *head, *_steps(models.eagle3_steps))
     return found
 

@@ -33,7 +33,8 @@ class Fingerprint(BaseModel):
     """The inputs that determine drafts and verdicts; servers with equal ones give the same.
 
     Attributes:
-        target, draft: digests of the models' configs and weights, independent of their paths.
+        target, draft: digests of the models' configs and weights, independent of their paths; of an
+            EAGLE-3 head that drafts, too, behind the draft model's.
         question: token ids of the question: "partial", "complete", "thinking" and "line_end" where
             thoughts are asked about, and "verdicts", the two tokens.
         judge: "question", "likelihood", or the digest of a verdict head; "" in token mode.

@@ -114,13 +114,14 @@ class ParseConfig(BaseModel):
     """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
     drafting behind the token that the same pass yields, or, where a question is asked by line or
     sentence, behind the rest of it, which the target writes."""
-    decode_accelerator: Literal["none", "eagle3"] = "none"
-    """Speculative decoding for decode steps: none, or an EAGLE-3 head (with
-    --speculative-num-steps, 3 by default). A rejected draft leaves no decode step to accelerate,
-    unless a question is asked by line or sentence: plain requests have them, and requests whose
-    drafting is suspended."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
-    """Path of the target's EAGLE-3 head; required by --parse-decode-accelerator eagle3."""
+    """Path of the target's EAGLE-3 head. It proposes up to --speculative-num-steps tokens (3 by
+    default) where no other source drafts, and they are judged as every draft; beside a draft model
+    or without one."""
+    decode_accelerator: Literal["none", "eagle3"] = "none"
+    """Only with --parse-judge question, which cannot judge a few tokens: 'eagle3' compares what
+    --parse-eagle3-path proposes with the target's choices, where the target ends a rejected line
+    or decodes plain requests."""
     drafting: Literal["auto", "always", "never"] = "auto"
     """When to draft. 'auto': while it is measured to be faster than plain decoding, with adaptive
     draft length and chunks. 'always': with the configured values. 'never': plain decoding."""
@@ -246,12 +247,19 @@ class ParseConfig(BaseModel):
 
     def _check_eagle3(self) -> None:
         setting, path = flag("decode_accelerator"), flag("eagle3_path")
-        if self.uses_eagle3 and not self.eagle3_path:
+        accelerates = self.decode_accelerator == "eagle3"
+        if accelerates and not self.eagle3_path:
             raise ConfigError(f"{path} is not set; {setting} eagle3 needs the path of the head")
-        if self.eagle3_path and not self.uses_eagle3:
+        if accelerates and self.judges_tokens:
             raise ConfigError(
-                f"{path} is {self.eagle3_path!r}, but {setting} is {self.decode_accelerator!r}; "
-                f"use {setting} eagle3, or leave {path} out"
+                f"{setting} is 'eagle3', but only a question leaves tokens to the target; leave it "
+                f"out: with {path} alone the head writes drafts, which are verified as all others"
+            )
+        if self.eagle3_path and not accelerates and not self.judges_tokens:
+            raise ConfigError(
+                f"{path} is {self.eagle3_path!r}, but a question cannot judge the few tokens that "
+                f"a head proposes; use {flag('judge')} {LIKELIHOOD}, or {setting} eagle3 for the "
+                "tokens that a question leaves to the target"
             )
 
     def _check_certificate(self) -> None:
@@ -367,7 +375,12 @@ class ParseConfig(BaseModel):
 
     @property
     def uses_eagle3(self) -> bool:
-        return self.decode_accelerator == "eagle3"
+        return bool(self.eagle3_path)
+
+    @property
+    def judges_tokens(self) -> bool:
+        """Whether drafts of a few tokens can be judged: not by a question."""
+        return self.has_head or not self.is_semantic
 
     @property
     def captures_hidden_states(self) -> bool:

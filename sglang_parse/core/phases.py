@@ -84,8 +84,8 @@ class RequestPolicy:
         reuse_scope: it shares answers with the requests of the same scope; None for none.
         always_drafts: draft even while drafting is suspended.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
-        decode_accelerator: under ``--parse-decode-accelerator eagle3``: "eagle3", or "none" where
-            the head cannot serve the request or would not pay for itself; else "".
+        decode_accelerator: with an EAGLE-3 head: "eagle3", or "none" where the head cannot serve
+            the request or would not pay for itself; else "".
         uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
         allow_async_decode: a decode step may launch before the last one's token is on the host.
         is_adjusted: its parameters change logits before a token is chosen (``engine.adjust``).
@@ -135,9 +135,10 @@ class DraftPlan:
 
 
 MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
-GRAMMAR, GIVEN = "grammar", "draft_token_ids"
+EAGLE3, GRAMMAR, GIVEN = "eagle3", "grammar", "draft_token_ids"
 """Sources of drafts: the draft model, the request's predicted output, earlier answers, another
-server, text that the request's grammar forces, and the tokens that a request gave."""
+server, the target's EAGLE-3 head, text that the request's grammar forces, and the tokens that a
+request gave."""
 
 
 @dataclass(slots=True)
@@ -194,7 +195,7 @@ class Stage(Enum):
     DRAFT_PREFILL = "draft_prefill"  # the draft model computes missing KV before it drafts
     DRAFT = "draft"  # draft tokens of one iteration
     VERIFY = "verify"  # target forward that verifies drafts
-    DECODE = "decode"  # target forward without drafts, with or without an EAGLE-3 head
+    DECODE = "decode"  # target forward without other drafts than an EAGLE-3 head's
     SCHEDULER = "scheduler"  # time between two iterations in which no forward runs
 
 
@@ -207,6 +208,7 @@ class StageTime:
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
         num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
         graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
+        num_rows, head_ms: of DECODE: rows of its forward, and the EAGLE-3 head's part of ``ms``.
     """
 
     stage: Stage
@@ -216,6 +218,8 @@ class StageTime:
     num_forwards: int = 0
     layout: DraftLayout = ONE_TOKEN
     graphs: tuple[int, ...] = ()
+    num_rows: int = 0
+    head_ms: float = 0.0
 
 
 class VerifyOutcome(NamedTuple):
@@ -287,8 +291,8 @@ class Stats:
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
         skipped_drafts: tokens at which a draft was due and did not start: drafting is suspended, or
             about to be timed, or the settings draft nothing.
-        eagle3_steps, eagle3_tokens: target forwards that verified an EAGLE-3 proposal, and the
-            ``target_tokens`` that they output; only with ``--parse-decode-accelerator eagle3``.
+        eagle3_steps, eagle3_tokens: target forwards that compared an EAGLE-3 proposal with the
+            target's choices where nothing is drafted, and the ``target_tokens`` that they output.
         prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;
             draft prefills count as draft.
     """
@@ -317,8 +321,8 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: number of output tokens before the draft.
-        source: where the draft comes from: "model", "prediction", "answers", "endpoint", "grammar"
-            or "draft_token_ids".
+        source: where the draft comes from: "model", "prediction", "answers", "endpoint", "eagle3",
+            "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sglang_parse.core.phases import (
+    EAGLE3,
     GIVEN,
     MODEL,
     TARGET_DECODES,
@@ -104,7 +105,7 @@ class RequestState:
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
             them that the last prefill wrote.
         num_inflight: decode tokens that are not on the host yet.
-        num_decoded: output tokens that needed decode steps of the target.
+        num_decoded: output tokens of decode steps, and of the EAGLE-3 head's drafts.
         is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens.
         fault: why the request must end with an error.
         last_decode_at: time of its last output, in seconds, while the target decodes.
@@ -274,6 +275,16 @@ class RequestState:
             self.sources.setdefault(source, SourceStats()).wait_ms += waited_ms
         return waited_ms
 
+    def wait_for_chain(self, num_tokens: int) -> None:
+        """The EAGLE-3 head proposes up to ``num_tokens`` in the next iteration, which verifies
+        them."""
+        self.start_decode()
+        self.plan, self.draft = DraftPlan(num_tokens, 1, num_tokens), Draft(source=EAGLE3)
+
+    @property
+    def waits_for_chain(self) -> bool:
+        return self.phase is Phase.DECODING and self.draft.source == EAGLE3
+
     def add_draft(
         self,
         token_ids: Sequence[int],
@@ -383,6 +394,8 @@ class RequestState:
         """
         if self.draft.source == MODEL:
             self.num_failed = self.num_failed + 1 if has_failed else 0
+        elif self.draft.source == EAGLE3:
+            self.num_decoded += accepted_len + num_target
         self.num_target_run, self.num_matched_run = num_target, matched
         self.last_source = self.draft.source
         for stats in (self.stats, self.source_stats):

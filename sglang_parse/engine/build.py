@@ -31,6 +31,7 @@ from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.endpoint_client import EndpointClient
 from sglang_parse.engine.sources.forced import ForcedSource
@@ -108,6 +109,7 @@ def build_engine(
         encoder=TextEncoder(tokenizer, target.runner.model_config.context_len),
         question_rows=0 if config.has_head else max_question_len,
         has_model=drafter is not None,
+        num_steps=args.speculative_num_steps,
     )
     return Engine(
         config=config,
@@ -135,6 +137,7 @@ def _sources(
     encoder: TextEncoder,
     question_rows: int,
     has_model: bool,
+    num_steps: int,
 ) -> SourceChain:
     """The sources of drafts; texts are prepared and other servers asked on rank 0."""
     is_first = is_first_rank()
@@ -152,7 +155,11 @@ def _sources(
         endpoint = EndpointSource(client, timeout_s, counters, *shared)
     model = DraftModelSource(controller) if has_model else None
     forced = ForcedSource(config, controller)
-    return SourceChain(TextSource(PREDICTION, *shared), answers, endpoint, model, forced, incoming)
+    eagle = None
+    if config.uses_eagle3 and config.judges_tokens:
+        eagle = EagleSource(config, controller, num_steps)
+    predictions = TextSource(PREDICTION, *shared)
+    return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)
 
 
 def _captured_layers(

@@ -11,11 +11,13 @@ import logging
 import os
 from collections.abc import Container, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
     ANSWERS,
+    EAGLE3,
     MODEL,
     Action,
     Draft,
@@ -94,7 +96,9 @@ class Committer:
 
     def _commit(self, req: Req, result: TargetResult) -> Sequence[int]:
         state = req.parse_state
-        if result.action is Action.VERIFY:
+        if result.is_chain:
+            self._take_chain(req, result.proposed)
+        if result.is_round:
             return self._commit_round(req, result)
         # An in-flight decode step that drafting has overtaken is dropped.
         if result.action is Action.DECODE and not state.target_decodes:
@@ -148,6 +152,14 @@ class Committer:
         state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
         self._after_round(req, draft, selection, tokens, matched)
         return tokens
+
+    def _take_chain(self, req: Req, proposed: Sequence[int]) -> None:
+        """What the EAGLE-3 head proposed is the draft. The target chooses the answer's end itself,
+        in the row before it, so nothing is asked about a complete answer."""
+        state = req.parse_state
+        token_ids = [*takewhile(lambda token: token not in state.policy.stop_ids, proposed)]
+        state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, EAGLE3)
+        self.ask(req)
 
     def _select(self, req: Req, result: TargetResult, verdicts: Verdicts) -> Selection:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,

@@ -1,4 +1,4 @@
-"""The target accelerated by an EAGLE-3 head: SGLang's own EAGLE-3 draft worker under PARSE.
+"""The target's EAGLE-3 head: SGLang's own EAGLE-3 draft worker under PARSE.
 
 The head's KV at position p comes from the target's hidden states there and the token at p + 1; it
 lies in the slot of the target's token p:
@@ -8,13 +8,15 @@ lies in the slot of the target's token p:
     head KV           (t0,t1) (t1,t2) (t2,t3)     complete whenever a token has been chosen
 
 So every forward that chooses tokens (prefill, verify pass, decode step) captures the hidden states
-of the head's draft extend; no second target forward is needed. If all requests verified a whole
-proposal, the draft extend covers all of its rows, as in SGLang's EAGLE worker: one shape, so one
-CUDA graph. KV after the accepted tokens is overwritten. Otherwise it runs as after a prefill.
+of the head's draft extend; no second target forward is needed. If all requests verified a
+proposal, the draft extend covers the rows of a whole one, as in SGLang's EAGLE worker: one shape,
+so one CUDA graph. KV after the accepted tokens is overwritten. Otherwise it runs as after a
+prefill.
 
-The head then proposes a chain of tokens for the next target forward, which accepts them as far as
-they match the target's choices. Weights, graphs, attention and steps of the head are SGLang's; only
-SGLang's tree of alternatives is not built.
+The head then proposes a chain of tokens for the next target forward: a draft, which is verified as
+all drafts (``engine.commit``); or, beside a question, tokens that are accepted as far as they match
+the target's choices. Weights, graphs, attention and steps of the head are SGLang's; only SGLang's
+tree of alternatives is not built.
 
 Radix cache hits end one token before the first differing one: the head's KV has seen the next one
 (patch ``head_prefixes``).
@@ -47,11 +49,12 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
+from sglang_parse.core.phases import Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import EAGLE_HEAD, DraftGuard
-from sglang_parse.engine.requests import tokens_left
+from sglang_parse.engine.requests import chain_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
 
@@ -212,7 +215,7 @@ class EagleDecoder:
             return
         hidden = self._read(hidden)
         accepted = [
-            AcceptedTokens(result.row, emitted[result.row], hidden[result.hidden_rows])
+            AcceptedTokens(result.row, emitted[result.row], self._rows_of(result, hidden))
             for result in results
             if emitted[result.row] and batch.reqs[result.row].parse_state.policy.uses_eagle
         ]
@@ -228,6 +231,15 @@ class EagleDecoder:
 
     def _read(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden if self.columns is None else hidden[:, self.columns]
+
+    def _rows_of(self, result: TargetResult, hidden: torch.Tensor) -> torch.Tensor:
+        """A request's rows of the hidden states. A proposal has slots for the longest one: rows
+        after a shorter one make it one shape."""
+        rows = hidden[result.hidden_rows]
+        missing = self._chain_rows - len(rows)
+        if result.action is not Action.EAGLE_DECODE or not missing:
+            return rows
+        return torch.nn.functional.pad(rows, (0, 0, 0, missing))
 
     def _extend_fixed(
         self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
@@ -307,7 +319,8 @@ class EagleDecoder:
                 )
 
     def propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, list[int]]:
-        """Proposes the target's next tokens, at most as many as the request may still output.
+        """Proposes the target's next tokens, at most as many as were planned, and as the request
+        may still output.
 
         Returns:
             Index into the batch -> token ids; empty where the head failed.
@@ -318,7 +331,7 @@ class EagleDecoder:
             with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
                 tokens = broadcast(self._propose(batch, rows).to(torch.int64)).tolist()
                 for row, req, chain in zip(rows, reqs, tokens, strict=True):
-                    proposals[row] = chain[: tokens_left(req) - 1]
+                    proposals[row] = chain[: chain_len(req, len(chain))]
         return proposals
 
     def _propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> torch.Tensor:

@@ -30,6 +30,14 @@ def decodes_with_eagle(req: Req) -> bool:
     return state.phase in TARGET_DECODES and state.eagle is not None and tokens_left(req) > 1
 
 
+def chain_len(req: Req, longest: int) -> int:
+    """Tokens of an EAGLE-3 proposal for the request, of ``longest`` at most."""
+    state = req.parse_state
+    if state.waits_for_chain and state.plan:
+        longest = min(longest, state.plan.draft_tokens)
+    return min(longest, tokens_left(req) - 1)
+
+
 def draft_completes_answer(req: Req) -> bool:
     """Whether the answer ends with the draft: by a stop token or at its length limit."""
     state = req.parse_state

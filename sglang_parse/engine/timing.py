@@ -167,19 +167,21 @@ class StageTimer:
         """
         states = [reqs[result.row].parse_state for result in results]
         num_decoding = sum(result.action is not Action.VERIFY for result in results)
+        head_stage = "draft" if any(result.is_chain for result in results) else "decode"
 
         def charge(ms: float) -> None:
             for state, result in zip(states, results, strict=True):
-                stage = "verify" if result.action is Action.VERIFY else "decode"
+                stage = "verify" if result.is_round else "decode"
                 state.charge(**{stage: ms * result.num_rows / forward.num_rows})
 
         def record(ms: float, head_ms: float) -> None:
-            _share([state for state in states if state.policy.uses_eagle], decode=head_ms)
+            _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
             if num_decoding < len(results):
                 size = forward.num_rows
                 self._add(Stage.VERIFY, size, 0, ms + head_ms, graphs=forward.graphs)
             else:
-                self._add(Stage.DECODE, num_decoding, num_decoded, ms + head_ms)
+                rows = {"num_rows": forward.num_rows, "head_ms": head_ms}
+                self._add(Stage.DECODE, num_decoding, num_decoded, ms + head_ms, **rows)
 
         self.when_passed(charge, watch)
         self.when_passed(record, watch, head)

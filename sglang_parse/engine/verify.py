@@ -45,7 +45,8 @@ class TargetResult:
         action: VERIFY (a draft), EAGLE_DECODE (a proposal) or DECODE.
         num_rows: its rows of the forward; ``num_tokens``: those with a choice of the target;
             ``num_answers``: those with the answer to a question.
-        proposed: token ids after the anchor that an EAGLE-3 head proposed.
+        proposed: token ids after the anchor that an EAGLE-3 head proposed; ``is_chain``: they are
+            the request's draft.
         start: its first row of the forward.
         target_tokens: [num_tokens] the target's choice after each token.
         scores: [num_tokens] each token row's ``Head.scores`` and ``next_likelihoods``; empty
@@ -64,6 +65,7 @@ class TargetResult:
     num_tokens: int = 1
     num_answers: int = 0
     proposed: Sequence[int] = ()
+    is_chain: bool = False
     start: int = 0
     target_tokens: Sequence[int] = ()
     scores: Sequence[Sequence[float]] = ()
@@ -79,6 +81,11 @@ class TargetResult:
         num_answers = len(part.logits_rows) - num_tokens
         proposed = part.token_ids[1:] if action is Action.EAGLE_DECODE else ()
         return cls(part.row, action, part.layout.num_rows, num_tokens, num_answers, proposed)
+
+    @property
+    def is_round(self) -> bool:
+        """Whether it verifies a draft."""
+        return self.is_chain or self.action is Action.VERIFY
 
     @property
     def hidden_rows(self) -> slice:
@@ -151,13 +158,16 @@ class TargetForward:
         self.decode_rows = [part.row for part in results if part.action is Action.DECODE]
         self.decoding = [reqs[row] for row in self.decode_rows]
         self.num_rows = sum(part.num_rows for part in results)
-        verified = (part for part in results if part.action is Action.VERIFY)
+        verified = (part for part in results if part.action is not Action.DECODE)
         self.num_verify_rows = sum(part.num_rows for part in verified)
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
         self.made = self._on_host.made
         for result in results:
-            result.asks_logprobs = reqs[result.row].return_logprob
+            req = reqs[result.row]
+            result.asks_logprobs = req.return_logprob
+            is_proposed = result.action is Action.EAGLE_DECODE
+            result.is_chain = is_proposed and req.parse_state.waits_for_chain
         self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
@@ -291,11 +301,11 @@ class Verifier:
             output = run_forward(
                 runner, batch, parts[span], is_masked=self.is_masked, capture=capture
             )
-            done.num_passes += Action.VERIFY in actions[span]
+            num_verified = sum(action is not Action.DECODE for action in actions[span])
+            done.num_passes += num_verified > 0
             done.graphs.append(output.graph)
             if output.hidden is not None:
                 done.hidden.append(output.hidden)
-            num_verified = sum(action is not Action.DECODE for action in actions[span])
             verified = parts[span][:num_verified]
             num_values = sum(len(part.logits_rows) for part in verified)
             if verified:

@@ -88,6 +88,8 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Returns a server's fingerprint; ``dtype`` is the target's."""
     target, draft = pair_digests(args)
+    if config.uses_eagle3 and config.judges_tokens:
+        draft += model_digest(config.eagle3_path, None, args.download_dir)
     return Fingerprint(
         target=target,
         draft=draft,

@@ -116,9 +116,9 @@ def validate_server_args(server_args: Any) -> None:
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        family = family_of(target)
-        text = "PARSE: no draft model (%s): drafts are texts only. What can draft for %s: %s"
-        logger.info(text, DRAFT, family.name, family.draft)
+        family, others = family_of(target), " and of the EAGLE-3 head" if has_head else " only"
+        text = "PARSE: no draft model (%s): drafts are texts%s. What can draft for %s: %s"
+        logger.info(text, DRAFT, others, family.name, family.draft)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
     draft_rows = 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)

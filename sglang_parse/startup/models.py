@@ -244,7 +244,7 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
     require(tokens in (None, steps + 1), "--speculative-num-draft-tokens", tokens, fix)
     has_tiers, setting = args.enable_hierarchical_cache, flag_of("enable_hierarchical_cache")
-    fix = f"leave it out with {flag('decode_accelerator')} eagle3"
+    fix = f"leave it out with {flag('eagle3_path')}"
     require(not has_tiers, setting, has_tiers, fix)
     path, setting = config.eagle3_path, flag("eagle3_path")
     _check_folder(path, setting)

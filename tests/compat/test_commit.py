@@ -18,6 +18,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
     ANSWERS,
+    EAGLE3,
     PREDICTION,
     Action,
     Draft,
@@ -38,8 +39,10 @@ from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine.commit import Committer, trace_record
 from sglang_parse.engine.faults import NO_LOGITS
 from sglang_parse.engine.forward import verify_rows
+from sglang_parse.engine.heads import Head
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.text import TextSource
@@ -70,13 +73,18 @@ class Round:
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2"} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
-        self.verdicts = Judge(config, QUESTION, None, segments, Counters())
+        has_head = config.uses_eagle3 and config.has_head
+        head = Head.likelihood("cpu") if has_head else None
+        self.verdicts = Judge(config, QUESTION, head, segments, Counters())
         self.controller = controller = Controller(mode="always")
         counters = Counters()
         incoming = IncomingTexts(None, counters)
         predictions = TextSource(PREDICTION, config, controller, incoming, None, 0)
         model, forced = DraftModelSource(controller), ForcedSource(config, controller)
-        sources = SourceChain(predictions, None, None, model, forced, incoming)
+        eagle = EagleSource(config, controller, 3) if config.uses_eagle3 else None
+        if eagle is not None:
+            model = None
+        sources = SourceChain(predictions, None, None, model, forced, eagle, incoming)
         self.committer = Committer(config, self.verdicts, counters, sources)
         self.state = RequestState(
             RequestPolicy(0.5, config.judge_name, keep_trace=True, stop_ids=frozenset({STOP})),
@@ -90,6 +98,7 @@ class Round:
             parse_state=self.state,
             origin_input_ids=list(range(100, 119)),
             sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit, top_k=1),
+            grammar=None,
         )
 
     def ask(self) -> Questions:
@@ -259,6 +268,70 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it():
     assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
     assert (one.state.phase, one.state.stats.eagle3_steps) == (Phase.DRAFTING, 1)
     assert one.state.num_decoded == 4
+
+
+# -- an EAGLE-3 head's drafts -----------------------------------------------------------
+
+TAKES = [0.0, 0.0, -0.1, 0.0]
+REFUSES = [-9.0, 0.0, -9.0, 0.0]
+"""Scores of a token, and its log-probability and entropy."""
+
+
+class Chain(Round):
+    """A request that the EAGLE-3 head drafts for, without a draft model."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__([], segment="tokens:1", eagle3_path="head", **settings)
+        self.state.policy = replace(self.state.policy, decode_accelerator="eagle3")
+        self.committer._resume_drafting(self.req, ())
+
+    def propose(
+        self, proposed: list[int], choices: list[int], scores: list[list[float]] = ()
+    ) -> list[int]:
+        """Commits what a forward said about a proposal."""
+        assert self.state.waits_for_chain
+        result = TargetResult(0, Action.EAGLE_DECODE, len(choices), proposed=proposed)
+        result.target_tokens, result.is_chain = choices, True
+        result.scores = [TAKES, *scores]
+        tokens = list(self.committer.commit(self.req, result))
+        self.state.write(tokens)
+        return tokens
+
+
+def test_a_proposal_is_a_draft_and_the_next_one_follows():
+    one = Chain(judge="likelihood")
+    assert one.propose([11, 12, 13], [21, 22, 23, 24], [TAKES, TAKES, REFUSES]) == [11, 12, 23]
+    assert one.propose([11, 12, 13], [21, 22, 23, 24], [TAKES] * 3) == [11, 12, 13, 24]
+    found = one.state.sources[EAGLE3]
+    assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (2, 6, 5)
+    assert [record["source"] for record in one.state.trace] == [EAGLE3, EAGLE3]
+    stats = one.state.stats
+    assert (stats.eagle3_steps, stats.skipped_drafts, one.state.num_decoded) == (0, 0, 7)
+
+
+@pytest.mark.parametrize("exact", [{"verification": "token"}, {"judge": "likelihood"}], ids=str)
+def test_in_exact_modes_a_proposal_is_what_the_target_chose(exact: dict):
+    one = Chain(**exact)
+    if "judge" in exact:
+        one.state.policy = replace(one.state.policy, threshold=1.5)
+    assert one.propose([11, 12, 13], [11, 22, 13, 24], [TAKES] * 3) == [11, 22]
+    assert one.propose([], [31]) == [31]
+
+
+def test_the_target_chooses_the_answers_end_itself():
+    """A stop token is no draft token, whatever its likelihood."""
+    one = Chain(judge="likelihood")
+    assert one.propose([11, STOP, 13], [11, 22, 13, 24], [TAKES] * 3) == [11, 22]
+    assert one.propose([11, STOP, 13], [11, STOP, 13, 24], [TAKES] * 3) == [11, STOP]
+    assert not one.state.waits_for_chain
+
+
+def test_a_head_that_does_not_run_for_a_request_drafts_nothing():
+    one = Chain(judge="likelihood")
+    one.state.policy = replace(one.state.policy, decode_accelerator="none")
+    one.propose([11], [11, 12], [TAKES])
+    assert (one.state.waits_for_chain, one.state.drafting_suspended) == (False, True)
+    assert one.state.no_draft_reason == "eagle3: the head does not run for this request"
 
 
 def test_a_step_ends_with_the_answer():

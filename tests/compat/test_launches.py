@@ -341,15 +341,20 @@ CHAIN = 3
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "mode"),
-    [((2, 1), "EXTEND"), ((CHAIN, CHAIN), "DRAFT_EXTEND_V2"), ((CHAIN, CHAIN - 1), "EXTEND")],
-    ids=["runs", "chains", "a chain and a run"],
+    ("num_rows", "action", "mode"),
+    [
+        ((2, 1), Action.VERIFY, "EXTEND"),
+        ((CHAIN, CHAIN), Action.VERIFY, "DRAFT_EXTEND_V2"),
+        ((CHAIN, CHAIN - 1), Action.VERIFY, "EXTEND"),
+        ((CHAIN, CHAIN - 1), Action.EAGLE_DECODE, "DRAFT_EXTEND_V2"),
+    ],
+    ids=["runs", "chains", "a chain and a run", "a shorter proposal"],
 )
 def test_a_head_follows_what_was_written(
-    monkeypatch: pytest.MonkeyPatch, num_rows: tuple[int, int], mode: str
+    monkeypatch: pytest.MonkeyPatch, num_rows: tuple[int, int], action: Action, mode: str
 ):
-    """SGLang's EAGLE-3 worker extends the head's KV; the host goes on meanwhile. Whole chains have
-    one shape, which SGLang has a CUDA graph for."""
+    """SGLang's EAGLE-3 worker extends the head's KV; the host goes on meanwhile. Proposals have one
+    shape, which SGLang has a CUDA graph for."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -409,8 +414,8 @@ def test_a_head_follows_what_was_written(
         )
     hidden, middle = torch.zeros(sum(num_rows), 48, device=GPU), num_rows[0]
     results = [
-        SimpleNamespace(row=0, hidden_rows=slice(0, middle)),
-        SimpleNamespace(row=2, hidden_rows=slice(middle, sum(num_rows))),
+        SimpleNamespace(row=0, action=action, hidden_rows=slice(0, middle)),
+        SimpleNamespace(row=2, action=action, hidden_rows=slice(middle, sum(num_rows))),
     ]
     head.draft_extend(batch, results, hidden, [(5, 6), (), (7,)])
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]

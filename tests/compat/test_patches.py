@@ -93,7 +93,7 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
                 patch.setattr(settings, name, "fp8_e4m3")
                 assert _add_drafts(1000, None, kvc) == 1000 + slot_bytes("draft") / 4
         environ: dict[str, str] = {}
-        ParseConfig(decode_accelerator="eagle3", eagle3_path=str(DEMO / "eagle3")).to_env(environ)
+        ParseConfig(eagle3_path=str(DEMO / "eagle3")).to_env(environ)
         monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
         both = slot_bytes("draft") + slot_bytes("eagle3")
         assert _add_drafts(1000, None, kvc) == 1000 + both
@@ -225,7 +225,7 @@ def test_graphs_capture_hidden_states_for_an_eagle3_head(monkeypatch: pytest.Mon
     monkeypatch.setenv(ENV_VAR, "")
     assert captured() == "NULL"
     environ: dict[str, str] = {}
-    ParseConfig(decode_accelerator="eagle3", eagle3_path="head").to_env(environ)
+    ParseConfig(eagle3_path="head").to_env(environ)
     monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
     assert captured() == "FULL"
     assert captured(is_draft_worker=True) == "NULL"

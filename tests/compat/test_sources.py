@@ -103,7 +103,7 @@ class Server:
         source = DraftModelSource(controller) if model else None
         predictions = TextSource(PREDICTION, *shared)
         forced = ForcedSource(self.config, controller)
-        self.chain = SourceChain(predictions, answers, endpoint, source, forced, incoming)
+        self.chain = SourceChain(predictions, answers, endpoint, source, forced, None, incoming)
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
         req = Request(

@@ -25,7 +25,8 @@ from support.client import (
 from support.demo_pair import DEMO, disturbed_draft
 from support.servers import QUESTION, SEED, Start, parse_flags, served
 
-EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
+HEAD_PATH = ("--parse-eagle3-path", str(DEMO / "eagle3"))
+EAGLE3 = ("--parse-decode-accelerator", "eagle3", *HEAD_PATH)
 NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 110}
 MORE = pytest.mark.nightly("tests/e2e/test_eagle3_continuation.py::test_exact_above_one")
@@ -61,7 +62,7 @@ def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
         server = start_server(
             "tight-eagle3",
             *parse_flags(pair, "--parse-verification", "token", "--parse-on-reject", "decode"),
-            *(*EAGLE3, "--parse-draft-tokens", "24", "--parse-draft-chunk", "6"),
+            *(*HEAD_PATH, "--parse-draft-tokens", "24", "--parse-draft-chunk", "6"),
             *("--max-total-tokens", "720", "--page-size", "4", "--speculative-num-steps", "2"),
         )
     with awake(server):
@@ -449,32 +450,3 @@ def test_one_at_a_time_in_token_mode(tight: Client, prompts: list, expected: lis
         info = parse_info(left)
         assert (info["rounds"], info["accepted_tokens"]) == (1, 0)
         assert 1.5 < info["eagle3_tokens"] / info["eagle3_steps"] <= 3
-
-
-# -- stock EAGLE3 with the same head ----------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def stock(start_server: Start) -> Iterator[Client]:
-    """The demo target with its trained head, a chain of four tokens."""
-    yield from served(
-        start_server,
-        "eagle3-chain",
-        *("--model-path", str(DEMO / "target"), "--speculative-algorithm", "EAGLE3"),
-        *("--speculative-draft-model-path", str(DEMO / "eagle3"), "--speculative-num-steps", "3"),
-        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4", *SEED),
-    )
-
-
-@pytest.mark.nightly("tests/compat/test_cpu_ops.py")
-def test_the_trained_head_in_stock_eagle3(stock: Client, demo_plain: Client, problems: list):
-    """Held-out problems: the plain target's answers, at least 2.5 tokens per verify pass."""
-    prompts = [problem.prompt for problem in problems[:8]]
-    answers = stock.generate_all(prompts, 4, max_new_tokens=120)
-    plain = demo_plain.generate_all(prompts, 8, max_new_tokens=120)
-    assert ids_of(answers) == ids_of(plain)
-    infos = [answer["meta_info"] for answer in answers]
-    # The first token comes from prefill.
-    tokens = sum(info["completion_tokens"] - 1 for info in infos)
-    assert tokens / sum(info["spec_verify_ct"] for info in infos) >= 2.5
-    stock.flush()

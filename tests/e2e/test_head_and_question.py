@@ -30,7 +30,7 @@ from support.servers import (
 
 pytestmark = pytest.mark.nightly("tests/e2e/test_heads.py")
 
-EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", str(DEMO / "eagle3"))
+EAGLE3 = ("--parse-eagle3-path", str(DEMO / "eagle3"))
 TRACE = {"trace": True}
 GRAMMAR = {"regex": "([a-z]: [0-9]{2}\n){4,9}"}
 LOUD, QUIET = {"lora_path": "loud"}, {"lora_path": "quiet"}

@@ -33,7 +33,7 @@ CHANGED = ParseConfig(
     question="q.json",
     policy_config=str(POLICY),
     threshold=1.5,
-    judge="likelihood",
+    judge="question",
     hidden_layers="8,12",
     selection="longest",
     on_reject="decode",
@@ -121,14 +121,25 @@ def test_segment_is_validated():
     assert ParseConfig(segment="tokens:12").segment_rule.num_tokens == 12
 
 
-@pytest.mark.parametrize("path", ["head", ""])
-def test_eagle3_needs_its_path_and_the_path_needs_eagle3(path):
-    wrong = {"eagle3_path": path} if path else {"decode_accelerator": "eagle3"}
-    with pytest.raises(
-        ConfigError, match="--parse-eagle3-path is .*--parse-decode-accelerator eagle3"
-    ):
+@pytest.mark.parametrize(
+    ("accelerator", "path", "judge", "fix"),
+    [
+        ("eagle3", "", "question", "needs the path of the head"),
+        ("none", "head", "question", "use --parse-judge likelihood, or"),
+        ("eagle3", "head", "likelihood", "leave it out: with --parse-eagle3-path alone"),
+    ],
+)
+def test_an_eagle3_head_drafts_unless_a_question_judges(accelerator, path, judge, fix):
+    wrong = {"decode_accelerator": accelerator, "eagle3_path": path, "judge": judge}
+    with pytest.raises(ConfigError, match=fix):
         ParseConfig(**wrong)
-    assert ParseConfig(decode_accelerator="eagle3", eagle3_path="head").uses_eagle3
+    assert ParseConfig(**wrong | {"eagle3_path": ""} | {"decode_accelerator": "none"})
+    for right in (
+        {"judge": "likelihood"},
+        {"verification": "token"},
+        {"judge": "question", "decode_accelerator": "eagle3"},
+    ):
+        assert ParseConfig(eagle3_path="head", **right).uses_eagle3
     assert not ParseConfig().uses_eagle3
 
 

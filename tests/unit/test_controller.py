@@ -511,3 +511,51 @@ def test_cost_of_a_pass_at_the_load():
     controller.num_running = 2
     # 400 rows take as long as two decode steps, of two tokens each.
     assert controller.extra_cost(399) == pytest.approx(2.0, rel=0.02)
+
+
+# -- an EAGLE-3 head -------------------------------------------------------------------
+
+
+def heads_controller(accepted: Callable[[int], int], *, per_row: float) -> Controller:
+    """After steps of chains of three, of which ``accepted`` were, at several loads."""
+    controller = Controller(FREE)
+    for size in (1, 2, 4, 8, 16):
+        controller.num_running, rows = size, 4 * size
+        for _ in range(8 * DEFAULTS.cold_forwards):
+            ms = STEP_MS + per_row * rows
+            step = StageTime(Stage.DECODE, size, 2 * size, ms + 1, num_rows=rows, head_ms=1.0)
+            last = StageTime(Stage.DECODE, size, size, STEP_MS + per_row * size, num_rows=size)
+            controller.observe([step], [(None, 2)] * size)
+            controller.observe([last], [(None, 1)] * size)
+            controller.observe_chain(outcome(3, accepted(3)))
+    return controller
+
+
+def test_a_chain_is_as_long_as_its_rows_pay():
+    good, bad = (lambda length: length), (lambda _: 0)
+    lengths = {}
+    for name, accepted, per_row in (("good", good, 0.5), ("bad", bad, 0.5), ("free", bad, 0.0)):
+        controller = heads_controller(accepted, per_row=per_row)
+        for controller.num_running in (1, 16):
+            lengths[name, controller.num_running] = controller.chain_len(3)
+    assert lengths == {
+        ("good", 1): 3,
+        ("good", 16): 3,
+        ("bad", 1): 1,
+        ("bad", 16): 1,
+        ("free", 1): 3,
+        ("free", 16): 3,
+    }
+    assert Controller(FREE).chain_len(3) == Controller(FREE, "always").chain_len(3) == 3
+
+
+def test_a_text_competes_with_what_the_head_would_bring():
+    """A step of two tokens: a text has to bring one more than beside plain steps."""
+    with_head, without = (Controller(FREE) for _ in range(2))
+    for _ in range(200):
+        for controller, num_tokens in ((with_head, 2), (without, 1)):
+            controller.observe(
+                [StageTime(Stage.DECODE, 1, num_tokens, STEP_MS, num_rows=1)], [(None, num_tokens)]
+            )
+    assert without.extra_cost(1) == 0
+    assert with_head.extra_cost(1) == pytest.approx(1, abs=0.05)

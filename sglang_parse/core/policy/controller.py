@@ -54,6 +54,7 @@ class Controller:
         self._num_drafting, self._num_decoding, self._num_asked = 1, 0, 0
         self._now = self._debt_ms = self._eagle_ms = 0.0  # the last one per prompt token
         self._tokens_per_step, self._has_plain = 1.0, False
+        self._chains, self._head_costs = Acceptance(config.error_rate), StageCost(config)
 
     @property
     def is_adaptive(self) -> bool:
@@ -237,7 +238,10 @@ class Controller:
         if timed.stage is Stage.DECODE:
             gain = timed.num_tokens / size - self._tokens_per_step
             self._tokens_per_step += self.config.mean_weight * gain
-            self._costs[Stage.VERIFY].add(size, timed.ms)  # the pass with the fewest rows
+            # The pass with the fewest rows.
+            self._costs[Stage.VERIFY].add(timed.num_rows or size, timed.ms - timed.head_ms)
+            if timed.head_ms:
+                self._head_costs.add(size, timed.head_ms)
         return self._costs[timed.stage].add(size, timed.ms, timed.graphs)
 
     def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:
@@ -313,6 +317,24 @@ class Controller:
 
     # -- costs in decode steps, and the EAGLE-3 head ------------------------------
 
+    def chain_len(self, longest: int) -> int:
+        """Returns the tokens that an EAGLE-3 head is to propose, at most ``longest``: those with
+        the most output per ms, if all running requests decode so."""
+        verify = self._costs[Stage.VERIFY]
+        head_ms = self._head_costs.at(self.num_running)
+        if not self.is_adaptive or head_ms is None:
+            return longest
+
+        def rate(length: int) -> float:
+            pass_ms = verify.at(self.num_running * (1 + length)) or 0.0
+            return (1 + self._chains.expect(length)[1]) / (pass_ms + head_ms)
+
+        return max(range(longest, 0, -1), key=rate)
+
+    def observe_chain(self, outcome: VerifyOutcome) -> None:
+        """Records a verified draft of an EAGLE-3 head."""
+        self._chains.observe(outcome, self.config.memory * self.num_running)
+
     def steps_in(self, ms: float) -> float:
         """Decode steps that a request misses while it waits; 0 unless adaptive."""
         step_ms = self._ms(Stage.DECODE) if self.is_adaptive else 0.0
@@ -324,7 +346,8 @@ class Controller:
 
     def extra_cost(self, num_rows: int, *, always: bool = False) -> float:
         """Cost of verifying ``num_rows`` rows of one request instead of a decode step of it, in
-        tokens that the running requests decode in that time; 0 unless adaptive.
+        tokens that the running requests decode in that time, and those that an EAGLE-3 head would
+        have added to the step; 0 unless adaptive.
 
         Args:
             always: see ``plan``: it costs nothing then.
@@ -334,7 +357,8 @@ class Controller:
         pass_ms = self._costs[Stage.VERIFY].at(self.num_running - 1 + num_rows)
         if pass_ms is None or not self._ms(Stage.DECODE):
             return self.config.row_cost * num_rows
-        return self.tokens_in(max(0.0, pass_ms - self._ms(Stage.DECODE)))
+        missed = max(0.0, self._tokens_per_step - 1)
+        return missed + self.tokens_in(max(0.0, pass_ms - self._ms(Stage.DECODE)))
 
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:
         """Records a finished answer: the tokens that a head processes for it, prompt included, and
@@ -346,8 +370,8 @@ class Controller:
         stats.decoded_tokens += weight * (num_decoded - stats.decoded_tokens)
 
     def uses_eagle(self, key: DraftKey) -> bool:
-        """Decides whether the head runs for a new request: it processes every token, to accelerate
-        decode steps, of which there are few where verify passes output nearly whole answers."""
+        """Decides whether the head runs for a new request: it processes every token, for the sake
+        of those that no other source drafts, which are few where others' drafts are good."""
         stats, config = self.stats(key), self.config
         if stats.num_answers < config.window or not self._eagle_ms or not self.steps_in(1.0):
             return True

@@ -6,8 +6,8 @@
     chain.start(req, new_ids)     starts the next draft, of the first source that has one
     chain.observe(req, ...)       tells the draft's source how it was verified
 
-A source is a ``source.DraftSource``: the draft model, or a text. Whatever the source, what is
-verified are the target's tokens.
+A source is a ``source.DraftSource``: the draft model, an EAGLE-3 head, or a text. Whatever the
+source, what is verified are the target's tokens.
 
 Modules, callers first:
 
@@ -17,6 +17,7 @@ Modules, callers first:
     endpoint_client   asks that server
     answers           drafts from earlier answers
     forced            drafts of text that a grammar forces
+    eagle             the EAGLE-3 head as a source
     text              drafts from texts
     incoming          texts on their way, tokenized by another thread
     source            the interface

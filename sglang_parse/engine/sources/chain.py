@@ -13,6 +13,7 @@ from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.answers import AnswerSource
 from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News
@@ -33,6 +34,7 @@ class SourceChain:
         endpoint: drafts of another server; None without one.
         model: drafts of the draft model; None without one.
         forced: drafts of text that a request's grammar forces.
+        eagle: drafts of the target's EAGLE-3 head; None without one.
         incoming: prepares texts.
     """
 
@@ -43,6 +45,7 @@ class SourceChain:
         endpoint: EndpointSource | None,
         model: DraftModelSource | None,
         forced: ForcedSource,
+        eagle: EagleSource | None,
         incoming: IncomingTexts,
     ) -> None:
         self._texts: dict[str, TextSource] = {PREDICTION: predictions}
@@ -51,10 +54,12 @@ class SourceChain:
         if endpoint is not None:
             self._texts[ENDPOINT] = endpoint
         self._answers, self._endpoint = answers, endpoint
-        self._model, self._forced, self._incoming = model, forced, incoming
+        self._model, self._forced, self._eagle = model, forced, eagle
+        self._incoming = incoming
         self._by_name: dict[str, DraftSource] = {**self._texts, forced.name: forced}
-        if model is not None:
-            self._by_name[model.name] = model
+        for source in (model, eagle):
+            if source is not None:
+                self._by_name[source.name] = source
 
     def receive(self, req: Req, prediction: str) -> None:
         """Prepares the texts of a request that has arrived, in the background."""
@@ -130,7 +135,10 @@ class SourceChain:
         """Starts a draft of a request that waits for one, or waits on; see
         ``DraftSource.start``."""
         reason = self._endpoint.resume(req) if self._endpoint else NOTHING
-        return self._model.start(req, ()) if reason and self._model else reason
+        for source in (self._model, self._eagle):
+            if reason and source is not None:
+                reason = source.start(req, ())
+        return reason
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:
         """Starts the request's next draft, of the first source that has one which is expected to
@@ -140,7 +148,9 @@ class SourceChain:
             reason = source.start(req, new_ids)
             if not reason:
                 return ""
-        return reason if self._forced.start(req, new_ids) else ""
+        if not self._forced.start(req, new_ids):
+            return ""
+        return self._eagle.start(req, new_ids) if self._eagle else reason
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         """Tells the source of the request's draft how it was verified."""

@@ -1,0 +1,211 @@
+"""The target's EAGLE-3 head as a source of drafts: the demo pair's target and its trained head,
+without a draft model and beside one, against the plain target and stock EAGLE3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
+from support.client import (
+    EXACT,
+    Client,
+    assert_adds_up,
+    assert_same,
+    flat,
+    ids_of,
+    parse_info,
+)
+from support.models import load_tokenizer
+from support.servers import AHEAD, ALWAYS, OVERLAP, PARSE, SEED, Start, served
+
+HEAD = str(DEMO_PAIR / "eagle3")
+ALONE = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, "--parse-eagle3-path", HEAD)
+LIMIT = {"max_new_tokens": 110}
+OFF = {"enabled": False}
+LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2}
+GRAMMAR = {"regex": "([a-l]: [0-9]{2} [+-] [0-9]{2} = [0-9]{2}\n){3,5}"}
+MORE = pytest.mark.nightly("tests/e2e/test_eagle3_drafts.py::test_exact_drafts")
+
+
+@pytest.fixture(scope="module")
+def alone(start_server: Start) -> Iterator[Client]:
+    """No draft model: the head drafts for the likelihood; overlap, as on a GPU."""
+    yield from served(start_server, "eagle3-drafts", *ALONE, *ALWAYS, *OVERLAP, *SEED, **AHEAD)
+
+
+@pytest.fixture(scope="module")
+def stock(start_server: Start) -> Iterator[Client]:
+    """Stock EAGLE3 with the same head: chains of three tokens."""
+    yield from served(
+        start_server,
+        "eagle3-chain",
+        *("--model-path", str(DEMO_PAIR / "target"), "--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", HEAD, "--speculative-num-steps", "3"),
+        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4", *SEED),
+    )
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[tuple[str, Callable[[str], bool]]]:
+    """Held-out problems as prompts, and what tells whether an answer is right."""
+    module, tokenizer = load_problems(), load_tokenizer(DEMO_PAIR / "target")
+    found = []
+    for problem in module.held_out_problems(24, seed=1):
+        chat = [{"role": "user", "content": problem.text}]
+        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        found.append((prompt, partial(module.is_answer_right, problem)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def prompts(tasks: list) -> list[str]:
+    return [prompt for prompt, _ in tasks[:8]]
+
+
+def _head(answer: dict[str, Any]) -> dict[str, Any]:
+    """What the head's drafts brought to an answer."""
+    return parse_info(answer)["sources"]["eagle3"]
+
+
+def _per_pass(answers: Sequence[dict[str, Any]]) -> float:
+    """Output tokens per verify pass, the target's own included."""
+    heads = [*map(_head, answers)]
+    brought = sum(head["accepted_tokens"] + head["matched_tokens"] for head in heads)
+    return 1 + brought / sum(head["rounds"] for head in heads)
+
+
+def test_exact_drafts(alone: Client, wordings_plain: Client, prompts: list):
+    """Above threshold 1 the drafts are stock EAGLE3's chain; at the server's they bring more."""
+    expected = wordings_plain.generate_all(prompts, 8, **LIMIT)
+    answers = alone.generate_all(prompts, 8, parse=EXACT, **LIMIT)
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert_same(answer, wanted)
+        info = parse_info(answer)
+        assert ([*info["sources"]], info["skipped_drafts"]) == (["eagle3"], 0)
+        assert info["draft_ms"] > 0 < _head(answer)["verify_ms"]
+    assert _per_pass(answers) > 2.5
+    judged = alone.generate_all(prompts, 8, **LIMIT)
+    list(map(assert_adds_up, judged))
+    assert _per_pass(judged) > _per_pass(answers)
+    alone.assert_nothing_lost()
+
+
+@MORE
+def test_as_many_passes_as_stock_eagle3(
+    alone: Client, stock: Client, wordings_plain: Client, tasks: list
+):
+    prompts = [prompt for prompt, _ in tasks]
+    limit = {"max_new_tokens": 220}
+    answers = alone.generate_all(prompts, 8, parse=EXACT, **limit)
+    theirs = stock.generate_all(prompts, 8, **limit)
+    assert (
+        ids_of(answers)
+        == ids_of(theirs)
+        == ids_of(wordings_plain.generate_all(prompts, 8, **limit))
+    )
+    passes = [_head(answer)["rounds"] for answer in answers]
+    assert passes == [answer["meta_info"]["spec_verify_ct"] for answer in theirs]
+
+
+@MORE
+def test_what_the_likelihood_accepts_is_right(alone: Client, tasks: list):
+    answers = alone.generate_all([prompt for prompt, _ in tasks], 8, max_new_tokens=400)
+    texts = [answer["text"].replace("<|im_end|>", "") for answer in answers]
+    right = sum(is_right(text) for (_, is_right), text in zip(tasks, texts, strict=True))
+    assert right >= 0.9 * len(tasks)
+
+
+@MORE
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"top": LOGPROBS},
+        GRAMMAR,
+        {"frequency_penalty": 0.4},
+        {"min_new_tokens": 90},
+        {"temperature": 3.0, "top_k": 30, "sampling_seed": 5},
+        {"stop": ["="]},
+        {"max_new_tokens": 3},
+    ],
+    ids=lambda wish: next(iter(wish)),
+)
+@pytest.mark.parametrize("parse", [EXACT, OFF], ids=["exact", "off"])
+def test_all_kinds_of_requests(
+    alone: Client, wordings_plain: Client, prompts: list, wish: dict, parse: dict
+):
+    """Requests that switch PARSE off decode with the head, too."""
+    ours = alone.generate_all(prompts[:4], 4, parse=parse, **LIMIT | wish)
+    theirs = wordings_plain.generate_all(prompts[:4], 4, **LIMIT | wish)
+    for answer, wanted in zip(ours, theirs, strict=True):
+        assert_same(answer, wanted)
+        info = parse_info(answer)
+        assert (info["rounds"] > 0, info["eagle3_steps"] > 0) == (parse is EXACT, parse is OFF)
+        if "top" in wish:
+            for key in ("output_token_logprobs", "output_top_logprobs"):
+                found, logs = (flat(a["meta_info"][key]) for a in (answer, wanted))
+                assert found == pytest.approx(logs, abs=1e-4)
+
+
+@MORE
+def test_the_head_goes_on_where_a_text_is_wrong(
+    alone: Client, wordings_plain: Client, prompts: list
+):
+    """And after a hit of the prefix cache, which holds the head's KV."""
+    right = wordings_plain.generate(prompts[0], **LIMIT)
+    half = right["text"][: len(right["text"]) // 2]
+    alone.flush()
+    for text in (half + "and so on, as ever. " * 4, "nothing like it at all"):
+        answer = alone.generate(prompts[0], parse={"draft": text, **EXACT}, **LIMIT)
+        assert_same(answer, right)
+        sources = parse_info(answer)["sources"]
+        assert sources["prediction"]["rounds"] > 0 < sources["eagle3"]["rounds"]
+    assert answer["meta_info"]["cached_tokens"] > 0
+    assert _per_pass([answer]) > 2
+
+
+@MORE
+@pytest.mark.parametrize("place", ["head-draft", "head-extend"])
+def test_a_failing_head_ends_its_requests(
+    alone: Client, wordings_plain: Client, prompts: list, place: str
+):
+    with alone.probe.fault(place, "raise", skip=3, times=1):
+        response = alone.send(prompts[1], **LIMIT)
+    assert response.status_code == 500
+    assert "the EAGLE-3 head failed" in response.text
+    wanted = wordings_plain.generate(prompts[1], **LIMIT)
+    assert_same(alone.generate(prompts[1], parse=EXACT, **LIMIT), wanted)
+    alone.assert_nothing_lost()
+
+
+# -- beside a draft model ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def beside(start_server: Start) -> Iterator[Client]:
+    """In token mode, adaptive, beside a draft model: the faster of the two drafts."""
+    flags = (
+        "--speculative-draft-model-path",
+        str(DEMO_PAIR / "draft"),
+        "--parse-verification",
+        "token",
+    )
+    yield from served(start_server, "eagle3-beside", *ALONE, *flags, "--speculative-num-steps", "5")
+
+
+@MORE
+def test_beside_a_draft_model(beside: Client, wordings_plain: Client, tasks: list):
+    prompts = [prompt for prompt, _ in tasks[:16]]
+    wanted = wordings_plain.generate_all(prompts, 8, **LIMIT)
+    with ThreadPoolExecutor(8) as pool:
+        jobs = zip(prompts, [{}, {"drafting": "auto"}] * 8, strict=True)
+        answers = list(pool.map(lambda j: beside.generate(j[0], parse=j[1], **LIMIT), jobs))
+    for answer, right in zip(answers, wanted, strict=True):
+        assert_same(answer, right)
+    used = [{*parse_info(answer)["sources"]} for answer in answers]
+    assert set.union(*used) == {"model", "eagle3"}
+    beside.assert_nothing_lost()
