@@ -387,8 +387,7 @@ def test_sliding_window_target(pair, tmp_path: Path):
 
 
 HEAD = DEMO / "eagle3"
-EAGLE3 = ("--parse-eagle3-path",)
-ACCELERATOR = ("--parse-decode-accelerator", "eagle3")
+EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path")
 DEMO_PAIR = (DEMO / "target", DEMO / "draft")
 
 
@@ -403,11 +402,8 @@ def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (ACCELERATOR, "--parse-eagle3-path is not set"),
-        (
-            (*ACCELERATOR, *EAGLE3, str(HEAD)),
-            "--parse-decode-accelerator is 'eagle3'.*leave it out",
-        ),
+        (EAGLE3[:2], "--parse-eagle3-path is not set"),
+        ((EAGLE3[2], str(HEAD)), "question cannot judge.*use --parse-judge likelihood, or"),
         ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head': it do"),
         ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),
