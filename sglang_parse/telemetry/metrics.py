@@ -124,8 +124,8 @@ METRICS = (
     ),
     Metric(
         "eagle3_steps_total",
-        "Target forwards that compare a proposal of the EAGLE-3 head with the target's choices where "
-        "nothing is drafted, counted once per request.",
+        "Target forwards that compare a proposal of the EAGLE-3 head with the target's choices "
+        "where nothing is drafted, counted once per request.",
     ),
     Metric(
         "eagle3_tokens_total",

@@ -80,7 +80,8 @@ def _per_pass(answers: Sequence[dict[str, Any]]) -> float:
 
 
 def test_exact_drafts(alone: Client, wordings_plain: Client, prompts: list):
-    """Above threshold 1 the drafts are stock EAGLE3's chain; at the server's they bring more."""
+    """Above threshold 1 the drafts are stock EAGLE3's chain; lower ones accept more of them, and
+    the head goes on from what was accepted."""
     expected = wordings_plain.generate_all(prompts, 8, **LIMIT)
     answers = alone.generate_all(prompts, 8, parse=EXACT, **LIMIT)
     for answer, wanted in zip(answers, expected, strict=True):
@@ -89,9 +90,10 @@ def test_exact_drafts(alone: Client, wordings_plain: Client, prompts: list):
         assert ([*info["sources"]], info["skipped_drafts"]) == (["eagle3"], 0)
         assert info["draft_ms"] > 0 < _head(answer)["verify_ms"]
     assert _per_pass(answers) > 2.5
-    judged = alone.generate_all(prompts, 8, **LIMIT)
+    judged = alone.generate_all(prompts, 8, parse={"threshold": 0.0}, **LIMIT)
     list(map(assert_adds_up, judged))
     assert _per_pass(judged) > _per_pass(answers)
+    assert all(_head(answer)["accepted_tokens"] > 0 for answer in judged)
     alone.assert_nothing_lost()
 
 
