@@ -12,6 +12,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import DraftKey, Stage, StageTime, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.policy.limits import Limits
 from support.replay import Controlled, Costs, Fixed, Replay, Segment
 
@@ -516,8 +517,8 @@ def test_cost_of_a_pass_at_the_load():
 # -- an EAGLE-3 head -------------------------------------------------------------------
 
 
-def heads_controller(accepted: Callable[[int], int], *, per_row: float) -> Controller:
-    """After steps of chains of three, of which ``accepted`` were, at several loads."""
+def heads_controller(*, per_row: float) -> Controller:
+    """After steps of chains of three, and of single tokens, at several loads."""
     controller = Controller(FREE)
     for size in (1, 2, 4, 8, 16):
         controller.num_running, rows = size, 4 * size
@@ -527,26 +528,21 @@ def heads_controller(accepted: Callable[[int], int], *, per_row: float) -> Contr
             last = StageTime(Stage.DECODE, size, size, STEP_MS + per_row * size, num_rows=size)
             controller.observe([step], [(None, 2)] * size)
             controller.observe([last], [(None, 1)] * size)
-            controller.observe_chain(outcome(3, accepted(3)))
     return controller
 
 
-def test_a_chain_is_as_long_as_its_rows_pay():
-    good, bad = (lambda length: length), (lambda _: 0)
-    lengths = {}
-    for name, accepted, per_row in (("good", good, 0.5), ("bad", bad, 0.5), ("free", bad, 0.0)):
-        controller = heads_controller(accepted, per_row=per_row)
-        for controller.num_running in (1, 16):
-            lengths[name, controller.num_running] = controller.chain_len(3)
-    assert lengths == {
-        ("good", 1): 3,
-        ("good", 16): 3,
-        ("bad", 1): 1,
-        ("bad", 16): 1,
-        ("free", 1): 3,
-        ("free", 16): 3,
-    }
-    assert Controller(FREE).chain_len(3) == Controller(FREE, "always").chain_len(3) == 3
+@pytest.mark.parametrize(
+    ("accepted", "per_row", "length"), [(3, 0.5, 3), (0, 0.5, 1), (0, 0.0, 3)], ids=str
+)
+def test_a_chain_is_as_long_as_its_rows_pay(accepted: int, per_row: float, length: int):
+    acceptance = Acceptance(DEFAULTS.error_rate)
+    for _ in range(100):
+        acceptance.observe(outcome(3, accepted), 100)
+    controller = heads_controller(per_row=per_row)
+    for controller.num_running in (1, 16):
+        assert controller.chain_len(3, acceptance) == length
+    for untimed in (Controller(FREE), Controller(FREE, "always")):
+        assert untimed.chain_len(3, acceptance) == 3
 
 
 def test_a_text_competes_with_what_the_head_would_bring():

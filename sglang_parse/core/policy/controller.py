@@ -52,9 +52,8 @@ class Controller:
         self._costs = {stage: StageCost(config) for stage in Stage}
         self._lengths: dict[DraftKey, int] = {}  # chosen since the last iteration
         self._num_drafting, self._num_decoding, self._num_asked = 1, 0, 0
-        self._now = self._debt_ms = self._eagle_ms = 0.0  # the last one per prompt token
+        self._now = self._debt_ms = self._head_ms = self._eagle_ms = 0.0  # the last per token
         self._tokens_per_step, self._has_plain = 1.0, False
-        self._chains, self._head_costs = Acceptance(config.error_rate), StageCost(config)
 
     @property
     def is_adaptive(self) -> bool:
@@ -231,17 +230,15 @@ class Controller:
             self.speedup = stats.switch(self.num_running).speedup or self.speedup
 
     def _learn(self, timed: StageTime) -> float | None:
-        """Returns as ``StageCost.add``."""
+        """Returns as ``StageCost.add``. A decode step is the verify pass with the fewest rows."""
         if timed.stage is Stage.DRAFT:
             return self.layouts.observe(timed)
         size = max(1, timed.size)
         if timed.stage is Stage.DECODE:
             gain = timed.num_tokens / size - self._tokens_per_step
             self._tokens_per_step += self.config.mean_weight * gain
-            # The pass with the fewest rows.
             self._costs[Stage.VERIFY].add(timed.num_rows or size, timed.ms - timed.head_ms)
-            if timed.head_ms:
-                self._head_costs.add(size, timed.head_ms)
+            self._head_ms = timed.head_ms or self._head_ms
         return self._costs[timed.stage].add(size, timed.ms, timed.graphs)
 
     def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:
@@ -317,23 +314,16 @@ class Controller:
 
     # -- costs in decode steps, and the EAGLE-3 head ------------------------------
 
-    def chain_len(self, longest: int) -> int:
-        """Returns the tokens that an EAGLE-3 head is to propose, at most ``longest``: those with
-        the most output per ms, if all running requests decode so."""
-        verify = self._costs[Stage.VERIFY]
-        head_ms = self._head_costs.at(self.num_running)
-        if not self.is_adaptive or head_ms is None:
-            return longest
+    def chain_len(self, limit: int, acceptance: Acceptance) -> int:
+        """Returns the tokens that an EAGLE-3 head is to propose, at most ``limit``: those with the
+        most output per ms, if all running requests decode so. The head runs all its steps anyway.
+        """
 
         def rate(length: int) -> float:
-            pass_ms = verify.at(self.num_running * (1 + length)) or 0.0
-            return (1 + self._chains.expect(length)[1]) / (pass_ms + head_ms)
+            ms = self._costs[Stage.VERIFY].at(self.num_running * (1 + length)) or 0.0
+            return (1 + acceptance.expect(length)[1]) / (ms + self._head_ms)
 
-        return max(range(longest, 0, -1), key=rate)
-
-    def observe_chain(self, outcome: VerifyOutcome) -> None:
-        """Records a verified draft of an EAGLE-3 head."""
-        self._chains.observe(outcome, self.config.memory * self.num_running)
+        return max(range(limit, 0, -1), key=rate) if self.is_adaptive and self._head_ms else limit
 
     def steps_in(self, ms: float) -> float:
         """Decode steps that a request misses while it waits; 0 unless adaptive."""
@@ -357,8 +347,8 @@ class Controller:
         pass_ms = self._costs[Stage.VERIFY].at(self.num_running - 1 + num_rows)
         if pass_ms is None or not self._ms(Stage.DECODE):
             return self.config.row_cost * num_rows
-        missed = max(0.0, self._tokens_per_step - 1)
-        return missed + self.tokens_in(max(0.0, pass_ms - self._ms(Stage.DECODE)))
+        more_ms = max(0.0, pass_ms - self._ms(Stage.DECODE))
+        return self.tokens_in(more_ms) + max(0.0, self._tokens_per_step - 1)
 
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:
         """Records a finished answer: the tokens that a head processes for it, prompt included, and

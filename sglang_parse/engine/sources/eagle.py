@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import EAGLE3, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
+from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.engine.sglang_types import Req
 
 BYPASSED = f"{EAGLE3}: the head does not run for this request"
@@ -30,6 +31,7 @@ class EagleSource:
 
     def __init__(self, config: ParseConfig, controller: Controller, longest: int) -> None:
         self._config, self._controller, self._longest = config, controller, longest
+        self._acceptance = Acceptance(controller.config.error_rate)
 
     def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
         state = req.parse_state
@@ -37,9 +39,10 @@ class EagleSource:
             return BYPASSED
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
-        state.wait_for_chain(self._controller.chain_len(self._longest))
+        state.wait_for_chain(self._controller.chain_len(self._longest, self._acceptance))
         return ""
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         del req
-        self._controller.observe_chain(outcome)
+        memory = self._controller.config.memory * self._controller.num_running
+        self._acceptance.observe(outcome, memory)
