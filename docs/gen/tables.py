@@ -22,13 +22,15 @@ import griffe
 
 from sglang_parse.client.records import STAGES
 from sglang_parse.core import config
+from sglang_parse.core.block import ONE_TOKEN
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.question import SHORT, QuestionWording, built_in_questions
 from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.limit import figures as limit
-from sglang_parse.roofline.run import speedups
+from sglang_parse.roofline.cost import Load
+from sglang_parse.roofline.run import BLOCKS, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.startup import families as startup_families
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
@@ -323,6 +325,50 @@ def roofline() -> str:
     return table([column.header for column in columns], rows)
 
 
+CHOICES = {
+    "texts: predictions, earlier answers, another server": (
+        "[`prediction`, `--parse-reuse-answers`, `--parse-draft-url`](drafts.md)"
+    ),
+    "a draft model that was trained to fill mask tokens": (
+        "`--speculative-draft-model-path`; blocks are the default for it"
+    ),
+    "any other draft model": "`--speculative-draft-model-path`",
+    "an EAGLE-3 head of the draft model": "not built yet",
+    "an EAGLE-3 head of the target": "stock SGLang: `--speculative-algorithm EAGLE3`",
+    "the same, with PARSE": "`--parse-eagle3-path`",
+}
+PAIRS = {
+    "14B + 0.6B, H100": (),
+    "32B + 8B, H200": ("--target", "32b", "--draft", "8b", "--gpu", "h200"),
+    "235B-A22B-FP8 + 8B, four H200": (
+        *("--target", "235b-a22b-fp8", "--draft", "8b", "--gpu", "h200", "--tp-size", "4"),
+    ),
+}
+
+
+def choices() -> str:
+    """What to configure, and what it brings by the roofline at 1 and 16 requests."""
+    parser = argparse.ArgumentParser()
+    RooflineSettings.add_arguments(parser)
+    found: dict[str, list[str]] = {name: [] for name in CHOICES}
+    for words in PAIRS.values():
+        settings = RooflineSettings.read(parser.parse_args(words))
+        loads = [(Load(settings, count), settings.accept_length) for count in (1, 16)]
+        cells = zip(*(map("{:.1f}x".format, _speedups(*load)) for load in loads), strict=True)
+        for name, cell in zip(CHOICES, cells, strict=True):
+            found[name].append(", ".join(cell))
+    rows = ((name, CHOICES[name], *found[name]) for name in CHOICES)
+    return table(("you have", "configure", *PAIRS), rows)
+
+
+def _speedups(load: Load, accept_length: float) -> tuple[float, ...]:
+    """In the order of ``CHOICES``."""
+    ways = [((), 0.0), (BLOCKS, 0.0), ((ONE_TOKEN,), 0.0), ((), accept_length)]
+    times = [load.parse(0.97, *way)[0] for way in ways]
+    times += [load.eagle3(accept_length, in_pieces=pieces) for pieces in (False, True)]
+    return tuple(load.plain() / ms for ms in times)
+
+
 def program_flags(module: ModuleType) -> str:
     """Returns the flags of a ``sglang-parse`` program, as in its --help."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -420,6 +466,7 @@ TABLES = {
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),
     "roofline": roofline,
+    "choices": choices,
     "plain reasons": plain_reasons,
     "families": families,
     "packages": partial(layers, "sglang_parse"),

@@ -29,7 +29,8 @@ class Shape:
     """A decoder with grouped-query attention and gated MLPs; numbers as in its config.json.
 
     Attributes:
-        intermediate_size: of an MLP, or of each of ``num_experts``.
+        intermediate_size: of an MLP, or of each of ``num_experts``, of which a token uses
+            ``experts_per_token``.
     """
 
     num_hidden_layers: int
@@ -41,6 +42,7 @@ class Shape:
     vocab_size: int
     tie_word_embeddings: bool
     num_experts: int = 1
+    experts_per_token: int = 1
     is_quantized: bool = False
     name: str = field(default="", compare=False)
     folder: Path = field(default=Path(), compare=False)
@@ -63,6 +65,7 @@ class Shape:
             vocab_size=config["vocab_size"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings")),
             num_experts=experts,
+            experts_per_token=config["num_experts_per_tok"] if experts > 1 else 1,
             is_quantized=config.get("quantization_config") is not None,
             name=file.parent.name,
             folder=file.parent,
@@ -80,11 +83,10 @@ class Shape:
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise BenchError(f"{folder} is no decoder's: {error!r}; use another shape") from error
 
-    @property
-    def body(self) -> int:
-        """Weights of all layers, without norms."""
+    def body(self, num_experts: float) -> float:
+        """Weights of all layers with so many of their experts, without norms and routers."""
         heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
-        mlps = 3 * self.num_experts * self.intermediate_size
+        mlps = 3 * num_experts * self.intermediate_size
         return self.num_hidden_layers * self.hidden_size * (heads * self.head_dim + mlps)
 
     @property
@@ -93,7 +95,9 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        return self.body + self.lm_head * (1 if self.tie_word_embeddings else 2)
+        return int(self.body(self.num_experts)) + self.lm_head * (
+            1 if self.tie_word_embeddings else 2
+        )
 
     @property
     def kv_per_token(self) -> int:

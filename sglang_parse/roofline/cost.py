@@ -25,6 +25,8 @@ LAYER_HOST_MS, PASS_HOST_MS = 0.36, 4.0
 """Host time of a forward in pieces, as prefills and verify passes are, and of a pass beyond it."""
 EAGLE3_STEPS, EAGLE3_HOST_MS = 3, 3.0
 """``--speculative-num-steps``, time of an iteration beyond its forwards."""
+REDUCE_MS = 0.01
+"""Of a sum over GPUs, of which a layer has two; a guess, not fitted."""
 BLOCK_KERNELS, ALL_LOGITS_ROWS = 50, 256
 """Of a block's state and acceptance; rows up to which all of a block's rows have logits
 (``block_graphs.FEW_ROWS``)."""
@@ -34,10 +36,12 @@ DRAFT_LENGTHS = (4, 8, 16, 32, 64, 128)
 @dataclass(frozen=True, slots=True)
 class Forward:
     """A forward of ``rows`` tokens, ``num_logits`` of them with logits, which reads the KV of
-    ``kv_tokens``. ``host_ms``: the host's time where it is not one CUDA graph."""
+    ``kv_tokens``. ``host_ms``: the host's time where it is not one CUDA graph. With experts, those
+    that its rows choose if each is as likely."""
 
     model: Shape
     gpu: str
+    tp_size: int
     rows: int
     num_logits: int
     kv_tokens: int
@@ -47,13 +51,16 @@ class Forward:
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of weights; of KV and logits."""
-        logits = self.num_logits * self.model.vocab_size * LOGITS_BYTES
-        weights = BF16_BYTES * (self.model.body + self.model.lm_head)
-        return weights, self.kv_tokens * BF16_BYTES * self.model.kv_per_token + logits
+        model, logits = self.model, self.num_logits * self.model.vocab_size * LOGITS_BYTES
+        unused = (1 - model.experts_per_token / model.num_experts) ** self.rows
+        body = model.body(model.num_experts * (1 - unused)) / (1 + model.is_quantized)
+        weights = BF16_BYTES * (body + model.lm_head)
+        return int(weights), self.kv_tokens * BF16_BYTES * model.kv_per_token + logits
 
     @property
     def flops(self) -> int:
-        return 2 * (self.model.body * self.rows + self.model.lm_head * self.num_logits)
+        body = int(self.model.body(self.model.experts_per_token))
+        return 2 * (body * self.rows + self.model.lm_head * self.num_logits)
 
     @property
     def kernels(self) -> int:
@@ -63,11 +70,12 @@ class Forward:
     @property
     def parts(self) -> dict[str, float]:
         """ms by what takes them."""
-        bandwidth, compute, _ = GPUS[self.gpu]
+        bandwidth, compute, _ = (self.tp_size * number for number in GPUS[self.gpu])
         weights, others = (size / (BANDWIDTH * bandwidth * 1e9) for size in self.num_bytes)
         operations = self.flops / (COMPUTE * compute * 1e9)
+        sums = 2 * self.model.num_hidden_layers * REDUCE_MS * (self.tp_size > 1)
         main = {"weights": weights} if weights > operations else {"FLOP": operations}
-        return {"kernels": self.kernels * KERNEL_MS, "KV and logits": others, **main}
+        return {"kernels": self.kernels * KERNEL_MS + sums, "KV and logits": others, **main}
 
     @property
     def ms(self) -> float:
@@ -91,7 +99,8 @@ class Load:
         """One CUDA graph of ``rows`` tokens per request, in the middle of the answers."""
         context = self.settings.input_len + self.settings.output_len // 2
         counts = (rows, rows if num_logits is None else num_logits, context)
-        return Forward(model, self.settings.gpu, *(self.num_reqs * count for count in counts))
+        place = self.settings.gpu, self.settings.tp_size
+        return Forward(model, *place, *(self.num_reqs * count for count in counts))
 
     def prefill(self, model: Shape) -> Forward:
         host_ms = LAYER_HOST_MS * model.num_hidden_layers
@@ -109,6 +118,12 @@ class Load:
         one = self.forward(self.settings.draft, rows, rows if has_all else 2 * layout.size - 1)
         return replace(one, more_kernels=BLOCK_KERNELS if layout.size > 1 else 0)
 
+    def heads(self, model: Shape) -> float:
+        """ms of all steps of an EAGLE-3 head of the model."""
+        head = replace(model, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB, num_experts=1)
+        head = replace(head, is_quantized=False, experts_per_token=1)
+        return EAGLE3_STEPS * self.forward(head, 1).ms
+
     def tokens_per_forward(self, layout: DraftLayout) -> float:
         """Draft tokens of a forward. With masks after the last row, the block after a wrong
         proposal has none to accept."""
@@ -124,18 +139,28 @@ class Load:
     def plain(self) -> float:
         return self._answer(self.forward(self.settings.target, 1).ms, 1)
 
-    def eagle3(self, accept_length: float) -> float:
-        """At a mean number of tokens per target forward."""
+    def eagle3(self, accept_length: float, *, in_pieces: bool = False) -> float:
+        """At a mean number of tokens per target forward: stock EAGLE3; or PARSE with the head,
+        whose verify passes run in pieces."""
         target = self.settings.target
-        head = replace(target, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB)
-        drafting = EAGLE3_STEPS * self.forward(head, 1).ms + EAGLE3_HOST_MS
-        return self._answer(self.forward(target, 1 + EAGLE3_STEPS).ms + drafting, accept_length)
+        one = self.verify(EAGLE3_STEPS) if in_pieces else self.forward(target, 1 + EAGLE3_STEPS)
+        return self._answer(one.ms + self.heads(target) + EAGLE3_HOST_MS, accept_length)
 
-    def parse(self, acceptance: float, layouts: Iterable[DraftLayout]) -> tuple[float, int]:
+    def parse(
+        self, acceptance: float, layouts: Iterable[DraftLayout], accept_length: float = 0.0
+    ) -> tuple[float, int]:
         """With the best of some layouts and draft lengths, and that length; without layouts, drafts
         are texts. Every token is verified: behind a refused one the same pass yields the target's.
+
+        Args:
+            accept_length: mean tokens per forward of a draft model with an EAGLE-3 head of its own,
+                whose steps are in the forward's graph; 0 without one.
         """
         drafting = [(self.draft_forward(one).ms, self.tokens_per_forward(one)) for one in layouts]
+        if accept_length:
+            draft = self.settings.draft
+            one = self.forward(draft, 1 + EAGLE3_STEPS).ms + self.heads(draft)
+            drafting.append((one, accept_length))
         prompt = self.prefill(self.settings.draft).ms if drafting else 0.0
 
         def answer(length: int, ms: float, tokens: float) -> float:

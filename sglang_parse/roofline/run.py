@@ -15,7 +15,7 @@ from sglang_parse.roofline.settings import RooflineSettings
 BLOCKS = layouts_for(USUAL_BLOCK, allow_one_token=False)
 WAYS = {"one token": (ONE_TOKEN,), f"blocks of {USUAL_BLOCK}": BLOCKS, "texts": ()}
 """How drafts are written -> the layouts of the draft model's forwards."""
-ACCEPT_LENGTHS = (2, 3, 4)
+HEADS = ("head of the draft", "head of the target", "stock EAGLE3")
 MIN_WIDTH = 120
 """In a narrower terminal the tables' lines break; else figures would be cut off."""
 
@@ -54,17 +54,18 @@ def _forwards(load: Load) -> dict[str, Forward]:
 
 
 def speedups(settings: RooflineSettings) -> Table:
-    """Of PARSE with the best draft length, in parentheses, and of EAGLE-3."""
-    eagle3 = [f"EAGLE-3 at {length}" for length in ACCEPT_LENGTHS]
-    headings = ("at a time", "plain tokens/s", "accepted", *WAYS, *eagle3)
-    title = "Speedup by acceptance of draft tokens, and of EAGLE-3 at accept lengths"
-    table = make_table(title, headings)
+    """Of PARSE by its drafts, with their best length in parentheses, and of stock EAGLE3."""
+    headings = ("at a time", "plain tokens/s", "accepted", *WAYS, *HEADS)
+    heads = f"EAGLE-3 heads at {settings.accept_length:g} tokens per forward"
+    table = make_table(f"Speedup by acceptance of draft tokens; {heads}", headings)
     for load in (Load(settings, count) for count in settings.concurrencies):
-        plain = load.plain()
+        plain, tokens = load.plain(), settings.accept_length
         rate = 1e3 * load.num_reqs * settings.output_len / plain
-        others = [f"{plain / load.eagle3(length):.1f}x" for length in ACCEPT_LENGTHS]
+        alone = [load.eagle3(tokens, in_pieces=True), load.eagle3(tokens)]
         for acceptance in settings.acceptances:
             found = [load.parse(acceptance, layouts) for layouts in WAYS.values()]
+            found.append(load.parse(acceptance, (), tokens))
             cells = [f"{plain / ms:.1f}x ({length})" for ms, length in found]
-            table.add_row(f"{load.num_reqs}", f"{rate:,.0f}", f"{acceptance:g}", *cells, *others)
+            cells += [f"{plain / ms:.1f}x" for ms in alone]
+            table.add_row(f"{load.num_reqs}", f"{rate:,.0f}", f"{acceptance:g}", *cells)
     return table

@@ -19,6 +19,7 @@ class RooflineSettings(Flags):
     )
     draft: Shape = option("0.6b", "likewise", read=read_shape)
     gpu: str = option("h100", choices=[*GPUS])
+    tp_size: int = option(1, "GPUs that both models are spread over", type=at_least(1))
     concurrencies: tuple[int, ...] = option(
         (1, 8, 16),
         "requests at a time, which start together",
@@ -38,20 +39,26 @@ class RooflineSettings(Flags):
         "chance that a token which a parallel draft model proposes is its own; the demo draft's",
         type=fraction,
     )
+    accept_length: float = option(
+        3.0, "tokens per forward of a model with an EAGLE-3 head, 1 to 4", type=float
+    )
     input_len: int = option(128, "tokens", type=at_least(1))
     output_len: int = option(257, "tokens", type=at_least(8))
 
     def __post_init__(self) -> None:
         if not (self.concurrencies and self.acceptances):
             raise BenchError("--concurrency and --acceptance need numbers, such as 1,8")
+        if not 1 <= self.accept_length <= 4:
+            raise BenchError(f"--accept-length is {self.accept_length:g}; use 1 to 4")
         kv_tokens = max(self.concurrencies) * (self.input_len + self.output_len)
-        shapes = (self.target, self.draft)
-        numbers = sum(one.num_weights + kv_tokens * one.kv_per_token for one in shapes)
-        needed = BF16_BYTES * numbers
-        memory = GPUS[self.gpu][2]
+        needed = sum(
+            one.weights_bytes(BF16_BYTES) + kv_tokens * one.kv_per_token * BF16_BYTES
+            for one in (self.target, self.draft)
+        )
+        memory = self.tp_size * GPUS[self.gpu][2]
         if needed > memory * 1e9:
             text = f"weights and KV take {needed / 1e9:.0f} GB and --gpu {self.gpu} has {memory}"
-            raise BenchError(f"{text}; use a larger one, smaller models or fewer requests")
+            raise BenchError(f"{text}; use a larger one, --tp-size, or fewer requests")
 
 
 add_arguments = RooflineSettings.add_arguments

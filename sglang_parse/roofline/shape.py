@@ -1,7 +1,8 @@
-"""Shapes of dense decoders in bf16, and GPUs."""
+"""Shapes of decoders in bf16 or FP8, and GPUs."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sglang_parse.client.records import BenchError
@@ -16,18 +17,15 @@ GPUS = {
     "rtx4090": (1.008, 165, 24),
 }
 """TB/s, TFLOP/s in bf16 without sparsity, GB of memory: the makers' data sheets."""
-QWEN3 = ("0.6b", "1.7b", "4b", "8b", "14b", "32b")
+QWEN3 = ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "235b-a22b-fp8")
 BF16_BYTES = 2
 
 
 def read_shape(name: str) -> Shape:
-    """A shape of ``bench`` by its size, or a dense model's by its folder or config.json."""
-    path = SHAPES / f"qwen3_{name.replace('.', '_')}" if name in QWEN3 else Path(name)
+    """A shape of ``bench`` by its size, or a model's by its folder or config.json."""
+    path = SHAPES / f"qwen3_{re.sub('[.-]', '_', name)}" if name in QWEN3 else Path(name)
     try:
-        found = Shape.of(path)
-        if found.is_quantized or found.num_experts > 1:
-            raise ValueError("it is quantized, or a mixture of experts")
-        return found
+        return Shape.of(path)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        fix = f"use {', '.join(QWEN3)}, or the config.json of a dense model in bf16"
+        fix = f"use {', '.join(QWEN3)}, or a decoder's config.json"
         raise BenchError(f"{name!r} gives no shape ({error!r}); {fix}") from error

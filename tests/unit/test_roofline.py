@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,8 @@ def test_a_config_gives_the_shape_of_its_name(name: str, sizes: tuple):
 
 def test_named_shapes_have_as_many_weights_as_their_names_say():
     for name in QWEN3:
-        assert read_shape(name).num_weights / 1e9 == pytest.approx(float(name[:-1]), rel=0.25)
+        billions = float(name.partition("b")[0])
+        assert read_shape(name).num_weights / 1e9 == pytest.approx(billions, rel=0.25)
     assert read_shape("14b").kv_per_token == 80 * 1024
 
 
@@ -116,7 +118,8 @@ def test_heads_that_a_config_leaves_out(tmp_path: Path):
     ("words", "message"),
     [
         (("--target", "15b"), "'15b' gives no shape .*No such file.*; use 0.6b, 1.7b"),
-        (("--target", str(SHAPES / "qwen3_235b_a22b_fp8")), "a mixture of experts.*dense"),
+        (("--target", "235b-a22b-fp8"), "take 238 GB and --gpu h100 has 80"),
+        (("--accept-length", "5"), "--accept-length is 5; use 1 to 4"),
         (("--draft", str(SHAPES.parent / "shape.py")), "gives no shape .*JSONDecodeError"),
         (("--gpu", "rtx4090"), "take 32 GB and --gpu rtx4090 has 24; use a larger one"),
         (("--concurrency", "1,999"), "take 138 GB and --gpu h100 has 80; use .* fewer requests"),
@@ -159,6 +162,33 @@ def test_drafts_are_as_long_as_they_are_good():
     assert (length, ms) == (4, pytest.approx(256 * load.verify(4).ms, rel=0.01))
 
 
+def test_a_mixture_reads_the_experts_that_its_rows_choose():
+    """235B in FP8, 22B of them for a token; on four GPUs."""
+    load = Load(settings("--target", "235b-a22b-fp8", "--gpu", "h200", "--tp-size", "4"), 1)
+    target = load.settings.target
+    step, prefill = (load.forward(target, count) for count in (1, 256))
+    assert step.num_bytes[0] / 1e9 == pytest.approx(22, rel=0.05)
+    assert prefill.num_bytes[0] / 1e9 == pytest.approx(235, rel=0.02)
+    assert step.flops == prefill.flops / 256
+    alone = replace(step, tp_size=1)
+    assert alone.parts["weights"] == pytest.approx(4 * step.parts["weights"])
+    assert step.parts["kernels"] > alone.parts["kernels"]
+
+
+def test_heads_of_target_and_draft():
+    """A pass in pieces costs what keeps PARSE below stock EAGLE3; a head of the draft lies between
+    one token per forward and blocks."""
+    for num_reqs in (1, 16):
+        load = Load(H100, num_reqs)
+        assert load.eagle3(3.0) < load.eagle3(3.0, in_pieces=True) < load.plain()
+        one, head, blocks = (
+            load.parse(0.97, *way)[0] for way in (((ONE_TOKEN,),), ((), 3.0), (BLOCKS,))
+        )
+        assert blocks < head < one
+    # Its steps read one layer and the head's own words.
+    assert load.heads(H100.draft) < load.draft_forward(ONE_TOKEN).ms
+
+
 def rows(table) -> list[list[str]]:
     return [[*row] for row in zip(*(column.cells for column in table.columns), strict=True)]
 
@@ -172,9 +202,9 @@ def test_the_tables():
     assert [row[5] for row in forwards] == ["weights", "host", "host"] + 3 * ["kernels"]
     assert len(found) == 3 * 4
     for row in found:
-        one, blocks, text, *eagle = (float(re.match(r"[\d.]+", cell)[0]) for cell in row[3:])
-        assert one < blocks < text
-        assert eagle == sorted(eagle)
+        one, blocks, text, head, *alone = (float(re.match(r"[\d.]+", cell)[0]) for cell in row[3:])
+        assert one < head < blocks < text
+        assert alone == sorted(alone)
 
 
 def test_the_command_needs_no_sglang_and_no_pytorch():
