@@ -1,7 +1,8 @@
-"""A small `make soak`: 300 requests, 64 at once, on the demo pair."""
+"""A small `make soak`: 144 requests, 64 at once, on the demo pair."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,17 +13,17 @@ from sglang_parse.client.servers import free_ports
 from sglang_parse.core.phases import ANSWERS, ENDPOINT, MODEL, PREDICTION
 from soak.drive import drive, leaks_of, plain_answers
 from soak.endpoint import dying_endpoint
+from soak.load import SMALL_COUNT, SMALL_PROBLEMS, SMALL_SEED
 from soak.run import make_load, soak_settings, summarise
 from support.client import Client
 from support.demo_pair import DEMO
 from support.one_chain import held_out_problems
 from support.pages import ROOT
 from support.servers import QUESTION, Start, parse_flags, served
+from support.warm import Nursery
 
 pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
 
-NUM_REQUESTS = 300
-SEED = 12
 CONCURRENCY = 64
 (PORT,) = free_ports(1)
 """Of the server that drafts."""
@@ -37,8 +38,8 @@ def soaked(start_server: Start) -> Iterator[Client]:
 
 
 def test_soak(demo_plain: Client, soaked: Client):
-    problems = held_out_problems(400, seed=SEED)
-    load = make_load(NUM_REQUESTS, problems, SEED, DEMO / "target")
+    problems = held_out_problems(SMALL_PROBLEMS, seed=SMALL_SEED)
+    load = make_load(SMALL_COUNT, problems, SMALL_SEED, DEMO / "target")
     expected = plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
     with dying_endpoint(PORT, problems):
         started = time.monotonic()
@@ -54,9 +55,11 @@ def test_soak(demo_plain: Client, soaked: Client):
     soaked.assert_nothing_lost()
 
 
-def test_make_soak_starts():
-    """Its program, from the Makefile; it does not install."""
-    command = ["make", "-o", ".venv/.sglang-parse-installed", "soak", "SOAK_FLAGS=--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "usage: make soak" in done.stdout
+def test_make_soak_starts(nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
+    """The program of the Makefile's line, with its path."""
+    command = ["make", "-n", "-o", ".venv/.sglang-parse-installed", "soak", "SOAK_FLAGS=--help"]
+    line = subprocess.check_output(command, cwd=ROOT, text=True)
+    path, python, *words = shlex.split(line)
+    assert (path.partition("=")[0], python) == ("PYTHONPATH", ".venv/bin/python")
+    monkeypatch.setenv(*path.split("="))
+    assert "usage: make soak" in nursery.run(*words)
