@@ -137,10 +137,11 @@ def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
 
 @pytest.mark.nightly("tests/unit/test_compare_run.py")
 @pytest.mark.usefixtures("programs")
-def test_make_demo_runs_a_small_demo(tmp_path: Path, capsys: Any):
-    """Runs the command of `make demo` with few problems, on four of its six servers."""
-    flags = ["--requests", "2", "--runs", "1", "--concurrency", "1"]
-    flags += ["--warmup", "1", "--traced", "1", "--servers", "plain,eagle3,parse,parse-eagle3"]
+def test_make_demo_runs_a_small_demo(wordings_plain: Client, tmp_path: Path, capsys: Any):
+    """Runs the command of `make demo` with one problem: two of its servers beside one that runs."""
+    flags = ["--requests", "1", "--runs", "1", "--concurrency", "1", "--warmup", "1"]
+    flags += ["--traced", "1", "--servers", "plain,parse,parse-eagle3"]
+    flags += ["--url", f"plain={wordings_plain.url}"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for text in ("PARSE's speed over the plain target: ", "Right answers: PARSE ", "sglang-parse"):
@@ -148,8 +149,7 @@ def test_make_demo_runs_a_small_demo(tmp_path: Path, capsys: Any):
     assert "FAIL" not in printed
     content = json.loads((tmp_path / "results.json").read_text())
     parse = next(v for v in content["variants"] if v["server"] == "parse")
-    assert parse["quality"]["problems"] == 2
-    assert parse["quality"]["score"] >= 0.8
+    assert (parse["quality"]["problems"], parse["quality"]["score"]) == (1, 1)
     assert parse["time"]["limit"] > 1
     assert sum(parse["speeds"][0]["stages"].values()) < 1.1
     assert (tmp_path / "report.html").is_file()
@@ -248,7 +248,7 @@ def test_untrained_draft(wordings_plain: Client, tmp_path: Path, nursery: Nurser
     # Also within the words of --parse-flags.
     words = [word.replace(place, shlex.quote(str(draft))) for word in shlex.split(second)]
     assert any(str(draft) in word for word in words)
-    few = ("--concurrency", "1", "--requests", "3", "--runs", "1", "--max-tokens", "32")
+    few = ("--concurrency", "1", "--requests", "2", "--runs", "1", "--max-tokens", "32")
     plain = ("--url", f"plain={wordings_plain.url}")  # it starts one that is there already
     assert cli.main([*words[3:], *few, *plain, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["variants"]
