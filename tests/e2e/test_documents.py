@@ -308,7 +308,7 @@ def test_metrics(server: Server):
 def test_calibrate(server: Server, tmp_path: Path, capsys: Any):
     """Runs with few requests, then again with another alpha, which resumes from disk."""
     words = shlex.split(find_block("-m sglang_parse.cli calibrate ").replace("\\\n", " "))
-    few = ["--requests", "24", "--pilot", "8", "--served", "6", "--concurrency", "8"]
+    few = ["--requests", "16", "--pilot", "8", "--served", "4", "--concurrency", "8"]
     own = ["--url", server.url, "--model-name", "default", "--output", str(tmp_path)]
     with awake(server):
         assert cli.main([*words[3:], *few, *own]) == 0
@@ -317,11 +317,11 @@ def test_calibrate(server: Server, tmp_path: Path, capsys: Any):
     served = read_judge(str(ROOT / "examples/demo_pair/judge")).threshold
     names = ("first-drafts", "plain-answers", f"answers-first-reject-{served}")
     files = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
-    # 24 requests cannot certify 5 %: a result, no error.
+    # 16 requests cannot certify 5 %: a result, no error.
     assert found["threshold"] is None
     assert "No threshold qualifies" in printed
-    assert [len(file["results"]) for file in files] == [32, 6, 6]
-    assert found["results"]["served"][0]["accuracy"]["total"] == 6
+    assert [len(file["results"]) for file in files] == [24, 4, 4]
+    assert found["results"]["served"][0]["accuracy"]["total"] == 4
     assert f"The server's threshold {served:g} is NOT certified" in printed
     assert "No threshold qualifies" in (tmp_path / "report.html").read_text()
     looser = [*few, *own, "--alpha", "0.5"]
