@@ -24,7 +24,7 @@ PROMPTS = random_prompts(2, seed=34)
 LIMIT = {"max_new_tokens": 32, "ignore_eos": True}
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "sampled": {"count": 1, "temperature": 1.2, "top_k": 50, "top_p": 0.95, "sampling_seed": 5},
+    "sampled": {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "sampling_seed": 5},
 }
 SERVERS = ("token", "semantic", "overlap", "blocks")
 MORE = pytest.mark.nightly("tests/e2e/test_adjusted.py::test_output_equals_the_plain_servers")
@@ -66,20 +66,16 @@ CASES: dict[str, dict[str, Any]] = {
 LOGPROBS = ("output_token_logprobs", "output_top_logprobs")
 
 
-def answers_to_all(
-    client: Client, parse: dict | None, count: int = len(PROMPTS), **more: Any
-) -> dict[str, list[dict]]:
-    """All cases of ``count`` prompts at once."""
-    with ThreadPoolExecutor(len(CASES) * count) as pool:
+def answers_to_all(client: Client, parse: dict | None, **more: Any) -> dict[str, list[dict]]:
+    """All cases of all prompts at once."""
+    with ThreadPoolExecutor(len(CASES) * len(PROMPTS)) as pool:
         jobs = {}
         for name, case in CASES.items():
             params = LIMIT | more | case
             if parse is not None:
                 given = params.get("custom_params", {})
                 params["custom_params"] = given | {"parse": parse}
-            jobs[name] = [
-                pool.submit(client.generate, prompt, **params) for prompt in PROMPTS[:count]
-            ]
+            jobs[name] = [pool.submit(client.generate, prompt, **params) for prompt in PROMPTS]
         return {name: [job.result() for job in made] for name, made in jobs.items()}
 
 

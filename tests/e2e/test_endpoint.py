@@ -159,20 +159,6 @@ def test_chats_are_asked_with_roles_and_texts(target: Client, answers: list, fak
 
 
 @pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
-def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
-    recover(target, fake)
-    right = fake.draft
-    fake.draft = lambda question, answer: right(question, answer)[:20] + "77\nAnswer: 7"
-    for place, plain in enumerate(answers[:3]):
-        found = ask_drafted(target, place, plain)
-        assert 0 < found["accepted_tokens"] < found["drafted_tokens"]
-    fake.draft = lambda *_: "😀 完全に違う答え <|im_end|>\x00"
-    ask_drafted(target, 0, answers[0])
-    fake.draft = lambda *_: "a: 81 " * 10_000
-    ask_drafted(target, 0, answers[0])
-
-
-@pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
 def test_a_real_server(target: Client, nursery: Nursery, answers: list, tmp_path: Path):
     """Stock SGLang serves the demo draft at the URL and streams to a target of two ranks."""
     flags = (*plain_flags(DEMO / "draft"), "--stream-interval", "4", "--sleep-on-idle")
@@ -187,8 +173,24 @@ def test_a_real_server(target: Client, nursery: Nursery, answers: list, tmp_path
             assert ask_drafted(target, place, plain)["accepted_tokens"] > 20
     finally:
         draft.stop(0)
+    before = num_faults(target)
     assert_same(ask(target, 1), answers[1])
+    wait_until(lambda: num_faults(target) > before, "the fault to be counted")
     target.assert_nothing_lost()
+
+
+@pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
+def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
+    recover(target, fake)
+    right = fake.draft
+    fake.draft = lambda question, answer: right(question, answer)[:20] + "77\nAnswer: 7"
+    for place, plain in enumerate(answers[:3]):
+        found = ask_drafted(target, place, plain)
+        assert 0 < found["accepted_tokens"] < found["drafted_tokens"]
+    fake.draft = lambda *_: "😀 完全に違う答え <|im_end|>\x00"
+    ask_drafted(target, 0, answers[0])
+    fake.draft = lambda *_: "a: 81 " * 10_000
+    ask_drafted(target, 0, answers[0])
 
 
 SLOW = pytest.mark.nightly("tests/compat/test_sources.py")

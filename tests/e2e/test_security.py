@@ -13,9 +13,9 @@ from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem
 from support.reference_verdicts import reference_verdicts
 
-PROBLEMS_EACH = 2
+PROBLEMS_EACH = 3
 """Of each injection, in the second tier; the first tier has one."""
-MIN_WRONG, MAX_FALSE_ACCEPTS = 230, 0.05
+MIN_WRONG, MAX_FALSE_ACCEPTS = 350, 0.05
 """About docs/fidelity.md's figures: greedy answers vary with the rounding of their batches only."""
 
 

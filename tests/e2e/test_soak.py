@@ -57,8 +57,8 @@ def test_soak(demo_plain: Client, soaked: Client):
 
 def test_make_soak_starts(nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
     """The program of the Makefile's line, with its path."""
-    command = ["make", "-n", "-o", ".venv/.sglang-parse-installed", "soak", "SOAK_FLAGS=--help"]
-    line = subprocess.check_output(command, cwd=ROOT, text=True)
+    command = ["make", "-n", "--no-print-directory", "-o", ".venv/.sglang-parse-installed"]
+    line = subprocess.check_output([*command, "soak", "SOAK_FLAGS=--help"], cwd=ROOT, text=True)
     path, python, *words = shlex.split(line)
     assert (path.partition("=")[0], python) == ("PYTHONPATH", ".venv/bin/python")
     monkeypatch.setenv(*path.split("="))

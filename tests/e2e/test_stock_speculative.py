@@ -83,12 +83,11 @@ def expected(plain: Client) -> dict[int, list[list[int]]]:
 def test_greedy_output_equals_the_plain_servers(
     speculative: Client, expected: dict, concurrency: int
 ):
-    count = 3 if concurrency == 1 else 6
     for seed in SEEDS:
         answers = speculative.generate_all(
-            random_prompts(6, seed)[:count], concurrency, max_new_tokens=48, ignore_eos=True
+            random_prompts(6, seed), concurrency, max_new_tokens=48, ignore_eos=True
         )
-        assert ids_of(answers) == expected[seed][:count]
+        assert ids_of(answers) == expected[seed]
         # Not vacuous: the text is diverse, some drafts are accepted and some rejected.
         assert len({token for ids in expected[seed] for token in ids}) > 50
         infos = [answer["meta_info"] for answer in answers]

@@ -38,8 +38,8 @@ FIGURES = {"auroc", "auroc_within_prompt", "refused_at_kept", "kept_at_risk"}
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of its greedy drafts 42 of 80 are wrong, 10 of the first 24."""
-    return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"), noise=0.2)
+    """Of its greedy drafts 64 of 80 are wrong, 19 in the first line; 16 of the first 24."""
+    return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"), noise=0.25)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_the_targets_answers_as_labels(states: Client, tmp_path: Path):
     assert train_judge(states, tmp_path, *write_task(tmp_path, 24), *flags) == 0
     found = json.loads((tmp_path / "judge.json").read_text())
     assert found["num_drafts"] >= 22
-    assert found["num_wrong_drafts"] >= 7
+    assert found["num_wrong_drafts"] >= 8
     assert found["auroc"]["value"] > 0.7
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly("tests/compat/test_refusals.py")
 
 SHORT = 9
 LENGTH = {"max_new_tokens": 32, "ignore_eos": True}
-LONG = {"max_new_tokens": 96, "ignore_eos": True}
+LONG = {"max_new_tokens": 120, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +162,10 @@ def test_the_same_tensors_for_both_models_are_refused(
 
 
 def test_pauses_in_place_change_nothing(updated: Client, plain: Client):
-    prompts = random_prompts(4, 83)
-    expected = ids_of(plain.generate_all(prompts, 6, **LENGTH))
+    prompts, length = random_prompts(4, 83), {**LENGTH, "max_new_tokens": 48}
+    expected = ids_of(plain.generate_all(prompts, 6, **length))
     seen: set[str] = set()
-    with generating(updated, prompts, LENGTH) as jobs:
+    with generating(updated, prompts, length) as jobs:
         while not all(job.done() for job in jobs):
             updated.post("/pause_generation", {"mode": "in_place"}).raise_for_status()
             running = updated.look()["running"]
