@@ -1,4 +1,4 @@
-"""A small `make soak`: 144 requests, 64 at once, on the demo pair."""
+"""A small `make soak`: 300 requests, 64 at once, on the demo pair."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sglang_parse.client.servers import free_ports
 from sglang_parse.core.phases import ANSWERS, ENDPOINT, MODEL, PREDICTION
 from soak.drive import drive, leaks_of, plain_answers
 from soak.endpoint import dying_endpoint
-from soak.load import SMALL_COUNT, SMALL_PROBLEMS, SMALL_SEED
 from soak.run import make_load, soak_settings, summarise
 from support.client import Client
 from support.demo_pair import DEMO
@@ -24,6 +23,8 @@ from support.warm import Nursery
 
 pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
 
+NUM_REQUESTS = 300
+SEED = 12
 CONCURRENCY = 64
 (PORT,) = free_ports(1)
 """Of the server that drafts."""
@@ -38,8 +39,8 @@ def soaked(start_server: Start) -> Iterator[Client]:
 
 
 def test_soak(demo_plain: Client, soaked: Client):
-    problems = held_out_problems(SMALL_PROBLEMS, seed=SMALL_SEED)
-    load = make_load(SMALL_COUNT, problems, SMALL_SEED, DEMO / "target")
+    problems = held_out_problems(400, seed=SEED)
+    load = make_load(NUM_REQUESTS, problems, SEED, DEMO / "target")
     expected = plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
     with dying_endpoint(PORT, problems):
         started = time.monotonic()

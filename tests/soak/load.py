@@ -23,11 +23,9 @@ FREE = {
     **{"greedy": 20, "sampled": 34, "stops": 12, "short": 5, "grammar": 5, "hostile grammar": 4},
     **{"other scripts": 6, "fallback": 10},
 }
-PERIOD = 8
+PERIOD = 16
 SCHEDULED = {0: "hostile grammar", 1: "malformed"}
 """Places in each ``PERIOD`` of requests -> their kind of sampling, in turn all that there are."""
-SMALL_COUNT, SMALL_PROBLEMS, SMALL_SEED = 144, 400, 19
-"""Of a small load that holds everything."""
 FATES = {
     **{"finish": 69, "stream": 7, "abort": 8, "abort stream": 4, "disconnect": 6},
     **{"hang up": 3, "half sent": 3},
