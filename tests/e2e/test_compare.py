@@ -25,7 +25,7 @@ from support.programs import forked
 from support.warm import Nursery
 
 SMALL = (
-    *("--runs", "1", "--requests", "1", "--waves", "1", "--warmup", "1", "--traced", "1"),
+    *("--runs", "1", "--requests", "1", "--warmup", "1", "--traced", "1"),
     *("--concurrency", "1,2", "--thresholds", "0,1.5", "--problems", "4", "--sweep-problems", "2"),
 )
 

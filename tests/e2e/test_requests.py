@@ -155,5 +155,5 @@ def test_three_commands_name_a_question_that_does_not_work(
 ):
     """Random verdicts refuse three of four prefixes that the target would have written itself; its
     draft is its near copy."""
-    assert_the_cause_is_named(semantic, tmp_path, capsys, "--requests", "2", "--max-tokens", "64")
+    assert_the_cause_is_named(semantic, tmp_path, capsys, "--requests", "2", "--max-tokens", "96")
     semantic.assert_nothing_lost()
