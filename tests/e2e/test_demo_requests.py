@@ -30,13 +30,18 @@ def test_end_token(demo_plain: Client, demo: Client, problems: list):
 
 
 @MORE
-def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
-    prompts = [problem.prompt for problem in problems[:2]]
-    params = {"max_new_tokens": 220, "ignore_eos": True}
+def test_ignore_eos_drafts_past_the_end_token(
+    demo_plain: Client, demo: Client, problems: list, tokenizer: Any
+):
+    """From the answers' last lines on."""
+    chosen = problems[:2]
+    prompts = [one.prompt + one.problem.solution.rpartition("\n")[0] for one in chosen]
+    params = {"max_new_tokens": 80, "ignore_eos": True}
     lefts = demo.generate_all(prompts, 2, parse=EXACT, **params)
     for left, right in zip(lefts, demo_plain.generate_all(prompts, 2, **params), strict=True):
         assert_same(left, right)
-        assert left["meta_info"]["completion_tokens"] == 220
+        assert left["meta_info"]["completion_tokens"] == 80
+        assert tokenizer.eos_token_id in left["output_ids"][:24]
 
 
 def chat_logprobs(chunks: Sequence[dict], part: str) -> tuple[str, list[dict]]:

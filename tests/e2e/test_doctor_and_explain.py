@@ -24,7 +24,7 @@ from support.models import load_tokenizer
 from support.one_chain import held_out_problems
 from support.open_page import assert_fits
 
-NUM_PROMPTS = 4
+NUM_PROMPTS, NUM_ASKED = 4, 2
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def prompts(tmp_path: Path) -> Path:
 def doctor(
     url: str, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit code, lines by name, progress."""
+    """Of two prompts: exit code, lines by name, progress."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENV_VAR, "")  # where it reads the server's flags to, as a launcher does
-        code = cli.main(["doctor", "--url", url, "--json", *words])
+        code = cli.main(["doctor", "--url", url, "--json", "--requests", str(NUM_ASKED), *words])
     printed = capsys.readouterr()
     lines = json.loads(printed.out)["findings"]
     found = {line["check"]: line for line in lines}
@@ -65,7 +65,7 @@ def test_doctor_looks_at_a_running_server(
         f"--parse-question {demo_folder}/question.json, --parse-drafting always"
     )
     assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
-    answered = f"{NUM_PROMPTS} of {NUM_PROMPTS} prompts answered"
+    answered = f"{NUM_ASKED} of {NUM_ASKED} prompts answered"
     assert f"{answered}; " in found["answers"]["found"]
     assert answered in progress
     mass = re.search(r"^mean ([\d.]+), smallest", found["verdict mass"]["found"])
@@ -101,7 +101,7 @@ def test_doctor_reports_what_it_has_when_it_is_ended(
     monkeypatch.setattr(ProgressLog, "__call__", end)
     code, found, _ = doctor(demo.url, capsys, "--prompts", str(prompts))
     assert code == 128 + signal.SIGTERM
-    assert f"1 of {NUM_PROMPTS} prompts answered, then it was ended" in found["answers"]["found"]
+    assert f"1 of {NUM_ASKED} prompts answered, then it was ended" in found["answers"]["found"]
     assert found["acceptance"]["status"] != "not checked"
     assert found["ended"]["found"] == "not done: further prompts"
     demo.assert_nothing_lost()

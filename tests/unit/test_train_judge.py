@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from sglang_parse.client.records import Answer, Assignment, BenchError, Item
+from sglang_parse.core.segment import SegmentRule
 from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.data import data_assignment, read_data
 from sglang_parse.train_judge.drafts import (
@@ -25,7 +26,7 @@ from sglang_parse.train_judge.drafts import (
     TrainingSet,
 )
 from sglang_parse.train_judge.figures import Comparison, threshold_at
-from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
+from sglang_parse.train_judge.gather import HiddenStates, SeenDraft, resegmented
 from sglang_parse.train_judge.labels import ending, label, label_by_target, prompt_numbers
 from sglang_parse.train_judge.report import summary
 from sglang_parse.train_judge.result import JudgeReport
@@ -265,6 +266,20 @@ def seen_draft(**changes) -> SeenDraft:
     }
     draft = GradedDraft(**(given | changes))
     return SeenDraft(draft, [7, *range(6)], [-1.0] * 6, [1.0] * 6)
+
+
+def test_a_draft_cut_anew_ends_with_its_last_prefix(tmp_path: Path):
+    """A head's draft is verified at every token; lines may end before it does."""
+    states = replace(STATES, folder=tmp_path)
+    np.save(tmp_path / "0-0.npy", np.zeros((7, 4), np.float32))
+    pieces = ["a", "b\n", "c", "d\n", "e", "f"]
+    segments = SimpleNamespace(pieces=lambda _: pieces, rule=SegmentRule.parse("line"))
+    unfinished = seen_draft(finished=False, first_wrong=None, first_wrong_token=None)
+    cut = resegmented(unfinished, segments)
+    assert [*cut.draft.prefix_ends] == [2, 4]
+    assert (cut.token_ids, len(cut.logprobs), len(cut.entropies)) == ([7, 0, 1, 2, 3], 4, 4)
+    found = label(cut, 0, states, is_located=True)
+    assert found.load().shape == (1 + found.num_tokens, 4) == (5, 4)
 
 
 def record(start: int, anchor: str, draft: str) -> dict[str, Any]:
