@@ -1,7 +1,7 @@
 """What texts as drafts gain on real work: Qwen2.5-Coder-0.5B, without a draft model, beside stock
 SGLang.
 
-    python examples/real/measure.py [--at-a-time 4] [--max-tokens 96]
+    python examples/real/measure.py [--concurrency 4] [--max-tokens 96]
 
 Sixty requests (real_requests.py), greedy, fp32, token mode; the two servers answer each kind of
 work one after the other. Writes results.json and report.html. Exit code 1 if an answer differs from
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ PARSE_FLAGS = (
 WARM_UP = [Item("warm-up", f"Count from {start} to 40.", None) for start in (1, 11, 21, 31)]
 TABLE = "Over plain SGLang"
 NOTE = (
-    "Over plain: the quotient of the requests' times. From the text: output tokens that are of the "
-    "text sent along, verified by the model; of both kinds of questions, of earlier answers."
+    "Over plain: the quotient of the requests' times. Accepted: output tokens that were drafted, from "
+    "the text sent along, from earlier answers (questions), or by the schema (JSON)."
 )
 
 
@@ -57,15 +58,15 @@ class Pair:
     parse: Answer
 
     @property
+    def kind(self) -> str:
+        return self.item.key
+
+    @property
     def is_same(self) -> bool:
         return self.plain.token_ids == self.parse.token_ids
 
 
 Pairs = Sequence[Pair]
-
-
-def kind_of_work(one: Pair | Item) -> str:
-    return one.key if isinstance(one, Item) else one.item.key
 
 
 def num_tokens(pairs: Pairs) -> int:
@@ -91,14 +92,14 @@ COLUMNS: Columns = {
     "plain, s": lambda _, pairs: f"{seconds(pairs, 'plain'):.1f}",
     "PARSE, s": lambda _, pairs: f"{seconds(pairs, 'parse'):.1f}",
     "over plain": lambda _, pairs: f"{over_plain(pairs):.2f}x",
-    "from the text": lambda _, pairs: f"{accepted_share(pairs):.0%}",
+    "accepted": lambda _, pairs: f"{accepted_share(pairs):.0%}",
     "identical": lambda _, pairs: f"{sum(pair.is_same for pair in pairs)} of {len(pairs)}",
 }
 
 
 def sections(pairs: Pairs, facts: dict[str, Any]) -> Sections:
-    kinds = [(kind, [*some]) for kind, some in groupby(pairs, kind_of_work)]
-    each = [(f"{kind_of_work(pair)}: {pair.item.text[:60]}", [pair]) for pair in pairs]
+    kinds = [(kind, [*some]) for kind, some in groupby(pairs, attrgetter("kind"))]
+    each = [(f"{pair.kind}: {pair.item.text[:60]}", [pair]) for pair in pairs]
     return {
         TABLE: [Grid.of([*kinds, ("all", pairs)], COLUMNS, NOTE)],
         "Each request": [Grid.of(each, COLUMNS)],
@@ -108,7 +109,7 @@ def sections(pairs: Pairs, facts: dict[str, Any]) -> Sections:
 
 def record(pair: Pair) -> dict[str, Any]:
     return {
-        "kind": kind_of_work(pair),
+        "kind": pair.kind,
         "prompt": pair.item.text,
         "answer": pair.parse.text,
         "is_same": pair.is_same,
@@ -119,19 +120,19 @@ def record(pair: Pair) -> dict[str, Any]:
     }
 
 
-def measure(pool: Pool, items: Sequence[Item], asking: Asking, at_a_time: int) -> Iterator[Pair]:
+def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int) -> Iterator[Pair]:
     """Both servers answer each kind of work, so that a machine that is busy with something else
     slows both; which of them begins changes."""
 
     def answers(server: str, some: Sequence[Item]) -> tuple[Answer, ...]:
         with pool.awake(server) as (endpoint,):
-            run = ask(endpoint, some, range(len(some)), concurrency=at_a_time, asking=asking)
+            run = ask(endpoint, some, range(len(some)), concurrency=concurrency, asking=asking)
         return run.answers
 
     turns = [PLAIN, PARSE_TOKEN]
     for server in turns:
         answers(server, WARM_UP)
-    for _, found in groupby(items, kind_of_work):
+    for _, found in groupby(items, attrgetter("key")):
         some = [*found]
         of = {server: answers(server, some) for server in turns}
         yield from map(Pair, some, of[PLAIN], of[PARSE_TOKEN])
@@ -146,21 +147,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ServerSpec(name, flags, environment=(("OMP_NUM_THREADS", threads),))
         for name, flags in ((PLAIN, target), (PARSE_TOKEN, (*target, *PARSE_FLAGS)))
     ]
-    kinds = [[*some] for _, some in groupby(all_requests(), kind_of_work)]
+    kinds = [[*some] for _, some in groupby(all_requests(), attrgetter("key"))]
     items = [item for kind in kinds for item in kind[: arguments.of_each_kind]]
     asking = Asking(max_tokens=arguments.max_tokens, limit_s=LONG_LIMIT_S, wants_tokens=True)
     pairs: list[Pair] = []
     with Pool(specs, output / "logs", on_start=lambda name: log(f"start {title_of(name)}")) as pool:
         pool.start_all()
-        for pair in measure(pool, items, asking, arguments.at_a_time):
+        for pair in measure(pool, items, asking, arguments.concurrency):
             pairs.append(pair)
-            log(f"{kind_of_work(pair)}: {over_plain([pair]):.2f}x, {accepted_share([pair]):.0%}")
+            log(f"{pair.kind}: {over_plain([pair]):.2f}x, {accepted_share([pair]):.0%}")
     facts = {
         **of_now(),
         "minutes": round(log.seconds / 60, 1),
         "threads": threads,
-        "requests at a time": arguments.at_a_time,
-        "most tokens": arguments.max_tokens,
+        "concurrency": arguments.concurrency,
+        "max tokens": arguments.max_tokens,
         **{spec.name: command_of(spec) for spec in specs},
     }
     page = sections(pairs, facts)
@@ -177,7 +178,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     number = partial(parser.add_argument, type=at_least(1))
     parser.add_argument("--model", help="folder or hub name (default: the 0.5B model, downloaded)")
-    number("--at-a-time", default=4, help="requests (default 4)")
+    number("--concurrency", default=4, help="requests at a time (default 4)")
     number("--max-tokens", default=96, help="per answer (default 96)")
     number("--of-each-kind", help="only so many requests of each kind of work")
     parser.add_argument("--output", type=Path, default=Path("build/demo-real"))
