@@ -44,8 +44,8 @@ PARSE_FLAGS = (
 WARM_UP = [Item("warm-up", f"Count from {start} to 40.", None) for start in (1, 11, 21, 31)]
 TABLE = "Over plain SGLang"
 NOTE = (
-    "Over plain: the quotient of the requests' times. Accepted: output tokens that were drafted, from "
-    "the text sent along, from earlier answers (questions), or by the schema (JSON)."
+    "Over plain: the quotient of the requests' times. Accepted: output tokens that were drafted, "
+    "from the text sent along, from earlier answers (questions), or by the schema (JSON)."
 )
 
 
