@@ -54,7 +54,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 demo: setup  ## PARSE, the plain target, stock STANDALONE and EAGLE3 side by side (DEMO_FLAGS=...)
 	$(RUN) -m sglang_parse.cli demo $(DEMO_FLAGS)
 
-demo-real: setup  ## a real 0.5B model edits, tests, extracts: PARSE beside plain SGLang; downloads 500 MB (DEMO_FLAGS=...)
+demo-real: setup  ## a real 0.5B model edits, tests, extracts: PARSE beside plain SGLang; it is downloaded (DEMO_FLAGS=...)
 	$(RUN) examples/real/measure.py $(DEMO_FLAGS)
 
 compare: setup  ## PARSE versus stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)

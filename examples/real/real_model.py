@@ -7,6 +7,7 @@ it is saved in float32.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import subprocess
@@ -41,10 +42,10 @@ def find_model(folder: Path, log: Callable[[str], None]) -> str:
     made = folder / "model"
     if (made / "config.json").is_file():
         return str(made)
-    try:
-        return snapshot_download(NAME, allow_patterns=FILES, local_files_only=True)
-    except OSError:
-        pass  # not in the hub's cache
+    with contextlib.suppress(OSError):  # it is not in the hub's cache
+        cached = snapshot_download(NAME, allow_patterns=FILES, local_files_only=True)
+        if any(Path(cached).glob("*.safetensors")):
+            return cached
     try:
         info = HfApi().model_info(NAME, files_metadata=True, timeout=20)
         size = sum(file.size or 0 for file in info.siblings or ())

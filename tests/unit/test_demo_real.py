@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import real_model
 from measure import COLUMNS, Pair, sections
 from real_requests import AGAIN, FIRST, all_requests
 
-from sglang_parse.client.records import Answer, Item
+from sglang_parse.client.records import Answer, BenchError, Item
 
 pytestmark = pytest.mark.unit
 
@@ -57,3 +61,31 @@ def test_the_table():
     ]
     (each,) = found["Each request"]
     assert [row[5] for row in each.rows] == ["3.00x", "1.00x", "0.80x"]
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError("no route to host")
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_model, "snapshot_download", refuse)
+    monkeypatch.setattr(real_model.HfApi, "model_info", refuse)
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failed = SimpleNamespace(returncode=1)
+    monkeypatch.setattr(real_model.subprocess, "run", lambda *_: failed)
+    lines: list[str] = []
+    with pytest.raises(BenchError, match="give --model FOLDER"):
+        real_model.find_model(tmp_path, lines.append)
+    assert "OSError" in lines[0]
+    assert "480 MB" in lines[1]
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_model_that_was_made_is_found(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    assert real_model.find_model(tmp_path, print) == str(tmp_path / "model")
