@@ -56,6 +56,7 @@ AFFECTED = {
     "patches/cpu/*": "stock_speculative eagle3_continuation lora families",
     "patches/README.md": "",
     "examples/*": "documents demo_programs router predictions",
+    "examples/real/*": "demo_real",
     "docs/*": "documents",
     "README.md": "documents",
     "tests/support/*": STEP,
