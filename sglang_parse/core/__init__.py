@@ -24,8 +24,7 @@
     certificate    certified thresholds of ``sglang-parse calibrate``
     policy         adaptive drafting
     counters       counters of requests and of the process
-    reference      reference implementation of the verify pass, for tests
 
-Only ``block_accept``, ``mask`` and ``reference`` import PyTorch. Nothing imports SGLang (an
+Only ``block_accept`` and ``mask`` import PyTorch. Nothing imports SGLang (an
 import-linter contract), so everything runs and is tested without it.
 """
