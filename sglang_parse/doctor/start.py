@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 import torch
+from huggingface_hub import get_local_safetensors_metadata
+from huggingface_hub.errors import NotASafetensorsRepoError
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.server_args import prepare_server_args
 
@@ -17,10 +19,10 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.doctor import command, endpoint, memory
+from sglang_parse.doctor import command, endpoint
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
-from sglang_parse.startup import checks, compat, models
-from sglang_parse.startup.certificates import certified_server
+from sglang_parse.startup import checks, models
+from sglang_parse.startup.certificates import certified_server, local_folder
 from sglang_parse.startup.families import family_of
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.questions import question_for
@@ -32,7 +34,7 @@ QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
     *("tokenizers", "vocabularies", "context lengths", "draft forward"),
-    *("size ratio", "memory", "question", "judge", "verify pass"),
+    *("size ratio", "question", "judge", "verify pass"),
 )
 """Checks of every server, by methods of these names."""
 
@@ -142,7 +144,6 @@ class Start:
         target, draft = self.pair
         block = models.parallel_draft(config, draft)
         layout, why = checks.pass_layout(args, config, target, block.size)
-        compat.check_backend(args.attention_backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
         found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"
         return f"{found}, because {why}"
@@ -183,16 +184,6 @@ class Start:
         with _reading("the target's tokenizer"):
             return models.tokenizer_of(self.args)
 
-    @cached_property
-    def weights(self) -> Sequence[memory.Weights]:
-        """Those of target and draft; the target's alone without a draft model."""
-        models = [model for model in self.pair if model]
-        weights = [memory.weights_of(m.model_path, m.dtype, m.revision) for m in models]
-        found = [one for one in weights if one is not None]
-        if len(found) < len(models):
-            not_checked("no safetensors files of the models' weights on this machine")
-        return found
-
     def built_question(self) -> Question | None:
         return question_for(self.args, self.tokenizer, self.config)
 
@@ -227,18 +218,15 @@ class Start:
         return f"{self.config.eagle3_path} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
-        _, (target, draft) = self.draft, self.weights
-        ratio = target.count / draft.count
+        target, draft = (_num_weights(model) for model in (self.pair[0], self.draft))
+        ratio = target / draft
         found = (
-            f"{target.count:,} and {draft.count:,} weights: {ratio:.1f} to 1 (in a mixture of "
-            "experts a token uses some of them)"
+            f"{target:,} and {draft:,} weights: {ratio:.1f} to 1 (in a mixture of experts a token "
+            "uses some of them)"
         )
         fix = f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target"
         limits = "; the time to draft limits the speedup" if ratio < SMALL_RATIO else ""
         return warn_if(bool(limits), found + limits, fix)
-
-    def memory(self) -> str:
-        return memory.fits(self.args, self.pair[0], self.weights)
 
     def question(self) -> str:
         question = self.built_question()
@@ -288,6 +276,15 @@ class Start:
             found = f"{setting} was certified for another server: {differences}"
             raise Problem(found, "run sglang-parse calibrate for this one", WARNING)
         return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
+
+
+def _num_weights(model: Any) -> int:
+    """Counts the weights of a ``ModelConfig``, in a folder or the local Hugging Face cache."""
+    folder = local_folder(model.model_path, model.revision)
+    with suppress(OSError, ValueError, NotASafetensorsRepoError):
+        if folder is not None:
+            return sum(get_local_safetensors_metadata(folder).parameter_count.values())
+    not_checked("no safetensors files of the models' weights on this machine")
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
-from sglang_parse.startup import compat
 from sglang_parse.startup.families import attention_of, family_of
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
@@ -97,8 +96,7 @@ def validate_server_args(server_args: Any) -> None:
         server_args: SGLang's view of ``ServerArgs``; assignments become declared overrides.
 
     Raises:
-        AdmissionError, BackendError, ConfigError, QuestionError, CompatError: with setting, value
-            and fix.
+        AdmissionError, BackendError, ConfigError, QuestionError: with setting, value and fix.
     """
     config = ParseConfig.from_env()
     SimulatedAcceptance.from_env(config)
@@ -110,7 +108,6 @@ def validate_server_args(server_args: Any) -> None:
     if block.size > 1:
         _check_block_draft(server_args, draft)
     pass_layout(server_args, config, target, block.size)
-    compat.check_backend(server_args.attention_backend)
     has_head = config.uses_eagle3
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
     question = question_for(server_args, tokenizer, config)

@@ -24,7 +24,7 @@ from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.client.servers import free_ports
 from sglang_parse.core.request import NAN_IN_TARGET
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.doctor import command, machine, memory, served, start
+from sglang_parse.doctor import command, machine, served, start
 from sglang_parse.doctor.finding import (
     FAILS,
     NOT_CHECKED,
@@ -36,7 +36,6 @@ from sglang_parse.doctor.finding import (
 )
 from sglang_parse.doctor.settings import DoctorSettings
 from sglang_parse.startup import compat
-from sglang_parse.startup.sglang_api import Symbol
 from support.calibration import demo_fingerprint, write_certificate
 from support.demo_pair import DEMO
 from support.heads import HeadShape, write_head
@@ -113,7 +112,7 @@ def test_machine(capsys: pytest.CaptureFixture[str]):
     printed = json.loads(capsys.readouterr().out)
     assert printed["works"] is True
     found = {entry["check"]: entry for entry in printed["findings"]}
-    assert list(found) == ["versions", "plugin", "SGLang API", "patches"]
+    assert list(found) == ["versions", "plugin", "patches"]
     assert f"sglang {metadata.version('sglang')}" in found["versions"]["found"]
 
 
@@ -146,10 +145,10 @@ def test_a_plugin_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch):
     assert (line.status, "Failed to load plugin" in line.fix) == (FAILS, True)
 
 
-def test_sglang_api(monkeypatch: pytest.MonkeyPatch):
-    gone = Symbol("sglang.srt.no_such_thing", "a.py:1")
-    monkeypatch.setattr(machine, "server_symbols", lambda: [gone])
-    line = made(machine.checks())["SGLang API"]
+def test_a_patched_attribute_that_is_gone(monkeypatch: pytest.MonkeyPatch):
+    gone = compat.Symbol("sglang.srt.no_such_thing", "a.py:1")
+    monkeypatch.setattr(patches, "symbols", lambda: [gone])
+    line = made(machine.checks())["patches"]
     assert (line.status, line.fix) == (FAILS, f"reinstall sglang=={compat.pinned_version()}")
     assert "no_such_thing: found nothing" in line.found
 
@@ -303,29 +302,12 @@ def test_head():
 
 
 def test_size_ratio(good: dict[str, Finding], tmp_path: Path):
+    numbers = sum(p.numel() for p in load_model(DEMO / "target").parameters())
+    assert good["size ratio"].found.startswith(f"{numbers:,} and ")
     assert "16.6 to 1" in good["size ratio"].found
     target, draft = make_pair(tmp_path, PairShape(num_layers=1))
     line = check(model_path=target, speculative_draft_model_path=draft)["size ratio"]
     assert (line.status, line.fix.partition(",")[0]) == (WARNING, "a smaller draft")
-
-
-def test_weights_are_counted_as_they_are_loaded():
-    """Against transformers: the files hold numbers of 2 bytes, the server computes in 4."""
-    found = memory.weights_of(str(DEMO / "target"), load_model(DEMO / "target").dtype)
-    assert found is not None
-    numbers = sum(p.numel() for p in load_model(DEMO / "target").parameters())
-    assert (found.count, found.num_bytes) == (numbers, 4 * numbers)
-
-
-def test_memory(good: dict[str, Finding], monkeypatch: pytest.MonkeyPatch):
-    # 16 and 2 layers, keys and values, heads of 32, 4 bytes: 16 x 2 x 4 x 32 x 4.
-    assert "weights 10.4 MiB + 642.2 KiB; KV 16.0 KiB + 2.0 KiB per token" in good["memory"].found
-    assert "72.0 MiB for a context of 4,096" in good["memory"].found
-    short = check(max_total_tokens=1000)["memory"]
-    assert (short.status, "1,000 tokens of KV" in short.found) == (WARNING, True)
-    monkeypatch.setattr(memory, "device_bytes", lambda _: 2**20)
-    line = check()["memory"]
-    assert (line.status, "about 0 tokens" in line.found) == (FAILS, True)
 
 
 def test_question(good: dict[str, Finding]):

@@ -247,7 +247,7 @@ def test_every_command_in_an_empty_folder(installation: Installation):
     code, printed, errors = found[-1]
     assert code == 0, errors
     checks = {line["check"]: line["status"] for line in json.loads(printed)["findings"]}
-    assert checks == dict.fromkeys(("versions", "plugin", "SGLang API", "patches"), "ok")
+    assert checks == dict.fromkeys(("versions", "plugin", "patches"), "ok")
 
 
 @pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
