@@ -24,7 +24,7 @@ NOTES = (
 )
 SETTINGS = (
     *("device", "attention_backend", "dtype", "input_len", "output_len"),
-    *("draft_len", "block_tokens", "staggered", "runs", "drafting"),
+    *("draft_len", "block_tokens", "runs", "drafting"),
 )
 COUNTERS = ("rounds", "drafted_tokens", "accepted_tokens", "draft_ms", "verify_ms", "decode_ms")
 """Columns of the table, per request."""

@@ -81,12 +81,6 @@ class LimitSettings(Flags):
         "token per forward)",
         type=float,
     )
-    staggered: bool = option(
-        False,
-        "stagger the requests, several in a row, so that prefills, draft chunks, verify passes "
-        "and decode steps run in the same iterations",
-        action="store_true",
-    )
     runs: int = option(3, "medians are reported", type=at_least(1))
     drafting: str = option(
         "auto", "--parse-drafting of the timed servers", choices=("auto", "always")

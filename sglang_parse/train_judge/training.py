@@ -105,11 +105,8 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
 
 
 def poolings(data: TrainingSet) -> tuple[Pooling, ...]:
-    """Poolings that the labels can train: without located errors only the mean over a draft."""
-    if data.locates_tokens:
-        return ("worst-token", "segment-mean", "running-mean")
-    has_parts = any(len(draft.labeled) > 1 for draft in data.drafts)
-    return ("segment-mean", "running-mean") if has_parts else ("running-mean",)
+    """Poolings that the labels can train: without located tokens only the mean over a prefix."""
+    return ("worst-token", "running-mean") if data.locates_tokens else ("running-mean",)
 
 
 def first_candidates(data: TrainingSet) -> list[list[Candidate]]:
