@@ -123,11 +123,6 @@ def check_backends(attention: str | None, others: Mapping[str, str | None]) -> N
 def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
     """Checks a model's KV dtype, which ``--kv-cache-dtype auto`` takes from its checkpoint.
 
-    Args:
-        backend: a key of ``SUPPORT``.
-        dtype: of a KV entry.
-        model: the model's role, for the error.
-
     Raises:
         BackendError: ``backend`` cannot read it in a verify pass.
     """

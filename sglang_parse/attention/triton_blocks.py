@@ -17,10 +17,6 @@ class BlockTritonBackend(TritonAttnBackend):
     Each request's rows attend to its tokens [0, seq_len) by slot number and to one another as the
     layout says, whatever attention backend the model's other forwards use. Lengths and mask are
     computed in the graph, from tensors on the device (``BlockBody.load``).
-
-    Args:
-        runner: the draft model's runner.
-        layout: the blocks' layout.
     """
 
     def __init__(self, runner: Any, layout: DraftLayout) -> None:

@@ -137,9 +137,7 @@ class Answer:
     Attributes:
         problem: index into the list of items.
         output_tokens: as the server counts them, the end token included.
-        meta: ``meta_info``.
         score: 0 to 1, filled in by ``ask.graded``.
-        token_ids: if requested.
     """
 
     problem: int

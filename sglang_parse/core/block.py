@@ -89,11 +89,7 @@ def lookahead_rows(size: int, masks: Masks) -> int:
 
 
 def layouts_for(size: int, *, allow_one_token: bool) -> tuple[DraftLayout, ...]:
-    """Returns the candidate layouts for blocks of ``size`` tokens.
-
-    Args:
-        allow_one_token: include one token per forward.
-    """
+    """Returns the candidate layouts for blocks of ``size`` tokens."""
     if size == 1:
         return (ONE_TOKEN,)
     blocks = tuple(DraftLayout(size, masks) for masks in (Masks.EVERY, Masks.LAST))

@@ -66,7 +66,6 @@ class Counters:
     Each update adds the growth of a request's counts since its last update.
 
     Attributes:
-        totals: the counters.
         collects_samples: whether to collect histogram samples; then call ``drain_samples``.
         drafting_speedup, last_plan: see ``Controller.speedup``.
         simulated_accept_ratio: see ``simulation``; None if verdicts decide.

@@ -14,10 +14,6 @@ Model = TypeVar("Model")
 def read_json_file(model: type[Model], path: Path, name: str, error: type[ValueError]) -> Model:
     """Reads an object of ``model``.
 
-    Args:
-        name: of the file, for error messages.
-        error: what to raise.
-
     Raises:
         ValueError: an ``error``: it cannot be read, is not a JSON object, or a value is wrong.
     """

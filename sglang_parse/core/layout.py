@@ -29,7 +29,6 @@ class PseudoSequence:
     Attributes:
         request: index of the request.
         start: first row, relative to the request's first.
-        num_rows: number of rows.
         context_len: columns [0, context_len) of the request are the context.
         start_column: column of the first row; need not follow the context.
     """

@@ -145,8 +145,6 @@ class Draft:
     """Draft tokens after the last committed token.
 
     Attributes:
-        token_ids: draft tokens.
-        source: where they come from.
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
         candidates: unverified proposals of mask tokens for what follows (``block``).
@@ -222,9 +220,7 @@ class VerifyOutcome(NamedTuple):
     """The result of one verified draft. Ends are draft offsets.
 
     Attributes:
-        num_drafted: draft tokens.
         num_verified: draft tokens up to the last prefix's end.
-        accepted_len: accepted draft tokens.
         reject_end: end of the first rejected prefix; None if every verified token is accepted.
         is_finished: the draft ends the answer.
         num_matched: verified tokens after the accepted prefix that match the target's choices.

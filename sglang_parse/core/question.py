@@ -205,7 +205,6 @@ def render_question(
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        wording: content of the question file.
         template: Jinja chat template that replaces the tokenizer's.
 
     Raises:

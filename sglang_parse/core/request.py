@@ -83,11 +83,9 @@ class RequestState:
     """PARSE's state of one request; an attribute of SGLang's ``Req``.
 
     Attributes:
-        policy: how it is served.
         phase: what it does in the next iteration; ``action``: in this one.
         plan: plan of the current draft, or of the last one.
         waited: consecutive iterations it waited for KV slots or for its verify pass.
-        draft: the current draft.
         num_draft_inflight: upper bound of the draft tokens that are not on the host yet.
         draft_kv_len: leading tokens of the sequence with valid draft KV.
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
@@ -375,7 +373,6 @@ class RequestState:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
 
         Args:
-            accepted_len: accepted draft tokens.
             matched: draft tokens after them that equal the target's choices.
             num_target: output tokens after the accepted ones.
             has_failed: the draft brought nothing.
@@ -403,12 +400,7 @@ class RequestState:
         self.strict_refusals[name] = self.strict_refusals.get(name, 0) + 1
 
     def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
-        """Counts the tokens of a decode step.
-
-        Args:
-            num_tokens: tokens that it output.
-            is_eagle: it verified an EAGLE-3 proposal.
-        """
+        """Counts the tokens of a decode step."""
         self.num_target_run, self.num_matched_run = num_tokens, 0
         self.num_decoded += num_tokens
         if is_eagle:

@@ -12,7 +12,6 @@ class Selection:
     """The accepted part of a draft.
 
     Attributes:
-        accepted_len: accepted draft tokens.
         decided_by: index of the deciding verdict: it accepts its prefix, or it rejects and the
             prefix before it is accepted. None if no verdict decided.
         rule: the applied key of ``SELECTIONS``; None if acceptance did not depend on verdicts.
@@ -42,7 +41,6 @@ def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
     The paper's rule; the paper verifies prefixes only if the answer is rejected.
 
     Args:
-        accepted: per prefix.
         is_finished: the last verdict is about the finished answer.
     """
     if is_finished and accepted[-1]:

@@ -42,8 +42,6 @@ class Served(Evidence):
     """A running server and its answers.
 
     Attributes:
-        note: reports progress.
-        info: its /server_info; empty until it has been read.
         ended: Ctrl-C or SIGTERM, if it ended the prompts.
     """
 

@@ -33,7 +33,6 @@ class LogitsRows:
     """Consecutive rows of logits of one request.
 
     Attributes:
-        req: the request.
         start, count: which rows.
         before: output tokens; their sequence is not copied.
         after: tokens of the draft. The first row has ``first`` of them in front, every further row
@@ -71,7 +70,6 @@ class Adjuster(Protocol):
 
     Args:
         parts: the rows; ``adjusts`` holds for each request.
-        device: of the logits.
     """
 
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None: ...

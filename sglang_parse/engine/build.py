@@ -59,8 +59,6 @@ def build_engine(
     """Builds the engine.
 
     Args:
-        config: the server's settings.
-        counters: the process's counters.
         server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
     """
     registry.register_backends()

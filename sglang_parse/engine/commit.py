@@ -43,9 +43,7 @@ class Committer:
     """Applies target results to requests.
 
     Args:
-        config: the server's settings.
         judge: where verdicts come from; None in token mode.
-        counters: the process's counters.
         sources: start drafts, and observe every round.
     """
 

@@ -125,7 +125,6 @@ def run_forward(
     Args:
         runner: the model runner of the target or the draft model.
         is_masked: use the layout ``mask`` unless the rows are causal; otherwise ``alias``.
-        capture: capture the hidden states of all rows.
     """
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
     spec_info = ParseVerifyInput(

@@ -39,8 +39,6 @@ class GrammarWalk:
     Args:
         grammar: the request's matcher.
         num_output: output tokens that it has accepted.
-        vocab_size: the target's.
-        tokenizer: the target's.
 
     Attributes:
         matcher: the fork.

@@ -44,9 +44,6 @@ from sglang_parse.engine.step import Step
 class Pipeline:
     """Iterations in flight in this process, the oldest first: one, for a moment two.
 
-    Args:
-        engine: the server's engine.
-
     Attributes:
         forward_stream: stream of the worker's forwards; None before the first one.
     """

@@ -25,7 +25,6 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
 
     Args:
         batch: SGLang's ``ScheduleBatch``, in an extend mode.
-        kwargs: passed on to SGLang's worker.
     """
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:

@@ -26,13 +26,7 @@ MAX_LOGIT = 1e30
 def select_sampling_info(
     info: SamplingBatchInfo, reqs: Sequence[Req], rows: Sequence[int]
 ) -> SamplingBatchInfo:
-    """``info`` for ``rows`` of the batch; a row may be named several times.
-
-    Args:
-        info: the batch's sampling info.
-        reqs: the batch's requests.
-        rows: indices into ``reqs``.
-    """
+    """``info`` for ``rows`` of the batch; a row may be named several times."""
     index = on_device(rows, info.device)
     selected = copy.copy(info)
     for field in dataclasses.fields(info):
@@ -132,7 +126,6 @@ class PreparedRows:
     """Some rows of a batch, ready to be sampled again and again.
 
     Attributes:
-        runner: the model runner whose sampler is used.
         drawn: int64 [m] which of the rows SGLang's sampler draws, the others being argmax; None
             where it draws all or none of them.
         view: what SGLang's sampler reads about those; None where there are none.

@@ -58,7 +58,6 @@ class Schedule:
     """Plans the iterations of one server.
 
     Args:
-        config: the server's settings.
         controller: bounds latency and fairness, and chooses the draft chunk.
         max_question_len: tokens of the longest question; 0 in token mode.
         block_size: tokens that a draft forward may write.

@@ -38,7 +38,6 @@ class Step:
     """One decode iteration in flight.
 
     Args:
-        engine: the server's engine.
         batch: SGLang's ``ScheduleBatch``, isolated; a shallow copy is retained.
         draft_chunk: draft tokens per drafting request, as ``Schedule.apply`` planned it.
         event: see ``PendingResult``.

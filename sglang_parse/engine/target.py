@@ -93,7 +93,6 @@ class TargetModel:
         """Runs an ordinary decode forward of some requests.
 
         Args:
-            batch: the scheduler's batch.
             rows: [n] indices into its requests.
             last_ids: int64 [n] their last output tokens, while only the device has them.
 

@@ -53,7 +53,6 @@ class StageTimer:
     rest in a later iteration.
 
     Attributes:
-        clock: the device's.
         last_end: mark of the last stage's end; None if a prefill ran since.
     """
 

@@ -64,11 +64,8 @@ class Judge:
     question is about complete answers, and the head decides everything else.
 
     Args:
-        config: the server's settings.
         question: the rendered question, if one is asked.
         head: the verdict head, if there is one.
-        segments: cuts drafts into segments.
-        counters: the process's counters.
         layers: the target's layers that verify passes capture.
         drift: compares verdicts with the certificate's, or the head's training set's.
     """

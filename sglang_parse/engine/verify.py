@@ -115,7 +115,6 @@ class TargetForward:
         values: float64 [rows with logits, 1, 2 or 5] on the device, in their order: a token id
             and its row's scores and likelihoods, or a verdict with its mass; NaN where logits held
             one, and infinite where the adjusted ones held nothing finite.
-        reqs: the batch's requests.
         records: float64 [token rows, width] of requests that ask for log probabilities, by forward.
 
     Attributes:
@@ -205,7 +204,6 @@ class Verifier:
     """Runs the target's part of decode iterations.
 
     Args:
-        target: the target model.
         judge: where verdicts come from; None in token mode.
         is_masked: verify in the layout ``mask``, otherwise in ``alias``.
     """

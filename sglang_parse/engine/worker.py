@@ -30,7 +30,6 @@ class ParseWorker(BaseSpecWorker):
     """Takes the place of a built-in speculative worker.
 
     Attributes:
-        engine: the parts that do the work.
         pipeline: the iterations in flight; patches find it in ``context``.
     """
 

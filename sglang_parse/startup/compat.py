@@ -22,7 +22,6 @@ class Symbol:
     """One use of an SGLang symbol.
 
     Attributes:
-        path: its dotted path.
         user: the file and line that use it, or the patch that changes it.
         keywords: parameters that it must have.
         num_positional: positional arguments of the call; None where it is not called here, or

@@ -160,7 +160,10 @@ def test_bad_settings_on_a_gpu(pair, flags: tuple[str, ...], message: str):
     ("content", "message"),
     [
         ("", "is empty"),
-        ('{"partial": "Right?", "complete": "Right?"}', r"missing or empty \['accept', 'reject'\]"),
+        (
+            '{"partial": "Right?", "complete": "Right?"}',
+            "accept: Field required, reject: Field required",
+        ),
         (
             '{"partial": "a", "complete": "b", "accept": "certainly not one", "reject": "no"}',
             r"accept 'certainly not one' is \d+ tokens.*single token",

@@ -69,8 +69,6 @@ class BlockBody:
     """What a block does around the model's forward, on tensors that stay where they are.
 
     Args:
-        layout: layout of the blocks.
-        mask_id: the draft's mask token.
         req_to_token: SGLang's table of slots.
         max_reqs: requests of the largest block.
         last_position: the last position of the model's context.
@@ -132,7 +130,6 @@ class BlockBody:
 
         Args:
             hidden: [size * width, ...] the rows' hidden states.
-            logits_of: the model's head.
         """
         self.hidden[: len(hidden)] = hidden
         size = len(hidden) // self.width
@@ -172,8 +169,6 @@ class BlockGraphs(DecodeCudaGraphRunner):
 
     Args:
         runner: the draft model's runner; its decode graphs exist.
-        layout: layout of the blocks.
-        mask_id: the draft's mask token.
     """
 
     def __init__(self, runner: Any, layout: DraftLayout, mask_id: int) -> None:
@@ -277,11 +272,7 @@ class _AcceptingHead(torch.nn.Module):
 
 
 def block_sizes(width: int, captured: Sequence[int]) -> list[int]:
-    """Numbers of requests whose blocks of ``width`` rows are captured.
-
-    Args:
-        captured: those of SGLang's decode graphs.
-    """
+    """Numbers of requests whose blocks of ``width`` rows are captured."""
     return [n for n in SIZES if n * width <= MAX_ROWS and n <= max(captured)]
 
 

@@ -39,9 +39,6 @@ class DraftChunk(ABC):
     """Some requests draft on.
 
     Args:
-        model: the draft model.
-        layout: layout of its forwards.
-        batch: the scheduler's batch.
         rows: the requests' rows of the batch.
         draft_tokens: most tokens of any draft.
         runs_ahead: launch all forwards before waiting for the first.

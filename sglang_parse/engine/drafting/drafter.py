@@ -26,8 +26,6 @@ class Drafter:
     """Drafts for one server's requests.
 
     Args:
-        model: the draft model.
-        layouts: chooses the layout of each chunk.
         is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
         plans_on_device: whether attention plans a forward from lengths on the device.
         draft_tokens: most tokens of any draft.

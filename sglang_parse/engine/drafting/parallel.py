@@ -115,9 +115,6 @@ class _Blocks:
     """Forwards of one block after another, for some requests.
 
     Args:
-        model: the draft model.
-        layout: layout of the blocks.
-        batch: the scheduler's batch.
         rows: [n] the requests' rows of the batch.
         is_masked: as for ``ParallelChunk``.
     """
