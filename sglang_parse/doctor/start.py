@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cached_property
-from typing import Any
+import argparse
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import get_local_safetensors_metadata
 from huggingface_hub.errors import NotASafetensorsRepoError
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.server_args import prepare_server_args
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
@@ -19,7 +22,7 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.doctor import command, endpoint
+from sglang_parse.doctor import endpoint
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.startup import checks, models
 from sglang_parse.startup.certificates import certified_server, local_folder
@@ -30,6 +33,7 @@ from sglang_parse.startup.questions import question_for
 SMALL_RATIO = 4.0
 """Target / draft weights below which little speedup is possible: every token is drafted first,
 and verification comes on top."""
+Parsed = TypeVar("Parsed")
 QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
@@ -43,13 +47,12 @@ class Start:
     """The server of ``python -m sglang.launch_server`` with these flags.
 
     Attributes:
-        is_running: the flags are a running server's, as far as they are known; its port is in use.
         given: ``ServerArgs`` as given; None until the flags have been read.
         args: resolved, up to the first error.
     """
 
-    def __init__(self, flags: Sequence[str], *, is_running: bool = False) -> None:
-        self.words, self.is_running = flags, is_running
+    def __init__(self, flags: Sequence[str]) -> None:
+        self.words = flags
         self.given: Any = None
         self.args: Any = None
 
@@ -57,8 +60,7 @@ class Start:
         yield "flags", self.flags
         if self.given is None:
             return
-        if not self.is_running:
-            yield "port", self.port
+        yield "port", self.port
         for name in NAMES[1:]:
             yield name, getattr(self, name.replace(" ", "_"))
         if self.config.uses_eagle3:
@@ -73,26 +75,23 @@ class Start:
 
         Raises: Problem, with a line for each of these.
         """
-        groups = command.grouped(self.words, lambda word: word.startswith("--"))
+        groups = grouped(self.words)
         good, wrong = [], []
         for group in groups:
             try:
-                command.captured(command.parser().parse_args, ["--model-path", "", *group])
+                captured(parser().parse_args, ["--model-path", "", *group])
                 good.append(group)
             except Problem as problem:
                 wrong.append(problem.found)
         for _ in range(2):  # without bad values of PARSE's own
             try:
-                self.given = command.captured(prepare_server_args, sum(good, [*QUIET]))
+                self.given = captured(prepare_server_args, sum(good, [*QUIET]))
                 break
             except (ConfigError, Problem) as error:
                 lines = str(error).splitlines()
                 named = {line.partition(" ")[0] for line in lines}
                 good = [group for group in good if group[0].partition("=")[0] not in named]
                 wrong += [line for line in lines if line not in wrong]
-        if wrong and self.is_running:
-            self.given = None
-            not_checked(f"its command line cannot be read here: {'; '.join(wrong)}")
         if wrong:
             raise Problem("\n".join(wrong), "see python -m sglang.launch_server --help")
         return f"{len(groups)} given"
@@ -276,6 +275,35 @@ class Start:
             found = f"{setting} was certified for another server: {differences}"
             raise Problem(found, "run sglang-parse calibrate for this one", WARNING)
         return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
+
+
+@cache
+def parser() -> argparse.ArgumentParser:
+    """SGLang's, with the flags of PARSE."""
+    load_plugins()
+    made = argparse.ArgumentParser(prog="sglang serve")
+    ServerArgs.add_cli_args(made)
+    return made
+
+
+def grouped(words: Sequence[str]) -> list[list[str]]:
+    """Groups flags with their values, after groups of one word before the first flag."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not groups or not groups[-1][0].startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def captured(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
+    """Parses words. Raises: Problem, with argparse's error."""
+    try:
+        with redirect_stderr(stderr := io.StringIO()):
+            return parse(words)
+    except SystemExit:
+        # Printed: usage, then "sglang serve: error: ...".
+        raise Problem(stderr.getvalue().strip().rpartition("error: ")[2], "") from None
 
 
 def _num_weights(model: Any) -> int:

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from random import Random
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,7 +23,7 @@ from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.client.servers import free_ports
 from sglang_parse.core.request import NAN_IN_TARGET
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.doctor import command, machine, served, start
+from sglang_parse.doctor import machine, served, start
 from sglang_parse.doctor.finding import (
     FAILS,
     NOT_CHECKED,
@@ -98,10 +97,7 @@ def test_paths_with_spaces_and_letters_of_other_languages(tmp_path: Path):
     paths = {"model_path": folder / "target", "speculative_draft_model_path": folder / "draft"}
     found = check(**paths, parse_question=folder / "question.json")
     assert {finding.status for finding in found.values()} == {OK}
-    joined = " ".join(flags(**paths, parse_question=folder / "question.json"))
-    running = made(start.Start(command.words_of(joined, {}), is_running=True).checks())
-    assert {finding.status for finding in running.values()} == {OK}
-    assert running["settings"].found == f"--parse-question {folder}/question.json"
+    assert found["settings"].found == f"--parse-question {folder}/question.json"
 
 
 # -- this machine -----------------------------------------------------------------
@@ -374,78 +370,6 @@ def test_another_programs_unknown_flags_are_an_error(capsys: pytest.CaptureFixtu
     assert "unrecognized arguments: --model-path x" in capsys.readouterr().err
 
 
-# -- the command line of a running server -------------------------------------------
-
-PARTS = (
-    *(
-        "model",
-        "a b",
-        " ",
-        "  ",
-        "=",
-        "a=b",
-        "'",
-        '"',
-        "it's",
-        '"q u"',
-        "größe",
-        "模型",
-        "モデル v2",
-    ),
-    *(
-        "\u00a0",
-        "\u3000",
-        "\t",
-        "-",
-        "--",
-        " -- ",
-        " --b",
-        "--no/such",
-        " -x ",
-        "\\",
-        "$HOME",
-        "{}",
-        "é",
-    ),
-)
-
-
-def test_paths_of_any_name_survive_a_command_line_joined_with_spaces():
-    """300 command lines, read as argparse reads the words that they were joined from."""
-    random, parse = Random(7), command.parser().parse_args
-    for _ in range(300):
-        folders = ["/" + "".join(random.choices(PARTS, k=random.randint(1, 6))) for _ in range(4)]
-        flags = [
-            random.choice([[f"--model-path={folders[0]}"], ["--model", folders[0]]]),
-            [
-                random.choice(["--speculative-draft-model-path", "--speculative-draft-model"]),
-                folders[1],
-            ],
-            random.choice([["--parse-question", folders[2]], [f"--parse-quest={folders[2]}"]]),
-            ["--custom-weight-loader", folders[3], "a.b c"],
-            ["--cuda-graph-bs-decode", "1", "2", "8"],
-            ["--trust-remote-code"],
-            ["--json-model-override-args", '{"a b": ["c", 1]}'],
-            ["--served-model-name", ""],
-        ]
-        random.shuffle(flags)
-        words = [word for flag in flags for word in flag]
-        expected = parse(words)
-        assert parse(command.words_of(" ".join(words), vars(expected))) == expected, words
-
-
-def test_a_flag_with_values_that_the_server_does_not_report():
-    words = ["--model-path", "a b", "--encoder-urls", "x", "y", "--dtype", "float32"]
-    assert command.words_of(" ".join(words), {"encoder_urls": None}) == words
-
-
-@pytest.mark.parametrize("launched", [None, "", "sgl.Engine(model_path='a b', --x)"])
-def test_a_server_without_a_command_line(launched: str | None):
-    running = served.Served(DoctorSettings(), info={"launch_command": launched, "model_path": "/"})
-    found = made(running.start_checks())
-    assert [(name, one.status) for name, one in found.items()] == [("flags", NOT_CHECKED)]
-
-
 # -- a running server, without one ------------------------------------------------
 
 
@@ -671,7 +595,7 @@ def test_ended_between_two_checks(
     monkeypatch.setattr(served.Served, "is_parse", Mock(side_effect=KeyboardInterrupt))
     code, found, _ = doctor(capsys)
     assert (code, [*found]) == (130, ["server", "ended"])
-    assert found["ended"]["found"] == f"not done: {', '.join((*start.NAMES, *served.NAMES))}"
+    assert found["ended"]["found"] == f"not done: {', '.join(served.NAMES)}"
 
 
 def test_slower_than_plain():

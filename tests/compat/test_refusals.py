@@ -159,7 +159,7 @@ def test_bad_settings_on_a_gpu(pair, flags: tuple[str, ...], message: str):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
+        ("", "is not a JSON object"),
         (
             '{"partial": "Right?", "complete": "Right?"}',
             "accept: Field required, reject: Field required",

@@ -15,7 +15,7 @@ from sglang_parse import cli
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.traced import ACCEPTED, explain_answer
 from sglang_parse.core.config import ENV_VAR
-from sglang_parse.doctor import served, start
+from sglang_parse.doctor import served
 from sglang_parse.explain import sources
 from support.client import Client
 from support.demo_pair import DEMO
@@ -52,19 +52,14 @@ def doctor(
 
 @pytest.mark.nightly("tests/compat/test_doctor.py")
 def test_doctor_looks_at_a_running_server(
-    demo: Client, demo_folder: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+    demo: Client, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Every line of a server that works, with figures of its answers, within its minute."""
     started = time.monotonic()
     code, found, progress = doctor(demo.url, capsys, "--prompts", str(prompts))
     assert (code, time.monotonic() - started < 60) == (0, True)
     assert {line["status"] for line in found.values()} <= {"ok", "warning"}
-    assert {*found} == {"server", "PARSE", *start.NAMES, *served.NAMES}
-    # Its paths have spaces, an equals sign and letters of other languages.
-    assert found["settings"]["found"] == (
-        f"--parse-question {demo_folder}/question.json, --parse-drafting always"
-    )
-    assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
+    assert {*found} == {"server", "PARSE", *served.NAMES}
     answered = f"{NUM_ASKED} of {NUM_ASKED} prompts answered"
     assert f"{answered}; " in found["answers"]["found"]
     assert answered in progress
