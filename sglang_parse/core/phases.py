@@ -7,7 +7,7 @@
     PLAIN       plain target decoding from prefill to finish: the fallback
     WAITING     a draft is on its way from another server
 
-No tensors. The state itself changes in ``core.request`` only.
+No tensors. Phase and KV change in ``core.request`` only.
 """
 
 from __future__ import annotations
@@ -48,23 +48,6 @@ class Action(Enum):
     END_DRAFT = "end draft"  # KV is short: the draft ends here and is verified next
     WAIT = "wait"  # no KV slots now, another request's turn, or finished
     DROP_DRAFT = "drop draft"  # KV is short: drops the draft, then decodes
-
-
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """Questions that a verify pass asks about a complete draft. Made by ``engine.commit``.
-
-    Attributes:
-        prefix_ends: [K] ascending draft offsets.
-        question_ids: [K] the questions' tokens.
-        num_segments: segments of the draft; ``prefix_ends`` merges them.
-        was_thinking: a think block is open before the draft.
-    """
-
-    prefix_ends: list[int]
-    question_ids: list[tuple[int, ...]]
-    num_segments: int
-    was_thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +133,6 @@ class Draft:
         candidates: unverified proposals of mask tokens for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
-        num_segments: number of segments; 0 in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -160,7 +142,6 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
-    num_segments: int = 0
 
     @property
     def num_verified(self) -> int:

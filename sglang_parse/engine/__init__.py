@@ -36,5 +36,5 @@ Beside them:
     sglang_types   fields of SGLang's objects that PARSE relies on
 
 Calls go down an import-linter contract's layers only, in a running server too
-(``tests/e2e/test_call_direction.py``). A request's state changes in ``core.request`` only.
+(``tests/e2e/test_call_direction.py``). A request's phase and KV change in ``core.request`` only.
 """

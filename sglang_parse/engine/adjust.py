@@ -169,7 +169,7 @@ def _output_counts(part: LogitsRows, vocab_size: int, device: torch.device) -> t
     is_known = found is not None and len(found.counts) >= vocab_size
     if not is_known or found.num_counted > len(part.before):
         found = OutputCounts(torch.zeros(vocab_size, device=device))
-        state.set_output_counts(found)
+        state.output_counts = found
     if found.num_counted < len(part.before):
         found.add(part.before)
     return found.counts[:vocab_size]

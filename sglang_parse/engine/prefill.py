@@ -31,11 +31,9 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
             req.parse_state = RequestState(req.parse_policy)
             with contain_request(req.parse_state, "its texts"):
                 engine.sources.begin(req)
-        is_complete = req is not batch.chunked_req
-        vocab_size = engine.verifier.target.runner.model_config.vocab_size
-        req.parse_state.set_grammar(None)
-        if is_complete:
-            start_walk(req, vocab_size)
+        req.parse_state.grammar = None
+        if req is not batch.chunked_req:
+            start_walk(req, engine.verifier.target.runner.model_config.vocab_size)
     engine.schedule.invalidate()
     num_eagle, head = 0, engine.timer.watch()
     watch = engine.timer.start()

@@ -88,9 +88,6 @@ class StageTimer:
             else:
                 record(*times)
 
-    def _add(self, *stage: Any, **more: Any) -> None:
-        self._stages.append(StageTime(*stage, **more))
-
     # -- stages -----------------------------------------------------------------
 
     def prefill(
@@ -124,7 +121,11 @@ class StageTimer:
         if self.last_end is not None:
             gap = self.watch().start(self.last_end)
             gap.stop()
-            self.when_passed(lambda ms: self._add(Stage.SCHEDULER, num_reqs, 0, ms), gap)
+
+            def record(ms: float) -> None:
+                self._stages.append(StageTime(Stage.SCHEDULER, num_reqs, 0, ms))
+
+            self.when_passed(record, gap)
 
     def draft_prefill(
         self, watch: Stopwatch, reqs: Sequence[Req], num_prefilled: Sequence[int]
@@ -135,7 +136,7 @@ class StageTimer:
         def record(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
                 state.charge(draft=ms * count / total)
-            self._add(Stage.DRAFT_PREFILL, total, 0, ms)
+            self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
         self.when_passed(record, watch)
 
@@ -144,8 +145,8 @@ class StageTimer:
 
         def record(ms: float) -> None:
             _share(states, draft=ms)
-            kind = chunk.num_forwards, chunk.layout
-            self._add(Stage.DRAFT, len(states), num_tokens, ms, *kind)
+            forwards = chunk.num_forwards, chunk.layout
+            self._stages.append(StageTime(Stage.DRAFT, len(states), num_tokens, ms, *forwards))
 
         self.when_passed(record, watch)
 
@@ -175,10 +176,10 @@ class StageTimer:
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], decode=head_ms)
             if num_decoding < len(results):
-                size = forward.num_rows
-                self._add(Stage.VERIFY, size, 0, ms + head_ms, graphs=forward.graphs)
+                stage = Stage.VERIFY, forward.num_rows, 0
             else:
-                self._add(Stage.DECODE, num_decoding, num_decoded, ms + head_ms)
+                stage = Stage.DECODE, num_decoding, num_decoded
+            self._stages.append(StageTime(*stage, ms + head_ms, graphs=forward.graphs))
 
         self.when_passed(charge, watch)
         self.when_passed(record, watch, head)

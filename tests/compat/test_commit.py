@@ -22,7 +22,6 @@ from sglang_parse.core.phases import (
     Action,
     Draft,
     Phase,
-    Questions,
     RequestPolicy,
     VerifyOutcome,
 )
@@ -92,11 +91,10 @@ class Round:
             sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit, top_k=1),
         )
 
-    def ask(self) -> Questions:
-        questions = self.verdicts.questions(self.req)
-        assert questions is not None
-        self.state.ask(questions)
-        return questions
+    def ask(self) -> Draft:
+        self.verdicts.ask(self.req)
+        assert self.state.draft.prefix_ends
+        return self.state.draft
 
     def judge(self, verdicts: list[float], choice: int = NOT_THE_DRAFTS) -> list[int]:
         """Commits these verdicts, with the same target choice everywhere."""
@@ -192,9 +190,9 @@ def test_a_strict_token_ends_the_accepted_prefix(
 @pytest.mark.parametrize(("limit", "ends"), [(5, [2, 4, 5]), (6, [2, 4])])
 def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, ends: list[int]):
     one = Round([11, 12, 13, 14, 15], limit=limit)
-    questions = one.ask()
-    assert questions.prefix_ends == ends
-    assert set(questions.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
+    draft = one.ask()
+    assert draft.prefix_ends == ends
+    assert set(draft.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
 
 
 def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():

@@ -17,7 +17,7 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
+from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support import fake_engine
@@ -209,7 +209,7 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     batch.reqs[3].lora_id = "adapter"
     if question is None:
         for req in batch.reqs:
-            req.parse_state.ask(Questions([], [], 0))
+            req.parse_state.ask([], [])
     engine = engine_for(batch, is_masked=is_masked, question=question)
     eagle = SimpleNamespace(propose=lambda *_: {4: [8, 9]})
     monkeypatch.setattr(engine, "eagle", eagle)
@@ -235,7 +235,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
         request(num_reqs, Phase.DECODING, Action.DECODE),
     )
     for req in batch.reqs[:num_reqs]:
-        req.parse_state.ask(Questions([], [], 0))
+        req.parse_state.ask([], [])
     engine = engine_for(batch, question=None)
     runner = engine.verifier.target.runner
     made: list[weakref.ref] = []
