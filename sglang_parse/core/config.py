@@ -10,12 +10,12 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
@@ -181,16 +181,15 @@ class ParseConfig(BaseModel):
             raise ValueError(f"got {shown(value)}; use auto, or a whole number 1..{MAX_BLOCK}")
         return str(value)
 
-    @field_validator("segment")
+    @field_validator("segment", "strict", "hidden_layers")
     @classmethod
-    def _check_segment(cls, text: str) -> str:
-        SegmentRule.parse(text)
-        return text
-
-    @field_validator("strict")
-    @classmethod
-    def _check_strict(cls, text: str) -> str:
-        parse_classes(text)
+    def _check_parsed(cls, text: str, info: ValidationInfo) -> str:
+        parsers: dict[str | None, Callable[[str], object]] = {
+            "segment": SegmentRule.parse,
+            "strict": parse_classes,
+            "hidden_layers": parse_layers,
+        }
+        parsers[info.field_name](text)
         return text
 
     @field_validator("draft_url")
@@ -203,28 +202,13 @@ class ParseConfig(BaseModel):
     @field_validator("reuse_answers", mode="before")
     @classmethod
     def _check_reuse_answers(cls, value: Any) -> str:
-        number, _, rest = str(value).partition(":")
-        is_number = number.isascii() and number.isdecimal() and len(number) <= 7
-        if (
-            not is_number
-            or int(number) > MAX_ANSWERS
-            or str(value)
-            not in (
-                number,
-                f"{number}:shared",
-            )
-        ):
+        match = re.fullmatch(r"([0-9]{1,7})(:shared)?", str(value))
+        if match is None or int(match[1]) > MAX_ANSWERS:
             raise ValueError(
                 f"got {shown(value)}; use a whole number 0..{MAX_ANSWERS}, such as "
                 "1000, or 1000:shared"
             )
         return str(value)
-
-    @field_validator("hidden_layers")
-    @classmethod
-    def _check_hidden_layers(cls, text: str) -> str:
-        parse_layers(text)
-        return text
 
     def _check_judge(self) -> None:
         setting, mode = flag("judge"), flag("verification")

@@ -43,6 +43,7 @@ class DraftChunk(ABC):
         draft_tokens: most tokens of any draft.
         runs_ahead: launch all forwards before waiting for the first.
         tokens_per_forward: draft tokens that a forward adds, as far as known.
+        is_masked: run a block's masks after every row in the layout ``mask``, else in ``alias``.
 
     Attributes:
         num_forwards: forwards launched.
@@ -64,12 +65,14 @@ class DraftChunk(ABC):
         draft_tokens: int,
         runs_ahead: bool,
         tokens_per_forward: float = 0.0,
+        is_masked: bool = False,
     ) -> None:
         self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
         self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size)
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
+        self._is_masked = is_masked
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
         self._num_added = 0
 

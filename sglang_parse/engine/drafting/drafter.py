@@ -72,7 +72,10 @@ class Drafter:
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
         if layout.masks is Masks.NONE:
             return TokenChunk(
-                *(self.model, layout, batch, rows),
+                self.model,
+                layout,
+                batch,
+                rows,
                 draft_tokens=draft_tokens,
                 runs_ahead=runs_ahead,
             )
@@ -82,7 +85,10 @@ class Drafter:
         has_graph = self.model.graphs_of(layout, len(rows)) is not None
         is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
-            *(self.model, layout, batch, rows),
+            self.model,
+            layout,
+            batch,
+            rows,
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
             tokens_per_forward=cost.num_tokens / cost.num_forwards if cost.num_forwards else 0.0,

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -41,18 +40,10 @@ from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
 class ParallelChunk(DraftChunk):
-    """A draft chunk of blocks.
+    """A draft chunk of blocks."""
 
-    Args:
-        is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
-        others: as for ``DraftChunk``.
-    """
-
-    def __init__(self, *others: Any, is_masked: bool, **more: Any) -> None:
-        super().__init__(*others, **more)
-        self._is_masked = is_masked
-        self._state: ChainState | None = None
-        self._blocks: _Blocks | None = None
+    _state: ChainState | None = None
+    _blocks: _Blocks | None = None
 
     def _launch(self, rows: Sequence[int], num_blocks: int, before: DraftChunk | None) -> None:
         reqs, state, blocks = self._reqs(rows), self._state, self._blocks
@@ -116,7 +107,7 @@ class _Blocks:
 
     Args:
         rows: [n] the requests' rows of the batch.
-        is_masked: as for ``ParallelChunk``.
+        is_masked: as for ``DraftChunk``.
     """
 
     def __init__(
