@@ -44,7 +44,6 @@ def kind_of(server: str) -> str:
 
 
 def has_parse(server: str) -> bool:
-    """Whether it is a server with PARSE."""
     return kind_of(server) in WITH_PARSE
 
 

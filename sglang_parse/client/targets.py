@@ -118,7 +118,6 @@ def _algorithm(name: str, draft: str) -> tuple[str, ...]:
 
 
 def _steps(num_steps: int) -> tuple[str, ...]:
-    """A chain of that many draft tokens."""
     return (
         *("--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", "1"),
         *("--speculative-num-draft-tokens", str(num_steps + 1)),

@@ -84,7 +84,6 @@ ONE_TOKEN = DraftLayout(1, Masks.NONE)
 
 
 def lookahead_rows(size: int, masks: Masks) -> int:
-    """See ``DraftLayout.lookahead_rows``."""
     return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[masks]
 
 

@@ -41,7 +41,6 @@ class ChainState(NamedTuple):
     num_known: torch.Tensor
 
     def pick(self, index: torch.Tensor | slice) -> ChainState:
-        """Selects some of the requests."""
         return ChainState(*(part[index] for part in self))
 
 

@@ -265,7 +265,6 @@ class ParseConfig(BaseModel):
 
     @property
     def policy(self) -> PolicyConfig:
-        """Constants of adaptive drafting."""
         if not self.policy_config:
             return PolicyConfig()
         name = f"{flag('policy_config')} {self.policy_config}"
@@ -273,7 +272,6 @@ class ParseConfig(BaseModel):
 
     @property
     def strict_classes(self) -> tuple[str, ...]:
-        """Classes of tokens that must be the target's own choice."""
         return parse_classes(self.strict)
 
     def permitted_options(self, host: str) -> str:
@@ -397,7 +395,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def flag(name: str) -> str:
-    """Returns the command-line flag of a setting."""
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
 
 
@@ -413,7 +410,6 @@ def configure(**settings: Any) -> ParseConfig:
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Adds PARSE's flags to SGLang's parser."""
     group = parser.add_argument_group("PARSE (sglang_parse)")
     for setting in settings_of(ParseConfig):
         group.add_argument(

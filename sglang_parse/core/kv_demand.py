@@ -152,7 +152,6 @@ def _verify_reserve(demand: KvDemand, page_size: int) -> int:
 
 
 def pages_up(length: int, page_size: int) -> int:
-    """Rounds ``length`` up to whole pages."""
     return -(-length // page_size) * page_size
 
 

@@ -87,7 +87,6 @@ class RequestLayout:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the rows need no custom mask."""
         return not self.question_lens
 
     @property
@@ -167,7 +166,6 @@ class VerifyLayout:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the batch needs no custom mask."""
         return all(request.is_causal for request in self.requests)
 
     def pseudo_sequences(self) -> list[PseudoSequence]:

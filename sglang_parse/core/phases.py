@@ -39,8 +39,6 @@ TARGET_DECODES = (Phase.DECODING, Phase.PLAIN)
 
 
 class Action(Enum):
-    """A request's work in one iteration."""
-
     DRAFT = "draft"  # the draft model drafts on
     VERIFY = "verify"  # the target verifies the draft
     DECODE = "decode"  # the target decodes one token

@@ -46,7 +46,6 @@ class QuestionError(ValueError):
 
 
 def built_in_questions() -> list[str]:
-    """Returns the names of the built-in question files."""
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))
 
 
@@ -71,8 +70,6 @@ _RequiredText = Annotated[str, Field(min_length=1)]
     config=ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True),
 )
 class QuestionWording:
-    """Content of a question file."""
-
     partial: _RequiredText
     """User turn about an unfinished answer."""
     complete: _RequiredText

@@ -233,7 +233,6 @@ class RequestState:
         self.num_draft_inflight += num_tokens
 
     def add_text(self, source: str, text: RequestText) -> None:
-        """Adds a text that may draft; ``extend_text`` its tokens."""
         self.texts[source] = text
 
     def replace_text(self, source: str, match: TextMatch, *, is_complete: bool = True) -> None:
@@ -355,7 +354,6 @@ class RequestState:
         self.draft_kv_found = is_sure
 
     def set_draft_kv_len(self, length: int) -> None:
-        """Records that the sequence has draft KV up to ``length`` tokens."""
         self.draft_kv_len = length
 
     # -- target -----------------------------------------------------------------
@@ -396,7 +394,6 @@ class RequestState:
             self.trace_bytes += _size_of(record)
 
     def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
-        """Counts the tokens of a decode step."""
         self.num_target_run, self.num_matched_run = num_tokens, 0
         self.num_decoded += num_tokens
         if is_eagle:

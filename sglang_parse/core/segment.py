@@ -126,8 +126,6 @@ def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
 
 
 class Segmenter:
-    """Cuts token ids into segments."""
-
     def __init__(self, tokenizer: Any, rule: SegmentRule) -> None:
         self.rule, self._tokenizer = rule, tokenizer
         self._pieces: dict[int, str] = {}

@@ -31,7 +31,6 @@ def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
 
 
 def longest_accepted(accepted: Sequence[bool], _is_finished: bool) -> int | None:
-    """Returns the last verdict that accepts."""
     return max((k for k, is_accepted in enumerate(accepted) if is_accepted), default=None)
 
 

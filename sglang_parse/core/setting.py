@@ -20,8 +20,6 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as shown on the command line, in errors and in the docs."""
-
     name: str
     field: FieldInfo
 
@@ -46,7 +44,6 @@ class Setting:
 
     @property
     def parse(self) -> Callable[[str], Any]:
-        """Converts a command-line argument."""
         return _number_or_text if self.is_number_or_file else type(self.default)
 
     @property

@@ -251,8 +251,6 @@ class GrammarMask(_OnHost):
 
 
 class LogitBias:
-    """Adds ``logit_bias``."""
-
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
         self._biases = []
         for part in parts:
@@ -331,12 +329,10 @@ class Adjustment:
         return any(kind.adjusts(req) for kind in cls.KINDS)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """See ``Adjuster.apply``."""
         for adjuster in self._adjusters:
             adjuster.apply(logits)
 
     def advance(self, tokens: torch.Tensor) -> None:
-        """See ``Adjuster.advance``."""
         for adjuster in self._adjusters:
             adjuster.advance(tokens)
 

@@ -332,7 +332,6 @@ def trace_record(
 
 
 def _ends_answer(req: Req, accepted_len: int) -> bool:
-    """Whether the answer ends with the accepted prefix."""
     state = req.parse_state
     whole = state.draft.finished and accepted_len == state.num_drafted
     return whole or len(state.output_ids) + accepted_len >= req.sampling_params.max_new_tokens

@@ -107,7 +107,6 @@ def max_logits_rows(runner: Any) -> int:
 
 
 def forward_spans(runner: Any, parts: Sequence[RequestRows]) -> list[slice]:
-    """Splits ``parts`` into forwards of the runner's model that fit into its memory."""
     sizes = [(part.layout.num_rows, len(part.logits_rows)) for part in parts]
     return spans_within(sizes, (max_forward_rows(), max_logits_rows(runner)))
 

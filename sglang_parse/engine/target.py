@@ -49,8 +49,6 @@ class PrefillForward:
 
 
 class TargetModel:
-    """The target's worker."""
-
     def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker
         self.runner = target_worker.model_runner

@@ -74,7 +74,6 @@ class StageTimer:
         self._read()
 
     def take_stages(self) -> list[StageTime]:
-        """Returns the stages whose times have become known."""
         self._read()
         stages, self._stages = self._stages, []
         return stages

@@ -82,7 +82,6 @@ class TargetResult:
 
     @property
     def hidden_rows(self) -> slice:
-        """Its rows of the forward's hidden states."""
         return slice(self.start, self.start + self.num_rows)
 
     def logprobs_of(self, tokens: Sequence[int]) -> Sequence[TokenLogprobs]:
@@ -160,7 +159,6 @@ class TargetForward:
         self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
-        """Waits for the results, one per request."""
         values, start = iter(self._on_host.tolist()), 0
         records = iter(self._records.tolist() if self._records else ())
         for result in self._results:

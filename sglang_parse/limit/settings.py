@@ -47,8 +47,6 @@ _NAMES = ", ".join(shape_names())
 
 @dataclass(frozen=True)
 class LimitSettings(Flags):
-    """Settings of the benchmark; each is the flag of its name."""
-
     target: Shape = option("qwen3_32b", f"{_NAMES}, or a folder", read=Shape.read)
     draft: Shape = option("qwen3_0_6b", "likewise", read=Shape.read)
     device: str = option("cuda", choices=sorted(BACKENDS))

@@ -12,8 +12,6 @@ from sglang_parse.roofline.shape import BF16_BYTES, GPUS, QWEN3, read_shape
 
 @dataclass(frozen=True)
 class RooflineSettings(Flags):
-    """The command's settings; the texts are their help."""
-
     target: Shape = option(
         "14b", f"{', '.join(QWEN3)} (Qwen3), or a model's config.json", read=read_shape
     )

@@ -118,7 +118,6 @@ class BlockBody:
     # -- in the graph -----------------------------------------------------------
 
     def load(self, size: int) -> None:
-        """Fills the rows of ``size`` requests."""
         (state, pools), num_rows = self._state(size), size * self.width
         self.ids[:num_rows] = self._rows.ids(state).flatten()
         self.positions[:num_rows] = self._rows.positions(state).flatten()
@@ -193,7 +192,6 @@ class BlockGraphs(DecodeCudaGraphRunner):
     # -- replay -----------------------------------------------------------------
 
     def fits(self, num_reqs: int) -> bool:
-        """Whether a graph holds so many requests."""
         return num_reqs <= self.max_bs
 
     def run(

@@ -266,7 +266,6 @@ class DraftModel(EagleDraftWorkerBase):
         )
 
     def run(self, forward_batch: ForwardBatch) -> torch.Tensor:
-        """Runs a forward and returns its logits."""
         self.draft_runner.kv_index_translator.bind_own_plan(forward_batch)
         output = self.draft_runner.forward(forward_batch)
         self.replays = output.can_run_graph

@@ -47,7 +47,6 @@ class Drafter:
         self._log_from = 0
 
     def prefill_missing(self, reqs: Sequence[Req]) -> list[int]:
-        """See ``draft_prefill.prefill_missing``."""
         return prefill_missing(self.model, reqs)
 
     def start(
@@ -68,7 +67,6 @@ class Drafter:
         return chunk
 
     def chunk(self, layout: DraftLayout, batch: ScheduleBatch, rows: Sequence[int]) -> DraftChunk:
-        """As ``start``, in this layout."""
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
         if layout.masks is Masks.NONE:
             return TokenChunk(

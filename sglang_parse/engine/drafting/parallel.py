@@ -40,8 +40,6 @@ from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
 class ParallelChunk(DraftChunk):
-    """A draft chunk of blocks."""
-
     _state: ChainState | None = None
     _blocks: _Blocks | None = None
 
