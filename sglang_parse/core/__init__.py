@@ -18,7 +18,6 @@
     request        state of one request and its transitions
     text_match     place of an answer in a text that may draft it
     answers        earlier answers by the end of a prompt or an answer
-    prediction     predicted outputs of the OpenAI API
     kv_demand      actions and KV slots of the running requests in the next iteration
     json_file      files that other programs have written
     certificate    certified thresholds of ``sglang-parse calibrate``
