@@ -247,7 +247,7 @@ def bench_keys() -> str:
     """Keys of ``sglang-parse bench``'s results.json."""
     texts = {
         **BENCH_KEYS,
-        **under("speeds", "limit.figures.SpeedAt"),
+        **under("speeds", "limit.figures.ServerSpeed"),
     }
     return table(("key", "meaning"), rows_of(texts))
 

@@ -176,7 +176,7 @@ def _alive(refs: Sequence[ref[Any]]) -> list[Any]:
     return [*{id(req): req for req in found if req is not None}.values()]
 
 
-class Window:
+class Growth:
     """Growth of the counters between two calls of ``advance``."""
 
     def __init__(self, counters: Counters) -> None:

@@ -81,7 +81,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """Requests of the settings' lengths, ``num_reqs`` at a time."""
 
     settings: RooflineSettings

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -126,6 +127,18 @@ def test_the_package_keeps_its_budget():
     (25,400 on 27 November 2026), about 15,200 of code: lower the number as the package shrinks."""
     sources = [path.read_text(encoding="utf-8") for path in PACKAGE_FILES]
     assert sum(map(lines_of_code, sources)) <= PACKAGE_LINES
+
+
+SAME_NAMES = {"Question"}
+"""Classes of the package that share their name with another one, until one of them is renamed."""
+
+
+def test_no_class_has_the_name_of_another():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES]
+    names = Counter(
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == SAME_NAMES
 
 
 def test_files_are_short():
