@@ -360,10 +360,6 @@ def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> torch.Tensor | 
         return None
     Adjustment(piece, logits.device).apply(logits)
     rows = on_device([row for part in parts for row in part.rows], logits.device)
-    return reset_rows(logits, ~logits.amax(dim=-1).isfinite() & _is_among(rows, logits))
-
-
-def _is_among(rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """bool [n] which rows of logits are among ``rows``."""
-    found = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-    return found.index_fill_(0, rows, True)
+    is_adjusted = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    is_adjusted.index_fill_(0, rows, True)
+    return reset_rows(logits, ~logits.amax(dim=-1).isfinite() & is_adjusted)

@@ -242,7 +242,8 @@ class Committer:
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
         """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
         answer's end, and not inside text that a grammar forces, but in token mode."""
-        if _stops(state, tokens) or state.in_segment:
+        is_over = bool(tokens) and tokens[-1] in state.policy.stop_ids
+        if is_over or state.in_segment:
             return False
         if self._judge_of(state) is None or not state.resumes:
             return state.resumes
@@ -335,11 +336,6 @@ def _ends_answer(req: Req, accepted_len: int) -> bool:
     state = req.parse_state
     whole = state.draft.finished and accepted_len == state.num_drafted
     return whole or len(state.output_ids) + accepted_len >= req.sampling_params.max_new_tokens
-
-
-def _stops(state: RequestState, tokens: Sequence[int]) -> bool:
-    """Whether the answer ends with the last of the tokens."""
-    return bool(tokens) and tokens[-1] in state.policy.stop_ids
 
 
 def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tuple[int, ...]:

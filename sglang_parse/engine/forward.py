@@ -126,10 +126,12 @@ def run_forward(
         is_masked: use the layout ``mask`` unless the rows are causal; otherwise ``alias``.
     """
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
+    starts = zip(parts, layout.qo_indptr[:-1], strict=True)
+    index = [start + row for part, start in starts for row in part.logits_rows]
     spec_info = ParseVerifyInput(
         layout=layout,
         custom_mask=flat_mask(layout, device) if is_masked and not layout.is_causal else None,
-        select_index=on_device(_logits_index(parts, layout), device),
+        select_index=on_device(index, device),
     )
     forward_batch = ForwardBatch.init_new(
         _batch_view(batch, parts, layout, spec_info),
@@ -151,13 +153,6 @@ def run_forward(
 def graph_sizes(runner: Any) -> Sequence[int]:
     """Rows of the CUDA graphs of the runner's prefills, ascending."""
     return getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
-
-
-def _logits_index(parts: Sequence[RequestRows], layout: VerifyLayout) -> list[int]:
-    index: list[int] = []
-    for part, offset in zip(parts, layout.qo_indptr[:-1], strict=True):
-        index.extend(offset + row for row in part.logits_rows)
-    return index
 
 
 def _batch_view(
