@@ -35,7 +35,6 @@ class Phase(Enum):
 
 
 TARGET_DECODES = (Phase.DECODING, Phase.PLAIN)
-"""Phases in which the target decodes."""
 
 
 class Action(Enum):

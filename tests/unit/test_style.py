@@ -113,18 +113,17 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_200
+PACKAGE_LINES = 16_550
 MAX_FILE_LINES = 350
 LONGER_FILES = {
-    *("core/config.py", "core/phases.py", "core/policy/controller.py", "core/question.py"),
-    *("core/request.py", "engine/adjust.py", "engine/commit.py", "engine/eagle.py"),
-    *("engine/verify.py", "startup/models.py"),
+    *("core/config.py", "core/policy/controller.py", "core/request.py", "engine/adjust.py"),
+    *("engine/commit.py", "engine/eagle.py", "engine/verify.py"),
 }
 
 
 def test_the_package_keeps_its_budget():
-    """Lines of code, as of the policy's. The goal is 22,900 lines with docstrings and blank ones
-    (25,400 on 27 November 2026), about 15,200 of code: lower the number as the package shrinks."""
+    """Lines of code, as of the policy's. The goal is 20,900 lines with docstrings and blank ones
+    (24,741 on 27 November 2026), about 14,000 of code: lower the number as the package shrinks."""
     sources = [path.read_text(encoding="utf-8") for path in PACKAGE_FILES]
     assert sum(map(lines_of_code, sources)) <= PACKAGE_LINES
 
