@@ -15,8 +15,7 @@ from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
 from sglang_parse.limit.shape import Shape
 from sglang_parse.roofline.cost import Load
 from sglang_parse.roofline.run import BLOCKS, costs, speedups
-from sglang_parse.roofline.settings import RooflineSettings
-from sglang_parse.roofline.shape import QWEN3, read_shape
+from sglang_parse.roofline.settings import QWEN3, RooflineSettings, read_shape
 
 pytestmark = pytest.mark.unit
 
