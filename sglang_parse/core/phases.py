@@ -96,6 +96,11 @@ class RequestPolicy:
     def is_plain(self) -> bool:
         return bool(self.plain_reason)
 
+    @property
+    def rejects_all(self) -> bool:
+        """Whether nothing is accepted: greedy output is then the plain target's."""
+        return self.threshold > 1
+
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
@@ -224,14 +229,9 @@ class VerifyOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class SourceStats:
-    """Counters of one request's drafts from one source, in ``meta_info["parse"]["sources"]``.
+    """``Stats`` of one request's drafts from one source, in ``meta_info["parse"]["sources"]``.
 
     Attributes:
-        rounds: verified drafts.
-        drafted_tokens: their tokens.
-        accepted_tokens: those of them accepted by the selection rule.
-        matched_tokens: those after the accepted prefix that equal the target's choices.
-        verify_ms: the request's part of their verify passes' wall time.
         wait_ms: time that the request waited for them.
     """
 

@@ -35,6 +35,7 @@ from sglang_parse.core.phases import (
     TraceRecord,
 )
 from sglang_parse.core.policy.texts import TextLength
+from sglang_parse.core.selection import up_to_stop
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -309,11 +310,8 @@ class RequestState:
         length = len(token_ids)
         self.start_draft(DraftPlan(length, max_prefixes, length))
         self.draft.source = source
-        for token in token_ids:
-            self.draft.token_ids.append(token)
-            if token in self.policy.stop_ids:
-                self.draft.finished = True
-                break
+        self.draft.token_ids += up_to_stop(token_ids, self.policy.stop_ids)
+        self.draft.finished = not self.policy.stop_ids.isdisjoint(self.draft.token_ids[-1:])
         self.phase, self.waited = Phase.VERIFYING, 0
         self._count_drafted(self.num_drafted)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 
@@ -100,6 +100,12 @@ def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:
             break
         matched += 1
     return matched
+
+
+def up_to_stop(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:
+    """Returns the tokens up to the first stop token, which is included."""
+    ends = (place for place, token in enumerate(tokens, start=1) if token in stop_ids)
+    return tuple(tokens[: next(ends, len(tokens))])
 
 
 HIGH_REJECT_RATIO = 0.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from sglang_parse.core.config import ParseConfig
@@ -24,7 +24,7 @@ from sglang_parse.core.phases import (
     VerifyOutcome,
 )
 from sglang_parse.core.request import RequestState
-from sglang_parse.core.selection import Selection, matching_tokens, select
+from sglang_parse.core.selection import Selection, matching_tokens, select, up_to_stop
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine.faults import contain_request
@@ -102,7 +102,7 @@ class Committer:
             num_matched = matching_tokens(result.proposed, tokens)
             tokens = tokens[: num_matched + 1][: max(1, tokens_left(req))]
         is_eagle = result.action is Action.EAGLE_DECODE
-        return self._commit_decode(req, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+        return self._commit_decode(req, up_to_stop(tokens, state.policy.stop_ids), is_eagle)
 
     def poll(self, reqs: Sequence[Req]) -> None:
         """Takes texts that have arrived; requests that waited for them start drafts."""
@@ -154,8 +154,8 @@ class Committer:
         draft, threshold = state.draft, state.policy.threshold
         if self._judge_of(state) is None:
             matched = matching_tokens(draft.token_ids, result.target_tokens)
-            return Selection(0 if threshold > 1 else matched)
-        if simulated and threshold <= 1:  # above 1 is exact, simulated or not
+            return Selection(0 if state.policy.rejects_all else matched)
+        if simulated and not state.policy.rejects_all:
             place = place_of(req.origin_input_ids, len(state.output_ids))
             ends = draft.prefix_ends
             return Selection(simulated.accepted_len(len(draft.token_ids), ends, place))
@@ -173,7 +173,7 @@ class Committer:
         # Simulated acceptance fixes what a draft brings.
         drafted = () if self._simulated else state.draft.verified_ids[accepted_len:]
         tokens = choices[: matching_tokens(drafted, choices) + 1]
-        return _up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
+        return up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 
     def _observe(
         self,
@@ -350,9 +350,3 @@ def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tup
         return ()
     unverified = draft.token_ids[last:]
     return tuple(unverified[1:]) if unverified[:1] == [*bonus[-1:]] else ()
-
-
-def _up_to_stop(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:
-    """The tokens up to the first stop token, which is included."""
-    ends = (place for place, token in enumerate(tokens, start=1) if token in stop_ids)
-    return tuple(tokens[: next(ends, len(tokens))])

@@ -183,11 +183,13 @@ class Judge:
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
         threshold, refusal = state.policy.threshold, verdicts.refusal
-        if decides and refusal and threshold <= 1 and refusal.place < (outcome.reject_end or 0):
+        if not decides or state.policy.rejects_all:
+            return
+        if refusal and refusal.place < (outcome.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
             counts = state.strict_refusals
             counts[refusal.name] = counts.get(refusal.name, 0) + 1
-        if decides and is_greedy(req) and threshold <= 1:  # above 1 is to reject everything
+        if is_greedy(req):
             num_matched = matching_tokens(state.draft.token_ids, target_tokens)
             matched, rejected = matched_prefixes(
                 state.draft.prefix_ends, verdicts.values, threshold, num_matched
