@@ -250,11 +250,8 @@ class Committer:
         return bool(free_ends(state, tokens, [len(tokens)]))
 
     def _resume_drafting(self, req: Req, new_ids: Sequence[int]) -> bool:
-        """Starts a draft if one is expected to pay; else the target decodes one more token.
-
-        Args:
-            new_ids: what this iteration outputs.
-        """
+        """Starts a draft behind ``new_ids``, which this iteration outputs, if one is expected to
+        pay; else the target decodes one more token."""
         reason = self.sources.start(req, new_ids)
         if reason:
             req.parse_state.skip_draft(reason)
