@@ -360,7 +360,7 @@ def test_exit_code_and_table(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["doctor", *flags(parse_question="/no/such/file")]) == 1
     printed = capsys.readouterr().out
     assert "fails" in printed
-    assert "Fix: give --parse-question an existing JSON" in " ".join(printed.split())
+    assert "Fix: give --parse-question a JSON file" in " ".join(printed.split())
 
 
 def test_another_programs_unknown_flags_are_an_error(capsys: pytest.CaptureFixture[str]):
@@ -565,7 +565,6 @@ def test_what_there_is_when_somebody_ends_it(
     monkeypatch.setattr(served, "ask", ask)
     found_code, found, _ = doctor(capsys)
     assert found_code == code
-    assert found["flags"]["status"] == NOT_CHECKED  # its models are far away
     answered = max(0, (after - 2) // 2)
     assert found["answers"]["found"].startswith(f"{answered} of 6 prompts answered, then it was")
     assert found["acceptance"]["status"] == (OK if answered else NOT_CHECKED)
