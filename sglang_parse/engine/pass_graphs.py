@@ -78,19 +78,13 @@ class PassGraphs(WideGraphs):
         inputs, parts = self.inputs, list(enumerate(layout.requests))
         places = [i * inputs.width + row for i, part in parts for row in range(part.num_rows)]
         index, num_rows = on_device(places, inputs.ids.device), size * inputs.width
-        for static, live in (
-            (inputs.ids, batch.input_ids),
-            (inputs.positions, batch.positions),
-            (inputs.slots, batch.out_cache_loc),
-        ):
+        live = (batch.input_ids, batch.positions, batch.out_cache_loc)
+        for static, part in zip((inputs.ids, inputs.positions, inputs.slots), live, strict=True):
             static[:num_rows] = 0  # SGLang's padding slot, whose KV nobody reads
-            static[index] = live.to(torch.int64)
-        for static, live in (
-            (inputs.pools, batch.req_pool_indices),
-            (inputs.starts, batch.extend_prefix_lens),
-        ):
-            static[len(parts) : size] = 0
-            static[: len(parts)] = live
+            static[index] = part.to(torch.int64)
+        inputs.pools[:size], inputs.starts[:size] = 0, 0
+        inputs.pools[: len(parts)] = batch.req_pool_indices
+        inputs.starts[: len(parts)] = batch.extend_prefix_lens
         return index
 
 
