@@ -142,10 +142,12 @@ class Start:
         target, draft = self.pair
         block = models.parallel_draft(config, draft)
         layout, why = checks.pass_layout(args, config, target, block.size)
-        compat.check_backend(args.attention_backend)
+        backends = dict.fromkeys((args.attention_backend, checks.draft_attention(args)))
+        for backend in backends:
+            compat.check_backend(backend)
         overlap = "with" if checks.overlaps(args, config) else "without"
-        found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"
-        return f"{found}, because {why}"
+        names = " and, for drafts, ".join(backends)
+        return f"{names}, {overlap} overlap; layout {layout} of the verify pass, because {why}"
 
     def models(self) -> str:
         pair = models.read_pair(self.args)
