@@ -4,7 +4,7 @@ All requests of a replay have the same rows: who has fewer gets padding rows beh
 write to SGLang's padding slot and which nobody attends to. The logits of the rows that need them
 follow the replay as they follow a pass in pieces.
 
-Not run on a GPU yet, so off unless ``ENV_VAR`` is 1.
+On with Triton, where it was seen on a GPU; ``ENV_VAR``, 0 or 1, decides otherwise.
 """
 
 from __future__ import annotations
@@ -53,24 +53,22 @@ class PassGraphs(WideGraphs):
         is_short = all(p.num_rows <= width and p.prefix_len <= MAX_CONTEXT for p in parts)
         return layout.is_causal and is_short and len(parts) <= self.max_bs
 
-    def run(
-        self, forward_batch: ForwardBatch, layout: VerifyLayout
-    ) -> tuple[LogitsProcessorOutput, int]:
+    def run(self, batch: ForwardBatch, layout: VerifyLayout) -> tuple[LogitsProcessorOutput, int]:
         """Runs a pass.
 
         Args:
-            forward_batch: the pass as SGLang's runner takes it.
+            batch: the pass as SGLang's runner takes it.
 
         Returns:
             As that runner; and the rows of the graph.
         """
         size = self.padded(len(layout.requests))
-        index = self._put(forward_batch, layout, size)
+        index = self._put(batch, layout, size)
         self.replay(size)
         hidden, *aux = (rows[index] for rows in self.states)
         context = ForwardContext(attn_backend=self.model_runner.attn_backend)
-        with torch.no_grad(), forward_context(context, forward_batch=forward_batch):
-            output = self.head(hidden, forward_batch, *([aux] if aux else []))
+        with torch.no_grad(), forward_context(context, forward_batch=batch):
+            output = self.head(hidden, batch, *([aux] if aux else []))
         return output, size * self.inputs.width
 
     def _put(self, batch: ForwardBatch, layout: VerifyLayout, size: int) -> torch.Tensor:
@@ -96,7 +94,8 @@ def capture(runner: Any, head_width: int = 0) -> list[PassGraphs]:
     Args:
         head_width: rows of a request that verifies an EAGLE-3 head's proposal.
     """
-    is_asked, config = os.environ.get(ENV_VAR) == "1", runner.model_config
+    seen = str(int(runner.prefill_attention_backend_str == "triton"))
+    is_asked, config = os.environ.get(ENV_VAR, seen) == "1", runner.model_config
     is_plain = is_asked and attention_of(config) is Attention.FULL and not config.model_is_mrope
     if not is_plain or runner.lora_manager or not runner.decode_cuda_graph_capture_bs:
         return []

@@ -143,13 +143,19 @@ def test_which_passes_fit(requests: list[RequestLayout], fits: bool):
     ("changed", "captured"),
     [
         ({}, [4, 9, 17, 33]),
-        ({"environment": ""}, []),
+        ({"environment": "0"}, []),
+        ({"environment": None}, [4, 9, 17, 33]),
+        ({"environment": None, "backend": "flashinfer"}, []),
+        ({"backend": "flashinfer"}, [4, 9, 17, 33]),
         ({"decode_cuda_graph_capture_bs": []}, []),
         ({"lora_manager": object()}, []),
         ({"model_is_mrope": True}, []),
         ({"attention": "LATENT"}, []),
     ],
-    ids=["asked for", "not asked", "no graphs", "adapters", "mrope", "latent"],
+    ids=[
+        *("asked for", "refused", "triton", "flashinfer", "flashinfer, asked for"),
+        *("no graphs", "adapters", "mrope", "latent"),
+    ],
 )
 def test_what_is_captured(changed: dict, captured: list[int], monkeypatch: pytest.MonkeyPatch):
     from sglang_parse.attention.support import Attention
@@ -163,12 +169,15 @@ def test_what_is_captured(changed: dict, captured: list[int], monkeypatch: pytes
     monkeypatch.setattr(pass_graphs, "PassGraphs", Graphs)
     attention = Attention[changed.get("attention", "FULL")]
     monkeypatch.setattr(pass_graphs, "attention_of", lambda _: attention)
-    monkeypatch.setenv(pass_graphs.ENV_VAR, changed.get("environment", "1"))
+    monkeypatch.delenv(pass_graphs.ENV_VAR, raising=False)
+    if (environment := changed.get("environment", "1")) is not None:
+        monkeypatch.setenv(pass_graphs.ENV_VAR, environment)
     config = SimpleNamespace(model_is_mrope=changed.get("model_is_mrope", False))
     runner = SimpleNamespace(
         model_config=config,
         decode_cuda_graph_capture_bs=changed.get("decode_cuda_graph_capture_bs", [1, 2]),
         lora_manager=changed.get("lora_manager"),
+        prefill_attention_backend_str=changed.get("backend", "triton"),
     )
     found = pass_graphs.capture(runner, 4)
     assert len(found) == len(made)
