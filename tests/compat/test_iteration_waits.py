@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,14 +57,7 @@ def prefill_() -> None:
     from sglang_parse.engine.prefill import prefill
 
     batch = prefill_batch_of(request(0, Phase.DRAFTING, Action.DRAFT))
-    engine = engine_for(batch)
-    engine.verifier.target.worker = SimpleNamespace(
-        set_hicache_consumer=lambda _: None,
-        forward_batch_generation=lambda _, forward_batch, **__: (
-            engine.verifier.target.runner.forward(forward_batch)
-        ),
-    )
-    prefill(engine, batch)
+    prefill(engine_for(batch), batch)
 
 
 def first_draft(cached: int) -> None:

@@ -335,13 +335,6 @@ def test_a_prefill(count: Count):
 
     batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Action.DRAFT) for i in range(8)))
     engine = engine_for(batch)
-
-    def forward(_: Any, forward_batch: Any, **__: Any) -> Any:
-        return engine.verifier.target.runner.forward(forward_batch)
-
-    engine.verifier.target.worker = SimpleNamespace(
-        set_hicache_consumer=lambda _: None, forward_batch_generation=forward
-    )
     found = count(lambda: prefill(engine, batch))
     assert found.forwards == {"EXTEND": 1}
     assert found.waits == 1
