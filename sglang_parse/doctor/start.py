@@ -143,9 +143,10 @@ class Start:
         target, draft = self.pair
         block = models.parallel_draft(config, draft)
         layout, why = checks.pass_layout(args, config, target, block.size)
+        backends = dict.fromkeys((args.attention_backend, checks.draft_attention(args)))
         overlap = "with" if checks.overlaps(args, config) else "without"
-        found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"
-        return f"{found}, because {why}"
+        names = " and, for drafts, ".join(backends)
+        return f"{names}, {overlap} overlap; layout {layout} of the verify pass, because {why}"
 
     def models(self) -> str:
         pair = models.read_pair(self.args)

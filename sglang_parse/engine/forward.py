@@ -112,17 +112,17 @@ def forward_spans(runner: Any, parts: Sequence[RequestRows]) -> list[slice]:
 
 
 def run_forward(
-    runner: Any,
+    target: Any,
     batch: ScheduleBatch,
     parts: Sequence[RequestRows],
     *,
     is_masked: bool,
     capture: bool = False,
 ) -> ForwardOutput:
-    """Runs a model over ``parts`` and writes the KV of every row into the requests' slots.
+    """Runs the target over ``parts`` and writes the KV of every row into the requests' slots.
 
     Args:
-        runner: the model runner of the target or the draft model.
+        target: a ``TargetModel``.
         is_masked: use the layout ``mask`` unless the rows are causal; otherwise ``alias``.
     """
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
@@ -135,18 +135,22 @@ def run_forward(
     )
     forward_batch = ForwardBatch.init_new(
         _batch_view(batch, parts, layout, spec_info),
-        runner,
+        target.runner,
         capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
         return_hidden_states_before_norm=False,
     )
     # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
-    done = runner.forward(forward_batch)
-    output = done.logits_output
+    whole = next((one for one in target.pass_graphs if one.fits(layout)), None)
+    if whole is not None:
+        output, graph = whole.run(forward_batch, layout)
+    else:
+        done = target.runner.forward(forward_batch)
+        output = done.logits_output
+        sizes = (size for size in graph_sizes(target.runner) if size >= layout.num_rows)
+        graph = next(sizes, 0) if done.can_run_graph else 0
     # The next replay of SGLang's CUDA graph writes to the same memory.
     hidden = output.hidden_states.clone() if capture else None
-    sizes = (size for size in graph_sizes(runner) if size >= layout.num_rows)
-    graph = next(sizes, 0) if done.can_run_graph else 0
     return ForwardOutput(output.next_token_logits, hidden, graph)
 
 

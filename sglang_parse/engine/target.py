@@ -49,6 +49,14 @@ class PrefillForward:
 
 
 class TargetModel:
+    """The target's worker.
+
+    Attributes:
+        pass_graphs: ``PassGraphs``, narrowest first.
+    """
+
+    pass_graphs: Sequence[Any] = ()
+
     def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker
         self.runner = target_worker.model_runner

@@ -285,7 +285,7 @@ class Verifier:
         capture = capture or (self._captures and Action.VERIFY in actions)
         for span in forward_spans(runner, parts):
             output = run_forward(
-                runner, batch, parts[span], is_masked=self.is_masked, capture=capture
+                self.target, batch, parts[span], is_masked=self.is_masked, capture=capture
             )
             done.num_passes += Action.VERIFY in actions[span]
             done.graphs.append(output.graph)

@@ -5,6 +5,7 @@ Counted on a GPU without numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from support.fake_engine import (
     DRAFTED,
     PROMPT,
     SIZE,
+    VOCAB,
     Runner,
     arrived,
     drafting,
@@ -33,6 +35,7 @@ from support.fake_engine import (
     prefill_batch_of,
     request,
 )
+from support.fake_gpu import GPU
 from support.launch_counts import Launches
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
@@ -142,6 +145,33 @@ def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
     assert [state.num_drafted for state in states] == [BLOCKS * DRAFTED] * 2
     assert [state.num_draft_inflight for state in states] == [BLOCKS * SIZE] * 2
     assert [state.draft.candidates for state in states] == [(DRAFTED,) * DRAFTED] * 2
+
+
+@pytest.mark.parametrize("top_k", [1, 5])
+def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
+    """One replay each, whatever attention backend the draft model has; requests that sample take
+    their logits from it, and nothing waits."""
+    batch, engine = in_blocks(drafting(0), drafting(1, top_k=top_k), plans_on_device=False)
+    layout, replayed = engine.controller.layouts.choose(2), Counter[str]()
+    width = layout.rows(0).num_rows
+
+    class Graphs:
+        fits = staticmethod(lambda _: True)
+
+        def run(self, state: Any, *_: Any) -> tuple[Any, torch.Tensor]:
+            replayed["block"] += 1
+            return state, torch.zeros(2, 2 * SIZE + 1, dtype=torch.int64, device=GPU)
+
+        def logits_of(self, requests: slice) -> torch.Tensor:
+            replayed["logits"] += 1
+            rows = (requests.stop - requests.start) * width
+            return torch.zeros(rows, VOCAB, device=GPU)
+
+    engine.drafter.model._block_graphs = {layout: Graphs()}
+    found = count(lambda: launched(batch, engine))
+    assert (found.forwards, found.waits) == ({}, 0)
+    assert replayed == ({"block": BLOCKS} if top_k == 1 else {"block": BLOCKS, "logits": BLOCKS})
+    assert engine.drafter.model.replays
 
 
 @pytest.mark.parametrize(
@@ -305,31 +335,30 @@ def test_a_prefill(count: Count):
 
     batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Action.DRAFT) for i in range(8)))
     engine = engine_for(batch)
-
-    def forward(_: Any, forward_batch: Any, **__: Any) -> Any:
-        return engine.verifier.target.runner.forward(forward_batch)
-
-    engine.verifier.target.worker = SimpleNamespace(
-        set_hicache_consumer=lambda _: None, forward_batch_generation=forward
-    )
     found = count(lambda: prefill(engine, batch))
     assert found.forwards == {"EXTEND": 1}
     assert found.waits == 1
     assert [req.parse_state.output_ids for req in batch.reqs] == [[DRAFTED]] * 8
 
 
-def test_what_drafts_begin_with(count: Count, monkeypatch: Any):
-    """Eight prompts that the draft model has not read: one forward, one look at the marks."""
+@pytest.mark.parametrize("cached", [0, 5])
+def test_what_drafts_begin_with(count: Count, cached: int, monkeypatch: Any):
+    """Eight prompts that the draft model has not read: one forward, and one look at the marks if
+    the radix cache had a part of one of them."""
     from sglang_parse.engine.drafting import draft_prefill
 
     monkeypatch.setattr(draft_prefill, "MAX_PENDING", 3)
     reqs = [drafting(i, gap=PROMPT) for i in range(8)]
     for req in reqs:
         req.parse_state.draft_kv_found = False
+    reqs[3].cached_tokens = cached
     batch, engine = drafting_batch(*reqs)
     found = count(lambda: engine.drafter.prefill_missing(batch.reqs))
     assert found.forwards == {"EXTEND": 1}
-    assert found.waits == 1
+    assert found.waits == (cached > 0)
+    # SGLang has not processed the prefill: these slots may be replaced by others' without draft KV.
+    assert not any(req.parse_state.draft_kv_found for req in reqs)
+    assert count(lambda: engine.drafter.prefill_missing(batch.reqs)).waits == 1
 
 
 def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: Any):

@@ -50,7 +50,7 @@ class Launched:
         batch = SimpleNamespace(reqs=reqs)
         self.forward = verifier.verify(batch, DRAFTED, PROPOSALS, DECODING)
 
-    def _run_forward(self, _runner, _batch, parts, *, is_masked: bool, capture: bool):
+    def _run_forward(self, _target, _batch, parts, *, is_masked: bool, capture: bool):
         assert is_masked
         logits = [100 * part.row + row for part in parts for row in part.logits_rows]
         hidden = [100 * part.row + row for part in parts for row in range(part.layout.num_rows)]

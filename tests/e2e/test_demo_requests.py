@@ -108,7 +108,10 @@ def test_the_demo_draft_writes_what_its_weights_say(
             before = [*prompt, *answer["output_ids"][: record["output_start"]]]
             assert_greedy(demo_draft_model, before, record["draft_token_ids"])
     infos = [parse_info(answer) for answer in answers]
-    assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
+    # At 1, few drafts may all fall to one token per forward, which costs as much at times:
+    # test_blocks.py writes blocks at 1.
+    if concurrency > 1:
+        assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
     demo.assert_nothing_lost()
 
 

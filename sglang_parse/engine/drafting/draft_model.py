@@ -6,7 +6,6 @@ The draft model sees every token of the context at its true position.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +29,6 @@ from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
-
-logger = logging.getLogger(__name__)
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -157,12 +154,7 @@ class DraftModel(EagleDraftWorkerBase):
             return
         for layout in self.block_layouts:
             if layout.masks is not Masks.NONE:
-                graphs = BlockGraphs(self.draft_runner, layout, self.mask_id)
-                self._block_graphs[layout] = graphs
-                logger.info(
-                    "PARSE: one CUDA graph per draft forward of %s, for %s requests",
-                    *(layout, graphs.capture_bs),
-                )
+                self._block_graphs[layout] = BlockGraphs(self.draft_runner, layout, self.mask_id)
 
     def graphs_of(self, layout: DraftLayout, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a layout's blocks, if one holds so many requests."""
