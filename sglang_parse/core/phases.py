@@ -187,6 +187,8 @@ class StageTime:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
         num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
+        num_used: of DRAFT: the forwards that a request's draft was not over before, on average; 0
+            stands for all of them.
         graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
     """
 
@@ -197,6 +199,7 @@ class StageTime:
     num_forwards: int = 0
     layout: DraftLayout = ONE_TOKEN
     graphs: tuple[int, ...] = ()
+    num_used: float = 0.0
 
 
 class VerifyOutcome(NamedTuple):

@@ -141,9 +141,10 @@ def run_forward(
     )
     # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
-    whole = next((one for one in target.pass_graphs if one.fits(layout)), None)
+    graphs = target.pass_graphs if layout.is_causal else ()
+    whole = next((one for one in graphs if one.fits(forward_batch)), None)
     if whole is not None:
-        output, graph = whole.run(forward_batch, layout)
+        output, graph = whole.run(forward_batch)
     else:
         done = target.runner.forward(forward_batch)
         output = done.logits_output

@@ -141,10 +141,11 @@ class StageTimer:
 
     def draft(self, watch: Stopwatch, reqs: Sequence[Req], chunk: DraftChunk) -> None:
         states, num_tokens = [req.parse_state for req in reqs], chunk.tokens_per_request
+        num_used = chunk.used_per_request
 
         def record(ms: float) -> None:
             _share(states, draft=ms)
-            forwards = chunk.num_forwards, chunk.layout
+            forwards = chunk.num_forwards, chunk.layout, (), num_used
             self._stages.append(StageTime(Stage.DRAFT, len(states), num_tokens, ms, *forwards))
 
         self.when_passed(record, watch)

@@ -106,8 +106,8 @@ class ParseWorker(BaseSpecWorker):
         if self.engine.eagle is not None:
             self.engine.eagle.init_cuda_graphs()
         target, head = self.engine.verifier.target, self.engine.eagle
-        width = head.worker.speculative_num_draft_tokens if head else 0
-        target.pass_graphs = pass_graphs.capture(target.runner, width)
+        proposal = (head.worker.speculative_num_draft_tokens,) if head else ()
+        target.pass_graphs = pass_graphs.capture(target.runner, (*pass_graphs.WIDTHS, *proposal))
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         """Called on the forward stream when all graphs are captured."""

@@ -174,6 +174,29 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
     assert engine.drafter.model.replays
 
 
+@pytest.mark.parametrize("width", [PROMPT - 1, PROMPT])
+def test_a_draft_prefill_in_a_graph(count: Count, width: int):
+    """The narrowest one that fits; none is a forward of SGLang's runner."""
+    req = drafting(0, gap=PROMPT)
+    batch, engine = drafting_batch(req)
+    replayed: list[Any] = []
+
+    class Graphs:
+        fits = staticmethod(lambda batch: max(batch.extend_seq_lens_cpu) <= width)
+
+        def run(self, batch: Any) -> Any:
+            replayed.append((batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu))
+            logits = torch.zeros(1, VOCAB, device=GPU)
+            return SimpleNamespace(next_token_logits=logits), width
+
+    engine.drafter.model._prefill_graphs = [Graphs()]
+    found = count(lambda: engine.drafter.model.extend([req], [0], [PROMPT]))
+    fits = width == PROMPT
+    assert replayed == ([([0], [PROMPT])] if fits else [])
+    assert found.forwards == ({} if fits else {"EXTEND": 1})
+    assert engine.drafter.model.replays == fits
+
+
 @pytest.mark.parametrize(
     ("allocated", "budget", "blocks"),
     [(200, 512, 16), (BLOCKS * SIZE + 15, 512, BLOCKS + 1), (BLOCKS * SIZE + 15, 30, 15)],
@@ -189,7 +212,7 @@ def test_as_many_blocks_as_the_tokens_are_expected_to_take(
     req.sampling_params.max_new_tokens = 1 + budget
     batch, engine = in_blocks(req)
     (cost,) = (c for x, c in engine.controller.layouts.costs.items() if x.masks.value == "last")
-    cost.num_tokens, cost.num_forwards = 20.0, 10.0
+    cost.num_tokens, cost.num_used = 20.0, 10.0
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
 
@@ -221,6 +244,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
     assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
     assert (first.chunk.finished, second.chunk.finished) == ([0], [])
+    assert (first.chunk.used_per_request, second.chunk.used_per_request) == (1, 0)
     assert second_at == second.chunk.num_forwards == BLOCKS
 
 

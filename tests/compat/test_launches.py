@@ -164,7 +164,7 @@ def test_blocks_behind_the_end_of_a_draft_stay_in_its_slots(
     engine = engine_for(batch, block_size=4, config=config)
     costs = engine.controller.layouts.costs
     (plan,) = (plan for plan in costs if plan.masks.value == masks)
-    costs[plan].num_tokens = costs[plan].num_forwards = 1.0
+    costs[plan].num_tokens = costs[plan].num_used = 1.0
     monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
     launched(batch, engine)
     starts = [f.extend_prefix_lens_cpu for f in engine.drafter.model.draft_runner.forwards]

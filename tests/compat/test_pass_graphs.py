@@ -75,7 +75,9 @@ def batch_of(layout: VerifyLayout, selected: list[int]) -> Any:
             layout=layout, custom_mask=None, select_index=torch.tensor(selected)
         ),
     )
-    batch.extend_prefix_lens = torch.tensor([p.prefix_len for p in layout.requests]).to(torch.int32)
+    batch.extend_prefix_lens_cpu = [part.prefix_len for part in layout.requests]
+    batch.extend_seq_lens_cpu = [part.num_rows for part in layout.requests]
+    batch.extend_prefix_lens = torch.tensor(batch.extend_prefix_lens_cpu).to(torch.int32)
     return batch
 
 
@@ -83,7 +85,7 @@ def batch_of(layout: VerifyLayout, selected: list[int]) -> Any:
 def test_a_replay_gives_the_rows_of_the_pass(num_aux: int):
     (graphs, states), batch = graphs_of(num_aux), batch_of(RAGGED, [0, 2, 5, 8])
     for _ in range(2):  # the second replay finds the first one's buffers
-        output, num_rows = graphs.run(batch, RAGGED)
+        output, num_rows = graphs.run(batch)
         assert num_rows == 4 * WIDTH
         hidden, *aux = states(batch.input_ids, batch.positions, batch.out_cache_loc)
         expected = graphs.head(hidden, batch, *([aux] if aux else []))
@@ -93,7 +95,7 @@ def test_a_replay_gives_the_rows_of_the_pass(num_aux: int):
 
 def test_padding_writes_to_sglangs_padding_slot_and_sees_nothing():
     graphs, _ = graphs_of()
-    graphs.run(batch_of(RAGGED, [0]), RAGGED)
+    graphs.run(batch_of(RAGGED, [0]))
     inputs = graphs.inputs
     slots = inputs.slots[: 4 * WIDTH].view(4, WIDTH)
     assert slots.tolist() == [
@@ -131,22 +133,21 @@ def test_attention_is_the_kernel_that_leaves_out_the_contexts_mask(monkeypatch: 
         ([RequestLayout(7, 1), RequestLayout(7, WIDTH + 1)], False),
         ([RequestLayout(MAX_CONTEXT, 1)], True),
         ([RequestLayout(MAX_CONTEXT + 1, 1)], False),
-        ([RequestLayout(7, 2, (1,), (2,))], False),
     ],
-    ids=["most", "requests", "rows", "long", "too long", "asks"],
+    ids=["most", "requests", "rows", "long", "too long"],
 )
 def test_which_passes_fit(requests: list[RequestLayout], fits: bool):
-    assert graphs_of()[0].fits(VerifyLayout.of(requests)) is fits
+    assert graphs_of()[0].fits(batch_of(VerifyLayout.of(requests), [0])) is fits
 
 
 @pytest.mark.parametrize(
     ("changed", "captured"),
     [
-        ({}, [4, 9, 17, 33]),
+        ({}, [4, 9, 17, 33, 65, 129]),
         ({"environment": "0"}, []),
-        ({"environment": None}, [4, 9, 17, 33]),
+        ({"environment": None}, [4, 9, 17, 33, 65, 129]),
         ({"environment": None, "backend": "flashinfer"}, []),
-        ({"backend": "flashinfer"}, [4, 9, 17, 33]),
+        ({"backend": "flashinfer"}, [4, 9, 17, 33, 65, 129]),
         ({"decode_cuda_graph_capture_bs": []}, []),
         ({"lora_manager": object()}, []),
         ({"model_is_mrope": True}, []),
@@ -163,8 +164,9 @@ def test_what_is_captured(changed: dict, captured: list[int], monkeypatch: pytes
     made = []
 
     class Graphs:
-        def __init__(self, _: Any, width: int) -> None:
+        def __init__(self, _: Any, width: int, max_rows: int) -> None:
             made.append(width)
+            assert max_rows == pass_graphs.MAX_ROWS
 
     monkeypatch.setattr(pass_graphs, "PassGraphs", Graphs)
     attention = Attention[changed.get("attention", "FULL")]
@@ -179,7 +181,7 @@ def test_what_is_captured(changed: dict, captured: list[int], monkeypatch: pytes
         lora_manager=changed.get("lora_manager"),
         prefill_attention_backend_str=changed.get("backend", "triton"),
     )
-    found = pass_graphs.capture(runner, 4)
+    found = pass_graphs.capture(runner, (*pass_graphs.WIDTHS, 4))
     assert len(found) == len(made)
     assert made == captured
 
@@ -187,7 +189,7 @@ def test_what_is_captured(changed: dict, captured: list[int], monkeypatch: pytes
 @pytest.mark.usefixtures("gpu")
 def test_passes_replay_the_narrowest_graph_that_fits():
     """A pass is one replay and no forward of SGLang's runner; one that asks questions is none."""
-    from sglang_parse.core.phases import Action, Phase, Questions
+    from sglang_parse.core.phases import Action, Phase
     from support import fake_engine
 
     def replays(*widths: int, asks: bool) -> tuple[list[int], int]:
@@ -197,13 +199,14 @@ def test_passes_replay_the_narrowest_graph_that_fits():
             def __init__(self, width: int) -> None:
                 self.width = width
 
-            def fits(self, layout: VerifyLayout) -> bool:
-                return layout.is_causal and max(r.num_rows for r in layout.requests) <= self.width
+            def fits(self, batch: Any) -> bool:
+                return max(batch.extend_seq_lens_cpu) <= self.width
 
-            def run(self, batch: Any, layout: VerifyLayout) -> Any:
+            def run(self, batch: Any) -> Any:
                 found.append(self.width)
                 assert batch.forward_mode.name == "EXTEND"
-                logits = torch.zeros(layout.num_rows, fake_engine.VOCAB, device=fake_engine.GPU)
+                num_rows = sum(batch.extend_seq_lens_cpu)
+                logits = torch.zeros(num_rows, fake_engine.VOCAB, device=fake_engine.GPU)
                 return SimpleNamespace(next_token_logits=logits, hidden_states=None), 4 * self.width
 
         batch = fake_engine.batch_of(
@@ -211,7 +214,7 @@ def test_passes_replay_the_narrowest_graph_that_fits():
             fake_engine.request(1, Phase.DECODING, Action.DECODE),
         )
         if not asks:
-            batch.reqs[0].parse_state.ask(Questions([], [], 0))
+            batch.reqs[0].parse_state.ask([], [])
         engine = fake_engine.engine_for(batch, question=fake_engine.QUESTION if asks else None)
         engine.verifier.target.pass_graphs = [Graphs(width) for width in widths]
         step, _ = fake_engine.launched(batch, engine)

@@ -289,6 +289,7 @@ def engine_for(
         runs_ahead=True,
         graph_reqs=8,
         _block_graphs={},
+        _prefill_graphs=[],
         mask_id=VOCAB - 1,
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),

@@ -42,7 +42,8 @@ class DraftChunk(ABC):
         rows: the requests' rows of the batch.
         draft_tokens: most tokens of any draft.
         runs_ahead: launch all forwards before waiting for the first.
-        tokens_per_forward: draft tokens that a forward adds, as far as known.
+        tokens_per_forward: draft tokens that a forward adds to a draft that is not over, as far as
+            known.
         is_masked: run a block's masks after every row in the layout ``mask``, else in ``alias``.
 
     Attributes:
@@ -74,12 +75,17 @@ class DraftChunk(ABC):
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
         self._is_masked = is_masked
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
-        self._num_added = 0
+        self._num_added = self._num_used = 0
 
     @property
     def tokens_per_request(self) -> float:
         """Draft tokens per request, as known so far."""
         return self._num_added / len(self.rows)
+
+    @property
+    def used_per_request(self) -> float:
+        """Forwards that a request's draft was not over before, on average, as known so far."""
+        return self._num_used / len(self.rows)
 
     def launch(self, num_tokens: int, before: DraftChunk | None = None) -> None:
         """Launches about ``num_tokens`` draft tokens for each request.

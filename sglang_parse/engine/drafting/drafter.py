@@ -79,7 +79,6 @@ class Drafter:
             )
         # Adjustments of a block depend on the tokens and candidates before it.
         is_any_adjusted = any(is_adjusted(batch.reqs[row]) for row in rows)
-        cost = self._layouts.costs[layout]
         has_graph = self.model.graphs_of(layout, len(rows)) is not None
         is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
@@ -89,7 +88,7 @@ class Drafter:
             rows,
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
-            tokens_per_forward=cost.num_tokens / cost.num_forwards if cost.num_forwards else 0.0,
+            tokens_per_forward=self._layouts.costs[layout].tokens_per_forward,
             is_masked=self._is_masked,
         )
 

@@ -24,6 +24,7 @@ from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.block_accept import BlockRows, ChainState, accept_blocks, accepted_block
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
+from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.adjust import adjust
@@ -79,6 +80,7 @@ class ParallelChunk(DraftChunk):
 
     def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
         for record in values:
+            self._num_used += state.phase is Phase.DRAFTING
             accepted, candidates = accepted_block(record)
             state.add_draft(accepted, budget, num_launched=self.layout.size, candidates=candidates)
 
