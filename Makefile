@@ -31,7 +31,7 @@ WITH_MYPY = $(RUN) -m mypy >build/mypy.log 2>&1 & mypy=$$!; failed=; \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
+.PHONY: help setup demo demo-real compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -53,6 +53,9 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 
 demo: setup  ## PARSE, the plain target, stock STANDALONE and EAGLE3 side by side (DEMO_FLAGS=...)
 	$(RUN) -m sglang_parse.cli demo $(DEMO_FLAGS)
+
+demo-real: setup  ## a real 0.5B model edits, tests, extracts: PARSE beside plain SGLang; it is downloaded (DEMO_FLAGS=...)
+	$(RUN) examples/real/measure.py $(DEMO_FLAGS)
 
 compare: setup  ## PARSE versus stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
 	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sglang_parse.patches import cpu, parse
 from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
-from sglang_parse.startup.sglang_api import Symbol
+from sglang_parse.startup.compat import Symbol
 
 PATCHES: tuple[Patch, ...] = (*parse.PATCHES, *cpu.PATCHES)
 
@@ -20,7 +20,7 @@ def needed() -> list[Patch]:
 
 
 def symbols() -> list[Symbol]:
-    """Returns what they change, for ``compat.check``."""
+    """Returns what they change, for ``compat.check_symbols``."""
     return [symbol for patch in needed() for symbol in patch.symbols]
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_parse.startup.sglang_api import Symbol
+from sglang_parse.startup.compat import Symbol
 
 
 class PatchError(RuntimeError):

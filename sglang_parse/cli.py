@@ -112,7 +112,6 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand; returns its exit code."""
     parser = argparse.ArgumentParser(prog="sglang-parse", description="PARSE for SGLang")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for command in COMMANDS:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from sglang_parse.core.counters import Counters
 
 
-class Pipeline(Protocol):
+class SglangCalls(Protocol):
     """The decode iterations in flight (``engine.overlap.Pipeline``).
 
     SGLang calls PARSE in this order; each line names the patch or the class it goes through.
@@ -91,9 +91,9 @@ class Context:
     """
 
     counters: Counters = field(default_factory=Counters)
-    pipeline: Pipeline | None = None
+    pipeline: SglangCalls | None = None
 
-    def running_pipeline(self) -> Pipeline:
+    def running_pipeline(self) -> SglangCalls:
         """Returns the pipeline; raises RuntimeError in a process without PARSE's worker."""
         if self.pipeline is None:
             raise RuntimeError("PARSE: requests are served in a process without PARSE's worker")

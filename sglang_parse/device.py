@@ -34,7 +34,6 @@ class DeviceClock:
         self._module = None if is_cpu else torch.get_device_module(device)
 
     def mark(self) -> Any:
-        """Marks the end of everything launched on the current stream."""
         if self._module is None:
             return time.perf_counter()
         event = self._module.Event(enable_timing=True)

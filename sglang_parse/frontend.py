@@ -38,7 +38,6 @@ class ParseEndpoint(RuntimeEndpoint):
     options.
 
     Args:
-        url: the server's URL.
         api_key, verify, chat_template_name: as of ``sglang.RuntimeEndpoint``.
         options: keys of ``custom_params["parse"]``: ``enabled``, ``threshold``, ``strict``,
             ``trace``, ``drafting``, ``draft``; the others are the server's.

@@ -43,13 +43,14 @@ def validate_server_args(server_args: Any) -> None:
     """Checks a server in the launcher, before models are loaded and processes are started.
 
     Raises:
-        CompatError: SGLang's version or API differs from the supported one.
+        CompatError: SGLang's version, or what is patched in it, differs from the supported one.
         ValueError: see ``startup.checks.validate_server_args``.
     """
     from sglang_parse import patches
     from sglang_parse.startup import checks, compat
 
-    compat.check(patches.symbols())
+    compat.check_version()
+    compat.check_symbols(patches.symbols())
     checks.validate_server_args(server_args)
 
 

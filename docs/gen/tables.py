@@ -29,7 +29,7 @@ from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.limit import figures as limit
-from sglang_parse.roofline.cost import Load
+from sglang_parse.roofline.cost import Workload
 from sglang_parse.roofline.run import BLOCKS, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.startup import families as startup_families
@@ -249,7 +249,7 @@ def bench_keys() -> str:
     """Keys of ``sglang-parse bench``'s results.json."""
     texts = {
         **BENCH_KEYS,
-        **under("speeds", "limit.figures.SpeedAt"),
+        **under("speeds", "limit.figures.ServerSpeed"),
     }
     return table(("key", "meaning"), rows_of(texts))
 
@@ -353,7 +353,7 @@ def choices() -> str:
     found: dict[str, list[str]] = {name: [] for name in CHOICES}
     for words in PAIRS.values():
         settings = RooflineSettings.read(parser.parse_args(words))
-        loads = [(Load(settings, count), settings.accept_length) for count in (1, 16)]
+        loads = [(Workload(settings, count), settings.accept_length) for count in (1, 16)]
         cells = zip(*(map("{:.1f}x".format, _speedups(*load)) for load in loads), strict=True)
         for name, cell in zip(CHOICES, cells, strict=True):
             found[name].append(", ".join(cell))
@@ -361,7 +361,7 @@ def choices() -> str:
     return table(("you have", "configure", *PAIRS), rows)
 
 
-def _speedups(load: Load, accept_length: float) -> tuple[float, ...]:
+def _speedups(load: Workload, accept_length: float) -> tuple[float, ...]:
     """In the order of ``CHOICES``."""
     ways = [((), 0.0), (BLOCKS, 0.0), ((ONE_TOKEN,), 0.0), ((), accept_length)]
     times = [load.parse(0.97, *way)[0] for way in ways]

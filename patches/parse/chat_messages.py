@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sglang.srt.managers import io_struct
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.prediction import chat_texts
 from sglang_parse.patches.base import Patch, Registration, Value, after
 
 _MANAGERS = "sglang.srt.managers"
@@ -33,6 +33,19 @@ class ParseBatchTokenizedGenerateReqInput(  # type: ignore[call-arg]
 
 
 _TYPES = ParseTokenizedGenerateReqInput, ParseBatchTokenizedGenerateReqInput
+
+
+def chat_texts(messages: Iterable[Any]) -> list[tuple[str, str]]:
+    """Returns (role, text) of each of a chat's messages, for another server that drafts: it renders
+    them with its own chat template. Text parts are joined as SGLang joins them; images, tools and
+    all other fields are left out."""
+    return [(one.role, _text(one.content)) for one in messages]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return " ".join(part.text for part in content if part.type == "text")
 
 
 def _read(converted: tuple[Any, Any], _self: Any, request: Any, *_: Any, **__: Any) -> None:

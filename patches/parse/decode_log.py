@@ -6,7 +6,7 @@ import logging
 import re
 
 from sglang_parse.context import process_context
-from sglang_parse.core.counters import Counters, Window
+from sglang_parse.core.counters import Counters, Growth
 from sglang_parse.patches.base import Patch, log_filter
 
 _LOGGER = "sglang.srt.managers.scheduler_components.metrics_reporter"
@@ -20,7 +20,7 @@ class DecodeLine(logging.Filter):
     def __init__(self, counters: Counters) -> None:
         super().__init__()
         self.counters = counters
-        self.window = Window(counters)
+        self.window = Growth(counters)
 
     def filter(self, record: logging.LogRecord) -> bool:
         # Without PARSE in this process the counters are empty, and nothing is changed.

@@ -9,7 +9,8 @@ from sglang.srt.runtime_context import get_model, get_parallel, get_spec
 
 from sglang_parse.algorithm import is_parse
 from sglang_parse.patches.base import Patch, after
-from sglang_parse.startup.models import kv_bytes_per_token, slot_sharers
+from sglang_parse.startup.families import Attention, attention_of
+from sglang_parse.startup.models import slot_sharers
 
 _CONFIGURATOR = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator"
 
@@ -22,6 +23,42 @@ def _add_drafts(cell_size: int, _self: Any, kvc: Any, *_: Any) -> int:
     return cell_size + sum(
         kv_bytes_per_token(model, dtypes[0], get_parallel().attn_tp_size, dtypes[1])
         for model in slot_sharers(resolved_view(kvc.server_args))
+    )
+
+
+def kv_bytes_per_token(
+    model: Any, kv_dtype: str, tp_size: int, draft_kv_dtype: str | None = None
+) -> int:
+    """Returns the bytes of one token's KV on one rank, by SGLang's formulas.
+
+    Args:
+        model: a ``ModelConfig``.
+        kv_dtype: ``--kv-cache-dtype``. "auto" is the model's dtype, also for a checkpoint with
+            FP8 KV: the result is then twice as much.
+        tp_size: ranks that the KV heads are split over.
+        draft_kv_dtype: ``--speculative-draft-kv-cache-dtype``, for a draft; None if unset.
+    """
+    from sglang.srt.mem_cache.kv_cache_configurator import calculate_mla_kv_cache_dim
+    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+    from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
+
+    _, dtype = configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=kv_dtype,
+        model=None,
+        model_dtype=model.dtype,
+        is_draft_worker=True,
+        is_dflash=False,
+        speculative_draft_attention_backend=None,
+        speculative_draft_kv_cache_dtype=draft_kv_dtype,
+    )
+    if attention_of(model) is Attention.LATENT:  # one head, on every rank
+        size = calculate_mla_kv_cache_dim(model_config=model, kv_cache_dtype=dtype)
+        return size * model.num_hidden_layers * dtype.itemsize
+    return dflash_draft_cell_size_per_token(
+        draft_model_config=model,
+        draft_num_layers=model.num_hidden_layers,
+        draft_kv_cache_dtype=dtype,
+        tp_size=tp_size,
     )
 
 

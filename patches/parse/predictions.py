@@ -12,7 +12,6 @@ from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.runtime_context import get_spec
 
 from sglang_parse.algorithm import names_parse
-from sglang_parse.core.prediction import prediction_text
 from sglang_parse.patches.base import Patch, Registration, after, around
 
 _OPENAI = "sglang.srt.entrypoints.openai"
@@ -26,6 +25,7 @@ _RESPONSES = (
     *(protocol.CompletionResponse, protocol.CompletionStreamResponse),
 )
 """The model that gets new fields, and those that contain it, from the inside out."""
+_SHAPE = 'use {"type": "content", "content": TEXT}, or a list of {"type": "text", "text": TEXT}'
 Counts = dict[str, Mapping[str, int]]
 """Request -> ``meta_info["parse"]["prediction"]``; empty where it is served plainly. None without a
 prediction."""
@@ -51,6 +51,32 @@ async def _prediction(request: Any, raw_request: Any) -> Any:
     if not hasattr(raw_request, "json"):
         return request.prediction
     return (await raw_request.json()).get("prediction")
+
+
+def prediction_text(prediction: object) -> str | None:
+    """Returns the text of a request's ``prediction``; None for none.
+
+    Raises:
+        ValueError: it has another shape than OpenAI's.
+    """
+    if prediction is None:
+        return None
+    if not isinstance(prediction, Mapping) or prediction.get("type") != "content":
+        raise ValueError(f"prediction is no object of type content; {_SHAPE} as content")
+    content = prediction.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"prediction.content is no text; {_SHAPE}")
+    return "".join(_part(part, place) for place, part in enumerate(content))
+
+
+def _part(part: object, place: int) -> str:
+    is_text = isinstance(part, Mapping) and part.get("type") == "text"
+    text = part.get("text") if is_text and isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError(f"prediction.content[{place}] is no text part; {_SHAPE}")
+    return text
 
 
 def with_draft(custom_params: Any, text: str) -> Any:

@@ -65,7 +65,6 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         )
 
     def attend_in(self, parts: Sequence[AttentionPart]) -> None:
-        """Sets the parts of the next forward pass, whatever its batch."""
         self._parts = parts
 
     def forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -14,6 +14,7 @@ from enum import StrEnum
 import torch
 
 CAUSAL, MASK, ALIAS = "causal", "mask", "alias"
+OF_TARGET, OF_DRAFT = "--attention-backend", "--speculative-draft-attention-backend"
 ALL_CAUSAL = "no pass asks a question: each is a chunk of a prefill to the attention backend"
 
 
@@ -50,6 +51,8 @@ class Support:
 
 _PACKAGE = "sglang_parse.attention"
 ON_CPU = "torch_native"
+FOR_DRAFTS = "triton"
+"""What a draft model gets whose target's backend plans steps on the host."""
 SUPPORT = {
     ON_CPU: Support(
         f"{_PACKAGE}.native:MaskedTorchNativeBackend",
@@ -93,40 +96,38 @@ def check_device(
     device: str | None, attention: str | None, others: Mapping[str, str | None]
 ) -> None:
     """Raises BackendError for a backend that does not run on a CPU; see ``check_backends``."""
-    for setting, value in {"--attention-backend": attention or "unset", **others}.items():
+    for setting, value in {OF_TARGET: attention or "unset", **others}.items():
         if device == "cpu" and value not in (None, ON_CPU):
             found = f"{setting} is {value!r} with --device cpu"
             raise BackendError(found, f"use {ON_CPU}, the only one that runs there")
 
 
-def check_backends(attention: str | None, others: Mapping[str, str | None]) -> None:
-    """Checks the attention backends of a server whose passes are not all causal.
+def check_backends(
+    attention: str | None, others: Mapping[str, str | None], flag: str = OF_TARGET
+) -> None:
+    """Checks the attention backends of a model whose passes are not all causal.
 
     Args:
-        attention: ``--attention-backend``.
-        others: flag -> backend of a single phase or model; None if unset.
+        attention: the model's.
+        others: flag -> backend of a single phase; None if unset.
+        flag: the setting that names ``attention``.
 
     Raises:
         BackendError: one of them cannot run these passes, or they differ.
     """
-    found, known = f"--attention-backend is {attention!r}", ", ".join(SUPPORT)
+    found, known = f"{flag} is {attention!r}", ", ".join(SUPPORT)
     if attention not in SUPPORT:
         fix = f"set it to one that can run questions and drafts in blocks ({known}), or use neither"
         raise BackendError(found, fix)
     for setting, value in others.items():
         if value not in (None, attention):
-            found = f"{setting} is {value!r} with --attention-backend {attention}"
-            fix = "leave it unset: questions and drafts in blocks need one backend for everything"
+            found = f"{setting} is {value!r} with {flag} {attention}"
+            fix = "leave it unset: questions and drafts in blocks need one backend for all phases"
             raise BackendError(found, fix)
 
 
 def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
     """Checks a model's KV dtype, which ``--kv-cache-dtype auto`` takes from its checkpoint.
-
-    Args:
-        backend: a key of ``SUPPORT``.
-        dtype: of a KV entry.
-        model: the model's role, for the error.
 
     Raises:
         BackendError: ``backend`` cannot read it in a verify pass.
@@ -137,13 +138,16 @@ def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
         raise BackendError(f"{found} with --attention-backend {backend}", f"use {others}")
 
 
-def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]:
-    """Returns the layout of a server's passes that are not causal, and the reason.
+def choose_layout(
+    setting: str, backend: str, page_size: int, flag: str = OF_TARGET
+) -> tuple[str, str]:
+    """Returns the layout of a model's passes that are not causal, and the reason.
 
     Args:
         setting: ``--parse-layout``: "auto", "mask" or "alias".
         backend: a key of ``SUPPORT``.
         page_size: KV slots per page.
+        flag: the setting that names ``backend``.
 
     Raises:
         BackendError: ``backend`` cannot run it.
@@ -156,13 +160,13 @@ def choose_layout(setting: str, backend: str, page_size: int) -> tuple[str, str]
     if setting == "auto" and possible:
         return possible[0], support.why
     wanted = support.layouts[0] if setting == "auto" else setting
-    found = f"--parse-layout is {setting!r} with --attention-backend {backend}"
+    found = f"--parse-layout is {setting!r} with {flag} {backend}"
     found = f"{found} and --page-size {page_size}: {obstacles.get(wanted) or support.why}"
     if possible:
         fix = f"use --parse-layout {possible[0]}, or"
     else:
         fix = "use --page-size 1, or" if support.alias_page_sizes else "use"
-    raise BackendError(found, f"{fix} another --attention-backend")
+    raise BackendError(found, f"{fix} another {flag}")
 
 
 def _obstacle(support: Support, layout: str, page_size: int) -> str:

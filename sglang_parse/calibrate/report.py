@@ -240,7 +240,6 @@ def _add(
 
 
 def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
-    """Error rate over threshold, a line per selection."""
     thresholds = [row.threshold for rows in figures.selections.values() for row in rows]
     title = "first drafts with an accepted error, %"
     plot = _make_plot(thresholds, "threshold, logit scale", title)
@@ -256,7 +255,6 @@ def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
 
 
 def reliability_plot(figures: Calibration) -> go.Figure:
-    """Fraction of right prefixes over verdict, with the line of perfect calibration."""
     low, high = figures.bins[0].low, figures.bins[-1].high
     plot = _make_plot([low, high], "verdict, logit scale", "prefixes without an error, %")
     xs, grey = np.linspace(_logit(low), _logit(high), 61), {"color": PALETTE["light grey"]}

@@ -26,8 +26,6 @@ def _level(text: str) -> float:
 
 @dataclass(frozen=True)
 class CalibrateSettings(GradedSettings):
-    """Settings of a calibration, fixed before it starts."""
-
     judge: str = model(
         "",
         "question, likelihood, or a verdict head's folder; with these two no question is asked "

@@ -68,7 +68,6 @@ class Pool:
             list(threads.map(lambda server: server.stop(self._stop_limit_s), servers))
 
     def start_all(self) -> None:
-        """Starts every server, ``STARTS_AT_ONCE`` at a time."""
         ports = free_ports(len(self._specs))
         starting: deque[Server] = deque()
         for spec, port in zip(self._specs.values(), ports, strict=True):

@@ -44,7 +44,6 @@ def kind_of(server: str) -> str:
 
 
 def has_parse(server: str) -> bool:
-    """Whether it is a server with PARSE."""
     return kind_of(server) in WITH_PARSE
 
 
@@ -137,9 +136,7 @@ class Answer:
     Attributes:
         problem: index into the list of items.
         output_tokens: as the server counts them, the end token included.
-        meta: ``meta_info``.
         score: 0 to 1, filled in by ``ask.graded``.
-        token_ids: if requested.
     """
 
     problem: int

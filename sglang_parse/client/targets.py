@@ -5,8 +5,9 @@ The stock ones get the settings a user would choose for them: chains (topk 1), n
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from sglang_parse.client.records import (
     PARSE_ONE,
     PARSE_QUESTION,
     PARSE_TOKEN,
+    PLAIN,
     STANDALONE,
     STOCK,
     TITLES,
@@ -28,9 +30,11 @@ from sglang_parse.client.records import (
     BenchError,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
+from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.config import flag as flag_of
 from sglang_parse.core.judge import LIKELIHOOD, QUESTION, JudgeError, read_judge
-from sglang_parse.core.simulation import ENV_VAR
+from sglang_parse.core.setting import ConfigError
+from sglang_parse.core.simulation import ENV_VAR, SimulatedAcceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,24 @@ def parse_settings(**settings: object) -> tuple[str, ...]:
     return tuple(word for name, value in settings.items() for word in (flag_of(name), str(value)))
 
 
-def _server_spec(models: Models, name: str) -> ServerSpec:
+def check_server(name: str, kinds: Collection[str] = TITLES.keys()) -> None:
+    """Refuses a server that is of none of these kinds, and a VALUE that it cannot simulate."""
     kind, _, value = name.partition("@")
-    if kind not in TITLES:
-        raise BenchError(f"--servers names {name!r}; known: {', '.join(TITLES)}")
+    if kind not in kinds or (value and kind in (PLAIN, DRAFT)):
+        known = f"{', '.join(kinds)}; {PLAIN} and {DRAFT} take no @VALUE"
+        raise BenchError(f"--servers names {name!r}; use {known}")
+    if value and kind in STOCK and not re.fullmatch(r"[123](\.\d+)?|4", value):
+        raise BenchError(f"--servers names {name!r}; use an accept length of 1 to 4")
+    config = ParseConfig(verification="token" if kind == PARSE_TOKEN else "semantic")
+    try:
+        SimulatedAcceptance.from_env(config, {ENV_VAR: value if kind in WITH_PARSE else ""})
+    except ConfigError as error:
+        raise BenchError(f"--servers names {name!r}: {error}") from error
+
+
+def _server_spec(models: Models, name: str) -> ServerSpec:
+    check_server(name)
+    kind, _, value = name.partition("@")
     model = models.draft if kind == DRAFT else models.target
     flags = ("--model-path", model, *_speculative_flags(models, kind))
     stock = {"SGLANG_SIMULATE_ACC_LEN": value, "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
@@ -120,7 +138,6 @@ def _algorithm(name: str, draft: str) -> tuple[str, ...]:
 
 
 def _steps(num_steps: int) -> tuple[str, ...]:
-    """A chain of that many draft tokens."""
     return (
         *("--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", "1"),
         *("--speculative-num-draft-tokens", str(num_steps + 1)),

@@ -59,7 +59,6 @@ class Segment:
         status: ``ACCEPTED``, ``REJECTED`` (the first one not accepted), ``DROPPED`` (after a
             rejected one) or ``UNVERIFIED``.
         verdict, mass: of the prefix; None without a verdict, or a question.
-        question: the question's text.
         decided: whether this verdict set the accepted length.
         contradicted: the target would have written this prefix itself, which its verdict rejects.
         refused: "a number" and the like, if ``--parse-strict`` refuses one of its tokens.

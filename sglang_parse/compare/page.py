@@ -105,7 +105,6 @@ def _said(test: PairedTest) -> str:
 
 
 def _range(of: SpeedAt | None, other: str = "") -> Cell:
-    """Tokens per second, or the speedup over another server."""
     if of is None or (other and other not in of.over):
         return ""
     spread, digits, unit = of.tokens_per_s, 0, ""

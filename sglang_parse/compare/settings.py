@@ -88,7 +88,9 @@ class CompareSettings(TaskSettings):
     eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = model(
         tuple(name for name in TITLES if name not in OTHER_JUDGES),
-        f"of {','.join(TITLES)}; default: the command's, or those of --url",
+        f"of {','.join(TITLES)}; default: the command's, or those of --url. With @VALUE acceptance "
+        "is simulated: an accept length of stock servers, a fraction of every draft, or every:N, a "
+        "refusal every N tokens, with PARSE; on all servers answers then end where right ones do",
         read=lambda names: split_names(names) if isinstance(names, str) else names,
     )
     remotes: dict[str, Remote] = model(
@@ -98,13 +100,6 @@ class CompareSettings(TaskSettings):
         action="append",
         metavar="NAME=URL",
         read=_remotes,
-    )
-    acceptances: tuple[float, ...] = model(
-        (),
-        "simulated acceptance: servers with PARSE are started once for each fraction of every "
-        "draft that is accepted; on all servers answers then end where right ones do",
-        name="--acceptance",
-        type=numbers(fraction),
     )
     max_alive: int = model(
         lambda: max(1, int(psutil.virtual_memory().available / DEMO_SERVER_BYTES)),
@@ -145,8 +140,7 @@ class CompareSettings(TaskSettings):
         # With URLs only those servers, unless others were asked for too.
         is_default = not isinstance(arguments.servers, str)
         named = () if found.remotes and is_default else found.servers
-        kinds = (*named, *(name for name in found.remotes if name not in named))
-        servers = tuple(name for kind in kinds for name in found._names_of(kind))
+        servers = (*named, *(name for name in found.remotes if name not in named))
         if len(set(servers)) != len(servers):
             raise BenchError(f"--servers names a server twice: {arguments.servers}")
         first = {1} if found.thresholds else set()
@@ -161,12 +155,6 @@ class CompareSettings(TaskSettings):
         if settings.own_servers:
             settings.models.check_local()
         return settings
-
-    def _names_of(self, kind: str) -> tuple[str, ...]:
-        """A server per simulated acceptance, of the kinds with PARSE that are started here."""
-        if not has_parse(kind) or kind in self.remotes or not self.acceptances:
-            return (kind,)
-        return tuple(f"{kind}@{fraction:g}" for fraction in self.acceptances)
 
     @property
     def models(self) -> Models:

@@ -18,14 +18,12 @@
     request        state of one request and its transitions
     text_match     place of an answer in a text that may draft it
     answers        earlier answers by the end of a prompt or an answer
-    prediction     predicted outputs of the OpenAI API
     kv_demand      actions and KV slots of the running requests in the next iteration
     json_file      files that other programs have written
     certificate    certified thresholds of ``sglang-parse calibrate``
     policy         adaptive drafting
     counters       counters of requests and of the process
-    reference      reference implementation of the verify pass, for tests
 
-Only ``block_accept``, ``mask`` and ``reference`` import PyTorch. Nothing imports SGLang (an
+Only ``block_accept`` and ``mask`` import PyTorch. Nothing imports SGLang (an
 import-linter contract), so everything runs and is tested without it.
 """

@@ -26,7 +26,7 @@ ANSWER_BYTES, TOKEN_BYTES = 600, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EarlierAnswer:
     """One earlier answer.
 
     Attributes:
@@ -60,7 +60,7 @@ class AnswerIndex:
 
     max_answers: int
     max_bytes: int = MAX_BYTES
-    _answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
+    _answers: OrderedDict[int, EarlierAnswer] = field(default_factory=OrderedDict)
     _places: dict[Scope, dict[int, int]] = field(default_factory=dict)
     _num_added: int = 0
     _num_bytes: int = 0
@@ -76,7 +76,7 @@ class AnswerIndex:
             self._remove(before // MAX_TOKENS)
         if not answer_ids:
             return
-        answer = Answer(scope, array("I", answer_ids[:MAX_TOKENS]), keys)
+        answer = EarlierAnswer(scope, array("I", answer_ids[:MAX_TOKENS]), keys)
         number = self._num_added = self._num_added + 1
         self._answers[number] = answer
         self._num_bytes += answer.num_bytes

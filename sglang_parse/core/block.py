@@ -84,16 +84,11 @@ ONE_TOKEN = DraftLayout(1, Masks.NONE)
 
 
 def lookahead_rows(size: int, masks: Masks) -> int:
-    """See ``DraftLayout.lookahead_rows``."""
     return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[masks]
 
 
 def layouts_for(size: int, *, allow_one_token: bool) -> tuple[DraftLayout, ...]:
-    """Returns the candidate layouts for blocks of ``size`` tokens.
-
-    Args:
-        allow_one_token: include one token per forward.
-    """
+    """Returns the candidate layouts for blocks of ``size`` tokens."""
     if size == 1:
         return (ONE_TOKEN,)
     blocks = tuple(DraftLayout(size, masks) for masks in (Masks.EVERY, Masks.LAST))

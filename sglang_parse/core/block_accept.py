@@ -41,7 +41,6 @@ class ChainState(NamedTuple):
     num_known: torch.Tensor
 
     def pick(self, index: torch.Tensor | slice) -> ChainState:
-        """Selects some of the requests."""
         return ChainState(*(part[index] for part in self))
 
 
@@ -52,7 +51,6 @@ class BlockRows:
     Attributes:
         offsets: int64 [width] positions behind the block's start.
         columns: int64 [width] slots behind the block's start.
-        mask_id: the mask token.
         last_position: the last position of the model's context.
     """
 
@@ -102,10 +100,8 @@ def accept_blocks(
 
     Args:
         masks: real rows that masks follow, ``LAST`` or ``EVERY``.
-        state: state before the blocks.
         choices: int64 [n, rows] each row's choice or ``NO_TOKEN``: K real rows, then K - 1 masks
             (``LAST``) or K times K - 1 (``EVERY``).
-        mask_id: the mask token.
 
     Returns:
         The state after the blocks, and int64 [n, 2 * K + 1] records for ``accepted_block``. A

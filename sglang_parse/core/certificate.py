@@ -108,9 +108,9 @@ def read_certificate(path: str) -> Certificate:
     return certificate
 
 
-def spread_out(values: Sequence[float], count: int = NUM_QUANTILES) -> list[float]:
-    """Returns at most ``count`` evenly spaced order statistics, with the smallest and largest."""
-    ordered = sorted(values)
-    if len(ordered) <= count:
+def spread_out(values: Sequence[float]) -> list[float]:
+    """At most ``NUM_QUANTILES`` evenly spaced order statistics, with the smallest and largest."""
+    ordered, last = sorted(values), NUM_QUANTILES - 1
+    if len(ordered) <= NUM_QUANTILES:
         return ordered
-    return [ordered[round(k * (len(ordered) - 1) / (count - 1))] for k in range(count)]
+    return [ordered[round(k * (len(ordered) - 1) / last)] for k in range(NUM_QUANTILES)]

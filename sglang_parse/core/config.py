@@ -10,12 +10,12 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
@@ -182,16 +182,15 @@ class ParseConfig(BaseModel):
             raise ValueError(f"got {shown(value)}; use auto, or a whole number 1..{MAX_BLOCK}")
         return str(value)
 
-    @field_validator("segment")
+    @field_validator("segment", "strict", "hidden_layers")
     @classmethod
-    def _check_segment(cls, text: str) -> str:
-        SegmentRule.parse(text)
-        return text
-
-    @field_validator("strict")
-    @classmethod
-    def _check_strict(cls, text: str) -> str:
-        parse_classes(text)
+    def _check_parsed(cls, text: str, info: ValidationInfo) -> str:
+        parsers: dict[str | None, Callable[[str], object]] = {
+            "segment": SegmentRule.parse,
+            "strict": parse_classes,
+            "hidden_layers": parse_layers,
+        }
+        parsers[info.field_name](text)
         return text
 
     @field_validator("draft_url")
@@ -204,28 +203,13 @@ class ParseConfig(BaseModel):
     @field_validator("reuse_answers", mode="before")
     @classmethod
     def _check_reuse_answers(cls, value: Any) -> str:
-        number, _, rest = str(value).partition(":")
-        is_number = number.isascii() and number.isdecimal() and len(number) <= 7
-        if (
-            not is_number
-            or int(number) > MAX_ANSWERS
-            or str(value)
-            not in (
-                number,
-                f"{number}:shared",
-            )
-        ):
+        match = re.fullmatch(r"([0-9]{1,7})(:shared)?", str(value))
+        if match is None or int(match[1]) > MAX_ANSWERS:
             raise ValueError(
                 f"got {shown(value)}; use a whole number 0..{MAX_ANSWERS}, such as "
                 "1000, or 1000:shared"
             )
         return str(value)
-
-    @field_validator("hidden_layers")
-    @classmethod
-    def _check_hidden_layers(cls, text: str) -> str:
-        parse_layers(text)
-        return text
 
     def _check_judge(self) -> None:
         setting, mode = flag("judge"), flag("verification")
@@ -289,7 +273,6 @@ class ParseConfig(BaseModel):
 
     @property
     def policy(self) -> PolicyConfig:
-        """Constants of adaptive drafting."""
         if not self.policy_config:
             return PolicyConfig()
         name = f"{flag('policy_config')} {self.policy_config}"
@@ -297,7 +280,6 @@ class ParseConfig(BaseModel):
 
     @property
     def strict_classes(self) -> tuple[str, ...]:
-        """Classes of tokens that must be the target's own choice."""
         return parse_classes(self.strict)
 
     def permitted_options(self, host: str) -> str:
@@ -426,7 +408,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def flag(name: str) -> str:
-    """Returns the command-line flag of a setting."""
     return f"--{_FLAG_PREFIX}{name}".replace("_", "-")
 
 
@@ -442,7 +423,6 @@ def configure(**settings: Any) -> ParseConfig:
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Adds PARSE's flags to SGLang's parser."""
     group = parser.add_argument_group("PARSE (sglang_parse)")
     for setting in settings_of(ParseConfig):
         group.add_argument(

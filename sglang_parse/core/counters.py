@@ -30,14 +30,11 @@ def request_counts(req: Any) -> dict[str, float]:
     """Returns the counts of one request as its client sees them."""
     stats = req.parse_state.stats
     values = {name: getattr(stats, name) for name in _STATS}
-    num_visible = len(req.parse_state.output_ids)
-    if req.finished():
-        num_visible = len(req.output_ids_through_stop)
-        # Tokens after a stop inside the last run are not output.
-        accepted, matched = req.parse_state.last_of_output(len(req.output_ids) - num_visible)
-        values["accepted_tokens"] -= accepted
-        values["matched_tokens"] -= matched
-    values["target_tokens"] = num_visible - values["accepted_tokens"]
+    accepted, matched = _hidden_tokens(req)
+    values["accepted_tokens"] -= accepted
+    values["matched_tokens"] -= matched
+    output_ids = req.output_ids_through_stop if req.finished() else req.parse_state.output_ids
+    values["target_tokens"] = len(output_ids) - values["accepted_tokens"]
     return values
 
 
@@ -45,17 +42,18 @@ def source_counts(req: Any) -> dict[str, dict[str, float]]:
     """Returns the counts of each source of a request's drafts as its client sees them."""
     state = req.parse_state
     counts = {source: asdict(stats) for source, stats in state.sources.items()}
-    if req.finished() and state.last_source:
-        num_hidden = len(req.output_ids) - len(req.output_ids_through_stop)
-        accepted, matched = state.last_of_output(num_hidden)
+    if state.last_source:
+        accepted, matched = _hidden_tokens(req)
         counts[state.last_source]["accepted_tokens"] -= accepted
         counts[state.last_source]["matched_tokens"] -= matched
     return counts
 
 
-def num_kv_slots(req: Any) -> int:
-    """Returns the KV slots of a request after its committed tokens."""
-    return req.kv.kv_allocated_len - req.parse_state.committed_len
+def _hidden_tokens(req: Any) -> tuple[int, int]:
+    """(accepted, matched) draft tokens after a stop inside the last run, which are not output."""
+    if not req.finished():
+        return 0, 0
+    return req.parse_state.last_of_output(len(req.output_ids) - len(req.output_ids_through_stop))
 
 
 Totals = dict[tuple[str, str], float]
@@ -68,7 +66,6 @@ class Counters:
     Each update adds the growth of a request's counts since its last update.
 
     Attributes:
-        totals: the counters.
         collects_samples: whether to collect histogram samples; then call ``drain_samples``.
         drafting_speedup, last_plan: see ``Controller.speedup``.
         simulated_accept_ratio: see ``simulation``; None if verdicts decide.
@@ -124,7 +121,8 @@ class Counters:
     def observe_kv_slots(self, reqs: Sequence[Any]) -> None:
         """Samples the KV slots of a decode iteration after their allocation."""
         if self.collects_samples:
-            self.observe("kv_slots_held", (sum(map(num_kv_slots, reqs)),))
+            held = sum(req.kv.kv_allocated_len - req.parse_state.committed_len for req in reqs)
+            self.observe("kv_slots_held", (held,))
 
     def update(self, req: Any) -> None:
         """Adds the growth of a request's counts, without tokens repeated after a retraction."""
@@ -178,7 +176,7 @@ def _alive(refs: Sequence[ref[Any]]) -> list[Any]:
     return [*{id(req): req for req in found if req is not None}.values()]
 
 
-class Window:
+class Growth:
     """Growth of the counters between two calls of ``advance``."""
 
     def __init__(self, counters: Counters) -> None:

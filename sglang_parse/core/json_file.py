@@ -14,10 +14,6 @@ Model = TypeVar("Model")
 def read_json_file(model: type[Model], path: Path, name: str, error: type[ValueError]) -> Model:
     """Reads an object of ``model``.
 
-    Args:
-        name: of the file, for error messages.
-        error: what to raise.
-
     Raises:
         ValueError: an ``error``: it cannot be read, is not a JSON object, or a value is wrong.
     """
@@ -28,6 +24,8 @@ def read_json_file(model: type[Model], path: Path, name: str, error: type[ValueE
     except (UnicodeDecodeError, json.JSONDecodeError, TypeError) as found:
         raise error(f"{name} is not a JSON object: {found}") from found
     except ValidationError as found:
-        problem = found.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise error(f"{name} has a wrong {place}: {problem['msg']}") from found
+        problems = [
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in found.errors(include_url=False)
+        ]
+        raise error(f"{name} has a wrong {', '.join(problems)}") from found

@@ -9,7 +9,6 @@ its log-probability and by the entropy of that prediction:
 The verdict on a prefix is the sigmoid of its pooled score:
 
     worst-token     the smallest score so far: nothing makes good for a wrong token
-    segment-mean    the mean since the prefix before
     running-mean    the mean so far, + weights[2] . h at the prefix's last row
 
 The reader ``likelihood`` is a head without hidden states, which needs no training. At threshold 0.5
@@ -34,7 +33,7 @@ from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.segment import SegmentRule
 from sglang_parse.core.setting import Threshold
 
-Pooling = Literal["worst-token", "segment-mean", "running-mean"]
+Pooling = Literal["worst-token", "running-mean"]
 QUESTION, LIKELIHOOD = "question", "likelihood"
 """Judges that need no folder."""
 LIKELIHOOD_SCALARS = (1.0, 1.0)
@@ -117,12 +116,7 @@ def pooled_scores(
         worst = list(accumulate(scores, min))
         return [worst[end - 1] for end in ends]
     sums = list(accumulate(scores, initial=0.0))
-    if pooling == "running-mean":
-        return [sums[end] / end + end_scores[end - 1] for end in ends]
-    starts = (0, *ends)
-    return [
-        (sums[end] - sums[start]) / (end - start) for start, end in zip(starts, ends, strict=False)
-    ]
+    return [sums[end] / end + end_scores[end - 1] for end in ends]
 
 
 def sigmoid(score: float) -> float:

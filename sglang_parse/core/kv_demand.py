@@ -30,7 +30,6 @@ class KvDemand:
     """KV slots that one request has and needs. Lengths in tokens.
 
     Attributes:
-        phase: its phase.
         committed: tokens with final KV; ``allocated``: SGLang's ``kv_allocated_len``.
         lookahead_slots: slots after the committed ones that its action needs.
         max_verify_slots: while it drafts, the most slots after the committed ones that verifying
@@ -57,7 +56,6 @@ class KvGrant:
     """Action of one request.
 
     Attributes:
-        action: the action.
         lookahead_slots: slots after the committed ones during the iteration, before rounding up to
             pages; None retains the allocation.
     """
@@ -99,7 +97,6 @@ def allocate_kv_slots(
     """Grants each request an action and its slots.
 
     Args:
-        demands: the running requests.
         available: free slots, including those that the radix cache can evict.
         page_size: slots are allocated and freed in pages of this size.
     """
@@ -155,7 +152,6 @@ def _verify_reserve(demand: KvDemand, page_size: int) -> int:
 
 
 def pages_up(length: int, page_size: int) -> int:
-    """Rounds ``length`` up to whole pages."""
     return -(-length // page_size) * page_size
 
 

@@ -29,7 +29,6 @@ class PseudoSequence:
     Attributes:
         request: index of the request.
         start: first row, relative to the request's first.
-        num_rows: number of rows.
         context_len: columns [0, context_len) of the request are the context.
         start_column: column of the first row; need not follow the context.
     """
@@ -88,7 +87,6 @@ class RequestLayout:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the rows need no custom mask."""
         return not self.question_lens
 
     @property
@@ -168,7 +166,6 @@ class VerifyLayout:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the batch needs no custom mask."""
         return all(request.is_causal for request in self.requests)
 
     def pseudo_sequences(self) -> list[PseudoSequence]:

@@ -59,12 +59,6 @@ def qlen_only_mask(layout: RequestLayout, device: torch.device | str = "cpu") ->
     return causal & (same_owner | visible_draft)
 
 
-def dense_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Returns the mask of one request: bool [num_rows, kv_len]."""
-    context = torch.ones(layout.num_rows, layout.prefix_len, dtype=torch.bool, device=device)
-    return torch.cat((context, qlen_only_mask(layout, device)), dim=1)
-
-
 def flat_mask(layout: VerifyLayout, device: torch.device | str = "cpu") -> torch.Tensor:
     """Returns the mask of a batch as FlashInfer expects it: bool [layout.mask_size].
 

@@ -64,11 +64,6 @@ class RequestOptions(BaseModel):
             "strict": not {*config.strict_classes} <= {*self.strict},
         }
 
-    @property
-    def sets_threshold(self) -> bool:
-        """Whether the request has a threshold of its own."""
-        return "threshold" in self.model_fields_set
-
     @classmethod
     def read(cls, custom_params: object, config: ParseConfig) -> RequestOptions:
         """Reads a request's options; server settings are the defaults.

@@ -7,7 +7,7 @@
     PLAIN       plain target decoding from prefill to finish: the fallback
     WAITING     a draft is on its way from another server
 
-No tensors. The state itself changes in ``core.request`` only.
+No tensors. Phase and KV change in ``core.request`` only.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ class Phase(Enum):
 
 
 TARGET_DECODES = (Phase.DECODING, Phase.PLAIN)
-"""Phases in which the target decodes."""
 
 
 class Action(Enum):
-    """A request's work in one iteration."""
-
     DRAFT = "draft"  # the draft model drafts on
     VERIFY = "verify"  # the target verifies the draft
     DECODE = "decode"  # the target decodes one token
@@ -48,23 +45,6 @@ class Action(Enum):
     END_DRAFT = "end draft"  # KV is short: the draft ends here and is verified next
     WAIT = "wait"  # no KV slots now, another request's turn, or finished
     DROP_DRAFT = "drop draft"  # KV is short: drops the draft, then decodes
-
-
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """Questions that a verify pass asks about a complete draft. Made by ``engine.commit``.
-
-    Attributes:
-        prefix_ends: [K] ascending draft offsets.
-        question_ids: [K] the questions' tokens.
-        num_segments: segments of the draft; ``prefix_ends`` merges them.
-        was_thinking: a think block is open before the draft.
-    """
-
-    prefix_ends: list[int]
-    question_ids: list[tuple[int, ...]]
-    num_segments: int
-    was_thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +57,7 @@ class RequestPolicy:
             compared with the target's choices token by token.
         strict: classes of tokens that must be the target's own choice (``core.strict``).
         adapter: id of its LoRA adapter; "" for none.
-        keep_trace: collect one record per round.
-        keep_hidden_states: records contain the target's hidden states.
+        keep_trace, keep_hidden_states: collect records of rounds; with the target's hidden states.
         draft_token_ids: the answer's first tokens, given by the client: the first replaces the
             target's, the others are the first draft.
         reuse_scope: it shares answers with the requests of the same scope; None for none.
@@ -116,6 +95,11 @@ class RequestPolicy:
     def is_plain(self) -> bool:
         return bool(self.plain_reason)
 
+    @property
+    def rejects_all(self) -> bool:
+        """Whether nothing is accepted: greedy output is then the plain target's."""
+        return self.threshold > 1
+
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
@@ -137,8 +121,7 @@ class DraftPlan:
 MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
 EAGLE3, GRAMMAR, GIVEN = "eagle3", "grammar", "draft_token_ids"
 """Sources of drafts: the draft model, the request's predicted output, earlier answers, another
-server, the target's EAGLE-3 head, text that the request's grammar forces, and the tokens that a
-request gave."""
+server, the target's EAGLE-3 head, text that a grammar forces, the tokens that a request gave."""
 
 
 @dataclass(slots=True)
@@ -146,14 +129,11 @@ class Draft:
     """Draft tokens after the last committed token.
 
     Attributes:
-        token_ids: draft tokens.
-        source: where they come from.
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
         candidates: unverified proposals of mask tokens for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
-        num_segments: number of segments; 0 in token mode.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -163,7 +143,6 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
-    num_segments: int = 0
 
     @property
     def num_verified(self) -> int:
@@ -207,8 +186,9 @@ class StageTime:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
         num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
+        num_used: of DRAFT: mean forwards before the end of a request's draft; 0 stands for all.
         graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
-        num_rows, head_ms: of DECODE: rows of its forward, and the EAGLE-3 head's part of ``ms``.
+        num_rows, head_ms: of a target forward: its rows, and the EAGLE-3 head's part of ``ms``.
     """
 
     stage: Stage
@@ -218,6 +198,7 @@ class StageTime:
     num_forwards: int = 0
     layout: DraftLayout = ONE_TOKEN
     graphs: tuple[int, ...] = ()
+    num_used: float = 0.0
     num_rows: int = 0
     head_ms: float = 0.0
 
@@ -226,11 +207,8 @@ class VerifyOutcome(NamedTuple):
     """The result of one verified draft. Ends are draft offsets.
 
     Attributes:
-        num_drafted: draft tokens.
         num_verified: draft tokens up to the last prefix's end.
-        accepted_len: accepted draft tokens.
         reject_end: end of the first rejected prefix; None if every verified token is accepted.
-        is_finished: the draft ends the answer.
         num_matched: verified tokens after the accepted prefix that match the target's choices.
     """
 
@@ -254,16 +232,8 @@ class VerifyOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class SourceStats:
-    """Counters of one request's drafts from one source, in ``meta_info["parse"]["sources"]``.
-
-    Attributes:
-        rounds: verified drafts.
-        drafted_tokens: their tokens.
-        accepted_tokens: those of them accepted by the selection rule.
-        matched_tokens: those after the accepted prefix that equal the target's choices.
-        verify_ms: the request's part of their verify passes' wall time.
-        wait_ms: time that the request waited for them.
-    """
+    """``Stats`` of one request's drafts from one source, in ``meta_info["parse"]["sources"]``; it
+    waited ``wait_ms`` for them."""
 
     rounds: int = 0
     drafted_tokens: int = 0

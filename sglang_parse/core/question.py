@@ -11,16 +11,16 @@ the reasoning of earlier turns do not matter, because the prefix itself is not r
 
 from __future__ import annotations
 
-import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from sglang_parse.core.json_file import read_json_file
 
 BUILT_IN = Path(__file__).parent / "questions"
 DEFAULT_QUESTION_FILE = BUILT_IN / "default.json"
@@ -46,7 +46,6 @@ class QuestionError(ValueError):
 
 
 def built_in_questions() -> list[str]:
-    """Returns the names of the built-in question files."""
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))
 
 
@@ -71,8 +70,6 @@ _RequiredText = Annotated[str, Field(min_length=1)]
     config=ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True),
 )
 class QuestionWording:
-    """Content of a question file."""
-
     partial: _RequiredText
     """User turn about an unfinished answer."""
     complete: _RequiredText
@@ -102,48 +99,16 @@ class QuestionWording:
         """Reads a question file.
 
         Raises:
-            QuestionError: the file is missing or not UTF-8 JSON, or a key is missing or invalid.
+            QuestionError: it cannot be read, or a key is missing, unknown or invalid.
         """
-        file = f"question file {str(path)!r}"
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
+            return read_json_file(cls, Path(path), f"question file {str(path)!r}", QuestionError)
+        except QuestionError as error:
+            keys = ", ".join(field.name for field in fields(cls))
             raise QuestionError(
-                f"{file} cannot be read ({error.strerror}); give --parse-question an existing JSON "
-                f"file or one of {built_in_questions()}"
+                f"{error}; give --parse-question a JSON file with texts for its keys ({keys}), or "
+                f"one of {built_in_questions()}"
             ) from error
-        except UnicodeDecodeError as error:
-            raise QuestionError(
-                f"{file} is not UTF-8 text ({error.reason}); save it as UTF-8"
-            ) from error
-        if not text.strip():
-            raise QuestionError(f"{file} is empty; it needs the keys {_REQUIRED}")
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise QuestionError(f"{file} is not JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise QuestionError(f"{file} must hold one JSON object")
-        try:
-            return cls(**content)
-        except ValidationError as error:
-            raise QuestionError(f"{file}: {_wrong_keys(error)}") from None
-
-
-_KEYS = sorted(field.name for field in fields(QuestionWording))
-_REQUIRED = [field.name for field in fields(QuestionWording) if field.default is MISSING]
-
-
-def _wrong_keys(error: ValidationError) -> str:
-    problems: dict[str, list[str]] = defaultdict(list)
-    for problem in error.errors(include_url=False):
-        problems[problem["type"]].append(str(problem["loc"][0]))
-    empty = [key for key in _REQUIRED if key in problems["missing"] + problems["string_too_short"]]
-    unknown = sorted(problems["unexpected_keyword_argument"])
-    return (
-        f"missing or empty {empty}, unknown {unknown}, not text {sorted(problems['string_type'])}; "
-        f"its keys are {_KEYS}, all texts"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +202,6 @@ def render_question(
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        wording: content of the question file.
         template: Jinja chat template that replaces the tokenizer's.
 
     Raises:

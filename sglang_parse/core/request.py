@@ -1,4 +1,4 @@
-"""State machine of one request. All of its state changes are made here. No tensors.
+"""State machine of one request. Its phase and its KV change here only. No tensors.
 
 ``committed`` counts the tokens whose target KV is final. The last output token (the anchor) has no
 KV yet: it is the first row of the next forward. SGLang's ``kv_committed_len`` and ``output_ids``
@@ -30,13 +30,13 @@ from sglang_parse.core.phases import (
     DraftKey,
     DraftPlan,
     Phase,
-    Questions,
     RequestPolicy,
     SourceStats,
     Stats,
     TraceRecord,
 )
 from sglang_parse.core.policy.texts import TextLength
+from sglang_parse.core.selection import up_to_stop
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -84,17 +84,14 @@ class RequestState:
     """PARSE's state of one request; an attribute of SGLang's ``Req``.
 
     Attributes:
-        policy: how it is served.
         phase: what it does in the next iteration; ``action``: in this one.
         plan: plan of the current draft, or of the last one.
         waited: consecutive iterations it waited for KV slots or for its verify pass.
-        draft: the current draft.
         num_draft_inflight: upper bound of the draft tokens that are not on the host yet.
         draft_kv_len: leading tokens of the sequence with valid draft KV.
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
         resumes: drafting resumes at the next token; else the target finishes the answer.
         in_segment: the target ends a rejected segment before that.
-        drafting_suspended: a draft was due and did not start, because it was not expected to pay.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
@@ -130,7 +127,6 @@ class RequestState:
     draft_kv_found: bool = False
     resumes: bool = True
     in_segment: bool = False
-    drafting_suspended: bool = False
     no_draft_reason: str = ""
     num_failed: int = 0
     eagle: object | None = None
@@ -239,7 +235,6 @@ class RequestState:
         self.num_draft_inflight += num_tokens
 
     def add_text(self, source: str, text: RequestText) -> None:
-        """Adds a text that may draft; ``extend_text`` its tokens."""
         self.texts[source] = text
 
     def replace_text(self, source: str, match: TextMatch, *, is_complete: bool = True) -> None:
@@ -265,7 +260,6 @@ class RequestState:
     def wait_for_text(self, source: str) -> None:
         """The next draft is on its way."""
         self.phase, self.draft = Phase.WAITING, Draft(source=source)
-        self.drafting_suspended = False
 
     def end_wait(self, source: str) -> float:
         """Counts the time that it has waited for a draft; returns it, in ms."""
@@ -327,11 +321,8 @@ class RequestState:
         length = len(token_ids)
         self.start_draft(DraftPlan(length, max_prefixes, length))
         self.draft.source = source
-        for token in token_ids:
-            self.draft.token_ids.append(token)
-            if token in self.policy.stop_ids:
-                self.draft.finished = True
-                break
+        self.draft.token_ids += up_to_stop(token_ids, self.policy.stop_ids)
+        self.draft.finished = not self.policy.stop_ids.isdisjoint(self.draft.token_ids[-1:])
         self.phase, self.waited = Phase.VERIFYING, 0
         self._count_drafted(self.num_drafted)
 
@@ -344,13 +335,22 @@ class RequestState:
         """Counters of the current draft's source."""
         return self.sources.setdefault(self.draft.source, SourceStats())
 
-    def ask(self, questions: Questions) -> None:
-        """The draft is over; what its pass will ask."""
-        self.draft.prefix_ends = questions.prefix_ends
-        self.draft.question_ids = questions.question_ids
-        self.draft.num_segments = questions.num_segments
-        self.is_thinking = questions.was_thinking
-        self.num_scanned = len(self.output_ids)
+    def ask(
+        self,
+        prefix_ends: list[int],
+        question_ids: list[tuple[int, ...]],
+        *,
+        was_thinking: bool = False,
+    ) -> None:
+        """The draft is over; what its pass will ask.
+
+        Args:
+            prefix_ends: [K] ascending draft offsets.
+            question_ids: [K] the questions' tokens; () for a prefix that none is asked about.
+            was_thinking: a think block is open before the draft.
+        """
+        self.draft.prefix_ends, self.draft.question_ids = prefix_ends, question_ids
+        self.is_thinking, self.num_scanned = was_thinking, len(self.output_ids)
 
     def record_draft_kv(self, length: int, *, is_sure: bool) -> None:
         """Records a look at the marks: the prompt has draft KV up to ``length`` tokens.
@@ -363,7 +363,6 @@ class RequestState:
         self.draft_kv_found = is_sure
 
     def set_draft_kv_len(self, length: int) -> None:
-        """Records that the sequence has draft KV up to ``length`` tokens."""
         self.draft_kv_len = length
 
     # -- target -----------------------------------------------------------------
@@ -386,7 +385,6 @@ class RequestState:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
 
         Args:
-            accepted_len: accepted draft tokens.
             matched: draft tokens after them that equal the target's choices.
             num_target: output tokens after the accepted ones.
             has_failed: the draft brought nothing.
@@ -406,22 +404,7 @@ class RequestState:
             self.trace.append(record)
             self.trace_bytes += _size_of(record)
 
-    def count_matched_prefixes(self, num_matched: int, num_rejected: int) -> None:
-        """Counts verified prefixes that the target would have written itself."""
-        self.stats.matched_prefixes += num_matched
-        self.stats.rejected_matched_prefixes += num_rejected
-
-    def count_refusal(self, name: str) -> None:
-        """Counts a draft whose acceptance a token of a strict class has ended."""
-        self.strict_refusals[name] = self.strict_refusals.get(name, 0) + 1
-
     def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
-        """Counts the tokens of a decode step.
-
-        Args:
-            num_tokens: tokens that it output.
-            is_eagle: it verified an EAGLE-3 proposal.
-        """
         self.num_target_run, self.num_matched_run = num_tokens, 0
         self.num_decoded += num_tokens
         if is_eagle:
@@ -430,7 +413,6 @@ class RequestState:
 
     def start_draft(self, plan: DraftPlan) -> None:
         self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
-        self.drafting_suspended = False
 
     def start_decode(self, *, resumes: bool = True, in_segment: bool = False) -> None:
         """The target decodes.
@@ -440,7 +422,7 @@ class RequestState:
             in_segment: the target ends a rejected segment before.
         """
         self.phase, self.draft = Phase.DECODING, Draft()
-        self.resumes, self.in_segment, self.drafting_suspended = resumes, in_segment, False
+        self.resumes, self.in_segment = resumes, in_segment
 
     def end_segment(self) -> None:
         """The target has written the rest of a rejected segment."""
@@ -450,7 +432,6 @@ class RequestState:
         """Drafting does not pay now, for ``reason``: the target decodes one more token."""
         self.start_decode()
         self.no_draft_reason = reason
-        self.drafting_suspended = True
         self.stats.skipped_drafts += 1
 
     def carry_over(self, token_ids: Sequence[int], num_valid: int) -> None:
@@ -469,14 +450,6 @@ class RequestState:
     def set_eagle(self, eagle: object | None) -> None:
         """What the EAGLE-3 head continues from; None until its draft extend has succeeded."""
         self.eagle = eagle
-
-    def set_grammar(self, grammar: object | None) -> None:
-        """What the request may choose, from its next token on."""
-        self.grammar = grammar
-
-    def set_output_counts(self, counts: object) -> None:
-        """What its penalties depend on, from its next token on."""
-        self.output_counts = counts
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Outputs the tokens of a decode iteration."""

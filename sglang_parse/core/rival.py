@@ -45,7 +45,6 @@ class Rival:
 
     @property
     def per_forward(self) -> float:
-        """Output tokens per target forward."""
         return (self.tokens + self.steps) / (self.drafts + self.steps)
 
     @property

@@ -57,7 +57,6 @@ def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
 
     Args:
         pieces: decoded text of each token.
-        rule: where segments end.
     """
     if rule.kind == "tokens":
         return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
@@ -107,7 +106,6 @@ def prefix_ends(
 
     Args:
         pieces: decoded text of each draft token.
-        rule: where segments end.
         finished: nothing follows the draft: the answer or the request's length limit ends there.
         max_prefixes: maximum number of prefixes; more segments are merged evenly.
     """
@@ -128,13 +126,6 @@ def evenly_spaced(ends: Sequence[int], max_count: int) -> list[int]:
 
 
 class Segmenter:
-    """Cuts token ids into segments.
-
-    Args:
-        tokenizer: the target's.
-        rule: where segments end.
-    """
-
     def __init__(self, tokenizer: Any, rule: SegmentRule) -> None:
         self.rule, self._tokenizer = rule, tokenizer
         self._pieces: dict[int, str] = {}
@@ -150,9 +141,6 @@ class Segmenter:
     def text_of(self, token: int, before: Sequence[int]) -> str:
         """Returns the text of a token, with the character that it completes; ends with ``HALF`` if
         it ends inside a character.
-
-        Args:
-            before: the tokens before it.
         """
         (piece,) = self.pieces([token])
         if HALF not in piece:

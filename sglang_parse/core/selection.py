@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 
@@ -12,7 +12,6 @@ class Selection:
     """The accepted part of a draft.
 
     Attributes:
-        accepted_len: accepted draft tokens.
         decided_by: index of the deciding verdict: it accepts its prefix, or it rejects and the
             prefix before it is accepted. None if no verdict decided.
         rule: the applied key of ``SELECTIONS``; None if acceptance did not depend on verdicts.
@@ -32,7 +31,6 @@ def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
 
 
 def longest_accepted(accepted: Sequence[bool], _is_finished: bool) -> int | None:
-    """Returns the last verdict that accepts."""
     return max((k for k, is_accepted in enumerate(accepted) if is_accepted), default=None)
 
 
@@ -42,7 +40,6 @@ def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
     The paper's rule; the paper verifies prefixes only if the answer is rejected.
 
     Args:
-        accepted: per prefix.
         is_finished: the last verdict is about the finished answer.
     """
     if is_finished and accepted[-1]:
@@ -103,6 +100,12 @@ def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:
             break
         matched += 1
     return matched
+
+
+def up_to_stop(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:
+    """Returns the tokens up to the first stop token, which is included."""
+    ends = (place for place, token in enumerate(tokens, start=1) if token in stop_ids)
+    return tuple(tokens[: next(ends, len(tokens))])
 
 
 HIGH_REJECT_RATIO = 0.5

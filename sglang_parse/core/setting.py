@@ -20,8 +20,6 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as shown on the command line, in errors and in the docs."""
-
     name: str
     field: FieldInfo
 
@@ -46,7 +44,6 @@ class Setting:
 
     @property
     def parse(self) -> Callable[[str], Any]:
-        """Converts a command-line argument."""
         return _number_or_text if self.is_number_or_file else type(self.default)
 
     @property
@@ -60,13 +57,10 @@ class Setting:
         if kind is bool:
             return "true or false"
         if self.name == "threshold":
-            number = (
-                "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
-            )
+            file = ", or a file of sglang-parse calibrate" if self.is_number_or_file else ""
             return (
-                f"{number}, or a file of sglang-parse calibrate"
-                if self.is_number_or_file
-                else number
+                "a number from 0 (accept everything) to 1, or up to 2 (above 1 accepts nothing)"
+                f"{file}"
             )
         if kind in (int, float):
             limits = {key: n for limit in self.field.metadata for key, n in asdict(limit).items()}

@@ -105,7 +105,6 @@ class SimulatedAcceptance:
         """Returns the number of accepted tokens: the end of a verified prefix, or 0.
 
         Args:
-            num_drafted: draft tokens.
             prefix_ends: ascending draft offsets.
             place: of the draft's first token, see ``place_of``.
         """

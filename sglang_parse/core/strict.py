@@ -82,10 +82,8 @@ def find_refusal(
     A token that ends inside a character belongs to every class: nobody knows what it will be.
 
     Args:
-        before: the tokens before the draft.
         draft: [m] draft tokens.
         choices: [>= m] the target's choice in place of each.
-        names: of the classes.
         text_of: as ``Segmenter.text_of``.
     """
     for place, pair in enumerate(zip(draft, choices, strict=False) if names else ()):

@@ -47,7 +47,6 @@ class TextMatch:
         self.reset()
 
     def reset(self) -> None:
-        """Starts over with an empty answer."""
         self.num_seen = self.num_covered = self.match_len = 0
         self._place: int | None = 0
         self._behind = 0

@@ -4,9 +4,8 @@ The checks before a start are those of ``startup``. A start stops at the first f
 runs all of them and reports each with its fix.
 
     finding   a line of the table
-    machine   this Python: versions, plugin, SGLang API, patches
+    machine   this Python: versions, plugin, patches
     start     the server that the given flags would start
-    memory    memory of its models
     served    a running server: its settings, and answers to prompts
     evidence  what the answers tell
 """

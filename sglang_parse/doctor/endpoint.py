@@ -16,7 +16,6 @@ LIMIT_S = 30
 
 
 def sample_draft(url: str, timeout_s: float, tokenizer: Any) -> str:
-    """Asks for one draft, as the target with this tokenizer would."""
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
     try:
         models = httpx.get(f"{base}/models", timeout=LIMIT_S).raise_for_status().json()

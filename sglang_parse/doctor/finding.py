@@ -49,7 +49,6 @@ def simulated(fraction: float) -> NoReturn:
 
 
 def run_check(name: str, check: Callable[[], str]) -> Finding:
-    """Runs a check; any error is its finding."""
     try:
         return Finding(name, OK, check())
     except Problem as problem:

@@ -1,4 +1,4 @@
-"""Checks of this Python: SGLang finds PARSE, and is the version that PARSE supports."""
+"""Checks of this Python: SGLang finds PARSE, is the version that PARSE supports, and is patched."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
 from sglang_parse.doctor.finding import Check, Problem
 from sglang_parse.startup import compat
-from sglang_parse.startup.sglang_api import server_symbols
 
 ALLOWED, PLUGIN, VALUE = "SGLANG_PLUGINS", "parse", "sglang_parse.plugin:register"
 
 
 def checks() -> list[Check]:
-    names = ("versions", "plugin", "SGLang API", "patches")
-    return list(zip(names, (versions, plugin, sglang_api, patches_applied), strict=True))
+    return [("versions", versions), ("plugin", plugin), ("patches", patches_applied)]
 
 
 def versions() -> str:
@@ -52,13 +50,7 @@ def plugin() -> str:
     return f"SGLang finds and loads {PLUGIN!r}; {ALLOWED} is {allowed or 'not set'}"
 
 
-def sglang_api() -> str:
-    symbols = [*server_symbols(), *patches.symbols()]
-    compat.check_symbols(symbols)
-    paths = {symbol.path for symbol in symbols}
-    return f"the {len(paths)} SGLang symbols that PARSE uses or patches are compatible"
-
-
 def patches_applied() -> str:
+    compat.check_symbols(patches.symbols())
     patches.assert_applied()
     return f"{sum(patch.is_needed() for patch in patches.PATCHES)} applied"

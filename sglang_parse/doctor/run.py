@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             show(run_check(name, check))
     except (KeyboardInterrupt, SystemExit) as ended:
         code = ended.code if isinstance(ended, SystemExit) else 130
-        left = ", ".join(_left(settings, found))
+        left = ", ".join(_left(settings, flags, found))
         show(Finding("ended", NOT_CHECKED, f"not done: {left}"))
     works = all(one.status != FAILS for one in found)
     if settings.json:
@@ -59,9 +59,9 @@ def _checks(settings: DoctorSettings, flags: Sequence[str]) -> Iterator[Check]:
         yield from served.Served(settings, ProgressLog(Console(stderr=True))).checks()
 
 
-def _left(settings: DoctorSettings, found: Sequence[Finding]) -> list[str]:
+def _left(settings: DoctorSettings, flags: Sequence[str], found: Sequence[Finding]) -> list[str]:
     """Returns the names of checks after the last one made."""
-    names = [*start.NAMES, *(served.NAMES if settings.url else ())]
+    names = [*(start.NAMES if flags else ()), *(served.NAMES if settings.url else ())]
     made = [names.index(one.check) for one in found if one.check in names]
     return names[max(made, default=-1) + 1 :] or ["further prompts"]
 

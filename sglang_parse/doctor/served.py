@@ -9,8 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,11 +19,9 @@ from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import Answer, BenchError, Item
 from sglang_parse.client.servers import Remote
 from sglang_parse.core.request import NAN_CAUSE, NAN_FIX, NAN_IN_TARGET
-from sglang_parse.doctor import command
 from sglang_parse.doctor.evidence import CHECKS, Evidence
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated
 from sglang_parse.doctor.settings import DoctorSettings
-from sglang_parse.doctor.start import Start
 from sglang_parse.startup import compat
 
 MODEL = "default"
@@ -42,8 +38,6 @@ class Served(Evidence):
     """A running server and its answers.
 
     Attributes:
-        note: reports progress.
-        info: its /server_info; empty until it has been read.
         ended: Ctrl-C or SIGTERM, if it ended the prompts.
     """
 
@@ -63,7 +57,6 @@ class Served(Evidence):
             yield "PARSE", self.is_parse
         if self.info.get("speculative_algorithm") != NAME:
             return
-        yield from self.start_checks()
         for name in NAMES:
             yield name, getattr(self, name.replace(" ", "_"))
         if self.ended is not None:
@@ -90,15 +83,6 @@ class Served(Evidence):
             raise Problem(f"its --speculative-algorithm is {value!r}", fix)
         found = "target {model_path}, draft {speculative_draft_model_path}"
         return f"{found}; KV pool of {{max_total_num_tokens:,}} tokens".format_map(self.info)
-
-    def start_checks(self) -> Iterator[Check]:
-        """Checks of the flags it was started with, if its models are on this machine."""
-        words = command.words_of(self.info.get("launch_command") or "", self.info)
-        if Path(self.info["model_path"]).is_dir() and words[0].startswith("--"):
-            yield from Start(words, is_running=True).checks()
-        else:
-            why = "the server's models are not on this machine, or its command line is unknown"
-            yield "flags", partial(not_checked, why)
 
     # -- answers --------------------------------------------------------------------
 

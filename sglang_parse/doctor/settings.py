@@ -11,8 +11,6 @@ from sglang_parse.client.flags import Flags, at_least, option
 
 @dataclass(frozen=True)
 class DoctorSettings(Flags):
-    """The command's settings; the texts are their help."""
-
     url: str = option("", "URL of a running server to check, too")
     prompts: Path | None = option(
         None,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+import argparse
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import get_local_safetensors_metadata
+from huggingface_hub.errors import NotASafetensorsRepoError
 from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.server_args import prepare_server_args
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.client import conditions
@@ -17,10 +22,10 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
-from sglang_parse.doctor import command, endpoint, memory
+from sglang_parse.doctor import endpoint
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
-from sglang_parse.startup import checks, compat, models
-from sglang_parse.startup.certificates import certified_server
+from sglang_parse.startup import checks, models
+from sglang_parse.startup.certificates import certified_server, local_folder
 from sglang_parse.startup.families import family_of
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.questions import question_for
@@ -28,11 +33,12 @@ from sglang_parse.startup.questions import question_for
 SMALL_RATIO = 4.0
 """Target / draft weights below which little speedup is possible: every token is drafted first,
 and verification comes on top."""
+Parsed = TypeVar("Parsed")
 QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
     *("tokenizers", "vocabularies", "context lengths", "draft forward"),
-    *("size ratio", "memory", "question", "judge", "verify pass"),
+    *("size ratio", "question", "judge", "verify pass"),
 )
 """Checks of every server, by methods of these names."""
 
@@ -41,13 +47,12 @@ class Start:
     """The server of ``python -m sglang.launch_server`` with these flags.
 
     Attributes:
-        is_running: the flags are a running server's, as far as they are known; its port is in use.
         given: ``ServerArgs`` as given; None until the flags have been read.
         args: resolved, up to the first error.
     """
 
-    def __init__(self, flags: Sequence[str], *, is_running: bool = False) -> None:
-        self.words, self.is_running = flags, is_running
+    def __init__(self, flags: Sequence[str]) -> None:
+        self.words = flags
         self.given: Any = None
         self.args: Any = None
 
@@ -55,8 +60,7 @@ class Start:
         yield "flags", self.flags
         if self.given is None:
             return
-        if not self.is_running:
-            yield "port", self.port
+        yield "port", self.port
         for name in NAMES[1:]:
             yield name, getattr(self, name.replace(" ", "_"))
         if self.config.uses_eagle3:
@@ -71,26 +75,23 @@ class Start:
 
         Raises: Problem, with a line for each of these.
         """
-        groups = command.grouped(self.words, lambda word: word.startswith("--"))
+        groups = grouped(self.words)
         good, wrong = [], []
         for group in groups:
             try:
-                command.captured(command.parser().parse_args, ["--model-path", "", *group])
+                captured(parser().parse_args, ["--model-path", "", *group])
                 good.append(group)
             except Problem as problem:
                 wrong.append(problem.found)
         for _ in range(2):  # without bad values of PARSE's own
             try:
-                self.given = command.captured(prepare_server_args, sum(good, [*QUIET]))
+                self.given = captured(prepare_server_args, sum(good, [*QUIET]))
                 break
             except (ConfigError, Problem) as error:
                 lines = str(error).splitlines()
                 named = {line.partition(" ")[0] for line in lines}
                 good = [group for group in good if group[0].partition("=")[0] not in named]
                 wrong += [line for line in lines if line not in wrong]
-        if wrong and self.is_running:
-            self.given = None
-            not_checked(f"its command line cannot be read here: {'; '.join(wrong)}")
         if wrong:
             raise Problem("\n".join(wrong), "see python -m sglang.launch_server --help")
         return f"{len(groups)} given"
@@ -142,10 +143,10 @@ class Start:
         target, draft = self.pair
         block = models.parallel_draft(config, draft)
         layout, why = checks.pass_layout(args, config, target, block.size)
-        compat.check_backend(args.attention_backend)
+        backends = dict.fromkeys((args.attention_backend, checks.draft_attention(args)))
         overlap = "with" if checks.overlaps(args, config) else "without"
-        found = f"{args.attention_backend}, {overlap} overlap; layout {layout} of the verify pass"
-        return f"{found}, because {why}"
+        names = " and, for drafts, ".join(backends)
+        return f"{names}, {overlap} overlap; layout {layout} of the verify pass, because {why}"
 
     def models(self) -> str:
         pair = models.read_pair(self.args)
@@ -183,16 +184,6 @@ class Start:
         with _reading("the target's tokenizer"):
             return models.tokenizer_of(self.args)
 
-    @cached_property
-    def weights(self) -> Sequence[memory.Weights]:
-        """Those of target and draft; the target's alone without a draft model."""
-        models = [model for model in self.pair if model]
-        weights = [memory.weights_of(m.model_path, m.dtype, m.revision) for m in models]
-        found = [one for one in weights if one is not None]
-        if len(found) < len(models):
-            not_checked("no safetensors files of the models' weights on this machine")
-        return found
-
     def built_question(self) -> Question | None:
         return question_for(self.args, self.tokenizer, self.config)
 
@@ -227,18 +218,15 @@ class Start:
         return f"{self.config.eagle3_path} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
-        _, (target, draft) = self.draft, self.weights
-        ratio = target.count / draft.count
+        target, draft = (_num_weights(model) for model in (self.pair[0], self.draft))
+        ratio = target / draft
         found = (
-            f"{target.count:,} and {draft.count:,} weights: {ratio:.1f} to 1 (in a mixture of "
-            "experts a token uses some of them)"
+            f"{target:,} and {draft:,} weights: {ratio:.1f} to 1 (in a mixture of experts a token "
+            "uses some of them)"
         )
         fix = f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target"
         limits = "; the time to draft limits the speedup" if ratio < SMALL_RATIO else ""
         return warn_if(bool(limits), found + limits, fix)
-
-    def memory(self) -> str:
-        return memory.fits(self.args, self.pair[0], self.weights)
 
     def question(self) -> str:
         question = self.built_question()
@@ -288,6 +276,44 @@ class Start:
             found = f"{setting} was certified for another server: {differences}"
             raise Problem(found, "run sglang-parse calibrate for this one", WARNING)
         return f"{config.threshold} was made for this server: {config.accept_threshold:g}"
+
+
+@cache
+def parser() -> argparse.ArgumentParser:
+    """SGLang's, with the flags of PARSE."""
+    load_plugins()
+    made = argparse.ArgumentParser(prog="sglang serve")
+    ServerArgs.add_cli_args(made)
+    return made
+
+
+def grouped(words: Sequence[str]) -> list[list[str]]:
+    """Groups flags with their values, after groups of one word before the first flag."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not groups or not groups[-1][0].startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def captured(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
+    """Parses words. Raises: Problem, with argparse's error."""
+    try:
+        with redirect_stderr(stderr := io.StringIO()):
+            return parse(words)
+    except SystemExit:
+        # Printed: usage, then "sglang serve: error: ...".
+        raise Problem(stderr.getvalue().strip().rpartition("error: ")[2], "") from None
+
+
+def _num_weights(model: Any) -> int:
+    """Counts the weights of a ``ModelConfig``, in a folder or the local Hugging Face cache."""
+    folder = local_folder(model.model_path, model.revision)
+    with suppress(OSError, ValueError, NotASafetensorsRepoError):
+        if folder is not None:
+            return sum(get_local_safetensors_metadata(folder).parameter_count.values())
+    not_checked("no safetensors files of the models' weights on this machine")
 
 
 @contextmanager

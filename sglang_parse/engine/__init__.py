@@ -16,6 +16,8 @@ Beside them:
     sources        where drafts come from: the draft model, or texts (a package)
     drafting       everything the draft model does (a package)
     eagle          an EAGLE-3 head that accelerates the target's decode steps
+    pass_graphs    verify passes of few rows as CUDA graphs
+    wide_graphs    CUDA graphs of forwards with one width
     target         the target's prefill and decode forwards through SGLang
     prefill        prompts and first tokens
     prewarm        what runs before the first request
@@ -36,5 +38,5 @@ Beside them:
     sglang_types   fields of SGLang's objects that PARSE relies on
 
 Calls go down an import-linter contract's layers only, in a running server too
-(``tests/e2e/test_call_direction.py``). A request's state changes in ``core.request`` only.
+(``tests/e2e/test_call_direction.py``). A request's phase and KV change in ``core.request`` only.
 """

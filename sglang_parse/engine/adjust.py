@@ -33,7 +33,6 @@ class LogitsRows:
     """Consecutive rows of logits of one request.
 
     Attributes:
-        req: the request.
         start, count: which rows.
         before: output tokens; their sequence is not copied.
         after: tokens of the draft. The first row has ``first`` of them in front, every further row
@@ -71,7 +70,6 @@ class Adjuster(Protocol):
 
     Args:
         parts: the rows; ``adjusts`` holds for each request.
-        device: of the logits.
     """
 
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None: ...
@@ -171,7 +169,7 @@ def _output_counts(part: LogitsRows, vocab_size: int, device: torch.device) -> t
     is_known = found is not None and len(found.counts) >= vocab_size
     if not is_known or found.num_counted > len(part.before):
         found = OutputCounts(torch.zeros(vocab_size, device=device))
-        state.set_output_counts(found)
+        state.output_counts = found
     if found.num_counted < len(part.before):
         found.add(part.before)
     return found.counts[:vocab_size]
@@ -253,8 +251,6 @@ class GrammarMask(_OnHost):
 
 
 class LogitBias:
-    """Adds ``logit_bias``."""
-
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None:
         self._biases = []
         for part in parts:
@@ -333,12 +329,10 @@ class Adjustment:
         return any(kind.adjusts(req) for kind in cls.KINDS)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """See ``Adjuster.apply``."""
         for adjuster in self._adjusters:
             adjuster.apply(logits)
 
     def advance(self, tokens: torch.Tensor) -> None:
-        """See ``Adjuster.advance``."""
         for adjuster in self._adjusters:
             adjuster.advance(tokens)
 
@@ -366,10 +360,6 @@ def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> torch.Tensor | 
         return None
     Adjustment(piece, logits.device).apply(logits)
     rows = on_device([row for part in parts for row in part.rows], logits.device)
-    return reset_rows(logits, ~logits.amax(dim=-1).isfinite() & _is_among(rows, logits))
-
-
-def _is_among(rows: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """bool [n] which rows of logits are among ``rows``."""
-    found = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-    return found.index_fill_(0, rows, True)
+    is_adjusted = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    is_adjusted.index_fill_(0, rows, True)
+    return reset_rows(logits, ~logits.amax(dim=-1).isfinite() & is_adjusted)

@@ -78,7 +78,8 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     # What it accepts beyond what the server does is for its client alone, and its client's own.
     accepts_more = any(options.looser_than(config).values())
     # What a head was trained on and a question was chosen with are the base weights.
-    may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or options.sets_threshold
+    sets_threshold = "threshold" in options.model_fields_set
+    may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or sets_threshold
     return RequestPolicy(
         threshold=options.threshold,
         # Given drafts are verified as they are.

@@ -25,7 +25,6 @@ def select_requests(
     because PARSE does both after the forward.
 
     Args:
-        batch: the scheduler's batch.
         rows: [n] indices into ``batch.reqs``.
         seq_lens: [n] lengths with the new rows included.
         input_ids: the new rows' tokens, requests concatenated; a tensor is on the device; None

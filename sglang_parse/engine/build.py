@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.tp_worker import TpModelWorker
 
 from sglang_parse.attention import registry
-from sglang_parse.attention.support import CAUSAL, MASK, SUPPORT
+from sglang_parse.attention.support import MASK, SUPPORT
 from sglang_parse.core.block import DraftLayout, layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
@@ -60,8 +60,6 @@ def build_engine(
     """Builds the engine.
 
     Args:
-        config: the server's settings.
-        counters: the process's counters.
         server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
     """
     registry.register_backends()
@@ -97,11 +95,12 @@ def build_engine(
         )
     drafter = None
     if draft is not None:
+        is_block = parallel.size > 1
         drafter = Drafter(
             draft,
             controller.layouts,
-            is_masked=layout == MASK,
-            plans_on_device=layout != CAUSAL and SUPPORT[args.attention_backend].plans_on_device,
+            is_masked=is_block and checks.block_layout(args, config) == MASK,
+            plans_on_device=is_block and SUPPORT[checks.draft_attention(args)].plans_on_device,
             draft_tokens=config.draft_tokens,
         )
     sources = _sources(

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
     ANSWERS,
-    EAGLE3,
     MODEL,
     Action,
     Draft,
@@ -26,7 +24,7 @@ from sglang_parse.core.phases import (
     VerifyOutcome,
 )
 from sglang_parse.core.request import RequestState
-from sglang_parse.core.selection import Selection, matching_tokens, select
+from sglang_parse.core.selection import Selection, matching_tokens, select, up_to_stop
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine.faults import contain_request
@@ -35,6 +33,7 @@ from sglang_parse.engine.heads import encode_hidden_states
 from sglang_parse.engine.requests import draft_completes_answer, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.chain import SourceChain
+from sglang_parse.engine.sources.eagle import take_chain
 from sglang_parse.engine.verdicts import Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
@@ -45,9 +44,7 @@ class Committer:
     """Applies target results to requests.
 
     Args:
-        config: the server's settings.
         judge: where verdicts come from; None in token mode.
-        counters: the process's counters.
         sources: start drafts, and observe every round.
     """
 
@@ -97,18 +94,18 @@ class Committer:
     def _commit(self, req: Req, result: TargetResult) -> Sequence[int]:
         state = req.parse_state
         if result.is_chain:
-            self._take_chain(req, result.proposed)
+            take_chain(req, result.proposed)
+            self.ask(req)
         if result.is_round:
             return self._commit_round(req, result)
         # An in-flight decode step that drafting has overtaken is dropped.
         if result.action is Action.DECODE and not state.target_decodes:
             return ()
-        tokens = result.target_tokens
-        if result.action is Action.EAGLE_DECODE:
+        tokens, is_eagle = result.target_tokens, result.action is Action.EAGLE_DECODE
+        if is_eagle:
             num_matched = matching_tokens(result.proposed, tokens)
             tokens = tokens[: num_matched + 1][: max(1, tokens_left(req))]
-        is_eagle = result.action is Action.EAGLE_DECODE
-        return self._commit_decode(req, _up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+        return self._commit_decode(req, up_to_stop(tokens, state.policy.stop_ids), is_eagle)
 
     def poll(self, reqs: Sequence[Req]) -> None:
         """Takes texts that have arrived; requests that waited for them start drafts."""
@@ -153,14 +150,6 @@ class Committer:
         self._after_round(req, draft, selection, tokens, matched)
         return tokens
 
-    def _take_chain(self, req: Req, proposed: Sequence[int]) -> None:
-        """What the EAGLE-3 head proposed is the draft. The target chooses the answer's end itself,
-        in the row before it, so nothing is asked about a complete answer."""
-        state = req.parse_state
-        token_ids = [*takewhile(lambda token: token not in state.policy.stop_ids, proposed)]
-        state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, EAGLE3)
-        self.ask(req)
-
     def _select(self, req: Req, result: TargetResult, verdicts: Verdicts) -> Selection:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
         which is exact for greedy and sampled output."""
@@ -168,8 +157,8 @@ class Committer:
         draft, threshold = state.draft, state.policy.threshold
         if self._judge_of(state) is None:
             matched = matching_tokens(draft.token_ids, result.target_tokens)
-            return Selection(0 if threshold > 1 else matched)
-        if simulated and threshold <= 1:  # above 1 is exact, simulated or not
+            return Selection(0 if state.policy.rejects_all else matched)
+        if simulated and not state.policy.rejects_all:
             place = place_of(req.origin_input_ids, len(state.output_ids))
             ends = draft.prefix_ends
             return Selection(simulated.accepted_len(len(draft.token_ids), ends, place))
@@ -187,7 +176,7 @@ class Committer:
         # Simulated acceptance fixes what a draft brings.
         drafted = () if self._simulated else state.draft.verified_ids[accepted_len:]
         tokens = choices[: matching_tokens(drafted, choices) + 1]
-        return _up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
+        return up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 
     def _observe(
         self,
@@ -202,8 +191,8 @@ class Committer:
         self.counters.observe_verify(outcome.num_verified, accepted_len, verdicts.values)
         judge = self._judge_of(req.parse_state)
         if judge is not None:
-            decides = self._simulated is None
-            judge.observe(req, verdicts, result.target_tokens, outcome, decides=decides)
+            choices, decides = result.target_tokens, self._simulated is None
+            judge.observe(req, verdicts, choices, outcome, decides=decides)
         self.sources.observe(req, outcome)
         return outcome.has_failed
 
@@ -215,11 +204,8 @@ class Committer:
         tokens: Sequence[int],
         matched: int,
     ) -> None:
-        """The next phase: drafting, where a draft may begin and is expected to pay.
-
-        Args:
-            tokens: the accepted and the bonus tokens.
-        """
+        """The next phase behind ``tokens``, the accepted and the bonus ones: drafting, where a
+        draft may begin and is expected to pay."""
         state, bonus = req.parse_state, tokens[selection.accepted_len :]
         rejected = selection.accepted_len < draft.num_verified
         state.start_decode(
@@ -256,18 +242,16 @@ class Committer:
     def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
         """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
         answer's end, and not inside text that a grammar forces, but in token mode."""
-        if _stops(state, tokens) or state.in_segment:
+        is_over = bool(tokens) and tokens[-1] in state.policy.stop_ids
+        if is_over or state.in_segment:
             return False
         if self._judge_of(state) is None or not state.resumes:
             return state.resumes
         return bool(free_ends(state, tokens, [len(tokens)]))
 
     def _resume_drafting(self, req: Req, new_ids: Sequence[int]) -> bool:
-        """Starts a draft if one is expected to pay; else the target decodes one more token.
-
-        Args:
-            new_ids: what this iteration outputs.
-        """
+        """Starts a draft behind ``new_ids``, which this iteration outputs, if one is expected to
+        pay; else the target decodes one more token."""
         reason = self.sources.start(req, new_ids)
         if reason:
             req.parse_state.skip_draft(reason)
@@ -346,15 +330,9 @@ def trace_record(
 
 
 def _ends_answer(req: Req, accepted_len: int) -> bool:
-    """Whether the answer ends with the accepted prefix."""
     state = req.parse_state
     whole = state.draft.finished and accepted_len == state.num_drafted
     return whole or len(state.output_ids) + accepted_len >= req.sampling_params.max_new_tokens
-
-
-def _stops(state: RequestState, tokens: Sequence[int]) -> bool:
-    """Whether the answer ends with the last of the tokens."""
-    return bool(tokens) and tokens[-1] in state.policy.stop_ids
 
 
 def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tuple[int, ...]:
@@ -369,9 +347,3 @@ def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tup
         return ()
     unverified = draft.token_ids[last:]
     return tuple(unverified[1:]) if unverified[:1] == [*bonus[-1:]] else ()
-
-
-def _up_to_stop(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:
-    """The tokens up to the first stop token, which is included."""
-    ends = (place for place, token in enumerate(tokens, start=1) if token in stop_ids)
-    return tuple(tokens[: next(ends, len(tokens))])

@@ -74,7 +74,10 @@ class DraftGuard:
             if reason := self._why_fatal(error, self._failures_in_a_row[model]):
                 raise DraftFailure(f"PARSE: {model} failed ({error!r}); {reason}") from error
             for req in reqs:
-                _drop_draft_kv(req, f"{model} failed: {error!r}")
+                # Its draft KV is incomplete: later turns would draft from garbage.
+                req.skip_radix_cache_insert = True
+                if not req.finished() and not req.parse_state.policy.is_plain:
+                    req.parse_state.fail(f"{model} failed: {error!r}")
         else:
             if ends_failures:
                 self._failures_in_a_row[model] = 0
@@ -104,16 +107,6 @@ def contain_request(state: RequestState | None, what: str) -> Iterator[None]:
         logger.error("PARSE: %s failed: %s at\n%s", what, type(error).__name__, places)
         if state is not None:
             state.fail(f"{what} failed: {type(error).__name__}")
-
-
-def _drop_draft_kv(req: Req, reason: str) -> None:
-    """Ends a request with incomplete draft KV, unless it decodes plainly.
-
-    Its tokens stay out of the radix cache, or later turns would draft from garbage.
-    """
-    req.skip_radix_cache_insert = True
-    if not req.finished() and not req.parse_state.policy.is_plain:
-        req.parse_state.fail(reason)
 
 
 def nan_rows(logits: torch.Tensor) -> torch.Tensor:

@@ -107,59 +107,57 @@ def max_logits_rows(runner: Any) -> int:
 
 
 def forward_spans(runner: Any, parts: Sequence[RequestRows]) -> list[slice]:
-    """Splits ``parts`` into forwards of the runner's model that fit into its memory."""
     sizes = [(part.layout.num_rows, len(part.logits_rows)) for part in parts]
     return spans_within(sizes, (max_forward_rows(), max_logits_rows(runner)))
 
 
 def run_forward(
-    runner: Any,
+    target: Any,
     batch: ScheduleBatch,
     parts: Sequence[RequestRows],
     *,
     is_masked: bool,
     capture: bool = False,
 ) -> ForwardOutput:
-    """Runs a model over ``parts`` and writes the KV of every row into the requests' slots.
+    """Runs the target over ``parts`` and writes the KV of every row into the requests' slots.
 
     Args:
-        runner: the model runner of the target or the draft model.
+        target: a ``TargetModel``.
         is_masked: use the layout ``mask`` unless the rows are causal; otherwise ``alias``.
-        capture: capture the hidden states of all rows.
     """
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
+    starts = zip(parts, layout.qo_indptr[:-1], strict=True)
+    index = [start + row for part, start in starts for row in part.logits_rows]
     spec_info = ParseVerifyInput(
         layout=layout,
         custom_mask=flat_mask(layout, device) if is_masked and not layout.is_causal else None,
-        select_index=on_device(_logits_index(parts, layout), device),
+        select_index=on_device(index, device),
     )
     forward_batch = ForwardBatch.init_new(
         _batch_view(batch, parts, layout, spec_info),
-        runner,
+        target.runner,
         capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
         return_hidden_states_before_norm=False,
     )
     # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
-    done = runner.forward(forward_batch)
-    output = done.logits_output
+    graphs = target.pass_graphs if layout.is_causal else ()
+    whole = next((one for one in graphs if one.fits(forward_batch)), None)
+    if whole is not None:
+        output, graph = whole.run(forward_batch)
+    else:
+        done = target.runner.forward(forward_batch)
+        output = done.logits_output
+        sizes = (size for size in graph_sizes(target.runner) if size >= layout.num_rows)
+        graph = next(sizes, 0) if done.can_run_graph else 0
     # The next replay of SGLang's CUDA graph writes to the same memory.
     hidden = output.hidden_states.clone() if capture else None
-    sizes = (size for size in graph_sizes(runner) if size >= layout.num_rows)
-    graph = next(sizes, 0) if done.can_run_graph else 0
     return ForwardOutput(output.next_token_logits, hidden, graph)
 
 
 def graph_sizes(runner: Any) -> Sequence[int]:
     """Rows of the CUDA graphs of the runner's prefills, ascending."""
     return getattr(runner.prefill_cuda_graph_runner, "capture_num_tokens", ())
-
-
-def _logits_index(parts: Sequence[RequestRows], layout: VerifyLayout) -> list[int]:
-    index: list[int] = []
-    for part, offset in zip(parts, layout.qo_indptr[:-1], strict=True):
-        index.extend(offset + row for row in part.logits_rows)
-    return index
 
 
 def _batch_view(

@@ -39,8 +39,6 @@ class GrammarWalk:
     Args:
         grammar: the request's matcher.
         num_output: output tokens that it has accepted.
-        vocab_size: the target's.
-        tokenizer: the target's.
 
     Attributes:
         matcher: the fork.
@@ -179,7 +177,7 @@ def start_walk(req: Req, vocab_size: int) -> None:
         with contain_request(state, ITS_GRAMMAR):
             num_output = len(req.output_ids)
             walk = GrammarWalk(req.grammar, num_output, vocab_size, req.tokenizer)
-            state.set_grammar(walk)
+            state.grammar = walk
 
 
 def rows_of(

@@ -62,7 +62,6 @@ class Head:
     """A verdict head.
 
     Attributes:
-        pooling: how scores of tokens become one of a prefix.
         weights: fp32 [3, width] of h before a token, at it, and at a prefix's end.
         scalars: fp32 [2] of log-probability and entropy; ``bias``: added to a token's score.
         columns: int64 [width] what it reads of the captured hidden states; None for nothing.

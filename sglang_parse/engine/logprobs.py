@@ -34,7 +34,6 @@ class LogprobRows:
     Args:
         parts: the rows; each is followed by a token of ``after``, if there is one left.
         reqs: all requests of the iteration, whose records have one width.
-        device: of the logits.
     """
 
     def __init__(

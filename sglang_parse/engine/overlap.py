@@ -44,9 +44,6 @@ from sglang_parse.engine.step import Step
 class Pipeline:
     """Iterations in flight in this process, the oldest first: one, for a moment two.
 
-    Args:
-        engine: the server's engine.
-
     Attributes:
         forward_stream: stream of the worker's forwards; None before the first one.
     """
@@ -85,7 +82,6 @@ class Pipeline:
         self._draft_chunk = self.engine.schedule.apply(batch)
 
     def launch(self, batch: ScheduleBatch) -> GenerationBatchResult:
-        """Launches the planned iteration."""
         before = self._in_flight[-1] if self._in_flight else None
         event = _FinishEvent(self)
         step = event.step = Step(self.engine, batch, self._draft_chunk, event)

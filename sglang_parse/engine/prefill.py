@@ -25,18 +25,15 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
 
     Args:
         batch: SGLang's ``ScheduleBatch``, in an extend mode.
-        kwargs: passed on to SGLang's worker.
     """
     for req in batch.reqs:
         if getattr(req, "parse_state", None) is None:
             req.parse_state = RequestState(req.parse_policy)
             with contain_request(req.parse_state, "its texts"):
                 engine.sources.begin(req)
-        is_complete = req is not batch.chunked_req
-        vocab_size = engine.verifier.target.runner.model_config.vocab_size
-        req.parse_state.set_grammar(None)
-        if is_complete:
-            start_walk(req, vocab_size)
+        req.parse_state.grammar = None
+        if req is not batch.chunked_req:
+            start_walk(req, engine.verifier.target.runner.model_config.vocab_size)
     engine.schedule.invalidate()
     num_eagle, head = 0, engine.timer.watch()
     watch = engine.timer.start()

@@ -18,13 +18,16 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.phases import Draft, RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
+from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.forward import graph_sizes, max_logits_rows
 from sglang_parse.engine.parts import Engine
+from sglang_parse.engine.wide_graphs import SIZES
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +38,8 @@ WITHOUT_GRAPHS = [64]
 
 @torch.no_grad()
 def prewarm(engine: Engine) -> None:
-    """Runs a decode step, verify passes and, if there is a draft model, its prefills and a forward
-    of each layout."""
+    """Runs a decode step, verify passes and, if there is a draft model, its prefills and forwards
+    of each layout, which it times where they are graphs."""
     started = time.perf_counter()
     batch = _padding_batch(engine)
     _run_target(engine, batch)
@@ -75,11 +78,30 @@ def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
     for num_rows in _row_buckets(drafter.model.draft_runner):
         _set_draft(engine, batch, num_rows)
         drafter.model.extend(batch.reqs, [0], [num_rows])
-    for layout in engine.controller.layouts.costs:
-        _set_draft(engine, batch, 0)
-        chunk = drafter.chunk(layout, batch, [0])
-        chunk.launch(2 * layout.size)
-        chunk.wait()
+    layouts = engine.controller.layouts.costs
+    sizes = [size for size in SIZES if size <= drafter.model.graph_reqs]
+    num_runs = 1 + engine.config.policy.cold_forwards if sizes else 1
+    times = [
+        (layout, size, _chunk_ms(engine, drafter, batch, layout, size))
+        for layout in layouts
+        for size in sizes or [1]
+        for _ in range(num_runs)
+    ]
+    if sizes:  # without graphs, times depend on what else the host does
+        for layout, size, ms in broadcast_object(times):
+            layouts[layout].per_forward.add(size, ms)
+
+
+def _chunk_ms(
+    engine: Engine, drafter: Drafter, batch: ScheduleBatch, layout: DraftLayout, size: int
+) -> float:
+    """ms per forward of a short draft chunk of ``size`` requests, all of them the same one."""
+    _set_draft(engine, batch, 0)
+    chunk, watch = drafter.chunk(layout, batch, [0] * size), engine.timer.start()
+    chunk.launch(4 * layout.size)
+    chunk.wait()
+    watch.stop(chunk.made)
+    return (watch.ms or 0.0) / chunk.num_forwards
 
 
 def _row_buckets(runner: Any) -> list[int]:

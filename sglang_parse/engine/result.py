@@ -44,7 +44,6 @@ class PendingResult(GenerationBatchResult):
 
         Args:
             emitted: per request of the batch its output tokens.
-            output: the sampler's output.
             logprobs: by index of a request that asks for them, those of its tokens.
         """
         lens = [len(tokens) for tokens in emitted]

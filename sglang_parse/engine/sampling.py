@@ -26,13 +26,7 @@ MAX_LOGIT = 1e30
 def select_sampling_info(
     info: SamplingBatchInfo, reqs: Sequence[Req], rows: Sequence[int]
 ) -> SamplingBatchInfo:
-    """``info`` for ``rows`` of the batch; a row may be named several times.
-
-    Args:
-        info: the batch's sampling info.
-        reqs: the batch's requests.
-        rows: indices into ``reqs``.
-    """
+    """``info`` for ``rows`` of the batch; a row may be named several times."""
     index = on_device(rows, info.device)
     selected = copy.copy(info)
     for field in dataclasses.fields(info):
@@ -56,15 +50,8 @@ def without_adjustments(info: SamplingBatchInfo, reqs: Sequence[Req]) -> Samplin
     rest = copy.copy(info)
     rest.penalizer_orchestrator = rest.logit_bias = None
     rest.acc_additive_penalties = rest.acc_scaling_penalties = None
-    if rest.has_custom_logit_processor:
-        places = [place for place, req in enumerate(reqs) if not CustomProcessors.adjusts(req)]
-        entries: dict[int, ProcessorEntry] = {}
-        for key, entry in rest.custom_logit_processor.items():
-            if kept := [place for place in places if place in entry.rows]:
-                indices = on_device(kept, rest.device)
-                entries[key] = ProcessorEntry(entry.processor, kept, indices)
-        rest.custom_logit_processor = entries
-        rest.has_custom_logit_processor = bool(entries)
+    left = [None if CustomProcessors.adjusts(req) else row for row, req in enumerate(reqs)]
+    _select_custom_processors(rest, left)
     return rest
 
 
@@ -76,7 +63,8 @@ def _select(value: Any, num_reqs: int, rows: Sequence[int], index: torch.Tensor)
     return value
 
 
-def _select_custom_processors(selected: SamplingBatchInfo, rows: Sequence[int]) -> None:
+def _select_custom_processors(selected: SamplingBatchInfo, rows: Sequence[int | None]) -> None:
+    """Leaves the custom processors of ``rows``, by their places now; None has none any more."""
     if not selected.has_custom_logit_processor:
         return
     entries: dict[int, ProcessorEntry] = {}
@@ -138,7 +126,6 @@ class PreparedRows:
     """Some rows of a batch, ready to be sampled again and again.
 
     Attributes:
-        runner: the model runner whose sampler is used.
         drawn: int64 [m] which of the rows SGLang's sampler draws, the others being argmax; None
             where it draws all or none of them.
         view: what SGLang's sampler reads about those; None where there are none.

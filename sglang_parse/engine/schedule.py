@@ -58,7 +58,6 @@ class Schedule:
     """Plans the iterations of one server.
 
     Args:
-        config: the server's settings.
         controller: bounds latency and fairness, and chooses the draft chunk.
         max_question_len: tokens of the longest question; 0 in token mode.
         block_size: tokens that a draft forward may write.
@@ -83,7 +82,8 @@ class Schedule:
         SGLang asks up to three times per iteration (launch before sync, capacity check,
         allocation); ``invalidate`` ends the plan's life.
         """
-        available = _available(batch)
+        cache = batch.tree_cache
+        available = cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size()
         planned = self._planned
         if planned is None or planned.available != available or planned.reqs != (*reqs,):
             self._planned = planned = self._plan(batch, reqs, available)
@@ -188,12 +188,6 @@ class Schedule:
 def _is_plain(req: Req) -> bool:
     state: RequestState | None = getattr(req, "parse_state", None)
     return state is not None and state.phase is Phase.PLAIN
-
-
-def _available(batch: ScheduleBatch) -> int:
-    tree_cache = batch.tree_cache
-    free = tree_cache.token_to_kv_pool_allocator.available_size()
-    return free + tree_cache.evictable_size()
 
 
 def _take(batch: ScheduleBatch, req: Req, grant: KvGrant) -> None:

@@ -38,7 +38,6 @@ class Step:
     """One decode iteration in flight.
 
     Args:
-        engine: the server's engine.
         batch: SGLang's ``ScheduleBatch``, isolated; a shallow copy is retained.
         draft_chunk: draft tokens per drafting request, as ``Schedule.apply`` planned it.
         event: see ``PendingResult``.
@@ -76,7 +75,6 @@ class Step:
         self._verify(rows, before)
 
     def finish(self) -> None:
-        """Waits for the results and commits them."""
         self._finish_draft()
         self._commit()
         self._output_tokens()
@@ -121,7 +119,6 @@ class Step:
         self._ask(chunk.finished)
 
     def _ask(self, rows: Sequence[int]) -> None:
-        """Attaches the questions to complete drafts."""
         for req in self._reqs(rows):
             if not is_gone(req):
                 self.engine.committer.ask(req)

@@ -49,7 +49,13 @@ class PrefillForward:
 
 
 class TargetModel:
-    """The target's worker."""
+    """The target's worker.
+
+    Attributes:
+        pass_graphs: ``PassGraphs``, narrowest first.
+    """
+
+    pass_graphs: Sequence[Any] = ()
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker
@@ -93,7 +99,6 @@ class TargetModel:
         """Runs an ordinary decode forward of some requests.
 
         Args:
-            batch: the scheduler's batch.
             rows: [n] indices into its requests.
             last_ids: int64 [n] their last output tokens, while only the device has them.
 

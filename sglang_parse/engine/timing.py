@@ -53,7 +53,6 @@ class StageTimer:
     rest in a later iteration.
 
     Attributes:
-        clock: the device's.
         last_end: mark of the last stage's end; None if a prefill ran since.
     """
 
@@ -75,7 +74,6 @@ class StageTimer:
         self._read()
 
     def take_stages(self) -> list[StageTime]:
-        """Returns the stages whose times have become known."""
         self._read()
         stages, self._stages = self._stages, []
         return stages
@@ -88,9 +86,6 @@ class StageTimer:
                 self._unread.append((watches, record))
             else:
                 record(*times)
-
-    def _add(self, *stage: Any, **more: Any) -> None:
-        self._stages.append(StageTime(*stage, **more))
 
     # -- stages -----------------------------------------------------------------
 
@@ -125,7 +120,11 @@ class StageTimer:
         if self.last_end is not None:
             gap = self.watch().start(self.last_end)
             gap.stop()
-            self.when_passed(lambda ms: self._add(Stage.SCHEDULER, num_reqs, 0, ms), gap)
+
+            def record(ms: float) -> None:
+                self._stages.append(StageTime(Stage.SCHEDULER, num_reqs, 0, ms))
+
+            self.when_passed(record, gap)
 
     def draft_prefill(
         self, watch: Stopwatch, reqs: Sequence[Req], num_prefilled: Sequence[int]
@@ -136,17 +135,18 @@ class StageTimer:
         def record(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
                 state.charge(draft=ms * count / total)
-            self._add(Stage.DRAFT_PREFILL, total, 0, ms)
+            self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
         self.when_passed(record, watch)
 
     def draft(self, watch: Stopwatch, reqs: Sequence[Req], chunk: DraftChunk) -> None:
         states, num_tokens = [req.parse_state for req in reqs], chunk.tokens_per_request
+        num_used = chunk.used_per_request
 
         def record(ms: float) -> None:
             _share(states, draft=ms)
-            kind = chunk.num_forwards, chunk.layout
-            self._add(Stage.DRAFT, len(states), num_tokens, ms, *kind)
+            forwards = chunk.num_forwards, chunk.layout, (), num_used
+            self._stages.append(StageTime(Stage.DRAFT, len(states), num_tokens, ms, *forwards))
 
         self.when_passed(record, watch)
 
@@ -177,11 +177,13 @@ class StageTimer:
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
             if num_decoding < len(results):
-                size = forward.num_rows
-                self._add(Stage.VERIFY, size, 0, ms + head_ms, graphs=forward.graphs)
+                stage = Stage.VERIFY, forward.num_rows, 0
             else:
-                rows = {"num_rows": forward.num_rows, "head_ms": head_ms}
-                self._add(Stage.DECODE, num_decoding, num_decoded, ms + head_ms, **rows)
+                stage = Stage.DECODE, num_decoding, num_decoded
+            rows, graphs = forward.num_rows, forward.graphs
+            self._stages.append(
+                StageTime(*stage, ms + head_ms, graphs=graphs, num_rows=rows, head_ms=head_ms)
+            )
 
         self.when_passed(charge, watch)
         self.when_passed(record, watch, head)

@@ -16,7 +16,7 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Phase, Questions, VerifyOutcome
+from sglang_parse.core.phases import Phase, VerifyOutcome
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.rival import Rival
@@ -64,11 +64,8 @@ class Judge:
     question is about complete answers, and the head decides everything else.
 
     Args:
-        config: the server's settings.
         question: the rendered question, if one is asked.
         head: the verdict head, if there is one.
-        segments: cuts drafts into segments.
-        counters: the process's counters.
         layers: the target's layers that verify passes capture.
         drift: compares verdicts with the certificate's, or the head's training set's.
     """
@@ -98,11 +95,11 @@ class Judge:
         the segment's end, another draft of the rest would be judged by the same question."""
         return self.head is None and self.segments.rule.kind != "tokens"
 
-    def questions(self, req: Req) -> Questions | None:
-        """Prefixes of a complete draft, and questions about them; None while it is incomplete."""
+    def ask(self, req: Req) -> None:
+        """Chooses the prefixes of a complete draft, and the questions about them."""
         state = req.parse_state
         if state.phase is not Phase.VERIFYING:
-            return None
+            return
         draft, pieces = state.draft, self.segments.pieces(state.draft.token_ids)
         all_ends = prefix_ends(
             pieces,
@@ -127,13 +124,7 @@ class Judge:
                 ends_line=pieces[end - 1].endswith("\n"),
             )
             ids.append(asked)
-        return Questions(ends, ids, len(all_ends), was_thinking)
-
-    def ask(self, req: Req) -> None:
-        """Attaches ``questions`` to the draft of a request."""
-        questions = self.questions(req)
-        if questions is not None:
-            req.parse_state.ask(questions)
+        state.ask(ends, ids, was_thinking=was_thinking)
 
     def read(self, logits: torch.Tensor) -> torch.Tensor:
         """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
@@ -192,17 +183,21 @@ class Judge:
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
         threshold, refusal = state.policy.threshold, verdicts.refusal
-        if decides and refusal and threshold <= 1 and refusal.place < (outcome.reject_end or 0):
+        if not decides or state.policy.rejects_all:
+            return
+        if refusal and refusal.place < (outcome.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
-            state.count_refusal(refusal.name)
-        if decides and is_greedy(req) and threshold <= 1:  # above 1 is to reject everything
+            counts = state.strict_refusals
+            counts[refusal.name] = counts.get(refusal.name, 0) + 1
+        if is_greedy(req):
             num_matched = matching_tokens(state.draft.token_ids, target_tokens)
-            matched = matched_prefixes(
-                *(state.draft.prefix_ends, verdicts.values, threshold, num_matched)
+            matched, rejected = matched_prefixes(
+                state.draft.prefix_ends, verdicts.values, threshold, num_matched
             )
-            state.count_matched_prefixes(*matched)
+            state.stats.matched_prefixes += matched
+            state.stats.rejected_matched_prefixes += rejected
             if threshold == self.threshold:  # a request's own says nothing about the server's
-                self._watch_matched(*matched)
+                self._watch_matched(matched, rejected)
                 self._watch_rival(outcome, num_matched)
 
     def note_step(self, state: RequestState) -> None:

@@ -89,7 +89,6 @@ class TargetResult:
 
     @property
     def hidden_rows(self) -> slice:
-        """Its rows of the forward's hidden states."""
         return slice(self.start, self.start + self.num_rows)
 
     def logprobs_of(self, tokens: Sequence[int]) -> Sequence[TokenLogprobs]:
@@ -122,7 +121,6 @@ class TargetForward:
         values: float64 [rows with logits, 1, 2 or 5] on the device, in their order: a token id
             and its row's scores and likelihoods, or a verdict with its mass; NaN where logits held
             one, and infinite where the adjusted ones held nothing finite.
-        reqs: the batch's requests.
         records: float64 [token rows, width] of requests that ask for log probabilities, by forward.
 
     Attributes:
@@ -171,7 +169,6 @@ class TargetForward:
         self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
-        """Waits for the results, one per request."""
         values, start = iter(self._on_host.tolist()), 0
         records = iter(self._records.tolist() if self._records else ())
         for result in self._results:
@@ -215,7 +212,6 @@ class Verifier:
     """Runs the target's part of decode iterations.
 
     Args:
-        target: the target model.
         judge: where verdicts come from; None in token mode.
         is_masked: verify in the layout ``mask``, otherwise in ``alias``.
     """
@@ -299,7 +295,7 @@ class Verifier:
         capture = capture or (self._captures and Action.VERIFY in actions)
         for span in forward_spans(runner, parts):
             output = run_forward(
-                runner, batch, parts[span], is_masked=self.is_masked, capture=capture
+                self.target, batch, parts[span], is_masked=self.is_masked, capture=capture
             )
             num_verified = sum(action is not Action.DECODE for action in actions[span])
             done.num_passes += num_verified > 0

@@ -9,14 +9,14 @@ import torch
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
-from sglang.srt.runtime_context import get_exec, get_memory
+from sglang.srt.runtime_context import get_memory
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.engine import admission
+from sglang_parse.engine import admission, pass_graphs
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.grammar import needs_matchers
@@ -30,7 +30,6 @@ class ParseWorker(BaseSpecWorker):
     """Takes the place of a built-in speculative worker.
 
     Attributes:
-        engine: the parts that do the work.
         pipeline: the iterations in flight; patches find it in ``context``.
     """
 
@@ -100,12 +99,15 @@ class ParseWorker(BaseSpecWorker):
         if self.engine.drafter is not None and self.engine.schedule.block_size > 1:
             runner = self.engine.drafter.model.draft_runner
             registry.assert_used(runner, self.engine.layout, "draft")
-            check_kv(get_exec().kernel.attention_backend, runner.kv_cache_dtype, "draft")
+            check_kv(runner.prefill_attention_backend_str, runner.kv_cache_dtype, "draft")
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
         if self.engine.eagle is not None:
             self.engine.eagle.init_cuda_graphs()
+        target, head = self.engine.verifier.target, self.engine.eagle
+        proposal = (head.worker.speculative_num_draft_tokens,) if head else ()
+        target.pass_graphs = pass_graphs.capture(target.runner, (*pass_graphs.WIDTHS, *proposal))
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         """Called on the forward stream when all graphs are captured."""

@@ -11,8 +11,6 @@ from sglang_parse.client.records import BenchError
 
 @dataclass(frozen=True)
 class ExplainSettings(Flags):
-    """The command's settings; the texts are their help."""
-
     traces: tuple[Path, ...] = option(
         (),
         "JSON files: answers of /generate, or of chat completions with return_token_ids and "

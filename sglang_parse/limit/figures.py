@@ -24,14 +24,14 @@ NOTES = (
 )
 SETTINGS = (
     *("device", "attention_backend", "dtype", "input_len", "output_len"),
-    *("draft_len", "block_tokens", "staggered", "runs", "drafting"),
+    *("draft_len", "block_tokens", "runs", "drafting"),
 )
 COUNTERS = ("rounds", "drafted_tokens", "accepted_tokens", "draft_ms", "verify_ms", "decode_ms")
 """Columns of the table, per request."""
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedAt:
+class ServerSpeed:
     """A server at one concurrency.
 
     Attributes:
@@ -53,7 +53,7 @@ class SpeedAt:
     per_request: dict[str, float]
 
 
-def speeds(runs: Sequence[BenchRun]) -> list[SpeedAt]:
+def speeds(runs: Sequence[BenchRun]) -> list[ServerSpeed]:
     """A row per concurrency and server, in the order in which they were measured."""
     found: dict[tuple[int, str], list[BenchRun]] = {}
     for run in runs:
@@ -67,7 +67,7 @@ def speeds(runs: Sequence[BenchRun]) -> list[SpeedAt]:
         plain = rates.get((concurrency, PLAIN)) if has_parse(server) else None
         limit = plain and median(limit_of(*costs_of(run, 1e3 / plain)) for run in timed)
         answers = [answer for run in timed for answer in run.answers]
-        rows.append(SpeedAt(server, concurrency, rate, over, limit, _means(answers)))
+        rows.append(ServerSpeed(server, concurrency, rate, over, limit, _means(answers)))
     return rows
 
 
@@ -85,7 +85,7 @@ def _means(answers: Sequence[Answer]) -> dict[str, float]:
 def content(
     settings: LimitSettings,
     specs: Sequence[ServerSpec],
-    speeds: Sequence[SpeedAt],
+    speeds: Sequence[ServerSpeed],
     failed: dict[str, str],
     seconds: float,
 ) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def content(
     return rounded({"conditions": conditions, "speeds": [asdict(row) for row in speeds]})
 
 
-def table(speeds: Sequence[SpeedAt]) -> Table:
+def table(speeds: Sequence[ServerSpeed]) -> Table:
     others = list(dict.fromkeys(row.server for row in speeds if not has_parse(row.server)))
     over = (f"over {name}" for name in others)
     found = make_table(

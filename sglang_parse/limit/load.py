@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
-from statistics import median
 
 import httpx
 
@@ -20,8 +19,6 @@ from sglang_parse.limit.settings import LimitSettings
 WARM_UP = -1
 """The run that is not timed: a server's first requests are its slowest."""
 MIN_REQUESTS = 2
-WAVES = 3
-"""Requests per slot of the concurrency, one after another, where starts are staggered."""
 ADAPTIVE_WARM_UP = 1 + DEFAULTS.window
 """Requests: the adaptive policy decides after a window of drafts."""
 
@@ -33,38 +30,26 @@ class Sender:
         self.endpoint, self.settings = endpoint, settings
         self._is_simulated = SIMULATE in dict(spec.environment)
         self._rng = random.Random(0)
-        self._answer_s = 0.0  # of the previous run
 
     def send(self, run: int, concurrency: int) -> BenchRun:
-        """Sends one wave of requests at once, or several waves with staggered starts."""
+        """Sends so many requests at once; at a warm-up more, one after another."""
         settings, words = self.settings, range(3, self.settings.target.vocab_size)
-        is_adaptive = settings.drafting == "auto" and has_parse(self.endpoint.name)
-        waves, apart_s, least = 1, 0.0, MIN_REQUESTS
+        least = MIN_REQUESTS
         if run == WARM_UP:
+            is_adaptive = settings.drafting == "auto" and has_parse(self.endpoint.name)
             least = ADAPTIVE_WARM_UP if is_adaptive else 1
-        elif settings.staggered:
-            waves, apart_s = WAVES, self._answer_s / concurrency
         prompts = [
-            self._rng.choices(words, k=settings.input_len)
-            for _ in range(max(least, waves * concurrency))
+            self._rng.choices(words, k=settings.input_len) for _ in range(max(least, concurrency))
         ]
         limits = httpx.Limits(max_connections=None)
         with httpx.Client(timeout=LONG_LIMIT_S, limits=limits) as client:
-            calls = [
-                partial(self._ask, client, i, prompt, apart_s * i if i < concurrency else 0.0)
-                for i, prompt in enumerate(prompts)
-            ]
-            found = timed(calls, Variant(self.endpoint.name), run, concurrency)
-        self._answer_s = median(answer.wall_ms for answer in found.answers) / 1e3
-        return found
+            calls = [partial(self._ask, client, i, prompt) for i, prompt in enumerate(prompts)]
+            return timed(calls, Variant(self.endpoint.name), run, concurrency)
 
-    def _ask(
-        self, client: httpx.Client, index: int, prompt: Sequence[int], wait_s: float
-    ) -> Answer:
+    def _ask(self, client: httpx.Client, index: int, prompt: Sequence[int]) -> Answer:
         name, wanted = self.endpoint.name, self.settings.max_new_tokens
         params = {"temperature": 0, "max_new_tokens": wanted, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": params}
-        time.sleep(wait_s)
         started = time.perf_counter()
         try:
             response = client.post(f"{self.endpoint.url}/generate", json=body).raise_for_status()

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sglang_parse.client.flags import Flags, at_least, numbers, option, split_names, split_words
 from sglang_parse.client.records import (
-    DRAFT,
     PARSE_HEAD,
     PARSE_QUESTION,
     PARSE_TOKEN,
-    PLAIN,
-    STOCK,
     TITLES,
     BenchError,
-    has_parse,
     kind_of,
 )
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
-from sglang_parse.client.targets import Models, parse_settings, server_specs
+from sglang_parse.client.targets import Models, check_server, parse_settings, server_specs
 from sglang_parse.core.block import USUAL_BLOCK, Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.setting import ConfigError
-from sglang_parse.core.simulation import BLOCK_ENV_VAR, ENV_VAR, SimulatedAcceptance, block_tokens
+from sglang_parse.core.simulation import BLOCK_ENV_VAR, block_tokens
 from sglang_parse.limit.shape import Shape, shape_names
 
 KINDS = tuple(kind for kind in TITLES if kind not in (PARSE_QUESTION, PARSE_TOKEN))
@@ -47,8 +42,6 @@ _NAMES = ", ".join(shape_names())
 
 @dataclass(frozen=True)
 class LimitSettings(Flags):
-    """Settings of the benchmark; each is the flag of its name."""
-
     target: Shape = option("qwen3_32b", f"{_NAMES}, or a folder", read=Shape.read)
     draft: Shape = option("qwen3_0_6b", "likewise", read=Shape.read)
     device: str = option("cuda", choices=sorted(BACKENDS))
@@ -81,12 +74,6 @@ class LimitSettings(Flags):
         "token per forward)",
         type=float,
     )
-    staggered: bool = option(
-        False,
-        "stagger the requests, several in a row, so that prefills, draft chunks, verify passes "
-        "and decode steps run in the same iterations",
-        action="store_true",
-    )
     runs: int = option(3, "medians are reported", type=at_least(1))
     drafting: str = option(
         "auto", "--parse-drafting of the timed servers", choices=("auto", "always")
@@ -113,22 +100,15 @@ class LimitSettings(Flags):
                 f"{self.target.name} {self.target.vocab_size}; use two shapes of one vocabulary"
             )
         for name in self.servers:
-            kind, _, value = name.partition("@")
-            if kind not in KINDS or (value and kind in (PLAIN, DRAFT)):
-                known = f"{', '.join(KINDS)}; {PLAIN} and {DRAFT} take no @VALUE"
-                raise BenchError(f"--servers names {name!r}; use {known}")
-            if value and kind in STOCK and not re.fullmatch(r"[123](\.\d+)?|4", value):
-                raise BenchError(f"--servers names {name!r}; use an accept length of 1 to 4")
-            self._config(value if has_parse(name) else "")
+            check_server(name, KINDS)
+        self._config()
 
-    def _config(self, simulated: str = "") -> ParseConfig:
+    def _config(self) -> ParseConfig:
         try:
-            config = ParseConfig(**self.of_parse)
-            SimulatedAcceptance.from_env(config, {ENV_VAR: simulated})
             block_tokens({BLOCK_ENV_VAR: str(self.block_tokens or "")})
+            return ParseConfig(**self.of_parse)
         except ConfigError as error:
-            raise BenchError(f"--servers, --draft-len or --block-tokens: {error}") from error
-        return config
+            raise BenchError(f"--draft-len or --block-tokens: {error}") from error
 
     @property
     def of_parse(self) -> dict[str, Any]:

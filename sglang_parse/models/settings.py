@@ -9,8 +9,6 @@ from sglang_parse.client.flags import Flags, option
 
 @dataclass(frozen=True)
 class ModelsSettings(Flags):
-    """The command's settings; the texts are their help."""
-
     model: str = option(
         "",
         "a model's folder, its name on the Hugging Face hub, or part of a family's name (default: "

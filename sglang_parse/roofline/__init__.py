@@ -1,5 +1,5 @@
 """``sglang-parse roofline``: what a pair can gain on a GPU, from its shapes; no GPU needed.
 
-``shape`` has models and GPUs, ``settings`` the command line, ``cost`` what forwards and answers
-take, ``run`` the tables.
+``settings`` has models, GPUs and the command line, ``cost`` what forwards and answers take, ``run``
+the tables.
 """

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.limit.shape import EAGLE3_VOCAB, Shape
-from sglang_parse.roofline.settings import RooflineSettings
-from sglang_parse.roofline.shape import BF16_BYTES, GPUS
+from sglang_parse.roofline.settings import BF16_BYTES, GPUS, RooflineSettings
 
 LAYER_KERNELS, OTHER_KERNELS = 12, 8
 """Of a layer: 4 matrix products, 2 norms, norms of q and k, rotary embedding, the write of KV, 2 of
@@ -89,7 +88,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """Requests of the settings' lengths, ``num_reqs`` at a time."""
 
     settings: RooflineSettings

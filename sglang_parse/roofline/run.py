@@ -9,7 +9,7 @@ from rich.table import Table
 
 from sglang_parse.client.tables import make_table
 from sglang_parse.core.block import ONE_TOKEN, USUAL_BLOCK, layouts_for
-from sglang_parse.roofline.cost import DRAFT_LENGTHS, Forward, Load
+from sglang_parse.roofline.cost import DRAFT_LENGTHS, Forward, Workload
 from sglang_parse.roofline.settings import RooflineSettings
 
 BLOCKS = layouts_for(USUAL_BLOCK, allow_one_token=False)
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def costs(settings: RooflineSettings) -> Table:
     """Forwards at the lowest concurrency, and their times at each."""
-    loads = [Load(settings, count) for count in settings.concurrencies]
+    loads = [Workload(settings, count) for count in settings.concurrencies]
     headings = ("", "rows", "GB", "GFLOP", "kernels", "most time")
     times = [f"ms at {load.num_reqs}" for load in loads]
     title = f"Forwards, {loads[0].num_reqs} at a time; last their times at more"
@@ -42,7 +42,7 @@ def costs(settings: RooflineSettings) -> Table:
     return table
 
 
-def _forwards(load: Load) -> dict[str, Forward]:
+def _forwards(load: Workload) -> dict[str, Forward]:
     target = load.settings.target
     return {
         "target step": load.forward(target, 1),
@@ -58,7 +58,7 @@ def speedups(settings: RooflineSettings) -> Table:
     headings = ("at a time", "plain tokens/s", "accepted", *WAYS, *HEADS)
     heads = f"EAGLE-3 heads at {settings.accept_length:g} tokens per forward"
     table = make_table(f"Speedup by acceptance of draft tokens; {heads}", headings)
-    for load in (Load(settings, count) for count in settings.concurrencies):
+    for load in (Workload(settings, count) for count in settings.concurrencies):
         plain, tokens = load.plain(), settings.accept_length
         rate = 1e3 * load.num_reqs * settings.output_len / plain
         alone = [load.eagle3(tokens, in_pieces=True), load.eagle3(tokens)]

@@ -2,8 +2,7 @@
 
 In the launcher, ``plugin.validate_server_args`` calls, in this order:
 
-    compat      the SGLang version, and by
-    sglang_api  every SGLang symbol that PARSE uses
+    compat      the SGLang version, and what is patched in it
     checks      SGLang's settings and the layout; sets the fields that PARSE determines
     models      folders, shapes and tokenizers of target, draft and EAGLE-3 head
     questions   the question: the one that is set, or a built-in one that fits the target

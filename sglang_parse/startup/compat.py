@@ -1,19 +1,60 @@
-"""The SGLang version that PARSE supports: the pin, and the check of the installed one."""
+"""The SGLang version that PARSE supports: the pin, and the checks of the installed one."""
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import metadata
 
 from packaging.requirements import Requirement
-
-from sglang_parse.startup.sglang_api import Symbol, backend_symbols, server_symbols
 
 DISTRIBUTION = "sglang-parse"
 
 
 class CompatError(RuntimeError):
     """The installed SGLang is not the one that PARSE was built for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One use of an SGLang symbol.
+
+    Attributes:
+        user: the file and line that use it, or the patch that changes it.
+        keywords: parameters that it must have.
+        num_positional: positional arguments of the call; None where it is not called here, or
+            with arguments that the source does not show (``*args``, ``**kwargs``).
+    """
+
+    path: str
+    user: str
+    keywords: tuple[str, ...] = ()
+    num_positional: int | None = None
+
+    def problem(self) -> str:
+        """Describes how the installed SGLang differs; "" if it does not."""
+        try:
+            target = pkgutil.resolve_name(self.path)
+        except (ImportError, AttributeError) as error:
+            return f"{self.path}: found nothing ({error}), used by {self.user}"
+        if not self.keywords and self.num_positional is None:
+            return ""
+        signature = inspect.signature(target)
+        arguments = dict.fromkeys(self.keywords)
+        try:
+            if self.num_positional is None:
+                signature.bind_partial(**arguments)
+            else:
+                signature.bind(*[None] * self.num_positional, **arguments)
+        except TypeError as error:
+            found, wanted = [*signature.parameters], [*self.keywords]
+            return (
+                f"{self.path}: found parameters {found}, expected {wanted} ({error}), "
+                f"used by {self.user}"
+            )
+        return ""
 
 
 def pinned_version() -> str:
@@ -45,18 +86,3 @@ def check_symbols(symbols: Iterable[Symbol]) -> None:
             + "\n  ".join(problems)
             + f"\nFix: reinstall sglang=={pinned_version()}"
         )
-
-
-def check_backend(attention_backend: str) -> None:
-    """Raises CompatError for what only this attention backend needs."""
-    check_symbols(backend_symbols(attention_backend))
-
-
-def check(patched: Iterable[Symbol] = ()) -> None:
-    """Checks the version and every symbol that a server uses.
-
-    Args:
-        patched: those of ``patches.symbols``, which cannot be imported here.
-    """
-    check_version()
-    check_symbols((*server_symbols(), *patched))

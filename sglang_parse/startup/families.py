@@ -33,7 +33,6 @@ class Family:
     Attributes:
         name: as their publishers name them.
         architectures: of config.json; none for all other models with this attention.
-        attention: in its layers.
         seen: how it was seen to run; "" for a family that is refused.
         draft: what can draft for it.
         judges: who can verify its answers.

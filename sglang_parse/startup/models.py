@@ -16,7 +16,7 @@ from sglang.srt.arg_groups.model_override_base import model_config_of
 
 from sglang_parse.core.block import USUAL_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
-from sglang_parse.startup.families import Attention, attention_of, refusal
+from sglang_parse.startup.families import refusal
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
 MAIN = "main"
@@ -140,42 +140,6 @@ def check_weights(args: Any, _target: Any, _draft: Any) -> None:
 TARGET_CHECKS = (check_attention, check_generation)
 PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts, check_weights)
 """(server's settings, target, draft) -> None; each raises AdmissionError."""
-
-
-def kv_bytes_per_token(
-    model: Any, kv_dtype: str, tp_size: int, draft_kv_dtype: str | None = None
-) -> int:
-    """Returns the bytes of one token's KV on one rank, by SGLang's formulas.
-
-    Args:
-        model: a ``ModelConfig``.
-        kv_dtype: ``--kv-cache-dtype``. "auto" is the model's dtype, also for a checkpoint with
-            FP8 KV: the result is then twice as much.
-        tp_size: ranks that the KV heads are split over.
-        draft_kv_dtype: ``--speculative-draft-kv-cache-dtype``, for a draft; None if unset.
-    """
-    from sglang.srt.mem_cache.kv_cache_configurator import calculate_mla_kv_cache_dim
-    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
-    from sglang.srt.speculative.dflash_utils import dflash_draft_cell_size_per_token
-
-    _, dtype = configure_kv_cache_dtype(
-        server_args_kv_cache_dtype=kv_dtype,
-        model=None,
-        model_dtype=model.dtype,
-        is_draft_worker=True,
-        is_dflash=False,
-        speculative_draft_attention_backend=None,
-        speculative_draft_kv_cache_dtype=draft_kv_dtype,
-    )
-    if attention_of(model) is Attention.LATENT:  # one head, on every rank
-        size = calculate_mla_kv_cache_dim(model_config=model, kv_cache_dtype=dtype)
-        return size * model.num_hidden_layers * dtype.itemsize
-    return dflash_draft_cell_size_per_token(
-        draft_model_config=model,
-        draft_num_layers=model.num_hidden_layers,
-        draft_kv_cache_dtype=dtype,
-        tp_size=tp_size,
-    )
 
 
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")

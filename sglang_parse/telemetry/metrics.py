@@ -20,7 +20,6 @@ class Metric:
 
     Attributes:
         name: without the prefix ``sglang:parse_``; counters end in ``_total``.
-        text: the help text.
         label: a label in addition to SGLang's; "" for none.
         label_values: its known values, published as 0 until something is counted.
         buckets: inclusive upper bounds; a metric with buckets is a histogram, else a counter.
@@ -260,7 +259,6 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     "not started".
 
     Args:
-        req: SGLang's request.
         simulated: the simulated accept ratio, if set.
     """
     state = getattr(req, "parse_state", None)

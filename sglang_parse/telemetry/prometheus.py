@@ -20,7 +20,7 @@ from sglang.srt.observability.metrics_collector import (
 )
 
 from sglang_parse.context import process_context
-from sglang_parse.core.counters import Totals, Window
+from sglang_parse.core.counters import Growth, Totals
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, Metric
 
@@ -41,7 +41,7 @@ class ParseMetrics:
     def __init__(self, labels: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(labels, *args, **kwargs)  # type: ignore[call-arg]
         self._parse_counters = process_context().counters
-        self._parse_window = Window(self._parse_counters)
+        self._parse_window = Growth(self._parse_counters)
         self._parse_published: Totals = defaultdict(float)
         self._parse_published_at = -math.inf
         self._parse_metrics = {metric.name: self._make(metric) for metric in METRICS}

@@ -20,8 +20,6 @@ class LabeledText(BaseModel):
     """One line.
 
     Attributes:
-        messages: the request's.
-        draft: a complete answer.
         score: 1 if it is right, else 0.
         right_chars: number of characters before the first error; None without one, or where
             nobody has located it.

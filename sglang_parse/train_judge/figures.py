@@ -67,7 +67,7 @@ class ReaderFigures:
     kept_at_risk: dict[str, Estimate]
 
 
-class Comparison:
+class Bootstrap:
     """Computes figures of several readers of the same drafts; without ``resamples`` of the
     bootstrap only the numbers themselves."""
 

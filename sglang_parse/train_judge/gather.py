@@ -97,7 +97,7 @@ class HiddenStates:
         """fp32 [1 + n, len(layers) * hidden_size]."""
         path = self._path(draft)
         try:
-            stored = np.load(path)
+            stored = np.load(path)[: 1 + draft.prefix_ends[-1]]
         except (OSError, ValueError) as error:
             raise BenchError(
                 f"{path} cannot be read ({error}); fix: move {self.folder}.json away, so that "
@@ -142,10 +142,10 @@ def gather_later(
     states.folder.mkdir(parents=True, exist_ok=True)
     parse = {"trace": True, "hidden_states": True}
     found = collector.collect(states.folder.name, indices, parse, read, wants_tokens=True)
-    return [_resegmented(_seen(one), segments) for later in found for one in later]
+    return [resegmented(_seen(one), segments) for later in found for one in later]
 
 
-def _resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
+def resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
     """The same draft with other prefixes; the verdicts, of a head, go."""
     draft = seen.draft
     pieces = segments.pieces(seen.token_ids[1:])
@@ -153,7 +153,13 @@ def _resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
     ends = prefix_ends(pieces, segments.rule, finished=is_whole, max_prefixes=len(pieces))
     first_wrong, wrong = first_wrong_prefix(ends, draft.first_wrong_token)
     draft = replace(draft, first_wrong=first_wrong, first_wrong_token=wrong)
-    return replace(seen, draft=replace(draft, verdicts=(), prefix_ends=ends))
+    num_tokens = ends[-1] if ends else 0  # what no prefix holds is left out
+    return SeenDraft(
+        replace(draft, verdicts=(), prefix_ends=ends),
+        seen.token_ids[: 1 + num_tokens],
+        seen.logprobs[:num_tokens],
+        seen.entropies[:num_tokens],
+    )
 
 
 def _seen(stored: dict[str, Any]) -> SeenDraft:

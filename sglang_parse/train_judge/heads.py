@@ -3,7 +3,6 @@
 All candidates are logistic regressions on standardized features, in fp32. What they learn from:
 
     worst-token     tokens: those before a draft's first wrong one are right, that one is wrong
-    segment-mean    labeled prefixes, by the mean over the segment that each one ends with
     running-mean    labeled prefixes, by the mean over all their tokens and the state at their end
 
 A token's features are the hidden states at the row before it and at its own row, its
@@ -167,8 +166,5 @@ def _features(
         return tokens[np.asarray(units) - 1]
     width = hidden.shape[1]
     ends = np.asarray(draft.prefix_ends)[list(units)]
-    starts = [0 if pooling == "running-mean" or not k else draft.prefix_ends[k - 1] for k in units]
-    means = np.stack([tokens[a:b].mean(axis=0) for a, b in zip(starts, ends, strict=True)])
-    if pooling == "segment-mean":
-        return means
+    means = np.stack([tokens[:end].mean(axis=0) for end in ends])
     return np.concatenate([means[:, : 2 * width], hidden[ends], means[:, 2 * width :]], axis=1)

@@ -25,15 +25,11 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
 def labeled(
-    seen: Sequence[SeenDraft | None], task: Assignment, states: HiddenStates, *, is_located: bool
+    seen: Sequence[SeenDraft], task: Assignment, states: HiddenStates, *, is_located: bool
 ) -> list[LabeledDraft]:
     """Labels drafts; leaves out those about which nothing is known."""
     prompts = prompt_numbers(task.items)
-    found = (
-        label(one, prompts[one.draft.problem], states, is_located=is_located)
-        for one in seen
-        if one is not None
-    )
+    found = (label(one, prompts[one.draft.problem], states, is_located=is_located) for one in seen)
     return [one for one in found if one is not None]
 
 
@@ -80,14 +76,12 @@ def ending(text: str) -> float | str:
 
 def label_by_target(
     collector: Collector, seen: Sequence[SeenDraft], samples: int
-) -> list[SeenDraft | None]:
+) -> list[SeenDraft]:
     """Finds each draft's first wrong prefix by bisection: what follows a wrong one is wrong, too.
+    Leaves out those whose target's own answer does not end within the length limit.
 
     Args:
         samples: answers per prefix; half of them must end as the target's own. 1: greedy.
-
-    Returns:
-        The drafts; None where the target's own answer does not end within the length limit.
     """
     own = collector.collect(
         "target answers", [one.draft.problem for one in seen], None, _ended_text
@@ -110,11 +104,12 @@ def label_by_target(
                 lows[place] = prefix + 1
             else:
                 highs[place] = prefix
-    results: list[SeenDraft | None] = []
+    results = []
     for one, text, num_right in zip(seen, own, lows, strict=True):
-        first_wrong = num_right if num_right < len(one.draft.prefix_ends) else None
-        draft = replace(one.draft, first_wrong=first_wrong, first_wrong_token=None)
-        results.append(None if text is None else replace(one, draft=draft))
+        if text is not None:
+            first_wrong = num_right if num_right < len(one.draft.prefix_ends) else None
+            draft = replace(one.draft, first_wrong=first_wrong, first_wrong_token=None)
+            results.append(replace(one, draft=draft))
     return results
 
 

@@ -18,7 +18,7 @@ from sglang_parse.core.segment import SegmentRule
 from sglang_parse.train_judge.drafts import TrainingSet
 from sglang_parse.train_judge.figures import (
     SERVED_RISK,
-    Comparison,
+    Bootstrap,
     Estimate,
     ReaderFigures,
     Scores,
@@ -62,7 +62,7 @@ class JudgeReport:
 
     @classmethod
     def of(cls, data: TrainingSet, trained: Trained) -> JudgeReport:
-        drafts, compared = data.drafts, Comparison(data.drafts)
+        drafts, compared = data.drafts, Bootstrap(data.drafts)
         scores: dict[str, Scores] = {
             LOGPROB: [likelihood_scores(draft) for draft in drafts],
             SMALLEST: [smallest_logprobs(draft) for draft in drafts],
@@ -71,7 +71,7 @@ class JudgeReport:
         gains = {key: compared.gain(trained.scores, one) for key, one in scores.items()}
         asked = [place for place, draft in enumerate(drafts) if draft.asked]
         if asked:
-            first = Comparison([drafts[place] for place in asked])
+            first = Bootstrap([drafts[place] for place in asked])
             answers = [drafts[place].asked for place in asked]
             others = {QUESTION: first.figures(answers), **others}
             same = [trained.scores[place] for place in asked]

@@ -19,7 +19,7 @@ from sglang_parse.core.judge import (
     pooled_scores,
 )
 from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
-from sglang_parse.train_judge.figures import Comparison, Scores
+from sglang_parse.train_judge.figures import Bootstrap, Scores
 from sglang_parse.train_judge.heads import Candidate, Features, HeadWeights
 
 OTHER_STRENGTHS = (0.0001, 0.001, 0.1)
@@ -105,11 +105,8 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
 
 
 def poolings(data: TrainingSet) -> tuple[Pooling, ...]:
-    """Poolings that the labels can train: without located errors only the mean over a draft."""
-    if data.locates_tokens:
-        return ("worst-token", "segment-mean", "running-mean")
-    has_parts = any(len(draft.labeled) > 1 for draft in data.drafts)
-    return ("segment-mean", "running-mean") if has_parts else ("running-mean",)
+    """Poolings that the labels can train: without located tokens only the mean over a prefix."""
+    return ("worst-token", "running-mean") if data.locates_tokens else ("running-mean",)
 
 
 def first_candidates(data: TrainingSet) -> list[list[Candidate]]:
@@ -181,7 +178,7 @@ class _Trainer:
             hidden, fold = draft.load(), self._data.folds[place]
             for candidate, of_folds in heads.items():
                 found[candidate].append(of_folds[fold].prefix_scores(draft, hidden))
-        compared, bonus = Comparison(drafts, resamples=0), TOKEN_BONUS * by_token
+        compared, bonus = Bootstrap(drafts, resamples=0), TOKEN_BONUS * by_token
         ranks = {one: compared.rank(scores) for one, scores in found.items()}
         return [(one, (kept + bonus, area)) for one, (kept, area) in ranks.items()]
 

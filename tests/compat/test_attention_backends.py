@@ -87,6 +87,7 @@ def test_backends_of_gpus():
         "flashinfer mask right",
         "flashinfer alias right",
         "fa3 alias right",
+        "triton graphs right",
     ]
 
 

@@ -11,7 +11,8 @@ import torch
 from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 from sglang_parse.engine.drafting import block_graphs
-from sglang_parse.engine.drafting.block_graphs import BlockBody, block_sizes
+from sglang_parse.engine.drafting.block_graphs import MAX_ROWS, BlockBody
+from sglang_parse.engine.wide_graphs import graph_sizes_of
 
 pytestmark = pytest.mark.compat
 
@@ -50,7 +51,6 @@ def body_of(layout: DraftLayout, table: torch.Tensor) -> BlockBody:
         *(layout, MASK_ID, table),
         max_reqs=MAX_REQS,
         last_position=CONTEXT - 1,
-        hidden=torch.empty(0, HIDDEN),
     )
 
 
@@ -135,7 +135,6 @@ def test_with_many_rows_only_those_that_matter_reach_the_head(table: torch.Tenso
     hidden = torch.randn(1000 * body.width, HIDDEN)
     body._input = body._input[:1].repeat(1000, 1)
     body._output = body._output[:1].repeat(1000, 1)
-    body.hidden = torch.empty_like(hidden)
     body.accept(hidden, model.head)
     assert model.head_rows == 1000 * (2 * layout.size - 1)
 
@@ -168,5 +167,5 @@ def test_a_row_with_a_nan_is_no_token(table: torch.Tensor):
 
 
 def test_sizes_of_the_graphs():
-    assert block_sizes(64, [1, 2, 4, 256]) == [1, 2, 4, 8, 12, 16, 24, 32]
-    assert block_sizes(15, [1, 2, 16]) == [1, 2, 4, 8, 12, 16]
+    assert graph_sizes_of(64, MAX_ROWS, [1, 2, 4, 256]) == [1, 2, 4, 8, 12, 16, 24, 32]
+    assert graph_sizes_of(15, MAX_ROWS, [1, 2, 16]) == [1, 2, 4, 8, 12, 16]

@@ -62,6 +62,51 @@ def test_the_selected_rows_have_logits(layouts: tuple[RequestLayout, ...], mode:
         assert torch.equal(pruned, states[sizes.cumsum(0) - 1])
 
 
+@pytest.mark.parametrize("layouts", [(DRAFTED, DRAFTED), (DRAFTED, ASKED)], ids=["causal", "asks"])
+@pytest.mark.parametrize(("buckets", "replays"), [([8], True), ([16], False), ([4], False)])
+def test_passes_replay_sglangs_prefill_graphs(layouts: tuple, buckets: list[int], replays: bool):
+    """Also with hidden states of all rows, which a head reads; if a graph has at most twice the
+    rows. Of the rest, a prefill runs without one, too."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+    from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
+
+    from sglang_parse.attention.spec_input import ParseVerifyInput, forward_mode_of
+
+    layout = VerifyLayout.of(layouts)
+    assert 4 < layout.num_rows < 8
+    sizes = torch.tensor([part.num_rows for part in layouts])
+    batch = ForwardBatch(
+        forward_mode=forward_mode_of(layout),
+        batch_size=2,
+        input_ids=torch.zeros(layout.num_rows, dtype=torch.int64),
+        req_pool_indices=torch.arange(2),
+        seq_lens=sizes,
+        seq_lens_sum=int(sizes.sum()),
+        out_cache_loc=torch.zeros(layout.num_rows, dtype=torch.int64),
+        extend_prefix_lens_cpu=[part.prefix_len for part in layouts],
+        return_logprob=False,
+        spec_info=ParseVerifyInput(layout=layout, custom_mask=None, select_index=sizes),
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+    )
+    runner = object.__new__(PrefillCudaGraphRunner)
+    vars(runner).update(
+        prefill_backend_name=Backend.BREAKABLE,
+        capture_num_tokens=buckets,
+        max_num_tokens=buckets[-1],
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        enable_lora=False,
+        has_mha_companion_layers=False,
+        max_context_size=None,
+        max_seq_len=None,
+        _capture_chunked_prefix=False,
+        _captured_attn_metadata_max_bs=None,
+        _is_full_backend=False,
+        _backend_can_run_prefill_cuda_graph=None,
+    )
+    assert runner.can_run_graph(batch) is replays
+
+
 @pytest.mark.parametrize(
     ("backends", "flags", "layout"),
     [

@@ -25,7 +25,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.algorithm import NAME
 from sglang_parse.core.config import ENV_VAR
-from sglang_parse.core.prediction import chat_texts
 from sglang_parse.patches.parse import chat_messages, predictions
 
 pytestmark = pytest.mark.compat
@@ -96,7 +95,7 @@ def received(recv_req: Any) -> Any:
 def test_roles_and_texts_alone(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ENV_VAR, json.dumps({"draft_url": url}))
     request = protocol.ChatCompletionRequest(model="m", messages=MESSAGES)
-    assert chat_texts(request.messages) == TEXTS
+    assert chat_messages.chat_texts(request.messages) == TEXTS
     obj = GenerateReqInput(text="rendered")
     chat_messages._read((obj, request), None, request, None)
     assert getattr(obj, "parse_messages", []) == (TEXTS if url else [])
@@ -191,3 +190,19 @@ def test_openai_requests_over_sglangs_native_grpc(
     assert more["status_code"] == status
     assert answer.items() <= payload.items()
     assert ("prediction" in str(payload)) == (status == 400)
+
+
+# -- OpenAI's shape -------------------------------------------------------------------------
+
+
+def test_texts_of_predictions():
+    assert predictions.prediction_text(None) is None
+    assert predictions.prediction_text({"type": "content", "content": ""}) == ""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert predictions.prediction_text({"type": "content", "content": parts}) == "ab"
+
+
+@pytest.mark.parametrize("shape", [5, [], {}, {"type": "content", "content": [{"type": "text"}]}])
+def test_other_shapes_are_errors(shape: object):
+    with pytest.raises(ValueError, match="prediction"):
+        predictions.prediction_text(shape)

@@ -23,10 +23,12 @@ from sglang_parse.core.phases import (
     Action,
     Draft,
     Phase,
-    Questions,
     RequestPolicy,
+    Stage,
+    StageTime,
     VerifyOutcome,
 )
+from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
@@ -101,11 +103,10 @@ class Round:
             grammar=None,
         )
 
-    def ask(self) -> Questions:
-        questions = self.verdicts.questions(self.req)
-        assert questions is not None
-        self.state.ask(questions)
-        return questions
+    def ask(self) -> Draft:
+        self.verdicts.ask(self.req)
+        assert self.state.draft.prefix_ends
+        return self.state.draft
 
     def judge(self, verdicts: list[float], choice: int = NOT_THE_DRAFTS) -> list[int]:
         """Commits these verdicts, with the same target choice everywhere."""
@@ -201,9 +202,9 @@ def test_a_strict_token_ends_the_accepted_prefix(
 @pytest.mark.parametrize(("limit", "ends"), [(5, [2, 4, 5]), (6, [2, 4])])
 def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, ends: list[int]):
     one = Round([11, 12, 13, 14, 15], limit=limit)
-    questions = one.ask()
-    assert questions.prefix_ends == ends
-    assert set(questions.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
+    draft = one.ask()
+    assert draft.prefix_ends == ends
+    assert set(draft.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
 
 
 def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
@@ -326,11 +327,44 @@ def test_the_target_chooses_the_answers_end_itself():
     assert not one.state.waits_for_chain
 
 
+STEP_MS = 8.0
+
+
+def heads_controller(*, per_row: float) -> Controller:
+    """After steps of chains of three, and of single tokens, at several loads."""
+    controller = Controller()
+    for size in (1, 2, 4, 8, 16):
+        controller.num_running, rows = size, 4 * size
+        for _ in range(8 * DEFAULTS.cold_forwards):
+            ms = STEP_MS + per_row * rows
+            step = StageTime(Stage.DECODE, size, 2 * size, ms + 1, num_rows=rows, head_ms=1.0)
+            last = StageTime(Stage.DECODE, size, size, STEP_MS + per_row * size, num_rows=size)
+            controller.observe([step], [(None, 2)] * size)
+            controller.observe([last], [(None, 1)] * size)
+    return controller
+
+
+@pytest.mark.parametrize(
+    ("accepted", "per_row", "length"), [(3, 0.5, 3), (0, 0.5, 1), (0, 0.0, 3)], ids=str
+)
+def test_a_proposal_is_as_long_as_its_rows_pay(accepted: int, per_row: float, length: int):
+    rejected = None if accepted == 3 else accepted + 1
+    outcome = VerifyOutcome(3, 3, accepted, rejected, is_finished=False)
+    timed = heads_controller(per_row=per_row)
+    untimed = Controller(), Controller(mode="always")
+    for controller, wanted in ((timed, length), *((one, 3) for one in untimed)):
+        source = EagleSource(ParseConfig(), controller, 3)
+        for _ in range(100):
+            source.observe(None, outcome)
+        for controller.num_running in (1, 16):
+            assert source.length() == wanted
+
+
 def test_a_head_that_does_not_run_for_a_request_drafts_nothing():
     one = Chain(judge="likelihood")
     one.state.policy = replace(one.state.policy, decode_accelerator="none")
     one.propose([11], [11, 12], [TAKES])
-    assert (one.state.waits_for_chain, one.state.drafting_suspended) == (False, True)
+    assert not one.state.waits_for_chain
     assert one.state.no_draft_reason == "eagle3: the head does not run for this request"
 
 

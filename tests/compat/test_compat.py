@@ -10,12 +10,11 @@ import pytest
 from sglang_parse import patches
 from sglang_parse.patches.base import around
 from sglang_parse.startup import compat
-from sglang_parse.startup.compat import CompatError
-from sglang_parse.startup.sglang_api import (
+from sglang_parse.startup.compat import CompatError, Symbol
+from support.sglang_symbols import (
     BACKEND_METHODS,
     METHODS,
     PACKAGE,
-    Symbol,
     backend_symbols,
     server_symbols,
     symbols_in,
@@ -69,8 +68,10 @@ class Mine(Base):
 
 
 def test_installed_sglang_is_compatible():
-    assert len({symbol.path for symbol in server_symbols()}) > 100
-    compat.check()
+    compat.check_version()
+    symbols = server_symbols()
+    assert len({symbol.path for symbol in symbols}) > 100
+    compat.check_symbols(symbols)
 
 
 def test_installed_sglang_has_every_symbol_of_the_programs():
@@ -81,18 +82,20 @@ def test_installed_sglang_has_every_symbol_of_the_programs():
 
 def test_installed_sglang_has_every_patched_attribute():
     """Of all patches, also of those that this machine does not need."""
-    compat.check([symbol for patch in patches.PATCHES for symbol in patch.symbols])
+    compat.check_symbols([symbol for patch in patches.PATCHES for symbol in patch.symbols])
 
 
 @pytest.mark.parametrize("backend", ["torch_native", "flashinfer", "triton"])
 def test_installed_sglang_has_every_symbol_of(backend: str):
+    """fa3's module needs a GPU's libraries: tests/gpu/test_kernels.py."""
     assert backend_symbols(backend)
-    compat.check_backend(backend)  # fa3's module needs a GPU's libraries
+    compat.check_symbols(backend_symbols(backend))
 
 
 def test_every_listed_method_is_used():
     """The sources name every attribute that is reached through an object."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    files = (*PACKAGE.rglob("*.py"), *(PACKAGE / "patches").rglob("*.py"))  # the latter is a link
+    sources = "".join(path.read_text(encoding="utf-8") for path in files)
     listed = [*METHODS, *(path for methods in BACKEND_METHODS.values() for path in methods)]
     through = {
         "resolve_collector_class": "stat_loggers",
@@ -136,18 +139,15 @@ def test_changed_parameters_are_reported(keywords, num_positional, reason: str):
 
 
 @pytest.mark.parametrize("changed", ["removed", "renamed parameter"])
-def test_the_start_reports_a_changed_sglang_before_it_loads_models(monkeypatch, changed: str):
-    """The launcher checks the server's arguments before it starts a scheduler."""
+def test_a_changed_sglang_is_reported_with_the_line_that_uses_it(monkeypatch, changed: str):
     from sglang.srt.mem_cache import allocation
-
-    from sglang_parse.plugin import validate_server_args
 
     if changed == "removed":
         monkeypatch.delattr(allocation, "alloc_for_spec_decode")
     else:
         monkeypatch.setattr(allocation, "alloc_for_spec_decode", lambda cache: cache)
     with pytest.raises(CompatError, match=r"alloc_for_spec_decode: found .*engine/.*\.py:\d+"):
-        validate_server_args(None)
+        compat.check_symbols(server_symbols())
 
 
 def test_the_start_refuses_a_patch_whose_target_is_gone(monkeypatch):

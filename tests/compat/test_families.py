@@ -40,8 +40,9 @@ def test_latent_kv(latent: tuple[Path, Path]):
     """One latent entry a layer on every rank: rank 32, rotary 16, 3 layers, 4 bytes."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
+    from sglang_parse.patches.parse.draft_kv_pool import kv_bytes_per_token
     from sglang_parse.startup.families import family_of
-    from sglang_parse.startup.models import kv_bytes_per_token, read_pair
+    from sglang_parse.startup.models import read_pair
 
     target, draft = read_pair(resolved_view(launch(latent, *TOKEN, ask=False)))
     assert family_of(target).name == DEEPSEEK

@@ -5,6 +5,7 @@ Counted on a GPU without numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from support.fake_engine import (
     DRAFTED,
     PROMPT,
     SIZE,
+    VOCAB,
     Runner,
     arrived,
     drafting,
@@ -33,6 +35,7 @@ from support.fake_engine import (
     prefill_batch_of,
     request,
 )
+from support.fake_gpu import GPU
 from support.launch_counts import Launches
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
@@ -144,6 +147,56 @@ def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
     assert [state.draft.candidates for state in states] == [(DRAFTED,) * DRAFTED] * 2
 
 
+@pytest.mark.parametrize("top_k", [1, 5])
+def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
+    """One replay each, whatever attention backend the draft model has; requests that sample take
+    their logits from it, and nothing waits."""
+    batch, engine = in_blocks(drafting(0), drafting(1, top_k=top_k), plans_on_device=False)
+    layout, replayed = engine.controller.layouts.choose(2), Counter[str]()
+    width = layout.rows(0).num_rows
+
+    class Graphs:
+        fits = staticmethod(lambda _: True)
+
+        def run(self, state: Any, *_: Any) -> tuple[Any, torch.Tensor]:
+            replayed["block"] += 1
+            return state, torch.zeros(2, 2 * SIZE + 1, dtype=torch.int64, device=GPU)
+
+        def logits_of(self, requests: slice) -> torch.Tensor:
+            replayed["logits"] += 1
+            rows = (requests.stop - requests.start) * width
+            return torch.zeros(rows, VOCAB, device=GPU)
+
+    engine.drafter.model._block_graphs = {layout: Graphs()}
+    found = count(lambda: launched(batch, engine))
+    assert (found.forwards, found.waits) == ({}, 0)
+    assert replayed == ({"block": BLOCKS} if top_k == 1 else {"block": BLOCKS, "logits": BLOCKS})
+    assert engine.drafter.model.replays
+
+
+@pytest.mark.parametrize("width", [PROMPT - 1, PROMPT])
+def test_a_draft_prefill_in_a_graph(count: Count, width: int):
+    """The narrowest one that fits; none is a forward of SGLang's runner."""
+    req = drafting(0, gap=PROMPT)
+    batch, engine = drafting_batch(req)
+    replayed: list[Any] = []
+
+    class Graphs:
+        fits = staticmethod(lambda batch: max(batch.extend_seq_lens_cpu) <= width)
+
+        def run(self, batch: Any) -> Any:
+            replayed.append((batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu))
+            logits = torch.zeros(1, VOCAB, device=GPU)
+            return SimpleNamespace(next_token_logits=logits), width
+
+    engine.drafter.model._prefill_graphs = [Graphs()]
+    found = count(lambda: engine.drafter.model.extend([req], [0], [PROMPT]))
+    fits = width == PROMPT
+    assert replayed == ([([0], [PROMPT])] if fits else [])
+    assert found.forwards == ({} if fits else {"EXTEND": 1})
+    assert engine.drafter.model.replays == fits
+
+
 @pytest.mark.parametrize(
     ("allocated", "budget", "blocks"),
     [(200, 512, 16), (BLOCKS * SIZE + 15, 512, BLOCKS + 1), (BLOCKS * SIZE + 15, 30, 15)],
@@ -159,7 +212,7 @@ def test_as_many_blocks_as_the_tokens_are_expected_to_take(
     req.sampling_params.max_new_tokens = 1 + budget
     batch, engine = in_blocks(req)
     (cost,) = (c for x, c in engine.controller.layouts.costs.items() if x.masks.value == "last")
-    cost.num_tokens, cost.num_forwards = 20.0, 10.0
+    cost.num_tokens, cost.num_used = 20.0, 10.0
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
 
@@ -191,6 +244,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
     assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
     assert (first.chunk.finished, second.chunk.finished) == ([0], [])
+    assert (first.chunk.used_per_request, second.chunk.used_per_request) == (1, 0)
     assert second_at == second.chunk.num_forwards == BLOCKS
 
 
@@ -305,31 +359,30 @@ def test_a_prefill(count: Count):
 
     batch = prefill_batch_of(*(request(i, Phase.DRAFTING, Action.DRAFT) for i in range(8)))
     engine = engine_for(batch)
-
-    def forward(_: Any, forward_batch: Any, **__: Any) -> Any:
-        return engine.verifier.target.runner.forward(forward_batch)
-
-    engine.verifier.target.worker = SimpleNamespace(
-        set_hicache_consumer=lambda _: None, forward_batch_generation=forward
-    )
     found = count(lambda: prefill(engine, batch))
     assert found.forwards == {"EXTEND": 1}
     assert found.waits == 1
     assert [req.parse_state.output_ids for req in batch.reqs] == [[DRAFTED]] * 8
 
 
-def test_what_drafts_begin_with(count: Count, monkeypatch: Any):
-    """Eight prompts that the draft model has not read: one forward, one look at the marks."""
+@pytest.mark.parametrize("cached", [0, 5])
+def test_what_drafts_begin_with(count: Count, cached: int, monkeypatch: Any):
+    """Eight prompts that the draft model has not read: one forward, and one look at the marks if
+    the radix cache had a part of one of them."""
     from sglang_parse.engine.drafting import draft_prefill
 
     monkeypatch.setattr(draft_prefill, "MAX_PENDING", 3)
     reqs = [drafting(i, gap=PROMPT) for i in range(8)]
     for req in reqs:
         req.parse_state.draft_kv_found = False
+    reqs[3].cached_tokens = cached
     batch, engine = drafting_batch(*reqs)
     found = count(lambda: engine.drafter.prefill_missing(batch.reqs))
     assert found.forwards == {"EXTEND": 1}
-    assert found.waits == 1
+    assert found.waits == (cached > 0)
+    # SGLang has not processed the prefill: these slots may be replaced by others' without draft KV.
+    assert not any(req.parse_state.draft_kv_found for req in reqs)
+    assert count(lambda: engine.drafter.prefill_missing(batch.reqs)).waits == 1
 
 
 def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: Any):

@@ -17,7 +17,7 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.phases import Action, Phase, Questions, RequestPolicy
+from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support import fake_engine
@@ -164,7 +164,7 @@ def test_blocks_behind_the_end_of_a_draft_stay_in_its_slots(
     engine = engine_for(batch, block_size=4, config=config)
     costs = engine.controller.layouts.costs
     (plan,) = (plan for plan in costs if plan.masks.value == masks)
-    costs[plan].num_tokens = costs[plan].num_forwards = 1.0
+    costs[plan].num_tokens = costs[plan].num_used = 1.0
     monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
     launched(batch, engine)
     starts = [f.extend_prefix_lens_cpu for f in engine.drafter.model.draft_runner.forwards]
@@ -209,7 +209,7 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
     batch.reqs[3].lora_id = "adapter"
     if question is None:
         for req in batch.reqs:
-            req.parse_state.ask(Questions([], [], 0))
+            req.parse_state.ask([], [])
     engine = engine_for(batch, is_masked=is_masked, question=question)
     eagle = SimpleNamespace(propose=lambda *_: {4: [8, 9]})
     monkeypatch.setattr(engine, "eagle", eagle)
@@ -235,7 +235,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
         request(num_reqs, Phase.DECODING, Action.DECODE),
     )
     for req in batch.reqs[:num_reqs]:
-        req.parse_state.ask(Questions([], [], 0))
+        req.parse_state.ask([], [])
     engine = engine_for(batch, question=None)
     runner = engine.verifier.target.runner
     made: list[weakref.ref] = []

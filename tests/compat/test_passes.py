@@ -10,6 +10,7 @@ import torch
 
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
 from sglang_parse.engine import forward
 from sglang_parse.engine.forward import RequestRows
 
@@ -43,14 +44,14 @@ class Launched:
         monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
         model = SimpleNamespace(vocab_size=1)
         target = SimpleNamespace(runner=SimpleNamespace(model_config=model))
-        state = SimpleNamespace(policy=RequestPolicy(threshold=0.5, uses_eagle=capture))
+        state = RequestState(RequestPolicy(threshold=0.5, uses_eagle=capture))
         common = {"lora_id": None, "parse_state": state, "return_logprob": False}
         reqs = [SimpleNamespace(rows=part, **common) for part in PARTS]
         verifier = verify.Verifier(target, SimpleNamespace(head=None, layers=()), is_masked=True)
         batch = SimpleNamespace(reqs=reqs)
         self.forward = verifier.verify(batch, DRAFTED, PROPOSALS, DECODING)
 
-    def _run_forward(self, _runner, _batch, parts, *, is_masked: bool, capture: bool):
+    def _run_forward(self, _target, _batch, parts, *, is_masked: bool, capture: bool):
         assert is_masked
         logits = [100 * part.row + row for part in parts for row in part.logits_rows]
         hidden = [100 * part.row + row for part in parts for row in range(part.layout.num_rows)]

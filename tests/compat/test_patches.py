@@ -132,13 +132,13 @@ def test_graphs_capture_plain_decode_steps():
     assert seen == [(False, 1)] * 2 + [(True, None)] * 2
 
 
-@pytest.mark.parametrize("mask_id", [None, 5])
 @pytest.mark.parametrize("is_draft_worker", [True, False])
 @pytest.mark.parametrize("kind", ["breakable", "disabled"])
-def test_a_parallel_draft_captures_prefill_graphs(
-    monkeypatch: pytest.MonkeyPatch, kind: str, is_draft_worker: bool, mask_id: int | None
+def test_a_draft_model_captures_prefill_graphs(
+    monkeypatch: pytest.MonkeyPatch, kind: str, is_draft_worker: bool
 ):
-    """By SGLang's method for draft models, if prefill graphs are enabled."""
+    """By SGLang's method for draft models, if prefill graphs are enabled; the target keeps its
+    sizes."""
     from types import SimpleNamespace
 
     from sglang.srt.model_executor import cuda_graph_config
@@ -149,25 +149,45 @@ def test_a_parallel_draft_captures_prefill_graphs(
     from sglang_parse.patches.parse import decode_graphs
 
     monkeypatch.setenv(ENV_VAR, "")
-    graphs = SimpleNamespace(prefill=SimpleNamespace(backend=kind))
-    published = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=graphs))
-    monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: published)
+    prefill = SimpleNamespace(backend=kind, bs=[4, 8, 12, 16])
+    graphs = SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=prefill))
+    for module in (cuda_graph_config, decode_graphs):
+        monkeypatch.setattr(module, "get_exec", lambda: SimpleNamespace(graph=graphs))
     captured = []
 
     def capture(*args: object, **kwargs: object) -> None:
         bound = inspect.signature(ModelRunner.init_prefill_cuda_graph).bind(None, *args, **kwargs)
-        captured.append(bound.arguments["force_for_draft_worker"])
+        captured.append((bound.arguments["force_for_draft_worker"], prefill.bs))
 
-    config = SimpleNamespace(hf_config=SimpleNamespace(pard_token=mask_id), vocab_size=9)
     runner = SimpleNamespace(
         spec_algorithm=object.__new__(ParseAlgorithm),
         is_draft_worker=is_draft_worker,
-        model_config=config,
         init_prefill_cuda_graph=capture,
     )
     decode_graphs._capture_plain_steps(lambda _: None, runner)
-    expected = kind == "breakable" and is_draft_worker and mask_id is not None
-    assert captured == [True] * expected
+    assert captured == [(True, [4, 8, 16])] * (kind == "breakable" and is_draft_worker)
+    assert prefill.bs == [4, 8, 12, 16]
+
+
+@pytest.mark.parametrize("max_rows", [32, 2048, 8192])
+def test_few_sizes_of_prefills_replay_as_much_as_all(max_rows: int):
+    """By SGLang's rule: none that more than doubles a forward's rows."""
+    from sglang.srt.arg_groups.cuda_graph_hook import generate_prefill_cuda_graph_batch_sizes
+    from sglang.srt.model_executor.runner import prefill_cuda_graph_runner as sglang_runner
+
+    from sglang_parse.patches.parse.decode_graphs import few_sizes
+
+    def replays(sizes: list[int], rows: int) -> bool:
+        fitting = [size for size in sizes if size >= rows]
+        factor = sglang_runner._MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR
+        return bool(fitting) and fitting[0] <= factor * rows
+
+    sizes = generate_prefill_cuda_graph_batch_sizes(max_rows)
+    few = few_sizes(sizes)
+    assert len(few) <= 12
+    for rows in range(1, max_rows + 100):
+        assert replays(few, rows) is replays(sizes, rows)
+    assert few_sizes([144, 272, 528, 1040]) == [144, 272, 528, 1040]
 
 
 def test_buffers_are_sized_for_plain_decode_steps(monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +13,18 @@ from support.fake_engine import arrived, batch_of, engine_for, request
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
 
+@pytest.mark.parametrize("graph_reqs", [0, 4])
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_every_kind_of_forward_runs(block_size: int, monkeypatch: pytest.MonkeyPatch):
-    """Passes of each bucket that fits."""
+def test_every_kind_of_forward_runs(
+    block_size: int, graph_reqs: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Passes of each bucket that fits; forwards of each layout, timed at each size of the graphs
+    until none is cold."""
     from sglang_parse.device import HostCopy
     from sglang_parse.engine import prewarm as prewarming
 
     monkeypatch.setattr(HostCopy, "tolist", arrived)
+    monkeypatch.setattr(prewarming, "broadcast_object", lambda times: times)
 
     batch = batch_of(request(0, Phase.DECODING, Action.DECODE))
     engine = engine_for(batch, block_size=block_size)
@@ -29,11 +35,26 @@ def test_every_kind_of_forward_runs(block_size: int, monkeypatch: pytest.MonkeyP
     for runner in (target, draft):
         runner.req_to_token_pool = batch.req_to_token_pool
         runner.prefill_cuda_graph_runner = SimpleNamespace(capture_num_tokens=[16, 32, 64])
+    engine.drafter.model.graph_reqs = graph_reqs
     prewarming.prewarm(engine)
     rows = [len(forward.input_ids) for forward in target.forwards]
     assert rows == [1, 16, 32]
     rows = [len(forward.input_ids) for forward in draft.forwards]
     assert rows[:2] == [16, 32]
-    num_layouts = len(engine.controller.layouts.costs)
-    assert len(rows) == 2 + 2 * num_layouts
-    assert num_layouts == (1 if block_size == 1 else 2)
+    costs = engine.controller.layouts.costs
+    assert len(costs) == (1 if block_size == 1 else 2)
+    sizes = (1, 2, 4) if graph_reqs else (1,)
+    num_runs = 1 + engine.config.policy.cold_forwards if graph_reqs else 1
+    num_tokens = min(4 * block_size, engine.config.draft_tokens)
+    expected = [
+        size * layout.rows(0).num_rows
+        for layout in costs
+        for size in sizes
+        for _ in range(num_runs * num_tokens // layout.size)
+    ]
+    assert rows[2:] == expected
+    # What forwards bring is measured by the first drafts.
+    for cost in costs.values():
+        assert all(cost.per_forward.knows(size) == bool(graph_reqs) for size in sizes)
+        assert cost.per_token(1) == math.inf
+        assert engine.controller.layouts.choose(1) is [*costs][0]

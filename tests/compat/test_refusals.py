@@ -159,8 +159,11 @@ def test_bad_settings_on_a_gpu(pair, flags: tuple[str, ...], message: str):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
-        ('{"partial": "Right?", "complete": "Right?"}', r"missing or empty \['accept', 'reject'\]"),
+        ("", "is not a JSON object"),
+        (
+            '{"partial": "Right?", "complete": "Right?"}',
+            "accept: Field required, reject: Field required",
+        ),
         (
             '{"partial": "a", "complete": "b", "accept": "certainly not one", "reject": "no"}',
             r"accept 'certainly not one' is \d+ tokens.*single token",

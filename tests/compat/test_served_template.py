@@ -167,8 +167,8 @@ def test_sentences_end_before_a_space_with_every_tokenizer(name: str):
     judge = Judge(config, question, None, segments, Counters())
     draft = tokenizer.encode("step one. The answer. So", add_special_tokens=False)
     state = RequestState(RequestPolicy(threshold=0.5), phase=Phase.VERIFYING, draft=Draft(draft))
-    questions = judge.questions(request_of(state))
-    texts = [tokenizer.decode(draft[:end]) for end in questions.prefix_ends]
+    judge.ask(request_of(state))
+    texts = [tokenizer.decode(draft[:end]) for end in state.draft.prefix_ends]
     assert texts == ["step one.", "step one. The answer."]
 
 
@@ -186,7 +186,7 @@ def test_a_think_block_is_followed_through_prompt_output_and_draft():
     def planned(output: str, draft: str, *, finished: bool = False) -> list[tuple[int, ...]]:
         state.output_ids += tokenizer.encode(output)
         state.draft = Draft(tokenizer.encode(draft), finished=finished)
-        state.ask(judge.questions(req))
+        judge.ask(req)
         return state.draft.question_ids
 
     inside, behind = question.thinking.suffix_ids, question.partial_ids

@@ -25,8 +25,8 @@ from support.programs import forked
 from support.warm import Nursery
 
 SMALL = (
-    *("--runs", "1", "--requests", "1", "--concurrency", "1,2", "--thresholds", "0,1.5"),
-    *("--problems", "4", "--sweep-problems", "2", "--traced", "1", "--warmup", "1"),
+    *("--runs", "1", "--requests", "1", "--warmup", "1", "--traced", "1"),
+    *("--concurrency", "1,2", "--thresholds", "0,1.5", "--problems", "4", "--sweep-problems", "2"),
 )
 
 
@@ -109,7 +109,7 @@ def test_conditions(results: dict):
 
 
 @pytest.mark.nightly("tests/unit/test_compare_run.py")
-def test_prompts_of_a_file(wordings: Client, tmp_path: Path):
+def test_prompts_of_a_file(wordings: Client, nursery: Nursery, tmp_path: Path):
     """From GSM8K's own file to the page; the demo's models cannot read the question."""
     (tmp_path / "test.jsonl").write_text('{"question": "Start with 23", "answer": "#### 9999"}\n')
     grader = shlex.join([sys.executable, str(ROOT / "examples" / "grade_math.py")])
@@ -117,9 +117,11 @@ def test_prompts_of_a_file(wordings: Client, tmp_path: Path):
     prompts = tmp_path / "gsm8k.jsonl"
     prompts.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
     task = ("--task-file", str(prompts), "--grader", grader, "--max-tokens", "64")
-    load = ("--runs", "1", "--requests", "2", "--concurrency", "1", "--thresholds", "")
-    words = (*task, *load, "--url", f"parse={wordings.url}", "--output", str(tmp_path))
-    run(parsed(*words), Console(quiet=True))
+    load = ("--runs", "1", "--requests", "1", "--concurrency", "1", "--thresholds", "")
+    few = ("--warmup", "1", "--traced", "1", "--output", str(tmp_path))
+    words = (*task, *load, *few, "--url", f"parse={wordings.url}")
+    with forked(nursery):
+        run(parsed(*words), Console(quiet=True))
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["conditions"]["task"] == "gsm8k.jsonl"
     (variant,) = results["variants"]

@@ -30,13 +30,18 @@ def test_end_token(demo_plain: Client, demo: Client, problems: list):
 
 
 @MORE
-def test_ignore_eos_drafts_past_the_end_token(demo_plain: Client, demo: Client, problems: list):
-    prompts = [problem.prompt for problem in problems[:2]]
-    params = {"max_new_tokens": 220, "ignore_eos": True}
+def test_ignore_eos_drafts_past_the_end_token(
+    demo_plain: Client, demo: Client, problems: list, tokenizer: Any
+):
+    """From the answers' last lines on."""
+    chosen = problems[:2]
+    prompts = [one.prompt + one.problem.solution.rpartition("\n")[0] for one in chosen]
+    params = {"max_new_tokens": 80, "ignore_eos": True}
     lefts = demo.generate_all(prompts, 2, parse=EXACT, **params)
     for left, right in zip(lefts, demo_plain.generate_all(prompts, 2, **params), strict=True):
         assert_same(left, right)
-        assert left["meta_info"]["completion_tokens"] == 220
+        assert left["meta_info"]["completion_tokens"] == 80
+        assert tokenizer.eos_token_id in left["output_ids"][:24]
 
 
 def chat_logprobs(chunks: Sequence[dict], part: str) -> tuple[str, list[dict]]:
@@ -103,7 +108,10 @@ def test_the_demo_draft_writes_what_its_weights_say(
             before = [*prompt, *answer["output_ids"][: record["output_start"]]]
             assert_greedy(demo_draft_model, before, record["draft_token_ids"])
     infos = [parse_info(answer) for answer in answers]
-    assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
+    # At 1, few drafts may all fall to one token per forward, which costs as much at times:
+    # test_blocks.py writes blocks at 1.
+    if concurrency > 1:
+        assert sum(i["drafted_tokens"] for i in infos) > sum(i["draft_forwards"] for i in infos)
     demo.assert_nothing_lost()
 
 

@@ -15,7 +15,7 @@ from sglang_parse import cli
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.traced import ACCEPTED, explain_answer
 from sglang_parse.core.config import ENV_VAR
-from sglang_parse.doctor import served, start
+from sglang_parse.doctor import served
 from sglang_parse.explain import sources
 from support.client import Client
 from support.demo_pair import DEMO
@@ -24,7 +24,7 @@ from support.models import load_tokenizer
 from support.one_chain import held_out_problems
 from support.open_page import assert_fits
 
-NUM_PROMPTS = 4
+NUM_PROMPTS, NUM_ASKED = 4, 2
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def prompts(tmp_path: Path) -> Path:
 def doctor(
     url: str, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit code, lines by name, progress."""
+    """Of two prompts: exit code, lines by name, progress."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENV_VAR, "")  # where it reads the server's flags to, as a launcher does
-        code = cli.main(["doctor", "--url", url, "--json", *words])
+        code = cli.main(["doctor", "--url", url, "--json", "--requests", str(NUM_ASKED), *words])
     printed = capsys.readouterr()
     lines = json.loads(printed.out)["findings"]
     found = {line["check"]: line for line in lines}
@@ -52,20 +52,15 @@ def doctor(
 
 @pytest.mark.nightly("tests/compat/test_doctor.py")
 def test_doctor_looks_at_a_running_server(
-    demo: Client, demo_folder: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+    demo: Client, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Every line of a server that works, with figures of its answers, within its minute."""
     started = time.monotonic()
     code, found, progress = doctor(demo.url, capsys, "--prompts", str(prompts))
     assert (code, time.monotonic() - started < 60) == (0, True)
     assert {line["status"] for line in found.values()} <= {"ok", "warning"}
-    assert {*found} == {"server", "PARSE", *start.NAMES, *served.NAMES}
-    # Its paths have spaces, an equals sign and letters of other languages.
-    assert found["settings"]["found"] == (
-        f"--parse-question {demo_folder}/question.json, --parse-drafting always"
-    )
-    assert found["question"]["found"].endswith("verdict tokens 'yes' (309) and 'no' (271)")
-    answered = f"{NUM_PROMPTS} of {NUM_PROMPTS} prompts answered"
+    assert {*found} == {"server", "PARSE", *served.NAMES}
+    answered = f"{NUM_ASKED} of {NUM_ASKED} prompts answered"
     assert f"{answered}; " in found["answers"]["found"]
     assert answered in progress
     mass = re.search(r"^mean ([\d.]+), smallest", found["verdict mass"]["found"])
@@ -101,7 +96,7 @@ def test_doctor_reports_what_it_has_when_it_is_ended(
     monkeypatch.setattr(ProgressLog, "__call__", end)
     code, found, _ = doctor(demo.url, capsys, "--prompts", str(prompts))
     assert code == 128 + signal.SIGTERM
-    assert f"1 of {NUM_PROMPTS} prompts answered, then it was ended" in found["answers"]["found"]
+    assert f"1 of {NUM_ASKED} prompts answered, then it was ended" in found["answers"]["found"]
     assert found["acceptance"]["status"] != "not checked"
     assert found["ended"]["found"] == "not done: further prompts"
     demo.assert_nothing_lost()

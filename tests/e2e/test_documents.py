@@ -137,10 +137,11 @@ def test_pytest_commands_exist(block: str, pytestconfig: pytest.Config):
 
 @pytest.mark.nightly("tests/unit/test_compare_run.py")
 @pytest.mark.usefixtures("programs")
-def test_make_demo_runs_a_small_demo(tmp_path: Path, capsys: Any):
-    """Runs the command of `make demo` with few problems, on four of its six servers."""
-    flags = ["--requests", "2", "--runs", "1", "--concurrency", "1"]
-    flags += ["--warmup", "1", "--traced", "1", "--servers", "plain,eagle3,parse,parse-eagle3"]
+def test_make_demo_runs_a_small_demo(wordings_plain: Client, tmp_path: Path, capsys: Any):
+    """Runs the command of `make demo` with one problem: two of its servers beside one that runs."""
+    flags = ["--requests", "1", "--runs", "1", "--concurrency", "1", "--warmup", "1"]
+    flags += ["--traced", "1", "--servers", "plain,parse,parse-eagle3"]
+    flags += ["--url", f"plain={wordings_plain.url}"]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for text in ("PARSE's speed over the plain target: ", "Right answers: PARSE ", "sglang-parse"):
@@ -148,8 +149,7 @@ def test_make_demo_runs_a_small_demo(tmp_path: Path, capsys: Any):
     assert "FAIL" not in printed
     content = json.loads((tmp_path / "results.json").read_text())
     parse = next(v for v in content["variants"] if v["server"] == "parse")
-    assert parse["quality"]["problems"] == 2
-    assert parse["quality"]["score"] >= 0.8
+    assert (parse["quality"]["problems"], parse["quality"]["score"]) == (1, 1)
     assert parse["time"]["limit"] > 1
     assert sum(parse["speeds"][0]["stages"].values()) < 1.1
     assert (tmp_path / "report.html").is_file()
@@ -248,7 +248,7 @@ def test_untrained_draft(wordings_plain: Client, tmp_path: Path, nursery: Nurser
     # Also within the words of --parse-flags.
     words = [word.replace(place, shlex.quote(str(draft))) for word in shlex.split(second)]
     assert any(str(draft) in word for word in words)
-    few = ("--concurrency", "1", "--requests", "3", "--runs", "1", "--max-tokens", "32")
+    few = ("--concurrency", "1", "--requests", "2", "--runs", "1", "--max-tokens", "32")
     plain = ("--url", f"plain={wordings_plain.url}")  # it starts one that is there already
     assert cli.main([*words[3:], *few, *plain, "--output", str(output)]) == 0
     plain, parse = json.loads((output / "results.json").read_text())["variants"]
@@ -308,7 +308,7 @@ def test_metrics(server: Server):
 def test_calibrate(server: Server, tmp_path: Path, capsys: Any):
     """Runs with few requests, then again with another alpha, which resumes from disk."""
     words = shlex.split(find_block("-m sglang_parse.cli calibrate ").replace("\\\n", " "))
-    few = ["--requests", "24", "--pilot", "8", "--served", "6", "--concurrency", "8"]
+    few = ["--requests", "16", "--pilot", "8", "--served", "4", "--concurrency", "8"]
     own = ["--url", server.url, "--model-name", "default", "--output", str(tmp_path)]
     with awake(server):
         assert cli.main([*words[3:], *few, *own]) == 0
@@ -317,11 +317,11 @@ def test_calibrate(server: Server, tmp_path: Path, capsys: Any):
     served = read_judge(str(ROOT / "examples/demo_pair/judge")).threshold
     names = ("first-drafts", "plain-answers", f"answers-first-reject-{served}")
     files = [json.loads((tmp_path / f"{name}.json").read_text()) for name in names]
-    # 24 requests cannot certify 5 %: a result, no error.
+    # 16 requests cannot certify 5 %: a result, no error.
     assert found["threshold"] is None
     assert "No threshold qualifies" in printed
-    assert [len(file["results"]) for file in files] == [32, 6, 6]
-    assert found["results"]["served"][0]["accuracy"]["total"] == 6
+    assert [len(file["results"]) for file in files] == [24, 4, 4]
+    assert found["results"]["served"][0]["accuracy"]["total"] == 4
     assert f"The server's threshold {served:g} is NOT certified" in printed
     assert "No threshold qualifies" in (tmp_path / "report.html").read_text()
     looser = [*few, *own, "--alpha", "0.5"]

@@ -159,6 +159,27 @@ def test_chats_are_asked_with_roles_and_texts(target: Client, answers: list, fak
 
 
 @pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
+def test_a_real_server(target: Client, nursery: Nursery, answers: list, tmp_path: Path):
+    """Stock SGLang serves the demo draft at the URL and streams to a target of two ranks."""
+    flags = (*plain_flags(DEMO / "draft"), "--stream-interval", "4", "--sleep-on-idle")
+    draft = Server(ServerSpec("draft", flags), PORT, tmp_path / "draft.log", nursery.start)
+    try:
+        draft.wait_ready()
+        stock = Client(draft.url)
+        for one in PROBLEMS[:2]:  # its first forwards take longer than anybody waits
+            stock.generate(one.prompt, max_new_tokens=32)
+        wait_until(lambda: drafts_again(target), "drafts to come again")
+        for place, plain in enumerate(answers):
+            assert ask_drafted(target, place, plain)["accepted_tokens"] > 20
+    finally:
+        draft.stop(0)
+    before = num_faults(target)
+    assert_same(ask(target, 1), answers[1])
+    wait_until(lambda: num_faults(target) > before, "the fault to be counted")
+    target.assert_nothing_lost()
+
+
+@pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
 def test_wrong_drafts(target: Client, answers: list, fake: FakeEndpoint):
     recover(target, fake)
     right = fake.draft
@@ -262,23 +283,4 @@ def test_said_once_and_nothing_lost(target: Client, start_server: Start, fake: F
     text = Path(log).read_text(errors="replace")
     assert text.count("PARSE: no drafts from") == text.count("come again")
     assert "Start with" not in text  # no contents
-    target.assert_nothing_lost()
-
-
-@pytest.mark.nightly("tests/e2e/test_endpoint.py::test_right_drafts")
-def test_a_real_server(target: Client, nursery: Nursery, answers: list, tmp_path: Path):
-    """Stock SGLang serves the demo draft at the URL and streams to a target of two ranks."""
-    flags = (*plain_flags(DEMO / "draft"), "--stream-interval", "4", "--sleep-on-idle")
-    draft = Server(ServerSpec("draft", flags), PORT, tmp_path / "draft.log", nursery.start)
-    try:
-        draft.wait_ready()
-        stock = Client(draft.url)
-        for one in PROBLEMS[:2]:  # its first forwards take longer than anybody waits
-            stock.generate(one.prompt, max_new_tokens=32)
-        wait_until(lambda: drafts_again(target), "drafts to come again")
-        for place, plain in enumerate(answers):
-            assert ask_drafted(target, place, plain)["accepted_tokens"] > 20
-    finally:
-        draft.stop(0)
-    assert_same(ask(target, 1), answers[1])
     target.assert_nothing_lost()

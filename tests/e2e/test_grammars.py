@@ -110,7 +110,7 @@ def expected(plain: Client) -> Answers:
         *(
             pytest.param(*case, marks=MORE)
             for case in (
-                *(("token", 1, 4), ("token", 8, 88)),
+                *(("token", 1, 3), ("token", 8, 44)),
                 *(("semantic", 8, 26), ("overlap", 1, 3)),
             )
         ),

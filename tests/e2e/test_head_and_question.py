@@ -97,11 +97,11 @@ def test_the_question_is_about_complete_answers_only(
 
 
 def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client, problems: list):
-    prompts = [problem.prompt for problem in problems[:6]]
-    limit = {"max_new_tokens": 90}
-    expected = ids_of(demo_plain.generate_all(prompts, 6, **limit))
+    prompts = [problem.prompt for problem in problems[:3]]
+    limit = {"max_new_tokens": 60}
+    expected = ids_of(demo_plain.generate_all(prompts, 3, **limit))
     for parse in (EXACT, {"enabled": False}):
-        answers = both.generate_all(prompts, 6, parse=parse, **limit)
+        answers = both.generate_all(prompts, 3, parse=parse, **limit)
         assert ids_of(answers) == expected
         infos = [parse_info(answer) for answer in answers]
         steps = sum(info["eagle3_steps"] for info in infos)
@@ -111,9 +111,9 @@ def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client
 
 def test_adapters_beside_eagle3_on_two_ranks(both: Client):
     """The base model's requests decode with the head, an adapter's in the same batch without it."""
-    problems = [one.prompt for one in held_out(2)]
+    free, constrained = (one.prompt for one in held_out(2))
     tops = ({}, LOUD, QUIET)
-    jobs = [(prompt, top, more) for prompt in problems for top in tops for more in ({}, GRAMMAR)]
+    jobs = [(free, top, {}) for top in tops] + [(constrained, top, GRAMMAR) for top in tops]
 
     def ask(job: tuple, **parse: Any) -> dict[str, Any]:
         prompt, top, more = job

@@ -81,13 +81,15 @@ def parse_lora(
 
 def test_adapters_are_drafted_for_in_one_batch(plain_lora: Client, parse_lora: Client):
     jobs = [(prompt, name) for prompt in PROMPTS for name in CASES]
-    expected = {}
-    for prompt, name in jobs:
-        case = {key: value for key, value in CASES[name].items() if key != "parse"}
-        expected[str(prompt), name] = plain_lora.generate(prompt, **LIMIT, **case)
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        running = [pool.submit(parse_lora.generate, p, **LIMIT, **CASES[n]) for p, n in jobs]
-        answers = [job.result() for job in running]
+
+    def ask_all(client: Client, cases: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            return [*pool.map(lambda job: client.generate(job[0], **LIMIT, **cases[job[1]]), jobs)]
+
+    plain = {name: {k: v for k, v in case.items() if k != "parse"} for name, case in CASES.items()}
+    keys = [(str(prompt), name) for prompt, name in jobs]
+    expected = dict(zip(keys, ask_all(plain_lora, plain), strict=True))
+    answers = ask_all(parse_lora, CASES)
     accepted = dict.fromkeys(CASES, 0)
     for (prompt, name), answer in zip(jobs, answers, strict=True):
         wanted, info = expected[str(prompt), name], parse_info(answer)

@@ -14,7 +14,7 @@ from sglang_parse.client.servers import awake
 from support.client import EXACT, Client, parse_info, random_prompts
 from support.distribution import ACCEPTABLE_P, Places, Rule
 from support.models import load_model
-from support.servers import SEED, Start, parse_flags
+from support.servers import ALWAYS, SEED, Start, parse_flags
 
 PROMPT = random_prompts(1, 51)[0]
 NUM_SAMPLES = 160
@@ -174,10 +174,11 @@ def test_several_samples_of_one_request(token: Client, plain: Client, target_mod
 
 @SEEDED
 def test_the_same_server_seed_gives_the_same_samples(start_server: Start, pair):
-    """Sends one request at a time, because SGLang has one generator per server."""
+    """One request at a time, because SGLang has one generator per server, and drafts that have the
+    same length whatever they cost."""
     runs = []
     for name in ("seeded-1", "seeded-2"):
-        flags = ("--parse-verification", "token", *SEED)
+        flags = ("--parse-verification", "token", *ALWAYS, *SEED)
         server = start_server(name, *parse_flags(pair, *flags))
         with awake(server):
             client = Client.of(server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from support.demo_pair import DEMO
 from support.one_chain import held_out_problems
 from support.pages import ROOT
 from support.servers import QUESTION, Start, parse_flags, served
+from support.warm import Nursery
 
 pytestmark = pytest.mark.nightly("tests/unit/test_soak_load.py")
 
@@ -54,9 +56,11 @@ def test_soak(demo_plain: Client, soaked: Client):
     soaked.assert_nothing_lost()
 
 
-def test_make_soak_starts():
-    """Its program, from the Makefile; it does not install."""
-    command = ["make", "-o", ".venv/.sglang-parse-installed", "soak", "SOAK_FLAGS=--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "usage: make soak" in done.stdout
+def test_make_soak_starts(nursery: Nursery, monkeypatch: pytest.MonkeyPatch):
+    """The program of the Makefile's line, with its path."""
+    command = ["make", "-n", "--no-print-directory", "-o", ".venv/.sglang-parse-installed"]
+    line = subprocess.check_output([*command, "soak", "SOAK_FLAGS=--help"], cwd=ROOT, text=True)
+    path, python, *words = shlex.split(line)
+    assert (path.partition("=")[0], python) == ("PYTHONPATH", ".venv/bin/python")
+    monkeypatch.setenv(*path.split("="))
+    assert "usage: make soak" in nursery.run(*words)

@@ -25,7 +25,7 @@ from support.heads import head_verdicts, rows_of
 from support.models import load_tokenizer
 from support.one_chain import write_task
 from support.pages import documented_keys
-from support.servers import QUESTION, Start, parse_flags, served
+from support.servers import ALWAYS, QUESTION, Start, parse_flags, served
 
 pytestmark = pytest.mark.nightly("tests/unit/test_train_judge.py")
 
@@ -38,14 +38,16 @@ FIGURES = {"auroc", "auroc_within_prompt", "refused_at_kept", "kept_at_risk"}
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"), noise=0.1)
+    """Of its greedy drafts 64 of 80 are wrong, 19 in the first line; 16 of the first 24."""
+    return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"), noise=0.25)
 
 
 @pytest.fixture(scope="module")
 def states(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """Sends hidden states, and asks the question."""
+    """Sends hidden states, and asks the question after every line: ``auto`` drafts and asks as much
+    as pays at the moment."""
     layers = ",".join(map(str, LAYERS))
-    flags = ("--parse-hidden-layers", layers, "--parse-max-prefixes", "64")
+    flags = ("--parse-hidden-layers", layers, "--parse-max-prefixes", "64", *ALWAYS)
     yield from served(start_server, "states", *parse_flags(pair, *QUESTION, *flags))
 
 
@@ -121,10 +123,11 @@ def test_labeled_drafts_of_a_file(
 
 
 def test_the_targets_answers_as_labels(states: Client, tmp_path: Path):
-    flags = ("--labels", "target", "--requests", "40")
-    assert train_judge(states, tmp_path, *write_task(tmp_path, 40), *flags) == 0
+    flags = ("--labels", "target", "--requests", "24")
+    assert train_judge(states, tmp_path, *write_task(tmp_path, 24), *flags) == 0
     found = json.loads((tmp_path / "judge.json").read_text())
-    assert found["num_drafts"] >= 35
+    assert found["num_drafts"] >= 22
+    assert found["num_wrong_drafts"] >= 8
     assert found["auroc"]["value"] > 0.7
 
 
@@ -141,7 +144,7 @@ def test_a_server_without_hidden_states_is_refused(semantic: Client, tmp_path: P
 @pytest.fixture(scope="module")
 def head(start_server: Start, pair: tuple[Path, Path], trained: Path) -> Iterator[Client]:
     layers = ("--parse-hidden-layers", ",".join(map(str, LAYERS)))
-    flags = parse_flags(pair, "--parse-judge", str(trained), *layers)
+    flags = parse_flags(pair, "--parse-judge", str(trained), *layers, *ALWAYS)
     yield from served(start_server, "trained-head", *flags)
 
 

@@ -20,7 +20,7 @@ from support.servers import SEED, Start, parse_flags, plain_flags, served
 pytestmark = pytest.mark.nightly("tests/compat/test_refusals.py")
 
 SHORT = 9
-LENGTH = {"max_new_tokens": 48, "ignore_eos": True}
+LENGTH = {"max_new_tokens": 32, "ignore_eos": True}
 LONG = {"max_new_tokens": 120, "ignore_eos": True}
 
 
@@ -162,10 +162,10 @@ def test_the_same_tensors_for_both_models_are_refused(
 
 
 def test_pauses_in_place_change_nothing(updated: Client, plain: Client):
-    prompts = random_prompts(4, 83)
-    expected = ids_of(plain.generate_all(prompts, 6, **LENGTH))
+    prompts, length = random_prompts(4, 83), {**LENGTH, "max_new_tokens": 48}
+    expected = ids_of(plain.generate_all(prompts, 6, **length))
     seen: set[str] = set()
-    with generating(updated, prompts, LENGTH) as jobs:
+    with generating(updated, prompts, length) as jobs:
         while not all(job.done() for job in jobs):
             updated.post("/pause_generation", {"mode": "in_place"}).raise_for_status()
             running = updated.look()["running"]
@@ -190,19 +190,16 @@ def test_new_weights_during_drafts(
         assert state["probe"]["free_slots"] == state["memory_usage"]["token_capacity"]
         updated.post("/continue_generation", {}).raise_for_status()
         answers = [job.result() for job in jobs]
-    old = ids_of(plain.generate_all(prompts, 6, **LONG))
-    num_mixed = 0
-    for prompt, answer, before in zip(prompts, answers, old, strict=True):
-        output = answer["output_ids"]
-        spans = answer["meta_info"]["weight_versions"]
-        split = next(span["start"] for span in spans if span["version"] == "new")
-        num_mixed += 0 < split < len(output)
-        assert output[:split] == before[:split]
-        rest = plain_new.generate(
-            prompt + output[:split], max_new_tokens=len(output) - split, ignore_eos=True
-        )
-        assert output[split:] == rest["output_ids"]
-    assert num_mixed == len(prompts)
+    outputs = ids_of(answers)
+    spans = [answer["meta_info"]["weight_versions"] for answer in answers]
+    splits = [next(s["start"] for s in found if s["version"] == "new") for found in spans]
+    assert all(0 < split < len(ids) for split, ids in zip(splits, outputs, strict=True))
+    limit = {"max_new_tokens": max(splits), "ignore_eos": True}
+    old = ids_of(plain.generate_all(prompts, 6, **limit))
+    begun = [[*p, *ids[:end]] for p, ids, end in zip(prompts, outputs, splits, strict=True)]
+    new = ids_of(plain_new.generate_all(begun, 6, **LONG))
+    for ids, split, before, after in zip(outputs, splits, old, new, strict=True):
+        assert ids == before[:split] + after[: len(ids) - split]
     updated.assert_nothing_lost()
 
 

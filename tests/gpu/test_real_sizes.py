@@ -17,7 +17,7 @@ import pytest
 
 from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
-from support.gpu_setups import BACKENDS, REAL_SIZES, VARIANTS, Setup
+from support.gpu_setups import ALL_REPLAY, BACKENDS, REAL_SIZES, VARIANTS, Setup
 from support.random_pair import parallel_draft
 from support.servers import BLOCKS, QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
 from support.verified_tokens import gaps
@@ -66,6 +66,15 @@ def strict_blocks(
 
 
 @pytest.fixture
+def short(start_server: Start, random_pair: tuple[Path, Path], setup: Setup) -> Iterator[Any]:
+    """Drafts of 16, whose passes are one graph each."""
+    drafts = ("--parse-verification", "token", "--parse-draft-tokens", "16")
+    flags = parse_flags(random_pair, *drafts, *setup.on_gpu)
+    name = f"short {setup}".replace(" ", "-")
+    yield from served(start_server, name, *flags, SGLANG_PARSE_PASS_GRAPHS="1", **STRICT)
+
+
+@pytest.fixture
 def semantic(start_server: Start, random_pair: tuple[Path, Path], setup: Setup) -> Iterator[Any]:
     flags = parse_flags(random_pair, *SEMANTIC, *setup.on_gpu)
     yield from served(start_server, f"semantic {setup}".replace(" ", "-"), *flags)
@@ -93,7 +102,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 # -- launches -------------------------------------------------------------------------
 
 
-@only(*(Setup(backend, "auto") for backend in BACKENDS))
+@only(*(Setup(backend, "auto", ALL_REPLAY) for backend in BACKENDS))
 def test_steps_replay_graphs_and_chunks_wait_for_nothing(plain: Any, strict: Any):
     """Also after an accepted draft, when the draft extends its KV."""
     prompts = random_prompts(16, 92)
@@ -101,15 +110,15 @@ def test_steps_replay_graphs_and_chunks_wait_for_nothing(plain: Any, strict: Any
     assert_the_targets(plain, prompts, answers)
     seen = strict.look()
     assert seen["forwards"]["draft-chunk graph"] > 20
-    assert not seen["forwards"].get("draft-chunk eager")
-    assert not seen["forwards"].get("target-decode eager")
+    for place in ("draft-prefill", "draft-chunk", "target-decode", "target-verify"):
+        assert not seen["forwards"].get(f"{place} eager"), place
     assert seen["overlap"]["async_chunks"] > 0
     strict.assert_nothing_lost()
 
 
-@only(Setup("triton", "auto"), Setup("fa3", "auto"))
+@only(*(Setup(backend, "auto") for backend in ("triton", "fa3", "flashinfer")))
 def test_blocks_replay_graphs_and_wait_for_nothing(plain: Any, strict_blocks: Any):
-    """Graphs of prefills, which SGLang captures for a draft model only where it is asked."""
+    """Whatever the target's attention backend: the draft model's is Triton beside FlashInfer."""
     prompts = random_prompts(16, 94)
     answers = strict_blocks.generate_all(prompts, 16, max_new_tokens=96, ignore_eos=True)
     assert_the_targets(plain, prompts, answers)
@@ -118,6 +127,18 @@ def test_blocks_replay_graphs_and_wait_for_nothing(plain: Any, strict_blocks: An
     assert not seen["forwards"].get("draft-chunk eager")
     assert seen["overlap"]["async_chunks"] > 0
     strict_blocks.assert_nothing_lost()
+
+
+@only(Setup("triton", "auto"), Setup("flashinfer", "auto"))
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_passes_of_few_rows_are_one_graph(plain: Any, short: Any, concurrency: int):
+    """None runs in pieces, so SGLang's runner sees decode steps only."""
+    prompts = random_prompts(16, 95)
+    answers = short.generate_all(prompts, concurrency, max_new_tokens=96, ignore_eos=True)
+    assert_the_targets(plain, prompts, answers)
+    assert all(parse_info(answer)["rounds"] > 1 for answer in answers)
+    assert not [place for place in short.look()["forwards"] if place.startswith("target-verify")]
+    short.assert_nothing_lost()
 
 
 # -- sizes ----------------------------------------------------------------------------

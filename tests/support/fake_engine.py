@@ -155,6 +155,19 @@ class Runner:
         return output.next_token_logits.argmax(-1).to(torch.int32)
 
 
+class TargetWorker:
+    """The target's worker, as prefills use it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def set_hicache_consumer(self, _: Any) -> None:
+        """There is no such cache."""
+
+    def forward_batch_generation(self, _: Any, forward_batch: Any, **__: Any) -> Any:
+        return self._runner.forward(forward_batch)
+
+
 def arrived(copy: Any) -> Any:
     """``DRAFTED`` in the shape of a ``HostCopy``, in lists."""
     numbers: Any = DRAFTED
@@ -268,13 +281,15 @@ def engine_for(
 
     table = batch.req_to_token_pool.req_to_token
     target, draft = object.__new__(TargetModel), object.__new__(DraftModel)
-    vars(target).update(runner=Runner(table))
+    runner = Runner(table)
+    vars(target).update(runner=runner, worker=TargetWorker(runner))
     vars(draft).update(
         draft_runner=Runner(table),
         device=GPU,
         runs_ahead=True,
         graph_reqs=8,
         _block_graphs={},
+        _prefill_graphs=[],
         mask_id=VOCAB - 1,
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),

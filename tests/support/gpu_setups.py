@@ -9,6 +9,8 @@ DTYPE = "bfloat16"
 """SGLang's normalisation kernels for CUDA have no fp32 (``sgl_kernel.rmsnorm``)."""
 PREFILL_GRAPHS = ("--cuda-graph-bs-prefill", "16", "64", "256", "1024", "4096")
 """SGLang's default is 58 sizes, most of a server's start."""
+ALL_REPLAY = ("--cuda-graph-bs-prefill", *(str(2**n) for n in range(2, 13)))
+"""Every forward of 2 to 4,096 rows fills half of one of them, as SGLang wants it."""
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,9 @@ def head_verdicts(folder: Path, rows: Rows, ends: Sequence[int]) -> list[float]:
     scores = rows.hidden[:-1] @ weights[0] + rows.hidden[1:] @ weights[1] + tensors["bias"]
     scores = scores + on_logprob * rows.logprobs + on_entropy * rows.entropies
     pooled = []
-    for start, end in zip((0, *ends), ends, strict=False):
+    for end in ends:
         if pooling == "worst-token":
             pooled.append(scores[:end].min())
-        elif pooling == "segment-mean":
-            pooled.append(scores[start:end].mean())
         else:
             pooled.append(scores[:end].mean() + rows.hidden[end] @ weights[2])
     return [float(1 / (1 + np.exp(-score))) for score in pooled]

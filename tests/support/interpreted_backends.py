@@ -25,13 +25,17 @@ from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
 )
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: E402
+from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 
 from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
 from sglang_parse.attention.support import SUPPORT  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
+from sglang_parse.attention.triton_wide import WideTritonBackend  # noqa: E402
+from sglang_parse.core.mask import qlen_only_mask  # noqa: E402
 from support.paged_inputs import PagedInputs, attend  # noqa: E402
 from support.paged_pass import (  # noqa: E402
     BLOCKS,
+    CHAINS,
     DIM,
     HEADS,
     KV_HEADS,
@@ -75,9 +79,9 @@ def without_constructor(kind: type, given: PagedPass, **fields: Any) -> Any:
     return backend
 
 
-def triton_pass(given: PagedPass) -> torch.Tensor:
-    backend = without_constructor(
-        ParseTritonBackend,
+def triton_backend(kind: type, given: PagedPass, **fields: Any) -> Any:
+    return without_constructor(
+        kind,
         given,
         dllm_attention=None,
         window_kv_indptr=None,
@@ -91,9 +95,40 @@ def triton_pass(given: PagedPass) -> torch.Tensor:
         kv_indptr=torch.zeros(9, dtype=torch.int32),
         qo_indptr=torch.zeros(9, dtype=torch.int64),
         extend_attention_fwd=extend_attention_fwd,
+        **fields,
     )
+
+
+def triton_pass(given: PagedPass) -> torch.Tensor:
+    backend = triton_backend(ParseTritonBackend, given)
     backend.init_forward_metadata(given.forward_batch)
     return backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch)
+
+
+def graph_pass(given: PagedPass) -> torch.Tensor:
+    """As in a CUDA graph of forwards with one width: planned from lengths on the device, in buffers
+    that an earlier replay has used."""
+    rows = given.layout.requests[0]
+    width, mask = rows.num_rows, None
+    if not rows.is_causal:
+        mask = torch.ones(8 * width * 64, dtype=torch.uint8)
+    backend = triton_backend(
+        WideTritonBackend,
+        given,
+        mask_indptr=torch.zeros(9, dtype=torch.int64),
+        cuda_graph_kv_indices=torch.full((8 * 64,), 1, dtype=torch.int64),
+        _verify_mask=None,
+        _width=width,
+        _mask=mask,
+        _tail=qlen_only_mask(rows).to(torch.uint8),
+    )
+    batch = given.forward_batch
+    batch.forward_mode, batch.seq_lens = ForwardMode.TARGET_VERIFY, batch.extend_prefix_lens
+    batch.spec_info = SimpleNamespace(num_tokens_per_req=width, custom_mask=None)
+    batch.seq_lens_cpu = batch.extend_prefix_lens = batch.extend_seq_lens = None
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    backend.init_forward_metadata_in_graph(batch)
+    return backend.forward_extend(given.q, given.k, given.v, given.layer, batch)
 
 
 class Wrapper:
@@ -215,6 +250,11 @@ def main() -> None:
                 vars(given.layer).update(LAYER)
                 given.check(run(given))
             print(name, "mask" if is_masked else "alias", "right")
+    for layout in (ON_DEVICE, CHAINS):
+        given = PagedPass(is_masked=True, layout=layout)
+        vars(given.layer).update(LAYER)
+        given.check(graph_pass(given))
+    print("triton graphs right")
 
 
 if __name__ == "__main__":

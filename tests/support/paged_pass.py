@@ -36,6 +36,8 @@ BLOCKS = VerifyLayout.of(
 """Forwards of a parallel draft."""
 ON_DEVICE = VerifyLayout.of([block(length, Masks.EVERY, 3) for length in (9, 0, 20, 7)])
 """Such forwards of one width, launched without a sync in between."""
+CHAINS = VerifyLayout.of([RequestLayout(length, 5) for length in (9, 0, 20, 7)])
+"""Causal passes of one width."""
 UNKNOWN = 6
 """By how much the host's upper bounds exceed their context lengths."""
 

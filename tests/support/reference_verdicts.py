@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_parse.core.reference import Case, separate_verdicts
+from support.reference import Case, separate_verdicts
 
 
 def reference_verdicts(

@@ -61,6 +61,14 @@ def test_backends_that_are_refused(attention, others, message):
         check_backends(attention, others)
 
 
+def test_errors_name_the_setting_of_a_draft_model():
+    flag = "--speculative-draft-attention-backend"
+    with pytest.raises(BackendError, match=f"{flag} is 'fa4'"):
+        check_backends("fa4", {}, flag)
+    with pytest.raises(BackendError, match=f"with {flag} fa3 .*page-size 1, or another {flag}"):
+        choose_layout("auto", "fa3", 16, flag)
+
+
 def test_backends_that_are_not():
     check_backends("flashinfer", {"--x": None, "--y": "flashinfer"})
     check_device("cuda", "any", {})

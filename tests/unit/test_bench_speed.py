@@ -21,7 +21,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
 from sglang_parse.limit import run as run_module
-from sglang_parse.limit.figures import SpeedAt, speeds
+from sglang_parse.limit.figures import ServerSpeed, speeds
 from sglang_parse.limit.run import run as run_bench
 from sglang_parse.limit.settings import LimitSettings, add_arguments
 
@@ -180,7 +180,7 @@ def test_a_server_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pyte
 def test_goals():
     over = {"plain": 6.9, "eagle3@3": 1.6}
     rows = [
-        asdict(SpeedAt(server, concurrency, 1.0, over, None, {}))
+        asdict(ServerSpeed(server, concurrency, 1.0, over, None, {}))
         for server in ("plain", "parse@1", "parse@every:32")
         for concurrency in (1, 8, 16)
     ]

@@ -64,9 +64,22 @@ def test_the_question_pair_has_segments_of_lines_and_its_own_question():
     assert spec.flags[-4:] == ("--parse-question", question, "--parse-segment", "line")
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("vllm", "use plain"),
+        ("plain@1", "use plain, .* take no @VALUE"),
+        ("eagle3@5", "use an accept length of 1 to 4"),
+        ("parse@75%", "'75%'; use a number from 0"),
+        ("parse-token@0.5", "guarantees the plain target's output"),
+    ],
+)
+def test_names_of_no_server_are_refused(name: str, why: str):
+    with pytest.raises(BenchError, match=f"--servers names '{name}'.*{why}"):
+        server_specs(MODELS, (name,))
+
+
 def test_what_cannot_be_started_is_refused():
-    with pytest.raises(BenchError, match="--servers names 'vllm'; known: plain"):
-        server_specs(MODELS, ("vllm",))
     with pytest.raises(BenchError, match="give --eagle3 its folder"):
         server_specs(replace(MODELS, eagle3=None), ("parse-eagle3",))
     with pytest.raises(BenchError, match="give --judge its folder"):

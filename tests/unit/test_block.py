@@ -13,8 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks, layouts_for
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.mask import dense_mask
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
+from support.reference import dense_mask
 
 pytestmark = pytest.mark.unit
 

@@ -99,8 +99,7 @@ def test_servers_that_run_are_taken_alone_unless_others_are_named():
 
 
 def test_a_server_for_each_simulated_acceptance():
-    found = settings("--servers", "plain,parse", "--acceptance", "0.3,1", preset="load")
-    assert found.servers == ("plain", "parse@0.3", "parse@1")
+    found = settings("--servers", "plain,parse@0.3,parse@1", preset="load")
     assert len(found.loads("parse@1")) == 3 * 4
     specs = server_specs(found.models, found.own_servers)
     assert [dict(spec.environment).get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]

@@ -12,7 +12,6 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import DraftKey, Stage, StageTime, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.policy.limits import Limits
 from support.replay import Controlled, Costs, Fixed, Replay, Segment
 
@@ -515,34 +514,6 @@ def test_cost_of_a_pass_at_the_load():
 
 
 # -- an EAGLE-3 head -------------------------------------------------------------------
-
-
-def heads_controller(*, per_row: float) -> Controller:
-    """After steps of chains of three, and of single tokens, at several loads."""
-    controller = Controller(FREE)
-    for size in (1, 2, 4, 8, 16):
-        controller.num_running, rows = size, 4 * size
-        for _ in range(8 * DEFAULTS.cold_forwards):
-            ms = STEP_MS + per_row * rows
-            step = StageTime(Stage.DECODE, size, 2 * size, ms + 1, num_rows=rows, head_ms=1.0)
-            last = StageTime(Stage.DECODE, size, size, STEP_MS + per_row * size, num_rows=size)
-            controller.observe([step], [(None, 2)] * size)
-            controller.observe([last], [(None, 1)] * size)
-    return controller
-
-
-@pytest.mark.parametrize(
-    ("accepted", "per_row", "length"), [(3, 0.5, 3), (0, 0.5, 1), (0, 0.0, 3)], ids=str
-)
-def test_a_chain_is_as_long_as_its_rows_pay(accepted: int, per_row: float, length: int):
-    acceptance = Acceptance(DEFAULTS.error_rate)
-    for _ in range(100):
-        acceptance.observe(outcome(3, accepted), 100)
-    controller = heads_controller(per_row=per_row)
-    for controller.num_running in (1, 16):
-        assert controller.chain_len(3, acceptance) == length
-    for untimed in (Controller(FREE), Controller(FREE, "always")):
-        assert untimed.chain_len(3, acceptance) == 3
 
 
 def test_a_text_competes_with_what_the_head_would_bring():

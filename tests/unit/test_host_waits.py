@@ -22,7 +22,8 @@ WAITS = {
     "engine/target.py:PrefillForward.wait": "first tokens, when SGLang processes the prefill",
     "engine/drafting/chunk.py:DraftChunk.wait": "draft tokens, all but the last while others run",
     "engine/drafting/token_by_token.py:TokenChunk._ends_a_draft": "on a CPU only",
-    "engine/drafting/kv_marks.py:DraftKvMarks.look_up": "once per request: how far it has draft KV",
+    "engine/drafting/kv_marks.py:DraftKvMarks._marked_lengths": "how much draft KV the radix cache "
+    "gave a request, or left it when SGLang had processed its prefill",
     "engine/eagle.py:EagleDecoder.propose": "proposals: they are rows of the pass that follows",
     "engine/adjust.py:_OnHost.advance": "a grammar walks on the host, token by token",
     "engine/heads.py:encode_hidden_states": "requests that return hidden states, for training",

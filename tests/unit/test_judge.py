@@ -31,7 +31,6 @@ SCORES, AT_ENDS, ENDS = [3.0, -1.0, 2.0, 4.0], [0.5, 0.0, 1.0, -2.0], [2, 4]
     ("pooling", "expected"),
     [
         ("worst-token", [-1.0, -1.0]),
-        ("segment-mean", [1.0, 3.0]),
         ("running-mean", [1.0 + 0.0, 2.0 - 2.0]),
     ],
 )
@@ -67,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("target", "draft"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    shape = HeadShape("segment-mean", (2, 5), 8)
+    shape = HeadShape("worst-token", (2, 5), 8)
     return write_head(tmp_path / "judge", (tmp_path / "target", tmp_path / "draft"), shape, 1.0)
 
 

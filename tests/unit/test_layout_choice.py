@@ -98,3 +98,34 @@ def test_the_last_tokens_of_drafts_say_little():
             layouts.observe(StageTime(Stage.DRAFT, 1, *times, layout))
     assert layouts.choose(1) == EVERY
     assert layouts.per_token(1) == pytest.approx(0.8, rel=0.15)
+
+
+@pytest.mark.parametrize("num_requests", [1, 16])
+def test_forwards_behind_the_end_of_a_draft_do_not_count(num_requests: int):
+    """Launching more than a draft takes makes no layout look worse, so that more are launched."""
+    layouts, launched = Layouts((EVERY, LAST, ONE), DEFAULTS), 6
+    for layout, used, ms in ((EVERY, 4, 2.3), (LAST, 6, 2.0), (ONE, 16, 1.6)):
+        for _ in range(TRIALS):
+            count = max(launched, used)
+            times = (num_requests, 16.0, ms * count, count, layout, (), used)
+            layouts.observe(StageTime(Stage.DRAFT, *times))
+    assert layouts.choose(num_requests) == EVERY
+    assert layouts.costs[EVERY].tokens_per_forward == pytest.approx(4)
+    assert layouts.per_token(num_requests) == pytest.approx(2.3 / 4)
+
+
+def test_what_forwards_cost_is_known_before_what_they_bring():
+    """Start-up times them; the first drafts count the tokens, at any load."""
+    layouts = Layouts((EVERY, LAST), DEFAULTS)
+    for layout, ms in ((EVERY, 3.0), (LAST, 1.0)):
+        for num_requests in (1, 4, 16, 64):
+            for _ in range(TRIALS):
+                layouts.costs[layout].per_forward.add(num_requests, ms)
+    assert layouts.per_token(4) is None
+    chosen = []
+    for num_requests in (1, 16, 4, 64):
+        chosen.append(layouts.choose(num_requests))
+        tokens = {EVERY: 20.0, LAST: 12.0}[chosen[-1]]
+        ms = {EVERY: 3.0, LAST: 1.0}[chosen[-1]]
+        layouts.observe(StageTime(Stage.DRAFT, num_requests, tokens, 4 * ms, 4, chosen[-1]))
+    assert chosen == [EVERY, LAST, LAST, LAST]

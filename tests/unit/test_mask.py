@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from sglang_parse.attention.alias import kv_offsets, page_table, paged_rows
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import (
-    dense_mask,
     flat_mask,
     flat_mask_at,
     may_attend,
     qlen_only_mask,
     split_flat_mask,
 )
+from support.reference import dense_mask
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ from weakref import ref
 
 import pytest
 
-from sglang_parse.core.counters import Counters, Window, request_counts
+from sglang_parse.core.counters import Counters, Growth, request_counts
 from sglang_parse.core.phases import Phase, RequestPolicy, Stats
 from sglang_parse.core.request import MAX_TRACE_BYTES, RequestState
 from sglang_parse.telemetry.metrics import METRICS, response_info
@@ -242,7 +242,7 @@ def test_an_idle_server_keeps_no_request():
 
 def test_a_window_returns_growth_since_the_last_call():
     counters = Counters()
-    window = Window(counters)
+    window = Growth(counters)
     counters.count("target_tokens_total", 5, "parse")
     counters.count("target_tokens_total", 2, "plain")
     growth = window.advance()

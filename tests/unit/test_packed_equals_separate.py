@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from sglang_parse.core.reference import (
+from support.reference import (
     Case,
     VerifyResult,
     pack,

@@ -143,7 +143,7 @@ def test_read_all_keys(tmp_path):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(
         QuestionError,
-        match="cannot be read .*--parse-question an existing .* one of .*llama3",
+        match="cannot be read .*; give --parse-question a JSON file .* one of .*llama3",
     ):
         QuestionWording.read(tmp_path / "none.json")
     with pytest.raises(QuestionError, match="cannot be read"):
@@ -153,22 +153,21 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_a_file_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "latin.json"
     path.write_bytes(json.dumps(as_content(), ensure_ascii=False).encode() + b"\xe9")
-    with pytest.raises(QuestionError, match="is not UTF-8 text"):
+    with pytest.raises(QuestionError, match="is not a JSON object: 'utf-8' codec can't decode"):
         QuestionWording.read(path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty; it needs the keys .*'partial', 'complete', 'accept', 'reject'"),
-        (" \n", "is empty"),
-        ("{'partial'", "is not JSON"),
-        ([1], "must hold one JSON object"),
-        ({"partial": "p", "complete": "c"}, r"missing or empty \['accept', 'reject'\]"),
-        (as_content(accept=""), r"missing or empty \['accept'\]"),
-        (as_content(extra="x"), r"unknown \['extra'\]"),
-        (as_content(accept=5), r"not text \['accept'\]"),
-        (as_content(opening=None), r"not text \['opening'\]; its keys are .*'suffix'"),
+        ("", r"is not a JSON object: .*; give .*keys \(partial, complete, accept, reject, "),
+        ("{'partial'", "is not a JSON object"),
+        ([1], "is not a JSON object"),
+        ({"partial": "p", "complete": "c"}, "accept: Field required, reject: Field required"),
+        (as_content(accept=""), "wrong accept: String should have at least 1 character"),
+        (as_content(extra="x"), "wrong extra: Unexpected keyword argument"),
+        (as_content(accept=5), "wrong accept: Input should be a valid string"),
+        (as_content(opening=None), "wrong opening: Input should be a valid string; .*suffix"),
     ],
 )
 def test_invalid_files_are_refused(tmp_path, content, message):

@@ -88,13 +88,13 @@ def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv(resumes):
     assert changed.resumes
 
 
-def test_a_skipped_draft_suspends_drafting_until_one_starts():
+def test_a_skipped_draft_is_counted_until_one_starts():
     changed = busy()
     changed.skip_draft("too slow")
-    assert (changed.phase, changed.drafting_suspended) == (Phase.DECODING, True)
+    assert changed.phase is Phase.DECODING
     assert (changed.stats.skipped_drafts, changed.no_draft_reason) == (1, "too slow")
     changed.start_draft(DraftPlan(8, 1, 8))
-    assert (changed.phase, changed.drafting_suspended) == (Phase.DRAFTING, False)
+    assert changed.phase is Phase.DRAFTING
 
 
 @pytest.mark.parametrize(("reason", "phase"), [("", Phase.DRAFTING), ("grammar", Phase.PLAIN)])

@@ -14,10 +14,9 @@ from sglang_parse import cli
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
 from sglang_parse.limit.shape import Shape
-from sglang_parse.roofline.cost import Load
+from sglang_parse.roofline.cost import Workload
 from sglang_parse.roofline.run import BLOCKS, costs, speedups
-from sglang_parse.roofline.settings import RooflineSettings
-from sglang_parse.roofline.shape import QWEN3, read_shape
+from sglang_parse.roofline.settings import QWEN3, RooflineSettings, read_shape
 
 pytestmark = pytest.mark.unit
 
@@ -34,21 +33,21 @@ def settings(*words: str) -> RooflineSettings:
 H100, H200 = settings(), settings("--target", "32b", "--gpu", "h200")
 
 
-def rate(load: Load, ms: float) -> float:
+def rate(load: Workload, ms: float) -> float:
     return 1e3 * load.num_reqs * load.settings.output_len / ms
 
 
 def step(chosen: RooflineSettings, num_reqs: int, model: str = "target") -> float:
-    return Load(chosen, num_reqs).forward(getattr(chosen, model), 1).ms
+    return Workload(chosen, num_reqs).forward(getattr(chosen, model), 1).ms
 
 
 def plain(chosen: RooflineSettings, num_reqs: int) -> float:
-    load = Load(chosen, num_reqs)
+    load = Workload(chosen, num_reqs)
     return rate(load, load.plain())
 
 
 def eagle3(num_reqs: int) -> float:
-    load = Load(H100, num_reqs)
+    load = Workload(H100, num_reqs)
     return rate(load, load.eagle3(3.0))
 
 
@@ -57,8 +56,8 @@ MEASURED = {
     "H100: ms of a draft step, 1 request": (1.61, step(H100, 1, "draft")),
     "H100: ms of a draft step, 8 requests": (1.94, step(H100, 8, "draft")),
     "H100: ms of a decode step": (11.5, step(H100, 1)),
-    "H100: ms of a verify pass of 129 rows": (18.9, Load(H100, 1).verify(128).ms),
-    "H100: ms of a prefill of 128": (14.7, Load(H100, 1).prefill(H100.target).ms),
+    "H100: ms of a verify pass of 129 rows": (18.9, Workload(H100, 1).verify(128).ms),
+    "H100: ms of a prefill of 128": (14.7, Workload(H100, 1).prefill(H100.target).ms),
     "H100: plain tokens/s, 1 request": (85.9, plain(H100, 1)),
     "H100: plain tokens/s, 8 requests": (654, plain(H100, 8)),
     "H100: plain tokens/s, 16 requests": (1263, plain(H100, 16)),
@@ -67,11 +66,11 @@ MEASURED = {
     "H100: EAGLE-3, 16 requests": (2611, eagle3(16)),
     "H100: one token per forward, all accepted": (
         533,
-        rate(Load(H100, 1), Load(H100, 1).parse(1.0, (ONE_TOKEN,))[0]),
+        rate(Workload(H100, 1), Workload(H100, 1).parse(1.0, (ONE_TOKEN,))[0]),
     ),
     "H200: ms of a draft step": (1.8, step(H200, 1, "draft")),
     "H200: ms of a decode step": (18.8, step(H200, 1)),
-    "H200: ms of a verify pass of 961 rows": (97.8, Load(H200, 1).verify(960).ms),
+    "H200: ms of a verify pass of 961 rows": (97.8, Workload(H200, 1).verify(960).ms),
     "H200: plain tokens/s, 1 request": (53.3, plain(H200, 1)),
     "H200: plain tokens/s, 8 requests": (403, plain(H200, 8)),
 }
@@ -133,18 +132,18 @@ def test_bad_settings_are_refused(words: tuple[str, ...], message: str):
 
 def test_tokens_of_a_block():
     """The demo draft's 4.9 and 3.1 (docs/choosing.md)."""
-    load = Load(H100, 1)
+    load = Workload(H100, 1)
     assert load.tokens_per_forward(ONE_TOKEN) == 1
     assert load.tokens_per_forward(EVERY) == pytest.approx(4.9, rel=0.07)
     assert load.tokens_per_forward(LAST) == pytest.approx(3.1, rel=0.07)
     for chance, tokens in (("0", 1), ("1", 8)):
-        sure = Load(settings("--block-acceptance", chance), 1)
+        sure = Workload(settings("--block-acceptance", chance), 1)
         assert [sure.tokens_per_forward(layout) for layout in BLOCKS] == [tokens, tokens]
 
 
 def test_a_block_costs_little_more_than_a_step_until_its_rows_count():
     def ratio(num_reqs: int, layout: DraftLayout) -> float:
-        load = Load(H100, num_reqs)
+        load = Workload(H100, num_reqs)
         return load.draft_forward(layout).ms / load.draft_forward(ONE_TOKEN).ms
 
     assert LAST.masks is Masks.LAST
@@ -153,7 +152,7 @@ def test_a_block_costs_little_more_than_a_step_until_its_rows_count():
 
 
 def test_drafts_are_as_long_as_they_are_good():
-    load = Load(H100, 1)
+    load = Workload(H100, 1)
     lengths = [load.parse(chance, BLOCKS)[1] for chance in (0.5, 0.9, 0.97, 1.0)]
     assert lengths == sorted(lengths)
     assert (lengths[0], lengths[-1]) == (4, 128)
@@ -164,7 +163,7 @@ def test_drafts_are_as_long_as_they_are_good():
 
 def test_a_mixture_reads_the_experts_that_its_rows_choose():
     """235B in FP8, 22B of them for a token; on four GPUs."""
-    load = Load(settings("--target", "235b-a22b-fp8", "--gpu", "h200", "--tp-size", "4"), 1)
+    load = Workload(settings("--target", "235b-a22b-fp8", "--gpu", "h200", "--tp-size", "4"), 1)
     target = load.settings.target
     step, prefill = (load.forward(target, count) for count in (1, 256))
     assert step.num_bytes[0] / 1e9 == pytest.approx(22, rel=0.05)
@@ -179,7 +178,7 @@ def test_heads_of_target_and_draft():
     """A pass in pieces costs what keeps PARSE below stock EAGLE3; a head of the draft lies between
     one token per forward and blocks."""
     for num_reqs in (1, 16):
-        load = Load(H100, num_reqs)
+        load = Workload(H100, num_reqs)
         assert load.eagle3(3.0) < load.eagle3(3.0, in_pieces=True) < load.plain()
         one, head, blocks = (
             load.parse(0.97, *way)[0] for way in (((ONE_TOKEN,),), ((), 3.0), (BLOCKS,))

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -55,15 +56,19 @@ def test_only_pyproject_names_the_sglang_version():
     assert literals == []
 
 
+OWN_RECORDS = ("eagle", "grammar", "output_counts", "strict_refusals", "stats")
+"""Of a request's state, what other modules keep: how they continue, and counters."""
 STATE_WRITE = re.compile(
-    r"(?:parse_state|\bstate)\.[\w.]+(?:\[.*\])? *"
+    rf"(?:parse_state|\bstate)\.(?!(?:{'|'.join(OWN_RECORDS)})\b)[\w.]+(?:\[.*\])? *"
     r"(?:[-+|&]?=(?!=)|\.(?:append|extend|clear|pop|update)\()"
 )
 
 
-def test_only_the_request_module_changes_a_requests_state():
-    assert STATE_WRITE.search("req.parse_state.stats.rounds += 1")
+def test_only_the_request_module_changes_a_requests_phase_and_kv():
+    assert STATE_WRITE.search("req.parse_state.draft.finished = True")
+    assert STATE_WRITE.search("state.committed += 1")
     assert not STATE_WRITE.search("if state.phase == Phase.PLAIN:")
+    assert not STATE_WRITE.search("state.grammar = walk")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in SOURCES
@@ -108,20 +113,31 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_200
+PACKAGE_LINES = 16_950
 MAX_FILE_LINES = 350
 LONGER_FILES = {
-    *("core/config.py", "core/phases.py", "core/policy/controller.py", "core/question.py"),
-    *("core/request.py", "engine/adjust.py", "engine/commit.py", "engine/eagle.py"),
-    *("engine/verify.py", "startup/models.py"),
+    *("core/config.py", "core/policy/controller.py", "core/request.py", "engine/adjust.py"),
+    *("engine/eagle.py", "engine/verify.py"),
 }
 
 
 def test_the_package_keeps_its_budget():
-    """Lines of code, as of the policy's. The goal is 22,900 lines with docstrings and blank ones
-    (25,400 on 27 November 2026), about 15,200 of code: lower the number as the package shrinks."""
+    """Lines of code, as of the policy's. The goal is 20,900 lines with docstrings and blank ones
+    (24,741 on 27 November 2026), about 14,000 of code: lower the number as the package shrinks."""
     sources = [path.read_text(encoding="utf-8") for path in PACKAGE_FILES]
     assert sum(map(lines_of_code, sources)) <= PACKAGE_LINES
+
+
+SAME_NAMES = {"Question"}
+"""Classes of the package that share their name with another one, until one of them is renamed."""
+
+
+def test_no_class_has_the_name_of_another():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES]
+    names = Counter(
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == SAME_NAMES
 
 
 def test_files_are_short():

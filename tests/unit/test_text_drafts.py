@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats, whole_segments
-from sglang_parse.core.prediction import prediction_text
 from sglang_parse.core.request import RequestState, RequestText
 from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
 
@@ -292,22 +291,6 @@ def test_a_retraction_starts_the_text_over():
     assert text.match.num_seen == 0
     assert text.is_complete
     assert text.count_covered(TEXT[:2]) == (2, len(TEXT) - 2)
-
-
-# -- OpenAI's shape -------------------------------------------------------------------------
-
-
-def test_texts_of_predictions():
-    assert prediction_text(None) is None
-    assert prediction_text({"type": "content", "content": ""}) == ""
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert prediction_text({"type": "content", "content": parts}) == "ab"
-
-
-@pytest.mark.parametrize("shape", [5, [], {}, {"type": "content", "content": [{"type": "text"}]}])
-def test_other_shapes_are_errors(shape: object):
-    with pytest.raises(ValueError, match="prediction"):
-        prediction_text(shape)
 
 
 def test_the_answer_may_get_ahead_of_a_text_that_grows():

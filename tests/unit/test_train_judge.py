@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from sglang_parse.client.records import Answer, Assignment, BenchError, Item
+from sglang_parse.core.segment import SegmentRule
 from sglang_parse.tasks.collect import Collector, GradedDraft
 from sglang_parse.train_judge.data import data_assignment, read_data
 from sglang_parse.train_judge.drafts import (
@@ -24,8 +25,8 @@ from sglang_parse.train_judge.drafts import (
     NothingToLearnError,
     TrainingSet,
 )
-from sglang_parse.train_judge.figures import Comparison, threshold_at
-from sglang_parse.train_judge.gather import HiddenStates, SeenDraft
+from sglang_parse.train_judge.figures import Bootstrap, threshold_at
+from sglang_parse.train_judge.gather import HiddenStates, SeenDraft, resegmented
 from sglang_parse.train_judge.labels import ending, label, label_by_target, prompt_numbers
 from sglang_parse.train_judge.report import summary
 from sglang_parse.train_judge.result import JudgeReport
@@ -51,7 +52,7 @@ def test_a_planted_direction_is_found():
     steps = []
     found = train(data, MAX_ROWS, lambda: steps.append(1))
     assert found.candidate.layers[-1] == 5
-    assert Comparison(data.drafts).auroc(found.scores).value > 0.98
+    assert Bootstrap(data.drafts).auroc(found.scores).value > 0.98
     # The state at a wrong token's own row tells, not the one before.
     at = found.head.weights[1][-HIDDEN:]
     assert at @ direction / np.linalg.norm(at) > 0.9
@@ -86,7 +87,7 @@ def test_log_probabilities_are_used_where_they_tell():
     found = train(data, MAX_ROWS)
     assert found.candidate.uses_scalars
     assert found.head.scalars[0] > 0
-    assert Comparison(data.drafts).auroc(found.scores).value > 0.95
+    assert Bootstrap(data.drafts).auroc(found.scores).value > 0.95
 
 
 def test_complete_drafts_alone_train_a_running_mean():
@@ -94,7 +95,7 @@ def test_complete_drafts_alone_train_a_running_mean():
     found = train(data, MAX_ROWS)
     assert found.candidate.pooling == "running-mean"
     assert found.head.weights.shape[0] == 3
-    assert Comparison(data.drafts).auroc(found.scores).value > 0.75
+    assert Bootstrap(data.drafts).auroc(found.scores).value > 0.75
 
 
 def test_noise_trains_a_head_that_is_called_useless():
@@ -148,7 +149,7 @@ def test_one_kind_of_label_is_nothing_to_learn_from(right: bool):
 def test_few_rows_keep_the_wrong_token():
     data, _ = make_drafts(160)
     found = train(data, max_rows=1)
-    assert Comparison(data.drafts).auroc(found.scores).value > 0.9
+    assert Bootstrap(data.drafts).auroc(found.scores).value > 0.9
 
 
 # -- figures ---------------------------------------------------------------------------------
@@ -173,12 +174,12 @@ def test_auroc_counts_pairs():
     drafts = drafts_of([True, False, None], [True, True], [False, None])
     scores = [[0.9, 0.5, 0.0], [0.5, 0.7], [0.6, 0.9]]
     # right: 0.9, 0.5, 0.7; wrong: 0.5, 0.6; won: 2 + 0.5 + 2
-    assert Comparison(drafts).figures(scores).auroc.value == pytest.approx(4.5 / 6)
+    assert Bootstrap(drafts).figures(scores).auroc.value == pytest.approx(4.5 / 6)
 
 
 def test_auroc_within_prompts_ignores_prompts_of_one_kind():
     drafts = drafts_of([True], [False], [True], [False], prompts=[0, 0, 1, 2])
-    figures = Comparison(drafts).figures([[0.1], [0.2], [0.9], [0.0]])
+    figures = Bootstrap(drafts).figures([[0.1], [0.2], [0.9], [0.0]])
     assert figures.auroc_within_prompt.value == 0.0
     assert figures.auroc.value == 0.75
 
@@ -186,7 +187,7 @@ def test_auroc_within_prompts_ignores_prompts_of_one_kind():
 def test_refused_at_kept():
     drafts = drafts_of(*[[True]] * 10, *[[False]] * 4)
     scores = [[n / 10] for n in range(1, 11)] + [[0.05], [0.15], [0.25], [0.95]]
-    refused = Comparison(drafts).figures(scores).refused_at_kept
+    refused = Bootstrap(drafts).figures(scores).refused_at_kept
     # Nine of ten right ones are kept at 0.2, all of them at 0.1.
     assert refused["90"].value == 0.5
     assert refused["95"].value == refused["99"].value == 0.25
@@ -195,7 +196,7 @@ def test_refused_at_kept():
 def test_kept_at_risk_is_that_of_first_reject():
     drafts = drafts_of(*[[True, True]] * 98, [True, False], [False, None])
     scores = [[0.9, 0.8]] * 98 + [[0.9, 0.7], [0.1, 0.99]]
-    kept = Comparison(drafts).figures(scores).kept_at_risk
+    kept = Bootstrap(drafts).figures(scores).kept_at_risk
     # At threshold 0.7 one draft of 100 has an error accepted; above it none, and half the tokens
     # of that draft; the last draft is rejected at its first prefix.
     assert kept["1"].value == pytest.approx((98 * 20 + 20) / 2000)
@@ -227,7 +228,7 @@ def test_drafts_that_are_labeled_as_a_whole_are_kept_whole():
     """Or a reader that rejects only the last segment of every draft would keep the others."""
     drafts = drafts_of(*[[None, None, True]] * 2, *[[None, None, False]] * 2)
     scores = [[0.9, 0.9, 0.8], [0.9, 0.9, 0.2], [0.9, 0.9, 0.4], [0.9, 0.9, 0.1]]
-    kept = Comparison(drafts).figures(scores).kept_at_risk
+    kept = Bootstrap(drafts).figures(scores).kept_at_risk
     assert kept["1"].value == pytest.approx(30 / 120)
 
 
@@ -235,9 +236,9 @@ def test_intervals_are_by_prompt():
     """A hundred copies of one prompt's drafts know no more than one prompt."""
     drafts = drafts_of(*[[True], [False]] * 50, prompts=[n // 2 for n in range(100)])
     scores = [[float(numbers)] for numbers in np.random.default_rng(0).random(100)]
-    one = Comparison(drafts).figures(scores).auroc
+    one = Bootstrap(drafts).figures(scores).auroc
     assert one.low < one.value < one.high
-    same = Comparison([*drafts] * 4).figures([*scores] * 4).auroc
+    same = Bootstrap([*drafts] * 4).figures([*scores] * 4).auroc
     assert (same.low, same.high) == pytest.approx((one.low, one.high))
 
 
@@ -265,6 +266,20 @@ def seen_draft(**changes) -> SeenDraft:
     }
     draft = GradedDraft(**(given | changes))
     return SeenDraft(draft, [7, *range(6)], [-1.0] * 6, [1.0] * 6)
+
+
+def test_a_draft_cut_anew_ends_with_its_last_prefix(tmp_path: Path):
+    """A head's draft is verified at every token; lines may end before it does."""
+    states = replace(STATES, folder=tmp_path)
+    np.save(tmp_path / "0-0.npy", np.zeros((7, 4), np.float32))
+    pieces = ["a", "b\n", "c", "d\n", "e", "f"]
+    segments = SimpleNamespace(pieces=lambda _: pieces, rule=SegmentRule.parse("line"))
+    unfinished = seen_draft(finished=False, first_wrong=None, first_wrong_token=None)
+    cut = resegmented(unfinished, segments)
+    assert [*cut.draft.prefix_ends] == [2, 4]
+    assert (cut.token_ids, len(cut.logprobs), len(cut.entropies)) == ([7, 0, 1, 2, 3], 4, 4)
+    found = label(cut, 0, states, is_located=True)
+    assert found.load().shape == (1 + found.num_tokens, 4) == (5, 4)
 
 
 def record(start: int, anchor: str, draft: str) -> dict[str, Any]:

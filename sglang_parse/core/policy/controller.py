@@ -34,6 +34,7 @@ class Controller:
         last_plan: None before the first plan.
         no_draft_reason: why ``plan`` returned None the last time.
         speedup: latest measured speedup over decode steps; None before the first.
+        head_ms: of an EAGLE-3 head in the latest decode step; 0 before the first, or without one.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Controller:
         self._costs = {stage: StageCost(config) for stage in Stage}
         self._lengths: dict[DraftKey, int] = {}  # chosen since the last iteration
         self._num_drafting, self._num_decoding, self._num_asked = 1, 0, 0
-        self._now = self._debt_ms = self._head_ms = self._eagle_ms = 0.0  # the last per token
+        self._now = self._debt_ms = self.head_ms = self._eagle_ms = 0.0  # the last per token
         self._tokens_per_step, self._has_plain = 1.0, False
 
     @property
@@ -135,7 +136,7 @@ class Controller:
         """Returns the expected speedup if so many requests draft, infinity before costs are known,
         and the draft tokens with the most output per ms within the latency bound."""
         limits, verify = self.limits, self._costs[Stage.VERIFY]
-        token_ms, step_ms = self.layouts.per_token(num_drafting), self._ms(Stage.DECODE)
+        token_ms, step_ms = self.layouts.per_token(num_drafting), self.ms(Stage.DECODE)
         if token_ms is None or verify.at(1) is None or not self.layouts.knows(num_drafting):
             return math.inf, self.config.probe_tokens
 
@@ -145,7 +146,7 @@ class Controller:
             if self._num_decoding and step_ms:
                 draft_ms += draft_ms // (self.config.chunk_steps * step_ms) * step_ms
             rows = num_drafting * (1 + num_drafted + limits.question_rows)
-            return draft_ms + 2 * self._ms(Stage.SCHEDULER) + (verify.at(rows) or 0.0)
+            return draft_ms + 2 * self.ms(Stage.SCHEDULER) + (verify.at(rows) or 0.0)
 
         wait_ms = 0.0
         if self.layouts.current.size > 1:  # drafts that are ready wait for the slowest one
@@ -158,9 +159,9 @@ class Controller:
                 best = max(best, ((1 + num_output) / (ms(num_drafted) + wait_ms), length))
         return best[0] * step_ms / self._tokens_per_step, best[1]
 
-    def _ms(self, stage: Stage) -> float:
-        """Expected ms of a stage for all running requests; 0 if unknown."""
-        return self._costs[stage].at(self.num_running) or 0.0
+    def ms(self, stage: Stage, size: float = 0) -> float:
+        """Expected ms of a stage of this size, by default all running requests; 0 if unknown."""
+        return self._costs[stage].at(size or self.num_running) or 0.0
 
     def observe_round(self, key: DraftKey, outcome: VerifyOutcome, num_failed: int = 0) -> None:
         """Records a verified draft of the draft model; ``num_failed`` before it, as in ``plan``."""
@@ -215,7 +216,7 @@ class Controller:
             if is_cold:
                 stats.begin(self.num_running)
                 continue
-            num_steps = ms * self._tokens_per_step / (step_ms + self._ms(Stage.SCHEDULER))
+            num_steps = ms * self._tokens_per_step / (step_ms + self.ms(Stage.SCHEDULER))
             # Those of other keys have drafts of their own to be judged by.
             per_request = (sum(tokens) + sum(rest)) / (len(tokens) + len(rest))
             window = stats.window
@@ -238,7 +239,7 @@ class Controller:
             gain = timed.num_tokens / size - self._tokens_per_step
             self._tokens_per_step += self.config.mean_weight * gain
             self._costs[Stage.VERIFY].add(timed.num_rows or size, timed.ms - timed.head_ms)
-            self._head_ms = timed.head_ms or self._head_ms
+            self.head_ms = timed.head_ms or self.head_ms
         return self._costs[timed.stage].add(size, timed.ms, timed.graphs)
 
     def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:
@@ -257,10 +258,8 @@ class Controller:
     def _owe(self, ms: float, step_ms: float) -> None:
         """Adds to the fairness debt the time by which an iteration beside plain requests exceeds
         ``max_slowdown`` decode steps."""
-        if not self._has_plain or not self.limits.max_slowdown or not step_ms:
-            self._debt_ms = 0.0
-        else:
-            self._debt_ms = max(0.0, self._debt_ms + ms - self.limits.max_slowdown * step_ms)
+        bound_ms = self._has_plain * self.limits.max_slowdown * step_ms
+        self._debt_ms = max(0.0, self._debt_ms + ms - bound_ms) if bound_ms else 0.0
 
     def limit_iteration(
         self,
@@ -292,7 +291,7 @@ class Controller:
             return chunk, num_ready
         if not num_decoding:
             return chunk, 0 if may_join and num_drafting else num_ready
-        step_ms, token_ms = self._ms(Stage.DECODE), self.layouts.per_token(max(1, num_drafting))
+        step_ms, token_ms = self.ms(Stage.DECODE), self.layouts.per_token(max(1, num_drafting))
         if not step_ms or token_ms is None:
             return chunk if is_fixed else min(chunk, self.config.probe_tokens), num_ready
         if self._has_plain and self._debt_ms:
@@ -314,20 +313,9 @@ class Controller:
 
     # -- costs in decode steps, and the EAGLE-3 head ------------------------------
 
-    def chain_len(self, limit: int, acceptance: Acceptance) -> int:
-        """Returns the tokens that an EAGLE-3 head is to propose, at most ``limit``: those with the
-        most output per ms, if all running requests decode so. The head runs all its steps anyway.
-        """
-
-        def rate(length: int) -> float:
-            ms = self._costs[Stage.VERIFY].at(self.num_running * (1 + length)) or 0.0
-            return (1 + acceptance.expect(length)[1]) / (ms + self._head_ms)
-
-        return max(range(limit, 0, -1), key=rate) if self.is_adaptive and self._head_ms else limit
-
     def steps_in(self, ms: float) -> float:
         """Decode steps that a request misses while it waits; 0 unless adaptive."""
-        step_ms = self._ms(Stage.DECODE) if self.is_adaptive else 0.0
+        step_ms = self.ms(Stage.DECODE) if self.is_adaptive else 0.0
         return ms / step_ms if step_ms else 0.0
 
     def tokens_in(self, ms: float) -> float:
@@ -345,9 +333,9 @@ class Controller:
         if always or not self.is_adaptive:
             return 0.0
         pass_ms = self._costs[Stage.VERIFY].at(self.num_running - 1 + num_rows)
-        if pass_ms is None or not self._ms(Stage.DECODE):
+        if pass_ms is None or not self.ms(Stage.DECODE):
             return self.config.row_cost * num_rows
-        more_ms = max(0.0, pass_ms - self._ms(Stage.DECODE))
+        more_ms = max(0.0, pass_ms - self.ms(Stage.DECODE))
         return self.tokens_in(more_ms) + max(0.0, self._tokens_per_step - 1)
 
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:

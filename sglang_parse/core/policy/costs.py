@@ -88,17 +88,28 @@ class StageCost:
 
 @dataclass(slots=True)
 class LayoutCost:
-    """ms per forward of a layout by requests; decayed counts of its forwards, and of the draft
-    tokens per request that they brought."""
+    """ms per forward of a layout by requests; decayed counts of the draft tokens that it brought to
+    a request, and of the forwards in which that request's draft was not over yet."""
 
     per_forward: StageCost
     num_tokens: float = 0.0
-    num_forwards: float = 0.0
+    num_used: float = 0.0
     last_used: int = 0
 
     def per_token(self, num_requests: float) -> float:
         ms = self.per_forward.at(num_requests)
-        return math.inf if ms is None else ms * self.num_forwards / max(1e-9, self.num_tokens)
+        if ms is None or not self.num_used:
+            return math.inf
+        return ms * self.num_used / max(1e-9, self.num_tokens)
+
+    def knows(self, num_requests: float) -> bool:
+        """Whether forwards of about this size, and the tokens that they bring, were seen."""
+        return self.num_used > 0 and self.per_forward.knows(num_requests)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Draft tokens that a forward adds to a draft that is not over; 0 before the first one."""
+        return self.num_tokens / self.num_used if self.num_used else 0.0
 
 
 class Layouts:
@@ -122,7 +133,7 @@ class Layouts:
         this load, now and then the longest unused one, else the cheapest."""
         self.num_chunks += 1
         costs = self.costs
-        chosen = next((x for x in costs if not costs[x].per_forward.knows(num_requests)), None)
+        chosen = next((x for x in costs if not costs[x].knows(num_requests)), None)
         if chosen is None and self.num_chunks % self._config.retry_every == 0:
             chosen = min(costs, key=lambda layout: costs[layout].last_used)
         # A whole draft of single tokens would cost a probe many times what it finds out.
@@ -138,13 +149,14 @@ class Layouts:
         count = timed.num_forwards or max(1, round(timed.num_tokens))
         keep = 0.5 ** (count / self._config.retry_every)
         cost.num_tokens = keep * cost.num_tokens + timed.num_tokens
-        cost.num_forwards = keep * cost.num_forwards + count
+        # Others were launched ahead of an end: for planning, or beside a longer draft.
+        cost.num_used = keep * cost.num_used + (timed.num_used or count)
         ms = cost.per_forward.add(timed.size, timed.ms / count)
         return None if ms is None else ms * count
 
     def knows(self, num_requests: float) -> bool:
-        """Whether ``StageCost.knows`` is true of a layout."""
-        return any(cost.per_forward.knows(num_requests) for cost in self.costs.values())
+        """Whether ``LayoutCost.knows`` is true of a layout."""
+        return any(cost.knows(num_requests) for cost in self.costs.values())
 
     def per_token(self, num_requests: float) -> float | None:
         """Returns ms per draft token of a request; None before the first warm chunk."""

@@ -1,33 +1,24 @@
 """A block of a parallel draft as one CUDA graph.
 
-SGLang captures passes of fixed width for its verify passes. The same runner captures a draft's
-blocks here, with an attention backend of their own. The whole block is in the graph: its inputs
-come from the requests' state on the device, and so do its attention's lengths; the choice of every
-row and the acceptance follow. So the host launches block after block without knowing where they
-start.
+The whole block is in the graph: its inputs come from the requests' state on the device, and so do
+its attention's lengths; the choice of every row and the acceptance follow. So the host launches
+block after block without knowing where they start.
 
 The choices in the graph are the rows' most likely tokens. Requests that sample or whose logits are
 adjusted take the logits of the same replay (``logits_of``) and are accepted behind it. Ranks need
 no broadcast: all hold the same bits of gathered logits.
 
-Source: ``sglang.srt.speculative.uno_cuda_graph_runner``, a second runner with a width of its own;
-``DFlashWorkerV2``, whose drafts are sampled in a capture.
+Source: ``sglang.srt.speculative.dflash_worker_v2``, whose drafts are sampled in a capture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
-from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from sglang.srt.runtime_context import get_exec, get_spec
-from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sglang_parse.attention.triton_blocks import BlockTritonBackend
 from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
 from sglang_parse.core.block_accept import (
     BlockRows,
@@ -35,11 +26,10 @@ from sglang_parse.core.block_accept import (
     accept_blocks,
     matched_candidates,
 )
+from sglang_parse.engine.wide_graphs import WideGraphs, WideInputs, graph_sizes_of
 
 MAX_ROWS = 2048
 """Rows of the largest graph: above, a draft model of 0.6B is bound by its operations."""
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Requests of the graphs, at most."""
 FEW_ROWS = 256
 """Up to so many rows one product with the LM head costs less than a second read of its weights."""
 LOGITS_ROWS = 512
@@ -50,31 +40,13 @@ LogitsOf = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [n, width] -> logits [n, vocab]."""
 
 
-class _BlockInput(SpecInput):
-    """What attention and the logits processor read of a block: a verify pass of ``width`` rows per
-    request; the mask is the attention backend's own."""
-
-    capture_hidden_mode = CaptureHiddenMode.NULL
-
-    def __init__(self, width: int) -> None:
-        super().__init__(SpecInputType.EAGLE_VERIFY)
-        self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = width
-        self.draft_token_num = width
-
-    def get_spec_adjust_token_coefficient(self) -> tuple[int, int]:
-        return self.num_tokens_per_req, self.num_tokens_for_logprob_per_req
-
-
-class BlockBody:
+class BlockBody(WideInputs):
     """What a block does around the model's forward, on tensors that stay where they are.
 
     Args:
-        layout: layout of the blocks.
-        mask_id: the draft's mask token.
         req_to_token: SGLang's table of slots.
         max_reqs: requests of the largest block.
         last_position: the last position of the model's context.
-        hidden: an empty tensor of the model's hidden states [0, width].
     """
 
     def __init__(
@@ -85,11 +57,11 @@ class BlockBody:
         *,
         max_reqs: int,
         last_position: int,
-        hidden: torch.Tensor,
     ) -> None:
-        self._layout, self._req_to_token, rows = layout, req_to_token, layout.rows(0)
-        self.width, self._num_masks = rows.num_rows, layout.size - 1
-        max_rows, device = max_reqs * self.width, req_to_token.device
+        rows, device = layout.rows(0), req_to_token.device
+        super().__init__(rows.num_rows, max_reqs, device)
+        self._layout, self._req_to_token = layout, req_to_token
+        self._num_masks = layout.size - 1
         offsets = torch.tensor(rows.positions(), device=device)
         self._columns = torch.arange(self.width, device=device)
         self._rows = BlockRows(offsets, self._columns, mask_id, last_position)
@@ -98,9 +70,6 @@ class BlockBody:
             self._input = torch.zeros(max_reqs, _COUNTS + self._num_masks, dtype=torch.int64)
             done_len = _STATE + self._num_masks + record_len
             self._output = torch.zeros(max_reqs, done_len, dtype=torch.int64)
-            self.ids, self.positions, self.slots = torch.zeros(3, max_rows, dtype=torch.int64)
-            self.pools, self.starts = torch.zeros(2, max_reqs, dtype=torch.int64)
-        self.hidden = hidden.new_zeros(max_rows, hidden.shape[1])
 
     # -- before and behind a replay ---------------------------------------------
 
@@ -120,7 +89,6 @@ class BlockBody:
     # -- in the graph -----------------------------------------------------------
 
     def load(self, size: int) -> None:
-        """Fills the rows of ``size`` requests."""
         (state, pools), num_rows = self._state(size), size * self.width
         self.ids[:num_rows] = self._rows.ids(state).flatten()
         self.positions[:num_rows] = self._rows.positions(state).flatten()
@@ -132,9 +100,7 @@ class BlockBody:
 
         Args:
             hidden: [size * width, ...] the rows' hidden states.
-            logits_of: the model's head.
         """
-        self.hidden[: len(hidden)] = hidden
         size = len(hidden) // self.width
         state, _ = self._state(size)
         if self._layout.masks is Masks.EVERY and len(hidden) > FEW_ROWS:
@@ -167,38 +133,26 @@ class BlockBody:
         return choices.scatter(1, masks, proposed)
 
 
-class BlockGraphs(DecodeCudaGraphRunner):
+class BlockGraphs(WideGraphs):
     """The graphs of one layout, for several numbers of requests.
 
     Args:
         runner: the draft model's runner; its decode graphs exist.
-        layout: layout of the blocks.
-        mask_id: the draft's mask token.
     """
 
     def __init__(self, runner: Any, layout: DraftLayout, mask_id: int) -> None:
-        width = layout.rows(0).num_rows
-        sizes = block_sizes(width, runner.decode_cuda_graph_capture_bs)
-        config = runner.model_config
-        self._head: LogitsOf | None = None
+        rows = layout.rows(0)
+        sizes = graph_sizes_of(rows.num_rows, MAX_ROWS, runner.decode_cuda_graph_capture_bs)
         self.body = BlockBody(
             *(layout, mask_id, runner.req_to_token_pool.req_to_token),
             max_reqs=sizes[-1],
-            last_position=config.context_len - 1,
-            hidden=torch.empty(0, config.hidden_size, dtype=runner.dtype, device=runner.device),
+            last_position=runner.model_config.context_len - 1,
         )
-        with _capturing(runner, self, sizes):
-            super().__init__(
-                runner,
-                attn_backend=BlockTritonBackend(runner, layout),
-                speculative_num_steps=1,
-                speculative_num_draft_tokens=width,
-            )
+        super().__init__(runner, rows, self.body)
 
     # -- replay -----------------------------------------------------------------
 
     def fits(self, num_reqs: int) -> bool:
-        """Whether a graph holds so many requests."""
         return num_reqs <= self.max_bs
 
     def run(
@@ -210,79 +164,26 @@ class BlockGraphs(DecodeCudaGraphRunner):
             pools: int64 [n] rows of ``req_to_token``.
             limits: int64 [n] the highest position a block may start at.
         """
-        size = self._pad_to_bucket(len(pools), self.capture_bs)
+        size = self.padded(len(pools))
         self.body.put(state, pools, limits, size)
-        with torch.no_grad(), self.model_context(), self.backend.replay_session():
-            self.backend.replay(self._make_graph_key(size), None)
-            self._publish_read_done(in_graph=False)
+        self.replay(size)
         return self.body.take(len(pools))
 
     def logits_of(self, requests: slice) -> torch.Tensor:
         """float [n * width, vocab] logits of the last replay, for some of its requests."""
-        assert self._head is not None
-        width = self.body.width
-        return self._head(self.body.hidden[requests.start * width : requests.stop * width])
+        width, (hidden, *_) = self.body.width, self.states
+        return self._logits(hidden[requests.start * width : requests.stop * width])
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden).next_token_logits
 
     # -- capture ----------------------------------------------------------------
 
-    def get_spec_info(self, num_tokens: int) -> SpecInput:
-        del num_tokens
-        return _BlockInput(self.body.width)
-
-    def _next_token_logits_buffer_capacity_rows(self, max_num_tokens: int) -> int:
-        # The buffer that SGLang's runners share holds one row per request; the choices are made in
-        # the graph, and no logits leave it.
-        return max_num_tokens // self.body.width
-
-    def capture_prepare(self, size: int, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """The batch reads tensors that only these graphs write: SGLang's runners share theirs."""
-        forward_batch, backend, proxy = super().capture_prepare(size, *args, **kwargs)
-        body, rows = self.body, slice(size * self.body.width)
-        forward_batch.input_ids = body.ids[rows]
-        forward_batch.positions = body.positions[rows]
-        forward_batch.out_cache_loc = body.slots[rows]
-        forward_batch.req_pool_indices = body.pools[:size]
-        forward_batch.seq_lens = forward_batch.orig_seq_lens = body.starts[:size]
-        forward_batch.next_token_logits_buffer = None
-        self.model_runner.kv_index_translator.bind_runner_slots(forward_batch)
-        return forward_batch, backend, proxy
-
     def load(self, _: Any, forward_batch: ForwardBatch) -> None:
-        """Begins a graph, as one of SGLang's capture hooks."""
         self.body.load(forward_batch.batch_size)
 
-    def end(self, hidden: torch.Tensor, head: LogitsOf) -> None:
-        """Ends a graph."""
-        self._head = head
-        self.body.accept(hidden, head)
-
-
-class _AcceptingHead(torch.nn.Module):
-    """Stands in for the model's logits processor while its blocks are captured."""
-
-    def __init__(self, graphs: BlockGraphs, processor: torch.nn.Module) -> None:
-        super().__init__()
-        self._graphs, self._processor = (graphs,), (processor,)  # not submodules
-
-    def forward(
-        self, input_ids: Any, hidden: torch.Tensor, lm_head: Any, forward_batch: Any, *_: Any
-    ) -> LogitsProcessorOutput:
-        (graphs,), (processor,) = self._graphs, self._processor
-
-        def head(hidden: torch.Tensor) -> torch.Tensor:
-            return processor(input_ids, hidden, lm_head, forward_batch).next_token_logits
-
-        graphs.end(hidden, head)
-        return LogitsProcessorOutput(next_token_logits=None)
-
-
-def block_sizes(width: int, captured: Sequence[int]) -> list[int]:
-    """Numbers of requests whose blocks of ``width`` rows are captured.
-
-    Args:
-        captured: those of SGLang's decode graphs.
-    """
-    return [n for n in SIZES if n * width <= MAX_ROWS and n <= max(captured)]
+    def end(self, hidden: torch.Tensor) -> None:
+        self.body.accept(hidden, self._logits)
 
 
 def _greedy(hidden: torch.Tensor, logits_of: LogitsOf) -> torch.Tensor:
@@ -295,23 +196,3 @@ def _most_likely(logits: torch.Tensor) -> torch.Tensor:
     tokens = logits.argmax(dim=-1)
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return torch.where(chosen.isnan(), NO_TOKEN, tokens)
-
-
-@contextmanager
-def _capturing(runner: Any, graphs: BlockGraphs, sizes: Sequence[int]) -> Iterator[None]:
-    """While it lasts, captures of the runner are those of ``graphs``."""
-    decode, model = get_exec().graph.cuda_graph_config.decode, runner.model
-    processor, bs = model.logits_processor, decode.bs
-    width = {
-        "speculative_num_draft_tokens": graphs.body.width,
-        "speculative_num_steps": 1,
-        "speculative_eagle_topk": 1,
-    }
-    decode.bs, model.logits_processor = [*sizes], _AcceptingHead(graphs, processor)
-    runner.capture_head_hooks.append(graphs.load)
-    try:
-        with get_spec().override(**width):
-            yield
-    finally:
-        runner.capture_head_hooks.remove(graphs.load)
-        decode.bs, model.logits_processor = bs, processor

@@ -39,13 +39,12 @@ class DraftChunk(ABC):
     """Some requests draft on.
 
     Args:
-        model: the draft model.
-        layout: layout of its forwards.
-        batch: the scheduler's batch.
         rows: the requests' rows of the batch.
         draft_tokens: most tokens of any draft.
         runs_ahead: launch all forwards before waiting for the first.
-        tokens_per_forward: draft tokens that a forward adds, as far as known.
+        tokens_per_forward: draft tokens that a forward adds to a draft that is not over, as far as
+            known.
+        is_masked: run a block's masks after every row in the layout ``mask``, else in ``alias``.
 
     Attributes:
         num_forwards: forwards launched.
@@ -67,19 +66,26 @@ class DraftChunk(ABC):
         draft_tokens: int,
         runs_ahead: bool,
         tokens_per_forward: float = 0.0,
+        is_masked: bool = False,
     ) -> None:
         self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
         self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size)
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
+        self._is_masked = is_masked
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
-        self._num_added = 0
+        self._num_added = self._num_used = 0
 
     @property
     def tokens_per_request(self) -> float:
         """Draft tokens per request, as known so far."""
         return self._num_added / len(self.rows)
+
+    @property
+    def used_per_request(self) -> float:
+        """Forwards that a request's draft was not over before, on average, as known so far."""
+        return self._num_used / len(self.rows)
 
     def launch(self, num_tokens: int, before: DraftChunk | None = None) -> None:
         """Launches about ``num_tokens`` draft tokens for each request.

@@ -6,7 +6,6 @@ The draft model sees every token of the context at its true position.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +27,9 @@ from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
+from sglang_parse.engine.pass_graphs import MAX_PREFILL_ROWS, PREFILL_WIDTHS, PassGraphs, capture
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
-
-logger = logging.getLogger(__name__)
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -122,6 +120,7 @@ class DraftModel(EagleDraftWorkerBase):
         self.block_layouts: Sequence[DraftLayout] = ()
         self.mask_id = 0
         self._block_graphs: dict[DraftLayout, BlockGraphs] = {}
+        self._prefill_graphs: Sequence[PassGraphs] = ()
 
     def draft(self) -> None:
         """Abstract upstream; PARSE drafts by ``drafter.Drafter``."""
@@ -150,19 +149,16 @@ class DraftModel(EagleDraftWorkerBase):
         self.draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        """Captures plain decode steps, which SGLang's own draft models do not run, and blocks."""
+        """Captures plain decode steps, which SGLang's own draft models do not run, prefills and
+        blocks."""
         self.draft_worker.init_cuda_graphs()
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
         if not self.graph_reqs:
             return
+        self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_PREFILL_ROWS)
         for layout in self.block_layouts:
             if layout.masks is not Masks.NONE:
-                graphs = BlockGraphs(self.draft_runner, layout, self.mask_id)
-                self._block_graphs[layout] = graphs
-                logger.info(
-                    "PARSE: one CUDA graph per draft forward of %s, for %s requests",
-                    *(layout, graphs.capture_bs),
-                )
+                self._block_graphs[layout] = BlockGraphs(self.draft_runner, layout, self.mask_id)
 
     def graphs_of(self, layout: DraftLayout, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a layout's blocks, if one holds so many requests."""
@@ -222,7 +218,12 @@ class DraftModel(EagleDraftWorkerBase):
             seq_lens=numbers[1],
             seq_lens_cpu=ends,
         )
-        return self.run(extend_batch(forward_batch, numbers[2:].to(torch.int32), starts, lens))
+        extend_batch(forward_batch, numbers[2:].to(torch.int32), starts, lens)
+        graphs = next((one for one in self._prefill_graphs if one.fits(forward_batch)), None)
+        if graphs is None:
+            return self.run(forward_batch)
+        self.replays = True
+        return graphs.run(forward_batch)[0].next_token_logits
 
     def new_batch(
         self,
@@ -266,7 +267,6 @@ class DraftModel(EagleDraftWorkerBase):
         )
 
     def run(self, forward_batch: ForwardBatch) -> torch.Tensor:
-        """Runs a forward and returns its logits."""
         self.draft_runner.kv_index_translator.bind_own_plan(forward_batch)
         output = self.draft_runner.forward(forward_batch)
         self.replays = output.can_run_graph

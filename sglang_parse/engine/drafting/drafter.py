@@ -26,8 +26,6 @@ class Drafter:
     """Drafts for one server's requests.
 
     Args:
-        model: the draft model.
-        layouts: chooses the layout of each chunk.
         is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
         plans_on_device: whether attention plans a forward from lengths on the device.
         draft_tokens: most tokens of any draft.
@@ -49,7 +47,6 @@ class Drafter:
         self._log_from = 0
 
     def prefill_missing(self, reqs: Sequence[Req]) -> list[int]:
-        """See ``draft_prefill.prefill_missing``."""
         return prefill_missing(self.model, reqs)
 
     def start(
@@ -70,24 +67,28 @@ class Drafter:
         return chunk
 
     def chunk(self, layout: DraftLayout, batch: ScheduleBatch, rows: Sequence[int]) -> DraftChunk:
-        """As ``start``, in this layout."""
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
         if layout.masks is Masks.NONE:
             return TokenChunk(
-                *(self.model, layout, batch, rows),
+                self.model,
+                layout,
+                batch,
+                rows,
                 draft_tokens=draft_tokens,
                 runs_ahead=runs_ahead,
             )
         # Adjustments of a block depend on the tokens and candidates before it.
         is_any_adjusted = any(is_adjusted(batch.reqs[row]) for row in rows)
-        cost = self._layouts.costs[layout]
         has_graph = self.model.graphs_of(layout, len(rows)) is not None
         is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
-            *(self.model, layout, batch, rows),
+            self.model,
+            layout,
+            batch,
+            rows,
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
-            tokens_per_forward=cost.num_tokens / cost.num_forwards if cost.num_forwards else 0.0,
+            tokens_per_forward=self._layouts.costs[layout].tokens_per_forward,
             is_masked=self._is_masked,
         )
 

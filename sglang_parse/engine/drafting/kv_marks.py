@@ -63,15 +63,22 @@ class DraftKvMarks:
         self._marked.index_fill_(0, slots.long(), mark)
 
     def look_up(self, reqs: Sequence[Req]) -> None:
-        """Records how far the requests' prompts have draft KV; waits for the device."""
+        """Records how far the requests' prompts have draft KV. Waits for the device unless none of
+        them can have any: the radix cache gave no slots, and the draft model has not run."""
+        known = [req for req in reqs if req.cached_tokens or req.parse_state.draft_kv_len]
+        lengths = self._marked_lengths(known) if known else []
+        found = dict(zip(map(id, known), lengths, strict=True))
+        for req in reqs:
+            length, is_sure = found.get(id(req), 0), _is_prefill_processed(req)
+            req.parse_state.record_draft_kv(length, is_sure=is_sure)
+
+    def _marked_lengths(self, reqs: Sequence[Req]) -> list[int]:
         device = self._table.device
         lengths = [req.parse_state.prefilled_len for req in reqs]
         rows = on_device([req.kv.req_pool_idx for req in reqs], device)
         marks = self._marked[self._table[rows, : max(lengths)]]
         marks &= torch.arange(max(lengths), device=device) < on_device(lengths, device)[:, None]
-        found = HostCopy(marks.to(torch.int32).cumprod(dim=1).sum(dim=1)).tolist()
-        for req, length in zip(reqs, found, strict=True):
-            req.parse_state.record_draft_kv(length, is_sure=_is_prefill_processed(req))
+        return HostCopy(marks.to(torch.int32).cumprod(dim=1).sum(dim=1)).tolist()
 
 
 def _is_prefill_processed(req: Req) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -25,6 +24,7 @@ from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.block_accept import BlockRows, ChainState, accept_blocks, accepted_block
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
+from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.adjust import adjust
@@ -41,18 +41,8 @@ from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
 class ParallelChunk(DraftChunk):
-    """A draft chunk of blocks.
-
-    Args:
-        is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
-        others: as for ``DraftChunk``.
-    """
-
-    def __init__(self, *others: Any, is_masked: bool, **more: Any) -> None:
-        super().__init__(*others, **more)
-        self._is_masked = is_masked
-        self._state: ChainState | None = None
-        self._blocks: _Blocks | None = None
+    _state: ChainState | None = None
+    _blocks: _Blocks | None = None
 
     def _launch(self, rows: Sequence[int], num_blocks: int, before: DraftChunk | None) -> None:
         reqs, state, blocks = self._reqs(rows), self._state, self._blocks
@@ -90,6 +80,7 @@ class ParallelChunk(DraftChunk):
 
     def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
         for record in values:
+            self._num_used += state.phase is Phase.DRAFTING
             accepted, candidates = accepted_block(record)
             state.add_draft(accepted, budget, num_launched=self.layout.size, candidates=candidates)
 
@@ -115,11 +106,8 @@ class _Blocks:
     """Forwards of one block after another, for some requests.
 
     Args:
-        model: the draft model.
-        layout: layout of the blocks.
-        batch: the scheduler's batch.
         rows: [n] the requests' rows of the batch.
-        is_masked: as for ``ParallelChunk``.
+        is_masked: as for ``DraftChunk``.
     """
 
     def __init__(

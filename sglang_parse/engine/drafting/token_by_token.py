@@ -24,8 +24,6 @@ STEPS_AHEAD = 4
 
 
 class TokenChunk(DraftChunk):
-    """A draft chunk of decode steps."""
-
     _last: torch.Tensor | None = None
 
     @property

@@ -8,11 +8,13 @@ to beat. It is asked last, because it always has a draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import EAGLE3, VerifyOutcome
+from sglang_parse.core.phases import EAGLE3, Stage, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
+from sglang_parse.engine.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 
 BYPASSED = f"{EAGLE3}: the head does not run for this request"
@@ -23,7 +25,7 @@ class EagleSource:
 
     Args:
         config: the server's settings.
-        controller: chooses their length.
+        controller: knows what passes and the head cost.
         longest: tokens that the head can propose.
     """
 
@@ -39,10 +41,30 @@ class EagleSource:
             return BYPASSED
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
-        state.wait_for_chain(self._controller.chain_len(self._longest, self._acceptance))
+        state.wait_for_chain(self.length())
         return ""
+
+    def length(self) -> int:
+        """Tokens to propose: those with the most output per ms, if all running requests decode so.
+        The head runs all its steps anyway."""
+        costs = self._controller
+
+        def rate(length: int) -> float:
+            ms = costs.head_ms + costs.ms(Stage.VERIFY, costs.num_running * (1 + length))
+            return (1 + self._acceptance.expect(length)[1]) / ms
+
+        is_known = costs.is_adaptive and costs.head_ms
+        return max(range(self._longest, 0, -1), key=rate) if is_known else self._longest
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         del req
         memory = self._controller.config.memory * self._controller.num_running
         self._acceptance.observe(outcome, memory)
+
+
+def take_chain(req: Req, proposed: Sequence[int]) -> None:
+    """What the head proposed is the request's draft. The target chooses the answer's end itself, in
+    the row before it, so nothing is asked about a complete answer."""
+    state = req.parse_state
+    token_ids = [*takewhile(lambda token: token not in state.policy.stop_ids, proposed)]
+    state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, EAGLE3)

@@ -17,7 +17,13 @@ from typing import Any
 import torch
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.mask import dense_mask
+from sglang_parse.core.mask import qlen_only_mask
+
+
+def dense_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Returns the mask of one request: bool [num_rows, kv_len]."""
+    context = torch.ones(layout.num_rows, layout.prefix_len, dtype=torch.bool, device=device)
+    return torch.cat((context, qlen_only_mask(layout, device)), dim=1)
 
 
 @dataclass(frozen=True, slots=True)

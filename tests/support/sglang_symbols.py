@@ -1,23 +1,24 @@
-"""SGLang API compatibility: every SGLang symbol that PARSE uses exists and accepts PARSE's calls.
+"""Every SGLang symbol that PARSE uses.
+
+``tests/compat/test_compat.py`` checks that it exists and accepts PARSE's calls.
 
 The list is generated from PARSE's own source (``symbols_in``): imports, attributes, calls, and
 calls through ``super()``. ``METHODS`` adds what an import does not show: methods that PARSE
-overrides, and methods of objects that SGLang creates. Patches add their targets
+overrides, and methods of objects that SGLang creates. Patches have their targets
 (``Patch.symbols``).
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
-import pkgutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import sglang_parse
 from sglang_parse.attention.support import SUPPORT
+from sglang_parse.startup.compat import Symbol
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(sglang_parse.__file__).resolve().parent
 BACKEND_FILES = {
     name: PACKAGE / "attention" / f"{support.factory.partition(':')[0].rpartition('.')[2]}.py"
     for name, support in SUPPORT.items()
@@ -81,47 +82,6 @@ BACKEND_METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """The same for one attention backend, checked where it is used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """One use of an SGLang symbol.
-
-    Attributes:
-        path: its dotted path.
-        user: the file and line that use it, or the patch that changes it.
-        keywords: parameters that it must have.
-        num_positional: positional arguments of the call; None where it is not called here, or
-            with arguments that the source does not show (``*args``, ``**kwargs``).
-    """
-
-    path: str
-    user: str
-    keywords: tuple[str, ...] = ()
-    num_positional: int | None = None
-
-    def problem(self) -> str:
-        """Describes how the installed SGLang differs; "" if it does not."""
-        try:
-            target = pkgutil.resolve_name(self.path)
-        except (ImportError, AttributeError) as error:
-            return f"{self.path}: found nothing ({error}), used by {self.user}"
-        if not self.keywords and self.num_positional is None:
-            return ""
-        signature = inspect.signature(target)
-        arguments = dict.fromkeys(self.keywords)
-        try:
-            if self.num_positional is None:
-                signature.bind_partial(**arguments)
-            else:
-                signature.bind(*[None] * self.num_positional, **arguments)
-        except TypeError as error:
-            found, wanted = [*signature.parameters], [*self.keywords]
-            return (
-                f"{self.path}: found parameters {found}, expected {wanted} ({error}), "
-                f"used by {self.user}"
-            )
-        return ""
 
 
 def server_symbols() -> list[Symbol]:

@@ -1,4 +1,4 @@
-"""Triton attention of a draft's blocks in a CUDA graph: all of its plan is made in the graph."""
+"""Triton attention of forwards with one width in a CUDA graph: all of its plan is made in it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import entries_of_rows, qlen_only_mask
 
 
-class BlockTritonBackend(TritonAttnBackend):
-    """Attention of blocks that all have one layout.
+class WideTritonBackend(TritonAttnBackend):
+    """Attention of requests that all have the same rows.
 
     Each request's rows attend to its tokens [0, seq_len) by slot number and to one another as the
     layout says, whatever attention backend the model's other forwards use. Lengths and mask are
-    computed in the graph, from tensors on the device (``BlockBody.load``).
+    computed in the graph, from tensors on the device (``WideInputs``).
 
     Args:
-        runner: the draft model's runner.
-        layout: the blocks' layout.
+        runner: the model's runner.
+        rows: a request's rows, without context.
     """
 
-    def __init__(self, runner: Any, layout: DraftLayout) -> None:
+    def __init__(self, runner: Any, rows: RequestLayout) -> None:
         super().__init__(runner)
-        rows = layout.rows(0)
+        # That kernel would read the context's part of the mask; none of them splits the context.
+        self.enable_deterministic = False
         self._width = rows.num_rows
         self._mask: torch.Tensor | None = None
         self._tail = None if rows.is_causal else qlen_only_mask(rows, runner.device).to(torch.uint8)

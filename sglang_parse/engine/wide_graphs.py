@@ -1,0 +1,196 @@
+"""CUDA graphs of forwards with one width: so many rows of each request.
+
+SGLang captures such forwards for its verify passes. The same runner captures others here, with an
+attention backend and inputs of their own. A graph ends with the rows' hidden states.
+
+Source: ``sglang.srt.speculative.uno_cuda_graph_runner``, a second runner with a width of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_exec, get_spec
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+
+from sglang_parse.attention.triton_wide import WideTritonBackend
+from sglang_parse.core.layout import RequestLayout
+
+logger = logging.getLogger(__name__)
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Requests of the graphs, at most."""
+
+
+class WideInputs:
+    """What a graph reads, on tensors that stay where they are.
+
+    Args:
+        width: rows of each request.
+        max_reqs: requests of the largest graph.
+        device: where the tensors are.
+
+    Attributes:
+        ids, positions, slots: int64 [max_reqs * width] of the rows.
+        pools, starts: int64 [max_reqs] the requests' rows of ``req_to_token``, and their tokens
+            before these rows.
+    """
+
+    def __init__(self, width: int, max_reqs: int, device: Any) -> None:
+        self.width, max_rows = width, max_reqs * width
+        with torch.device(device):
+            self.ids, self.positions, self.slots = torch.zeros(3, max_rows, dtype=torch.int64)
+            self.pools, self.starts = torch.zeros(2, max_reqs, dtype=torch.int64)
+
+
+class _WideInput(SpecInput):
+    """What attention and the logits processor read: a verify pass of ``width`` rows per request;
+    the mask is the attention backend's own."""
+
+    capture_hidden_mode = CaptureHiddenMode.NULL
+
+    def __init__(self, width: int) -> None:
+        super().__init__(SpecInputType.EAGLE_VERIFY)
+        self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = width
+        self.draft_token_num = width
+
+    def get_spec_adjust_token_coefficient(self) -> tuple[int, int]:
+        return self.num_tokens_per_req, self.num_tokens_for_logprob_per_req
+
+
+class WideGraphs(DecodeCudaGraphRunner):
+    """The graphs of one width, for several numbers of requests.
+
+    Args:
+        runner: the model's runner; its decode graphs exist.
+        rows: what the rows of a request attend to among themselves.
+        inputs: what the graphs read.
+
+    Attributes:
+        states: [rows of the largest graph, ...] what the last replay left: the rows' hidden states,
+            and those of other layers that the model captures.
+        head: the model's logits processor, for hidden states; and a batch and other layers' hidden
+            states, where they are not the graph's.
+    """
+
+    head: Callable[..., LogitsProcessorOutput]
+
+    def __init__(self, runner: Any, rows: RequestLayout, inputs: WideInputs) -> None:
+        self.inputs, self.states = inputs, list[torch.Tensor]()
+        with _capturing(runner, self):
+            super().__init__(
+                runner,
+                attn_backend=WideTritonBackend(runner, rows),
+                speculative_num_steps=1,
+                speculative_num_draft_tokens=inputs.width,
+            )
+        text = "PARSE: one CUDA graph per forward of %d rows a request of the %s, for %s requests"
+        model = "draft model" if runner.is_draft_worker else "target"
+        logger.info(text, inputs.width, model, self.capture_bs)
+
+    def padded(self, num_reqs: int) -> int:
+        """Requests of the smallest graph that holds so many."""
+        return self._pad_to_bucket(num_reqs, self.capture_bs)
+
+    def replay(self, size: int) -> None:
+        """Replays the graph of ``size`` requests."""
+        with torch.no_grad(), self.model_context(), self.backend.replay_session():
+            self.backend.replay(self._make_graph_key(size), None)
+            self._publish_read_done(in_graph=False)
+
+    # -- in a graph -------------------------------------------------------------
+
+    def load(self, _: Any, forward_batch: ForwardBatch) -> None:
+        """Begins a graph, as one of SGLang's capture hooks."""
+
+    def end(self, hidden: torch.Tensor) -> None:
+        """Ends a graph: [rows, ...] the rows' hidden states."""
+
+    def keep(self, states: Sequence[torch.Tensor]) -> None:
+        """Writes ``self.states``, whose memory no other graph uses."""
+        if not self.states:  # in the first warm-up, of the largest graph
+            self.states = [torch.zeros_like(part) for part in states]
+        for rows, part in zip(self.states, states, strict=True):
+            rows[: len(part)] = part
+
+    # -- capture ----------------------------------------------------------------
+
+    def get_spec_info(self, num_tokens: int) -> SpecInput:
+        del num_tokens
+        return _WideInput(self.inputs.width)
+
+    def _next_token_logits_buffer_capacity_rows(self, max_num_tokens: int) -> int:
+        # The buffer that SGLang's runners share holds one row per request; no logits leave a graph.
+        return max_num_tokens // self.inputs.width
+
+    def capture_prepare(self, size: int, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """The batch reads tensors that only these graphs read: SGLang's runners share theirs."""
+        forward_batch, backend, proxy = super().capture_prepare(size, *args, **kwargs)
+        inputs, rows = self.inputs, slice(size * self.inputs.width)
+        forward_batch.input_ids = inputs.ids[rows]
+        forward_batch.positions = inputs.positions[rows]
+        forward_batch.out_cache_loc = inputs.slots[rows]
+        forward_batch.req_pool_indices = inputs.pools[:size]
+        forward_batch.seq_lens = forward_batch.orig_seq_lens = inputs.starts[:size]
+        forward_batch.next_token_logits_buffer = None
+        self.model_runner.kv_index_translator.bind_runner_slots(forward_batch)
+        return forward_batch, backend, proxy
+
+
+class _EndingHead(torch.nn.Module):
+    """Stands in for the model's logits processor while its graphs are captured."""
+
+    def __init__(self, graphs: WideGraphs, processor: torch.nn.Module) -> None:
+        super().__init__()
+        self._graphs, self._processor = (graphs,), (processor,)  # not submodules
+
+    def forward(
+        self, ids: Any, hidden: Any, lm_head: Any, batch: Any, aux: Any = None, *_: Any
+    ) -> LogitsProcessorOutput:
+        (graphs,), (processor,) = self._graphs, self._processor
+
+        def head(hidden: torch.Tensor, other: Any = batch, *aux: Any) -> LogitsProcessorOutput:
+            return processor(ids, hidden, lm_head, other, *aux)
+
+        graphs.head = head
+        graphs.keep((hidden, *(aux or ())))
+        graphs.end(hidden)
+        return LogitsProcessorOutput(next_token_logits=None)
+
+
+def graph_sizes_of(width: int, max_rows: int, captured: Sequence[int]) -> list[int]:
+    """Numbers of requests whose forwards of ``width`` rows are captured.
+
+    Args:
+        max_rows: rows of the largest graph.
+        captured: numbers of requests of SGLang's decode graphs.
+    """
+    return [n for n in SIZES if n * width <= max_rows and n <= max(captured)]
+
+
+@contextmanager
+def _capturing(runner: Any, graphs: WideGraphs) -> Iterator[None]:
+    """While it lasts, captures of the runner are those of ``graphs``."""
+    decode, model, inputs = get_exec().graph.cuda_graph_config.decode, runner.model, graphs.inputs
+    processor, bs = model.logits_processor, decode.bs
+    width = {
+        "speculative_num_draft_tokens": inputs.width,
+        "speculative_num_steps": 1,
+        "speculative_eagle_topk": 1,
+    }
+    decode.bs = [n for n in SIZES if n <= len(inputs.pools)]
+    model.logits_processor = _EndingHead(graphs, processor)
+    runner.capture_head_hooks.append(graphs.load)
+    try:
+        with get_spec().override(**width):
+            yield
+    finally:
+        runner.capture_head_hooks.remove(graphs.load)
+        decode.bs, model.logits_processor = bs, processor

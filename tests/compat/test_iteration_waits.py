@@ -1,0 +1,118 @@
+"""Every wait of the host in an iteration, by the function that waits.
+
+Iterations run on a GPU without numbers, where any other look at the device raises. Where functions
+may wait at all: ``tests/unit/test_host_waits.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sglang_parse
+from sglang_parse.core.phases import Action, Phase
+from sglang_parse.engine.overlap import can_launch_before_sync
+from support.fake_engine import (
+    PROMPT,
+    arrived,
+    batch_of,
+    drafting,
+    drafting_batch,
+    engine_for,
+    in_blocks,
+    launched,
+    prefill_batch_of,
+    request,
+)
+
+pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
+
+ROOT = Path(sglang_parse.__file__).parent
+TOKENS = "engine/drafting/chunk.py:DraftChunk.wait"
+MARKS = "engine/drafting/kv_marks.py:DraftKvMarks._marked_lengths"
+RESULT = "engine/verify.py:TargetForward.wait"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """file:function of each wait, in order."""
+    from sglang_parse.device import HostCopy
+
+    found = []
+
+    def read(copy: Any) -> Any:
+        code = sys._getframe(1).f_code
+        found.append(f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_qualname}")
+        return arrived(copy)
+
+    monkeypatch.setattr(HostCopy, "tolist", read)
+    return found
+
+
+def prefill_() -> None:
+    from sglang_parse.engine.prefill import prefill
+
+    batch = prefill_batch_of(request(0, Phase.DRAFTING, Action.DRAFT))
+    prefill(engine_for(batch), batch)
+
+
+def first_draft(cached: int) -> None:
+    req = drafting(0, gap=PROMPT)
+    req.cached_tokens, req.parse_state.draft_kv_found = cached, False
+    step, _ = launched(*drafting_batch(req))
+    step._finish_draft()
+
+
+def chunk_behind_chunk(in_chunks: Callable[..., tuple[Any, Any]]) -> None:
+    reqs = [drafting(0), drafting(1, top_k=5)]
+    batch, engine = in_chunks(*reqs)
+    engine.schedule.all_draft = lambda *_: True
+    first, _ = launched(batch, engine)
+    assert can_launch_before_sync(first, reqs)
+    second, _ = launched(batch, engine, first)
+    first._finish_draft()
+    second._finish_draft()
+
+
+def pass_() -> None:
+    step, _ = launched(
+        batch_of(
+            request(0, Phase.VERIFYING, Action.VERIFY, draft=5),
+            request(1, Phase.VERIFYING, Action.VERIFY, draft=1, top_k=5),
+            request(2, Phase.DECODING, Action.DECODE),
+        )
+    )
+    step.forward.wait()
+
+
+def step_behind_step() -> None:
+    reqs = [request(i, Phase.PLAIN, Action.DECODE, top_k=1 + 4 * i) for i in range(2)]
+    batch = batch_of(*reqs)
+    first, engine = launched(batch)
+    assert can_launch_before_sync(first, reqs)
+    second, _ = launched(batch, engine, first)
+    first.forward.wait()
+    second.forward.wait()
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [
+        (prefill_, ["engine/target.py:PrefillForward.wait"]),
+        # A chunk's tokens are two copies: the last ones keep the device busy meanwhile.
+        (lambda: first_draft(0), [TOKENS] * 2),
+        (lambda: first_draft(5), [MARKS, TOKENS, TOKENS]),
+        (lambda: chunk_behind_chunk(drafting_batch), [TOKENS] * 4),
+        (lambda: chunk_behind_chunk(in_blocks), [TOKENS] * 4),
+        (pass_, [RESULT]),
+        (step_behind_step, [RESULT] * 2),
+    ],
+    ids=["prefill", "first draft", "cached prompt", "tokens", "blocks", "pass", "steps"],
+)
+def test_where_the_host_waits(iterations: Callable[[], None], expected: list[str], waits: list):
+    iterations()
+    assert waits == expected
