@@ -100,7 +100,7 @@ class LayoutCost:
         ms = self.per_forward.at(num_requests)
         if ms is None or not self.num_used:
             return math.inf
-        return ms * self.num_used / max(1e-9, self.num_tokens)
+        return ms / max(1e-9, self.tokens_per_forward)
 
     def knows(self, num_requests: float) -> bool:
         """Whether forwards of about this size, and the tokens that they bring, were seen."""
@@ -131,8 +131,7 @@ class Layouts:
     def choose(self, num_requests: int) -> DraftLayout:
         """Returns the layout of the next chunk of this many requests: one that was not measured at
         this load, now and then the longest unused one, else the cheapest."""
-        self.num_chunks += 1
-        costs = self.costs
+        self.num_chunks, costs = self.num_chunks + 1, self.costs
         chosen = next((x for x in costs if not costs[x].knows(num_requests)), None)
         if chosen is None and self.num_chunks % self._config.retry_every == 0:
             chosen = min(costs, key=lambda layout: costs[layout].last_used)
