@@ -168,10 +168,13 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
             return torch.zeros(rows, VOCAB, device=GPU)
 
     engine.drafter.model._block_graphs = {layout: Graphs()}
+    candidates: list[Any] = []
+    engine.controller.layouts.choose = lambda _, among: candidates.extend(among) or layout
     found = count(lambda: launched(batch, engine))
     assert (found.forwards, found.waits) == ({}, 0)
     assert replayed == ({"block": BLOCKS} if top_k == 1 else {"block": BLOCKS, "logits": BLOCKS})
     assert engine.drafter.model.replays
+    assert candidates == [layout]  # the other one would run in pieces
 
 
 @pytest.mark.parametrize("width", [PROMPT - 1, PROMPT])

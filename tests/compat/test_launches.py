@@ -99,7 +99,7 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     batch = batch_of(begins, goes_on, samples, ends)
     engine = engine_for(batch, is_masked=is_masked, block_size=4)
     (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
+    monkeypatch.setattr(engine.controller.layouts, "choose", lambda *_: plan)
     launched(batch, engine)
     (forward,) = engine.drafter.model.draft_runner.forwards
     num_rows = {"last": 7, "every": 16}[masks]
@@ -128,7 +128,7 @@ def test_blocks_after_blocks_in_flight(
     config = ParseConfig(draft_tokens=64, draft_chunk=12)
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
     (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
+    monkeypatch.setattr(engine.controller.layouts, "choose", lambda *_: plan)
     engine.schedule.all_draft = lambda *_: True
     first, _ = launched(batch, engine)
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
@@ -165,7 +165,7 @@ def test_blocks_behind_the_end_of_a_draft_stay_in_its_slots(
     costs = engine.controller.layouts.costs
     (plan,) = (plan for plan in costs if plan.masks.value == masks)
     costs[plan].num_tokens = costs[plan].num_used = 1.0
-    monkeypatch.setattr(engine.controller.layouts, "choose", lambda _: plan)
+    monkeypatch.setattr(engine.controller.layouts, "choose", lambda *_: plan)
     launched(batch, engine)
     starts = [f.extend_prefix_lens_cpu for f in engine.drafter.model.draft_runner.forwards]
     assert starts == [[PROMPT + min(4 * number, 12)] for number in range(12)]

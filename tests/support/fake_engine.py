@@ -359,6 +359,6 @@ def in_blocks(
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
     (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    engine.controller.layouts.choose = lambda _: plan
+    engine.controller.layouts.choose = lambda *_: plan
     engine.schedule.all_draft = lambda *_: True
     return batch, engine

@@ -129,3 +129,13 @@ def test_what_forwards_cost_is_known_before_what_they_bring():
         ms = {EVERY: 3.0, LAST: 1.0}[chosen[-1]]
         layouts.observe(StageTime(Stage.DRAFT, num_requests, tokens, 4 * ms, 4, chosen[-1]))
     assert chosen == [EVERY, LAST, LAST, LAST]
+
+
+def test_other_than_the_candidates_is_neither_chosen_nor_measured():
+    layouts = Layouts((EVERY, LAST, ONE), DEFAULTS)
+    costs = {EVERY: (0.1, 0.0), LAST: (0.5, 0.0), ONE: (2.0, 0.0)}
+    run(layouts, costs, 1, 3 * TRIALS + 1)
+    assert layouts.current == EVERY
+    assert {layouts.choose(1, [LAST, ONE]) for _ in range(16)} == {LAST}
+    assert {layouts.choose(64, [ONE]) for _ in range(16)} == {ONE}
+    assert layouts.choose(1, []) == EVERY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -97,10 +97,8 @@ class LayoutCost:
     last_used: int = 0
 
     def per_token(self, num_requests: float) -> float:
-        ms = self.per_forward.at(num_requests)
-        if ms is None or not self.num_used:
-            return math.inf
-        return ms * self.num_used / max(1e-9, self.num_tokens)
+        ms = self.per_forward.at(num_requests) if self.num_used else None
+        return math.inf if ms is None else ms / max(1e-9, self.tokens_per_forward)
 
     def knows(self, num_requests: float) -> bool:
         """Whether forwards of about this size, and the tokens that they bring, were seen."""
@@ -128,11 +126,15 @@ class Layouts:
         self.costs = {layout: LayoutCost(StageCost(config)) for layout in layouts}
         self.current, self._config, self.num_chunks, self.probe_tokens = layouts[0], config, 0, 0
 
-    def choose(self, num_requests: int) -> DraftLayout:
+    def choose(self, num_requests: int, among: Iterable[DraftLayout] = ()) -> DraftLayout:
         """Returns the layout of the next chunk of this many requests: one that was not measured at
-        this load, now and then the longest unused one, else the cheapest."""
+        this load, now and then the longest unused one, else the cheapest.
+
+        Args:
+            among: the candidates; all layouts if there are none.
+        """
         self.num_chunks += 1
-        costs = self.costs
+        costs = {layout: self.costs[layout] for layout in among} or self.costs
         chosen = next((x for x in costs if not costs[x].knows(num_requests)), None)
         if chosen is None and self.num_chunks % self._config.retry_every == 0:
             chosen = min(costs, key=lambda layout: costs[layout].last_used)

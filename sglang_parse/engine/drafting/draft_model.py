@@ -165,6 +165,12 @@ class DraftModel(EagleDraftWorkerBase):
         graphs = self._block_graphs.get(layout)
         return graphs if graphs is not None and graphs.fits(num_reqs) else None
 
+    def has_graph(self, layout: DraftLayout, num_reqs: int) -> bool:
+        """Whether a forward of so many requests in this layout is a replay."""
+        if layout.masks is Masks.NONE:
+            return num_reqs <= self.graph_reqs
+        return self.graphs_of(layout, num_reqs) is not None
+
     # -- forwards ---------------------------------------------------------------
 
     def decode(self, plan: DecodePlan, step: int, ids: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,9 @@ class Drafter:
         follows = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
         if before and follows:
             return self.chunk(before.layout, batch, rows)
-        chunk = self.chunk(self._layouts.choose(len(rows)), batch, rows)
+        # In pieces, the host's launches cost more than a layout can save.
+        replayed = [x for x in self._layouts.costs if self.model.has_graph(x, len(rows))]
+        chunk = self.chunk(self._layouts.choose(len(rows), replayed), batch, rows)
         chunk.probe_tokens = self._layouts.probe_tokens
         self._log_layout(len(rows))
         return chunk
