@@ -334,8 +334,10 @@ CHOICES = {
     ),
     "any other draft model": "`--speculative-draft-model-path`",
     "an EAGLE-3 head of the draft model": "not built yet",
-    "an EAGLE-3 head of the target": "stock SGLang: `--speculative-algorithm EAGLE3`",
-    "the same, with PARSE": "`--parse-eagle3-path`",
+    "an EAGLE-3 head of the target": (
+        "on Triton `--parse-eagle3-path`; else stock SGLang's `--speculative-algorithm EAGLE3`"
+    ),
+    "the same, with passes in pieces": "`--parse-eagle3-path` on FlashInfer or FA3, with adapters",
 }
 PAIRS = {
     "14B + 0.6B, H100": (),

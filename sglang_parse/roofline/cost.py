@@ -139,8 +139,8 @@ class Workload:
         return self._answer(self.forward(self.settings.target, 1).ms, 1)
 
     def eagle3(self, accept_length: float, *, in_pieces: bool = False) -> float:
-        """At a mean number of tokens per target forward: stock EAGLE3; or PARSE with the head,
-        whose verify passes run in pieces."""
+        """At a mean number of tokens per target forward: stock EAGLE3, or PARSE with the head where
+        its verify passes are one graph, or run ``in_pieces``."""
         target = self.settings.target
         one = self.verify(EAGLE3_STEPS) if in_pieces else self.forward(target, 1 + EAGLE3_STEPS)
         return self._answer(one.ms + self.heads(target) + EAGLE3_HOST_MS, accept_length)

@@ -15,7 +15,7 @@ from sglang_parse.roofline.settings import RooflineSettings
 BLOCKS = layouts_for(USUAL_BLOCK, allow_one_token=False)
 WAYS = {"one token": (ONE_TOKEN,), f"blocks of {USUAL_BLOCK}": BLOCKS, "texts": ()}
 """How drafts are written -> the layouts of the draft model's forwards."""
-HEADS = ("head of the draft", "head of the target", "stock EAGLE3")
+HEADS = ("head of the draft", "head of the target, in pieces", "one graph, or stock EAGLE3")
 MIN_WIDTH = 120
 """In a narrower terminal the tables' lines break; else figures would be cut off."""
 

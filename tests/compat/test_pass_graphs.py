@@ -186,6 +186,34 @@ def test_what_is_captured(changed: dict, captured: list[int], monkeypatch: pytes
     assert made == captured
 
 
+@pytest.mark.parametrize("num_steps", [None, 3], ids=["no head", "a head"])
+def test_a_heads_proposals_have_a_width_of_their_own(
+    num_steps: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the head is the only source: ``--parse-eagle3-path`` alone builds it."""
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+    from sglang_parse.core.config import ParseConfig
+    from sglang_parse.engine.worker import ParseWorker
+
+    config = ParseConfig(eagle3_path="head" if num_steps else "")
+    assert config.uses_eagle3 is bool(num_steps)
+    worker = object.__new__(ParseWorker)
+    head = SimpleNamespace(
+        worker=SimpleNamespace(speculative_num_draft_tokens=1 + (num_steps or 0)),
+        init_cuda_graphs=lambda: None,
+    )
+    target = SimpleNamespace(runner="target's runner")
+    worker.engine = SimpleNamespace(
+        eagle=head if num_steps else None, verifier=SimpleNamespace(target=target)
+    )
+    monkeypatch.setattr(BaseSpecWorker, "init_cuda_graphs", lambda _: None)
+    monkeypatch.setattr(pass_graphs, "capture", lambda runner, widths: (runner, widths))
+    worker.init_cuda_graphs()
+    wanted = (*pass_graphs.WIDTHS, 4) if num_steps else pass_graphs.WIDTHS
+    assert target.pass_graphs == ("target's runner", wanted)
+
+
 @pytest.mark.usefixtures("gpu")
 def test_passes_replay_the_narrowest_graph_that_fits():
     """A pass is one replay and no forward of SGLang's runner; one that asks questions is none."""
